@@ -1,0 +1,44 @@
+"""What a ready model says of itself: the page that gateways route, parse and measure by.
+
+Made by the model's replica after warm-up, published by its anchor through the registry, read by
+every gateway. Plain data, so that it pickles and compares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from runtimes.types import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """`inputs`/`outputs`: axis 0 is the batch, -1 dynamic. `lengths_input`/`lengths_axis`: where a
+    row's length is read (None: every row has length 1); `mask_input`: which input marks real tokens.
+    `optional_inputs`: may be left out of a request. `tokenizer_digest`: key of the tokeniser's bytes
+    in the registry ("" when the model takes no text). `embed_output`: name of the output that holds
+    the embedding, `embed_width` its size. `bucket_edges`: ascending, tokens.
+    """
+
+    name: str
+    version: str
+    generation: int
+    platform: str
+    task: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    lengths_input: str | None
+    lengths_axis: int
+    mask_input: str | None
+    optional_inputs: tuple[str, ...]
+    max_length: int
+    truncate: bool
+    bucket_edges: tuple[int, ...]
+    pads: bool
+    precision: str
+    device: str
+    tokenizer_digest: str = ""
+    embed_output: str = ""
+    embed_width: int = 0
+    max_rows: int | None = None
+    extra: dict[str, str] = field(default_factory=dict)

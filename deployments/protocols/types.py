@@ -1,0 +1,64 @@
+"""What every protocol's request becomes and every answer is made from.
+
+Tensors are dense, C-contiguous arrays of the declared shape (dtype object of bytes for BYTES,
+`ml_dtypes.bfloat16` for BF16), batch on axis 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(slots=True)
+class Tensor:
+    name: str
+    datatype: str
+    data: np.ndarray[Any, Any]
+
+
+@dataclass(slots=True)
+class RequestedOutput:
+    name: str
+    binary: bool = False
+
+
+@dataclass(slots=True)
+class InferCall:
+    """One inference request. `outputs` empty: all of them; `binary_outputs`: the default form."""
+
+    tensors: list[Tensor]
+    id: str | None = None
+    outputs: list[RequestedOutput] = field(default_factory=list)
+    binary_outputs: bool = False
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class InferAnswer:
+    model: str
+    version: str
+    tensors: list[Tensor]
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class EmbeddingsCall:
+    """`texts` or `tokens` (exactly one is set), in order; `base64`: encoding_format."""
+
+    model: str
+    texts: list[str] | None
+    tokens: list[list[int]] | None
+    base64: bool = False
+    dimensions: int | None = None
+
+
+@dataclass(slots=True)
+class Encoded:
+    """An answer's body with the headers that belong to its format."""
+
+    body: bytes
+    content_type: bytes = b"application/json"
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)

@@ -1,0 +1,1 @@
+"""Example settings: `minilm.yaml` (the default of `headrace serve`) and `device.yaml`."""

@@ -1,0 +1,243 @@
+"""The vocabulary of the scheduling core: what enters, what is decided, what is exposed.
+
+Events go into `Dispatcher.step(event, now)`, actions come out. Times are seconds on the caller's
+monotonic clock; lengths are tokens (or whatever a model's length is); costs are predicted service
+seconds. Nothing here knows what a row contains: the caller keeps payloads under `request_id`.
+
+Source for the shape: h11 and Dask's worker state machine (events in, instructions out).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Reason(Enum):
+    """Why a request was rejected (never queued) or evicted (queued, then removed)."""
+
+    QUEUE_FULL = "queue_full"  # bound on waiting rows reached (rejected)
+    TOO_LONG = "too_long"  # a row is longer than the last bucket (rejected)
+    TOO_LARGE = "too_large"  # a request has more rows than the queue holds (rejected)
+    EXPIRED = "expired"  # its timeout passed while it waited or before it was queued
+    LATE = "late"  # it could no longer meet its deadline and `late="refuse"`, or the late queue is full
+    LOST = "lost"  # its replica died or hung twice, or it may not be retried
+    CLOSED = "closed"  # the model was withdrawn
+
+
+class LeaseEnd(Enum):
+    """How a lease ended. Only DONE is a latency and cost sample."""
+
+    DONE = "done"  # the replica answered (single rows may still carry errors of their own)
+    BUSY = "busy"  # the replica had no room: nothing started, rows go back to the head
+    LOST = "lost"  # the replica died, hung or became unreachable: retried singly, once
+    ABORTED = "aborted"  # the caller asked for it (every member had left)
+
+
+class ReplicaKind(Enum):
+    BATCH = "batch"  # a lease is a batch; its answer ends it; capacity counts slots
+    STREAM = "stream"  # a lease is one request; its answers flow; capacity counts tokens
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One caller's request: one or more rows that share a fate (all answered or none).
+
+    `deadline` is when it should be answered (its SLO), `expires` when nobody waits any longer
+    (its timeout); `deadline <= expires`, both absolute. The dispatcher owns it after `Arrive`.
+    """
+
+    request_id: int
+    lengths: tuple[int, ...]
+    arrival: float
+    deadline: float
+    expires: float
+    tenant: str = "default"
+    priority: int = 0
+    retryable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A running replica and how much it may hold: slots (batch) or tokens (stream)."""
+
+    replica_id: str
+    capacity: float
+    kind: ReplicaKind = ReplicaKind.BATCH
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a replica's answer says of the replica itself.
+
+    service_s: seconds the device worked on the lease. padded_tokens: after padding.
+    inflight: leases the replica holds from all gateways after this one.
+    held / seen: leases of *this* gateway still held after this one, and the highest lease id of
+    this gateway it has ever accepted; together they make `accounted - actual` exact.
+    retry_in_s: for BUSY, predicted seconds until it has room. transport_s: round trip less service
+    and waiting at the replica.
+    """
+
+    service_s: float = 0.0
+    padded_tokens: int = 0
+    inflight: int = 0
+    held: int = 0
+    seen: int = 0
+    retry_in_s: float = 0.0
+    transport_s: float = 0.0
+
+
+# ---- events -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The caller left. Queued rows leave at once; rows of a running batch are ignored."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The whole running set. One that is missing gets no new lease; its open leases go on."""
+
+    replicas: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The replica has started on the lease (its predicted finish counts from here)."""
+
+    lease_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A stream lease moved: `served` cost units so far, `held` capacity it now occupies."""
+
+    lease_id: int
+    served: float
+    held: float
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    lease_id: int
+    end: LeaseEnd
+    report: Report = field(default_factory=Report)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A timer asked for by `WakeAt` fired."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The model is gone: everything that waits is evicted with `Reason.CLOSED`."""
+
+
+Event = Arrive | Cancel | Replicas | Opened | Progress | Closed | Tick | Close
+
+
+# ---- actions ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Send these rows, as one lease, to this replica. `rows` are (request_id, row index)."""
+
+    lease_id: int
+    replica_id: str
+    rows: tuple[tuple[int, int], ...]
+    bucket: int  # upper edge of the bucket that led the batch, tokens
+    predicted_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Every member of this running lease has left; a stream replica should stop working on it."""
+
+    lease_id: int
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    request_id: int
+    reason: Reason
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    request_id: int
+    reason: Reason
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Call `step(Tick(), now)` at this time at the latest (an earlier one replaces a later one)."""
+
+    at: float
+
+
+Action = Dispatch | Abort | Reject | Evict | WakeAt
+
+
+# ---- settings and snapshot ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherSettings:
+    """What the core needs to know of one model.
+
+    bucket_edges: ascending upper bounds in tokens, inclusive; the last is the longest row.
+    max_size rows and max_tokens a batch (padded tokens, rows x longest, when `pads`; else the sum).
+    max_queue_rows: bound on waiting rows; max_late_rows: of those, how many may be late ones.
+    max_passed_over_s: a bucket whose head has waited this long goes before any fuller one.
+    late: what happens to a request that can no longer meet its deadline: "demote" puts it behind
+    all that still can, until it expires; "refuse" evicts it.
+    """
+
+    bucket_edges: tuple[int, ...]
+    max_size: int = 32
+    max_tokens: int = 16384
+    pads: bool = True
+    max_queue_rows: int = 2048
+    max_late_rows: int = 1024
+    max_passed_over_s: float = 0.05
+    late: str = "demote"
+    initial_cost_s: float = 0.0  # assumed seconds a batch until one was measured
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSnapshot:
+    replica_id: str
+    capacity: float
+    held: float
+    leases: int
+    draining: bool
+    drift: int  # accounted - actual, leases, as of its last answer
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Counters and levels for metrics, `status` and the tests' invariants."""
+
+    waiting_rows: int
+    late_rows: int
+    waiting_requests: int
+    oldest_wait_s: float
+    leases: int
+    leased_rows: int
+    drift: int
+    rows_by_bucket: tuple[tuple[int, int], ...]
+    backlog_s: float  # predicted seconds of work that waits, over all replicas
+    replicas: tuple[ReplicaSnapshot, ...]

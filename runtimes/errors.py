@@ -1,0 +1,31 @@
+"""What can go wrong in a backend. The shell maps each to its public answer."""
+
+from __future__ import annotations
+
+
+class RuntimeFault(Exception):
+    """Base of all that runtimes raise on purpose."""
+
+
+class LoadError(RuntimeFault):
+    """The model could not be staged, compiled or loaded; the message says what to change."""
+
+
+class MissingBackend(LoadError):
+    """The backend's package or hardware is not there; the message names the extra to install."""
+
+
+class RefusedArtifact(LoadError):
+    """The artifact may run code when loaded (pickle) or is not what it claims to be."""
+
+
+class BadRows(RuntimeFault):
+    """The input of some row is the caller's fault (token id out of range, wrong shape)."""
+
+
+class RunError(RuntimeFault):
+    """The backend failed on this batch; other batches may do."""
+
+
+class Unhealthy(RuntimeFault):
+    """The backend will not recover; replace the replica."""
