@@ -80,9 +80,7 @@ def _kept(array: Array, lengths: Array, axis: int) -> Array:
 
 def _target(shapes: tuple[Shape, ...], to: int | None) -> Shape:
     if any(len(shape) != len(shapes[0]) for shape in shapes):
-        raise BadRows(
-            f"rows of one batch have {len(shapes[0])} axes and also other numbers of axes"
-        )
+        raise BadRows("the rows of a batch differ in their number of axes")
     longest = tuple(map(max, zip(*shapes, strict=True)))
     if to is None or not longest:
         return longest
