@@ -1,0 +1,82 @@
+"""Is this batch what the loaded model declared?
+
+The second line of defence after the gateway: names, datatypes, ranks, fixed axes, row counts and
+lengths of a batch against a backend's `Limits`. Everything wrong is the caller's fault, `BadRows`,
+and is found before the device sees any of it. Costs are in microseconds a batch, not a row's value.
+
+It looks at no value: token ids out of range are the backend's to find, who knows the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+from runtimes.errors import BadRows
+from runtimes.types import Batch, Limits, Ragged, TensorSpec
+
+
+def check(batch: Batch, limits: Limits) -> None:
+    """Raises `BadRows` naming the input or output and what would be right."""
+    if batch.rows < 1:
+        raise BadRows("a batch has at least one row")
+    if limits.max_rows is not None and batch.rows > limits.max_rows:
+        raise BadRows(f"{batch.rows} rows, the model takes {limits.max_rows} at most")
+    specs = {spec.name: spec for spec in limits.inputs}
+    _check_names(batch, limits, specs)
+    for name, ragged in batch.inputs.items():
+        _check_rows(ragged, specs[name], batch.rows)
+    _check_lengths(batch, limits)
+
+
+def wanted(batch: Batch, limits: Limits) -> tuple[str, ...]:
+    """The names of the outputs to answer with; raises `BadRows` for one the model lacks."""
+    known = tuple(spec.name for spec in limits.outputs)
+    if batch.outputs is None:
+        return known
+    for name in batch.outputs:
+        if name not in known:
+            raise BadRows(f"unknown output '{name}', the model has {', '.join(known)}")
+    return batch.outputs
+
+
+def _check_names(batch: Batch, limits: Limits, specs: dict[str, TensorSpec]) -> None:
+    for name in batch.inputs:
+        if name not in specs:
+            raise BadRows(f"unknown input '{name}', the model takes {', '.join(specs)}")
+    for name in specs:
+        if name not in batch.inputs and name not in limits.optional_inputs:
+            raise BadRows(f"input '{name}' is missing")
+
+
+def _check_rows(ragged: Ragged, spec: TensorSpec, rows: int) -> None:
+    if ragged.datatype != spec.datatype:
+        raise BadRows(f"input '{spec.name}' is {ragged.datatype}, it must be {spec.datatype}")
+    if len(ragged.shapes) != rows:
+        raise BadRows(f"input '{spec.name}' has {len(ragged.shapes)} rows, the batch {rows}")
+    for shape in set(ragged.shapes):
+        if not _fits(shape, spec.shape[1:]):
+            raise BadRows(f"a row of input '{spec.name}' is {shape}, it must be {spec.shape[1:]}")
+    if sum(map(math.prod, ragged.shapes)) != ragged.data.size:
+        raise BadRows(f"input '{spec.name}' has {ragged.data.size} values, its shapes hold others")
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        size >= 0 and want in (-1, size) for size, want in zip(shape, wanted, strict=True)
+    )
+
+
+def _check_lengths(batch: Batch, limits: Limits) -> None:
+    """`lengths` are those of the length input, and no row is longer than the model can take."""
+    if limits.length_input is None:
+        return
+    axis = limits.length_axis - 1
+    lengths = [shape[axis] for shape in batch.inputs[limits.length_input].shapes]
+    if list(batch.lengths) != lengths:
+        raise BadRows(f"the batch's lengths are not those of input '{limits.length_input}'")
+    if limits.max_length is not None and max(lengths) > limits.max_length:
+        raise BadRows(f"a row of {max(lengths)}, the model takes {limits.max_length} at most")
+    for name in (limits.mask_input, *limits.optional_inputs):
+        ragged = batch.inputs.get(name) if name else None
+        if ragged and ragged.shapes != batch.inputs[limits.length_input].shapes:
+            raise BadRows(f"the rows of '{name}' and '{limits.length_input}' differ in shape")

@@ -1,0 +1,156 @@
+"""How does everything around a model behave, when the model itself is nothing but time?
+
+A device that takes `base_ms + per_request_ms·B + per_token_us·B·L_padded` a batch of B rows, one
+batch at a time, and answers each row's true sum, so that a mix-up of rows shows. One input, INT64
+`ids` [-1, -1]; one output, FP32 `sum` [-1].
+
+It sleeps instead of computing and so leaves its processor to the load generator; it is no stand-in
+for a model's use of memory or caches. Faults can be injected by token id: they are for tests of
+retries, bisection and replacement, and a service would never set them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runtimes import options, rows
+from runtimes.errors import LoadError, RunError, Unhealthy
+from runtimes.types import (
+    Batch,
+    Limits,
+    Ragged,
+    Result,
+    RuntimeSettings,
+    StageTimes,
+    TensorSpec,
+)
+
+SPIN_S = 0.0001  # a sleep ends 60 to 90 µs late here (timer slack is 50 µs); the rest is spun
+EXIT_CODE = 70  # what a process ends with that `die_ids` killed
+
+LIMITS = Limits(
+    inputs=(TensorSpec("ids", "INT64", (-1, -1)),),
+    outputs=(TensorSpec("sum", "FP32", (-1,)),),
+    length_input="ids",
+    platform="headrace_synthetic",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticOptions:
+    """The device's speed, and faults for tests.
+
+    base_ms, per_request_ms, per_token_us: the time of a batch. load_s, warm_s: how long starting
+    takes. A batch holding one of these ids in any row: fail_ids raises `RunError`, hang_ids stops
+    for hang_s (or until `close`), die_ids ends the whole process at once.
+    """
+
+    base_ms: float = 2.0
+    per_request_ms: float = 0.0
+    per_token_us: float = 0.0
+    load_s: float = 0.0
+    warm_s: float = 0.0
+    fail_ids: tuple[int, ...] = ()
+    hang_ids: tuple[int, ...] = ()
+    die_ids: tuple[int, ...] = ()
+    hang_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name in ("base_ms", "per_request_ms", "per_token_us", "load_s", "warm_s", "hang_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"option '{name}' is {getattr(self, name)}, it must be 0 or more")
+
+
+def service_s(device: SyntheticOptions, size: int, longest: int) -> float:
+    """Seconds the device takes for `size` rows padded to `longest`."""
+    milliseconds = device.base_ms + device.per_request_ms * size
+    return milliseconds / 1e3 + device.per_token_us * size * longest / 1e6
+
+
+class SyntheticRuntime:
+    """See `runtimes.types.Runtime`; needs no source and stages nothing."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self._settings = settings
+        self._options = options.parse(SyntheticOptions, settings.options)
+        self._loaded = False
+        self._closed = threading.Event()
+        self._faulty = bool(
+            self._options.fail_ids or self._options.hang_ids or self._options.die_ids
+        )
+
+    def load(self) -> None:
+        if self._settings.precision != "fp32":
+            raise LoadError(f"precision is '{self._settings.precision}', synthetic has fp32 only")
+        self._spend(self._options.load_s, "staging")
+        self._loaded = True
+
+    def warm(self) -> None:
+        self._spend(self._options.warm_s, "warming")
+
+    def limits(self) -> Limits:
+        return LIMITS
+
+    def run(self, batch: Batch) -> Result:
+        start = time.perf_counter()
+        self.health()
+        rows.check(batch, LIMITS)
+        names = rows.wanted(batch, LIMITS)
+        ids = batch.inputs["ids"]
+        if self._faulty:
+            self._inject(ids.data)
+        longest = max(shape[0] for shape in ids.shapes)
+        sums = Ragged("FP32", _row_sums(ids), ((),) * batch.rows)
+        ready = time.perf_counter()
+        _wait_until(start + service_s(self._options, batch.rows, longest))
+        times = StageTimes(pad_s=ready - start, run_s=time.perf_counter() - ready)
+        return Result(dict.fromkeys(names, sums), times, batch.rows * longest)
+
+    def health(self) -> None:
+        if self._closed.is_set() or not self._loaded:
+            raise Unhealthy("the synthetic device is closed or was never loaded")
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _inject(self, ids: np.ndarray[Any, Any]) -> None:
+        if _holds(ids, self._options.die_ids):
+            os._exit(EXIT_CODE)
+        if _holds(ids, self._options.hang_ids):
+            self._closed.wait(self._options.hang_s)
+            raise RunError("the batch held an id that hangs")
+        if _holds(ids, self._options.fail_ids):
+            raise RunError("the batch held an id that fails")
+
+    def _spend(self, seconds: float, phase: str, steps: int = 10) -> None:
+        for step in range(steps):
+            self._settings.progress(phase, step / steps)
+            self._closed.wait(seconds / steps)
+        self._settings.progress(phase, 1.0)
+
+
+def _holds(ids: np.ndarray[Any, Any], marked: tuple[int, ...]) -> bool:
+    return any(bool((ids == value).any()) for value in marked)
+
+
+def _row_sums(ids: Ragged) -> np.ndarray[Any, Any]:
+    """FP32 [rows]; differences of one running sum, so that empty rows are 0 and none is looped."""
+    running = np.concatenate(([0], np.cumsum(ids.data)))
+    ends = np.cumsum([shape[0] for shape in ids.shapes])
+    starts = np.concatenate(([0], ends[:-1]))
+    sums: np.ndarray[Any, Any] = running[ends] - running[starts]
+    return sums.astype(np.float32)
+
+
+def _wait_until(finish: float) -> None:
+    left = finish - time.perf_counter()
+    if left > SPIN_S:
+        time.sleep(left - SPIN_S)
+    while time.perf_counter() < finish:
+        pass

@@ -1,0 +1,118 @@
+"""The synthetic device: true sums, the time it takes, and the faults it can be told to have."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtimes import synthetic
+from runtimes.errors import LoadError, RunError, Unhealthy
+from runtimes.synthetic import SyntheticOptions, SyntheticRuntime, service_s
+from runtimes.types import Batch, Ragged, RuntimeSettings
+
+
+def device(**options: Any) -> SyntheticRuntime:
+    settings = RuntimeSettings(
+        "device", "synthetic", None, Path("unused"), options={"base_ms": 0, **options}
+    )
+    runtime = SyntheticRuntime(settings)
+    runtime.load()
+    return runtime
+
+
+def batch(*rows: list[int]) -> Batch:
+    lengths = [len(row) for row in rows]
+    data = np.array([value for row in rows for value in row], dtype=np.int64)
+    return Batch(
+        len(rows),
+        np.array(lengths),
+        {"ids": Ragged("INT64", data, tuple((length,) for length in lengths))},
+    )
+
+
+def sums(runtime: SyntheticRuntime, *rows: list[int]) -> list[float]:
+    return runtime.run(batch(*rows)).outputs["sum"].data.tolist()
+
+
+def test_every_row_gets_its_own_sum_in_order():
+    assert sums(device(), [1, 2], [], [3], [4, 5, -6]) == [3, 0, 3, 3]
+
+
+def test_row_without_tokens_sums_to_zero():
+    assert sums(device(), []) == [0]
+
+
+def test_one_value_a_row_comes_back():
+    answer = device().run(batch([1], [2, 3]))
+    assert answer.outputs["sum"].shapes == ((), ())
+    assert answer.outputs["sum"].data.dtype == np.float32
+    assert answer.padded_tokens == 4
+
+
+def test_time_grows_with_rows_and_padded_tokens():
+    speed = SyntheticOptions(base_ms=5.0, per_request_ms=0.2, per_token_us=8.0)
+    assert service_s(speed, 0, 0) == pytest.approx(0.005)
+    assert service_s(speed, 1, 1) == pytest.approx(0.005208)
+    assert service_s(speed, 10, 100) == pytest.approx(0.015)
+
+
+def test_batch_takes_at_least_its_time():
+    slow = device(base_ms=0.5)
+    start = time.perf_counter()
+    slow.run(batch([1]))
+    assert time.perf_counter() - start >= 0.0005
+
+
+def test_marked_id_fails_its_batch_and_no_other():
+    runtime = device(fail_ids=[13])
+    with pytest.raises(RunError):
+        runtime.run(batch([1], [2, 13]))
+    assert sums(runtime, [1]) == [1]
+
+
+def test_hanging_batch_ends_when_its_time_is_up():
+    with pytest.raises(RunError, match="hangs"):
+        device(hang_ids=[7], hang_s=0).run(batch([7]))
+
+
+def test_marked_id_ends_the_process(monkeypatch):
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(synthetic.os, "_exit", leave)
+    with pytest.raises(SystemExit) as left:
+        device(die_ids=[9]).run(batch([9]))
+    assert left.value.code == synthetic.EXIT_CODE
+
+
+def test_starting_tells_its_progress():
+    told: list[tuple[str, float]] = []
+    settings = RuntimeSettings(
+        "device", "synthetic", None, Path("unused"), progress=lambda *step: told.append(step)
+    )
+    runtime = SyntheticRuntime(settings)
+    runtime.load()
+    runtime.warm()
+    assert told[0] == ("staging", 0.0)
+    assert told[-1] == ("warming", 1.0)
+    assert ("staging", 1.0) in told
+
+
+def test_device_that_was_not_loaded_is_unhealthy():
+    with pytest.raises(Unhealthy):
+        SyntheticRuntime(RuntimeSettings("d", "synthetic", None, Path("unused"))).health()
+
+
+def test_other_precision_is_refused():
+    settings = RuntimeSettings("d", "synthetic", None, Path("unused"), precision="bf16")
+    with pytest.raises(LoadError, match="fp32 only"):
+        SyntheticRuntime(settings).load()
+
+
+def test_negative_time_is_refused():
+    with pytest.raises(LoadError, match="'base_ms' is -1"):
+        device(base_ms=-1)
