@@ -19,8 +19,8 @@ class Reason(Enum):
     QUEUE_FULL = "queue_full"  # bound on waiting rows reached (rejected)
     TOO_LONG = "too_long"  # a row is longer than the last bucket (rejected)
     TOO_LARGE = "too_large"  # a request has more rows than the queue holds (rejected)
-    EXPIRED = "expired"  # its timeout passed while it waited or before it was queued
-    LATE = "late"  # it could no longer meet its deadline and `late="refuse"`, or the late queue is full
+    EXPIRED = "expired"  # its timeout passed before it was answered, queued or in a running batch
+    LATE = "late"  # past its deadline and `late="refuse"`, or the queue of late ones is full
     LOST = "lost"  # its replica died or hung twice, or it may not be retried
     CLOSED = "closed"  # the model was withdrawn
 
@@ -183,7 +183,11 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Call `step(Tick(), now)` at this time at the latest (an earlier one replaces a later one)."""
+    """Call `step(Tick(), now)` at this time at the latest (an earlier one replaces a later one).
+
+    At most one a step. It is not repeated while an earlier or equal one is outstanding; one is
+    outstanding from when it was returned until any `Tick` or until a step at or past its time.
+    """
 
     at: float
 
@@ -202,8 +206,9 @@ class DispatcherSettings:
     max_size rows and max_tokens a batch (padded tokens, rows x longest, when `pads`; else the sum).
     max_queue_rows: bound on waiting rows; max_late_rows: of those, how many may be late ones.
     max_passed_over_s: a bucket whose head has waited this long goes before any fuller one.
-    late: what happens to a request that can no longer meet its deadline: "demote" puts it behind
-    all that still can, until it expires; "refuse" evicts it.
+    late: what happens to a request that can no longer be expected to meet its deadline: it goes
+    behind all that still can. There "demote" keeps it until it expires, "refuse" until its
+    deadline.
     """
 
     bucket_edges: tuple[int, ...]
@@ -239,5 +244,6 @@ class Snapshot:
     leased_rows: int
     drift: int
     rows_by_bucket: tuple[tuple[int, int], ...]
-    backlog_s: float  # predicted seconds of work that waits, over all replicas
+    backlog_s: float  # predicted seconds of work that waits, as if on one replica
     replicas: tuple[ReplicaSnapshot, ...]
+    unknown_closes: int = 0  # `Closed` events without an open lease, ever

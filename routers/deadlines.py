@@ -1,0 +1,91 @@
+"""When must something happen to a request even though no event comes?
+
+Each live request has one entry in a heap: the moment it is demoted (its latest start), refused or
+expires, whichever is next. Entries of forgotten requests are skipped and compacted away, so the
+heap holds at most twice the live requests (plus a constant). The latest start is the deadline less
+what dispatch to answer has lately taken for its bucket (mean + 2 mean deviations, as TCP's
+retransmission timer does, RFC 6298), but never less than half of the request's budget: a hiccup may
+not demote everybody on arrival.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from routers.tickets import Ticket
+
+_SLACK = 32
+_GAIN = 0.125
+_DEVIATION_GAIN = 0.25
+_DEVIATIONS = 2.0
+_MAX_MARGIN = 0.5  # of the budget a request arrived with
+
+
+class Timers:
+    """One entry a live ticket; `due` takes entries out, the caller puts the next one in."""
+
+    def __init__(self) -> None:
+        self.heap: list[tuple[float, int, Ticket]] = []
+
+    def push(self, at: float, ticket: Ticket) -> None:
+        heappush(self.heap, (at, ticket.rows[0].order, ticket))
+
+    def due(self, now: float) -> Ticket | None:
+        heap = self.heap
+        while heap and heap[0][0] <= now:
+            ticket = heappop(heap)[2]
+            if ticket.open:
+                return ticket
+        return None
+
+    def next_at(self) -> float | None:
+        heap = self.heap
+        while heap:
+            if heap[0][2].open:
+                return heap[0][0]
+            heappop(heap)
+        return None
+
+    def trim(self, live: int) -> None:
+        """Drop forgotten entries once they outnumber the live ones."""
+        if not live:
+            self.heap.clear()
+        elif len(self.heap) > 2 * live + _SLACK:
+            self.heap[:] = [entry for entry in self.heap if entry[2].open]
+            heapify(self.heap)
+
+
+class Turnaround:
+    """Seconds from dispatch to answer, by bucket edge: mean and mean deviation, both EWMAs.
+
+    Queueing is not part of it; transport, waiting at the replica and service are. Unmeasured
+    buckets are assumed to take `initial_s`.
+    """
+
+    def __init__(self) -> None:
+        self._initial_s = 0.0
+        self._seen: dict[int, tuple[float, float] | None] = {}
+
+    def keep(self, edges: tuple[int, ...], initial_s: float) -> None:
+        """These are the buckets now; what is known of others is dropped."""
+        self._initial_s = initial_s
+        self._seen = {edge: self._seen.get(edge) for edge in edges}
+
+    def observe(self, edge: int, seconds: float) -> None:
+        if edge not in self._seen:
+            return
+        known = self._seen[edge]
+        if known is None:
+            self._seen[edge] = (seconds, seconds / 4.0)
+            return
+        mean, deviation = known
+        off = seconds - mean
+        deviation += _DEVIATION_GAIN * (abs(off) - deviation)
+        self._seen[edge] = (mean + _GAIN * off, deviation)
+
+    def margin_s(self, edge: int) -> float:
+        known = self._seen[edge]
+        return self._initial_s if known is None else known[0] + _DEVIATIONS * known[1]
+
+    def latest_start(self, edge: int, now: float, deadline: float) -> float:
+        return deadline - min(self.margin_s(edge), _MAX_MARGIN * max(0.0, deadline - now))

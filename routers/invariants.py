@@ -1,0 +1,109 @@
+"""What must hold after every step, checked by scanning everything: for tests only.
+
+Each row stands in one place, each count equals what it counts, shares add up, every live request
+has one timer, memory is bounded by what is live, and no replica stands ready while something waits
+that it may take. Raises AssertionError. Source for the habit: Dask's worker state machine, which
+validates itself after every event under test.
+"""
+
+from __future__ import annotations
+
+from routers.buckets import Bucket, Waiting
+from routers.leases import Holder
+from routers.snapshots import State
+from routers.tickets import Ticket
+
+_SLACK = 32
+
+
+def check(state: State) -> None:
+    for ticket in state.requests.live.values():
+        _check_ticket(ticket)
+    _check_waiting(state)
+    _check_leases(state)
+    _check_replicas(state)
+    _check_timers(state)
+    _check_no_idle_replica(state)
+
+
+def _check_ticket(ticket: Ticket) -> None:
+    queued = [row for row in ticket.rows if row.queue is not None]
+    leased = [row for row in ticket.rows if row.lease is not None]
+    assert ticket.queued == len(queued)
+    assert ticket.open == len(queued) + len(leased) > 0
+    assert not any(row.lease for row in queued), "a row is queued and leased"
+    for row in queued:
+        assert row.queue is not None
+        assert row.queue.lane.late == ticket.late, "a row waits in the wrong lane"
+        assert row.length <= row.queue.edge, "a row waits in too short a bucket"
+
+
+def _check_waiting(state: State) -> None:
+    waiting, live = state.requests.waiting, state.requests.live
+    rows = [row for queue in waiting.queues() for row in queue.live()]
+    assert len(rows) == len(set(rows)) == waiting.rows, "a row is lost or stands twice"
+    assert all(live[row.ticket.request.request_id] is row.ticket for row in rows)
+    assert waiting.requests == sum(ticket.queued > 0 for ticket in live.values())
+    assert waiting.late.rows == sum(row.ticket.late for row in rows)
+    for queue in waiting.queues():
+        _check_bucket(queue, waiting)
+
+
+def _check_bucket(queue: Bucket, waiting: Waiting) -> None:
+    rows = queue.live()
+    assert queue.rows == len(rows)
+    assert queue.tokens == sum(row.length for row in rows)
+    assert len(queue.heap) <= 2 * queue.rows + _SLACK * (queue.rows > 0), (
+        "a queue outgrows its rows"
+    )
+    alone = queue in (waiting.on_time.solo, waiting.late.solo)
+    assert all(row.retried == alone for row in rows)
+
+
+def _check_leases(state: State) -> None:
+    live = state.requests.live
+    for lease_id, lease in state.leases.open.items():
+        members = lease.members()
+        assert lease.lease_id == lease_id
+        assert lease.live == len(members)
+        assert all(live[row.ticket.request.request_id] is row.ticket for row in members)
+        assert lease.holder.leases[lease_id] is lease
+        assert lease.share >= 0
+    leased = [row for ticket in live.values() for row in ticket.rows if row.lease is not None]
+    assert len(leased) == sum(lease.live for lease in state.leases.open.values())
+
+
+def _check_replicas(state: State) -> None:
+    holders = state.replicas.holders
+    assert sum(len(holder.leases) for holder in holders.values()) == len(state.leases.open)
+    assert state.replicas.running == sum(not holder.draining for holder in holders.values())
+    assert len(state.replicas.timers) <= 2 * len(holders) + _SLACK + 1
+    for replica_id, holder in holders.items():
+        assert holder.replica.replica_id == replica_id
+        assert holder.held == sum(lease.share for lease in holder.leases.values()) >= 0
+        assert holder.leases or not holder.draining, "a drained replica was kept"
+        if holder in state.replicas.ready:
+            assert holder.has_room()
+            assert not holder.draining
+    assert all(holders.get(holder.replica.replica_id) is holder for holder in state.replicas.ready)
+
+
+def _check_timers(state: State) -> None:
+    timers, live = state.requests.timers.heap, state.requests.live
+    entries = [ticket for _, _, ticket in timers if ticket.open]
+    assert len(entries) == len(set(entries)) == len(live), "a live request has no timer, or two"
+    assert len(timers) <= 2 * len(live) + _SLACK * bool(live), "timers outgrow what is live"
+
+
+def _check_no_idle_replica(state: State) -> None:
+    waiting = state.requests.waiting
+    ready = [holder for holder in state.replicas.ready if not holder.streams]
+    if ready and waiting.rows:
+        solo = [*waiting.on_time.solo.live(), *waiting.late.solo.live()]
+        assert len(solo) == waiting.rows, "a replica is ready while rows wait"
+        heads = [lane.solo.head() for lane in (waiting.on_time, waiting.late)]
+        assert not any(_may_take(state, row.avoid, ready) for row in heads if row is not None)
+
+
+def _may_take(state: State, avoid: str, ready: list[Holder]) -> bool:
+    return any(state.replicas.allows(avoid, holder) for holder in ready)

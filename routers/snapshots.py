@@ -1,0 +1,72 @@
+"""What does the core look like now, in numbers for metrics, `status` and tests?
+
+Reads everything, changes nothing. Work: buckets, replicas and open leases, never what waits (a
+retried row is the exception; there are at most as many as one lost replica held).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from routers.bounds import backlog_s
+from routers.buckets import Waiting
+from routers.cost import CostModel
+from routers.leases import Holder, LeaseBook
+from routers.replicas import ReplicaSet
+from routers.requests import Requests
+from routers.types import ReplicaSnapshot, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The parts a dispatcher is made of, for whoever only looks."""
+
+    requests: Requests
+    replicas: ReplicaSet
+    leases: LeaseBook
+    cost: CostModel
+
+
+def take_snapshot(state: State, now: float) -> Snapshot:
+    requests, waiting = state.requests, state.requests.waiting
+    replicas = tuple(_replica(holder) for holder in state.replicas.holders.values())
+    return Snapshot(
+        waiting_rows=waiting.rows,
+        late_rows=waiting.late.rows,
+        waiting_requests=waiting.requests,
+        oldest_wait_s=_oldest_wait_s(waiting, now),
+        leases=len(state.leases.open),
+        leased_rows=sum(lease.live for lease in state.leases.open.values()),
+        drift=sum(replica.drift for replica in replicas),
+        rows_by_bucket=_rows_by_bucket(waiting),
+        backlog_s=backlog_s(waiting, state.cost, pads=requests.settings.pads),
+        replicas=replicas,
+        unknown_closes=state.leases.unknown_closes,
+    )
+
+
+def _replica(holder: Holder) -> ReplicaSnapshot:
+    replica = holder.replica
+    return ReplicaSnapshot(
+        replica_id=replica.replica_id,
+        capacity=replica.capacity,
+        held=holder.held,
+        leases=len(holder.leases),
+        draining=holder.draining,
+        drift=holder.drift,
+    )
+
+
+def _oldest_wait_s(waiting: Waiting, now: float) -> float:
+    heads = [head for queue in waiting.queues() if (head := queue.head()) is not None]
+    return max((now - head.ticket.queued_at for head in heads), default=0.0)
+
+
+def _rows_by_bucket(waiting: Waiting) -> tuple[tuple[int, int], ...]:
+    counts = [0] * len(waiting.edges)
+    for lane in (waiting.on_time, waiting.late):
+        for bucket in lane.buckets:
+            counts[bucket.index] += bucket.rows
+        for row in lane.solo.live():
+            counts[waiting.bucket_of(row.length)] += 1
+    return tuple(zip(waiting.edges, counts, strict=True))

@@ -1,0 +1,47 @@
+"""What the core keeps of a request until it is answered, evicted or cancelled.
+
+A ticket is one live request, a row one of its queued units. A row stands in exactly one place: in a
+bucket's queue, in an open lease, or nowhere (done). That place is recorded on the row itself, so
+that leaving a queue needs no search and a stale entry of a lazy heap is recognised by looking at
+the row. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from routers.types import Request
+
+if TYPE_CHECKING:
+    from routers.buckets import Bucket
+    from routers.leases import Lease
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """`order` numbers rows by arrival, across all requests. `retried` rows travel alone and, where
+    another replica runs, not to `avoid`, the replica that lost them."""
+
+    ticket: Ticket
+    index: int
+    length: int
+    order: int
+    queue: Bucket | None = None
+    lease: Lease | None = None
+    retried: bool = False
+    avoid: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """`open`: rows queued or leased; 0 means forgotten. `queued`: of those, the queued ones.
+    `late` once `latest_start` has passed: it can no longer be expected to meet its deadline."""
+
+    request: Request
+    queued_at: float
+    latest_start: float
+    open: int
+    queued: int = 0
+    late: bool = False
+    rows: tuple[Row, ...] = field(default=())
