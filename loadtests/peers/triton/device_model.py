@@ -1,0 +1,27 @@
+"""What does the fake device look like to Triton's Python backend?
+
+The same device as everywhere: 2 ms a batch of at most 32, one batch at a time (one instance), the
+sum of each row as FP32. Triton's dynamic batcher decides what `execute` is given; nothing is
+concatenated, as its documentation advises where the model does not need it.
+"""
+
+import os
+import time
+
+import triton_python_backend_utils as pb_utils
+
+BATCH_S = float(os.environ.get("DEVICE_BATCH_MS", "2")) / 1000.0
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        rows = [pb_utils.get_input_tensor_by_name(r, "ids").as_numpy() for r in requests]
+        time.sleep(BATCH_S)
+        return [
+            pb_utils.InferenceResponse(
+                output_tensors=[
+                    pb_utils.Tensor("sum", ids.sum(axis=1, keepdims=True).astype("float32"))
+                ]
+            )
+            for ids in rows
+        ]

@@ -1,0 +1,81 @@
+"""How does Triton serve the fake device here, as well as its documentation can make it?
+
+Runs in the peer's own environment (`python -m loadtests.peers.venvs triton`): takes the server
+that the `nvidia-pytriton` wheel carries, gives it the Python backend's stub for this interpreter,
+writes a model repository and becomes the server. `--threads` is its HTTP thread count, which its
+documentation advises to raise for many connections; gRPC, metrics and logs are off.
+
+Source: Triton user guide, "Dynamic Batcher" and "Optimization"; the wheel's own start-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def package_dir() -> Path:
+    spec = importlib.util.find_spec("pytriton")  # found, not imported: its imports take seconds
+    if spec is None or spec.origin is None:
+        raise SystemExit("nvidia-pytriton is missing: run `python -m loadtests.peers.venvs triton`")
+    return Path(spec.origin).parent
+
+
+def install_stub(server_dir: Path) -> None:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = server_dir / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.exists():
+        raise SystemExit(f"Triton's Python backend has no stub for Python {version}")
+    shutil.copy(stub, server_dir / "backends" / "python" / stub.name)
+
+
+def write_repository(root: Path) -> None:
+    version_dir = root / "device" / "1"
+    version_dir.mkdir(parents=True)
+    shutil.copy(HERE / "config.pbtxt", root / "device" / "config.pbtxt")
+    shutil.copy(HERE / "device_model.py", version_dir / "model.py")
+
+
+def server_command(server_dir: Path, repository: Path, port: int, threads: int) -> list[str]:
+    return [
+        str(server_dir / "bin" / "tritonserver"),
+        f"--model-repository={repository}",
+        f"--backend-directory={server_dir / 'backends'}",
+        "--http-address=127.0.0.1",
+        f"--http-port={port}",
+        f"--http-thread-count={threads}",
+        "--allow-grpc=false",
+        "--allow-metrics=false",
+        "--log-info=false",
+        "--exit-timeout-secs=5",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=8)
+    parser.add_argument("--batch-ms", type=float, default=2.0)
+    parser.add_argument("--repository", type=Path, help="where the model repository is written")
+    asked = parser.parse_args()
+    server_dir = package_dir() / "tritonserver"
+    install_stub(server_dir)
+    repository = asked.repository or Path(tempfile.mkdtemp(prefix="triton-device-"))
+    write_repository(repository)
+    libraries = str(package_dir().parent / "nvidia_pytriton.libs")
+    environ = dict(os.environ, LD_LIBRARY_PATH=libraries, DEVICE_BATCH_MS=str(asked.batch_ms))
+    environ["PATH"] = f"{Path(sys.executable).parent}:{environ.get('PATH', '')}"
+    # Becoming the server keeps one process id for whoever started us.
+    command = server_command(server_dir, repository, asked.port, asked.threads)
+    os.execve(command[0], command, environ)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Does the client drive a server as it was told, and tell truthfully what came back?
+
+The server is an `asyncio` one in the same process; a run ends by its number of requests or within
+hundredths of a second.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+
+from loadtests.closed_loop import arguments, load_of, parse_headers, run_async
+from loadtests.http1 import Target, render
+from loadtests.load import Call, Load
+from loadtests.mischief import Mischief, rubbish_requests
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+BUSY = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"
+CLOSE = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"
+
+
+class Server(asyncio.Protocol):
+    """Answers each whole request (by its Content-Length) with what `answer` makes of it; None
+    leaves it unanswered, b"" closes the connection."""
+
+    def __init__(self, answer: Callable[[bytes], bytes | None], log: list[bytes]) -> None:
+        self._answer, self._log, self._buffer = answer, log, b""
+
+    def connection_made(self, transport):
+        self._transport = transport
+        self._log.append(b"connected")
+
+    def connection_lost(self, exc):
+        self._log.append(b"lost")
+
+    def data_received(self, data):
+        self._buffer += data
+        head, _, body = self._buffer.partition(b"\r\n\r\n")
+        marker = b"content-length: "
+        length = int(head.split(marker)[1].split(b"\r\n")[0]) if marker in head else 0
+        if b"\r\n\r\n" not in self._buffer or len(body) < length:
+            return
+        self._log.append(self._buffer)
+        answer, self._buffer = self._answer(self._buffer), b""
+        if answer:
+            self._transport.write(answer)
+        if answer in (b"", CLOSE):
+            self._transport.close()
+
+
+@asynccontextmanager
+async def serving(answer: Callable[[bytes], bytes | None]):
+    log: list[bytes] = []
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Server(answer, log), "127.0.0.1", 0
+    )
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield Target(host, port, "/infer"), log
+    finally:
+        server.close()
+
+
+@contextmanager
+def free_port() -> Iterator[int]:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]  # bound and not listening: connections are refused
+
+
+def load(target: Target, bodies: tuple[bytes, ...] = (b"{}",), **more) -> Load:
+    calls = tuple(Call(render(target, body), weight=len(body)) for body in bodies)
+    return Load(target, calls, **{"seconds": 5.0, "timeout_s": 1.0, **more})
+
+
+@pytest.mark.parametrize("clients", [1, 2, 8])
+async def test_closed_loop_sends_as_many_as_asked_over_kept_connections(clients):
+    async with serving(lambda _: OK) as (target, log):
+        result = await run_async(load(target, clients=clients, max_requests=20))
+    assert (result.ok, result.errors) == (20, {})
+    assert result.weight == 40
+    assert log.count(b"connected") == clients
+    assert result.seconds < 1
+
+
+async def test_bodies_in_order_are_cycled_once_each():
+    bodies = (b"a", b"bb", b"ccc")
+    async with serving(lambda _: OK) as (target, log):
+        await run_async(load(target, bodies, max_requests=6, in_order=True))
+    sent = [entry.rpartition(b"\r\n\r\n")[2] for entry in log if entry.startswith(b"POST")]
+    assert sent == [*bodies, *bodies]
+
+
+async def test_run_ends_with_its_time():
+    async with serving(lambda _: OK) as (target, _):
+        result = await run_async(load(target, seconds=0.03, warmup_s=0.01))
+    assert result.ok > 0
+    assert result.seconds == pytest.approx(0.03, abs=0.02)
+
+
+async def test_statuses_are_counted_apart():
+    answers = iter([OK, BUSY, OK, BUSY, BUSY])
+    async with serving(lambda _: next(answers)) as (target, _):
+        result = await run_async(load(target, max_requests=5))
+    assert (result.ok, result.errors) == (2, {"status 503": 3})
+
+
+async def test_server_that_closes_after_each_answer_is_reconnected_to():
+    async with serving(lambda _: CLOSE) as (target, log):
+        result = await run_async(load(target, max_requests=3))
+    assert (result.ok, result.errors) == (3, {})
+    assert log.count(b"connected") >= 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [(b"", "closed"), (b"rubbish\r\n\r\n", "bad answer"), (OK + b"!", "bad answer")],
+)
+async def test_broken_answers_are_errors_by_kind(answer, kind):
+    async with serving(lambda _: answer) as (target, _):
+        result = await run_async(load(target, max_requests=2))
+    assert (result.ok, result.errors) == (0, {kind: 2})
+
+
+async def test_unanswered_request_times_out_and_frees_the_run():
+    async with serving(lambda _: None) as (target, _):
+        result = await run_async(load(target, max_requests=1, timeout_s=0.02))
+    assert result.errors == {"timeout": 1}
+
+
+async def test_refused_connection_is_an_error():
+    with free_port() as port:
+        result = await run_async(load(Target("127.0.0.1", port, "/"), seconds=0.01))
+    assert set(result.errors) == {"connect"}
+
+
+async def test_open_loop_sends_at_its_rate_whatever_the_answers_take():
+    async with serving(lambda _: OK) as (target, _):
+        result = await run_async(load(target, clients=16, rate=1000, seconds=0.1))
+    assert result.errors == {}
+    assert result.ok == pytest.approx(100, abs=40)
+
+
+async def test_open_loop_counts_what_never_found_a_connection():
+    async with serving(lambda _: None) as (target, _):
+        result = await run_async(
+            load(target, clients=1, rate=400, seconds=0.05, timeout_s=0.02, seed=3)
+        )
+    assert result.ok == 0
+    assert result.failed == pytest.approx(20, abs=15)
+    assert {"timeout", "unsent"} >= set(result.errors)
+
+
+async def test_misbehaving_requests_are_no_samples_and_are_counted_by_kind():
+    async with serving(lambda sent: BUSY if b"x-timeout-ms" in sent else OK) as (target, _):
+        result = await run_async(
+            load(target, max_requests=60, mischief=Mischief(hurry=0.5, disconnect=0.2), seed=1)
+        )
+    assert result.errors == {}
+    assert result.mischief["hurry 503"] == pytest.approx(30, abs=12)
+    assert result.ok + sum(result.mischief.values()) == 60
+
+
+async def test_one_who_disconnects_is_gone_for_the_server_too():
+    mischief = Mischief(disconnect=1.0, disconnect_within_s=0.002)
+    async with serving(lambda _: None) as (target, log):
+        result = await run_async(load(target, max_requests=3, mischief=mischief))
+        await asyncio.sleep(0)
+    assert result.mischief == {"disconnect left": 3}
+    assert log.count(b"lost") >= 2
+
+
+async def test_rubbish_is_sent_as_it_is():
+    target = Target("127.0.0.1", 1, "/infer")
+    rubbish = rubbish_requests(target, b'{"inputs":[{"shape":[1,1],"data":[1,2]}]}')
+    assert len(set(rubbish)) == len(rubbish)
+    async with serving(lambda _: BUSY) as (target, log):
+        mischief = Mischief(rubbish=1.0, rubbish_requests=(b"BREW / HTTP/1.1\r\n\r\n",))
+        result = await run_async(load(target, max_requests=2, mischief=mischief))
+    assert result.mischief == {"rubbish 503": 2}
+    assert log.count(b"BREW / HTTP/1.1\r\n\r\n") == 2
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5, 0.1), (-0.1, 0, 0), (0, 0, 0.1)])
+def test_impossible_shares_are_refused(shares):
+    with pytest.raises(ValueError, match="share"):
+        Mischief(*shares)
+
+
+@pytest.mark.parametrize("wrong", [{"clients": 0}, {"seconds": 0}, {"rate": -1}])
+def test_impossible_load_is_refused(wrong):
+    with pytest.raises(ValueError, match="needed"):
+        load(Target("h", 1, "/"), **wrong)
+
+
+def test_command_line_describes_the_load(tmp_path):
+    body = tmp_path / "bodies.jsonl"
+    body.write_text('{"a": 1}\n\n{"a": 2}\n')
+    line = ["--url", "http://h:81/p", "--body", str(body), "--header", "x-tenant: acme"]
+    made = load_of(arguments().parse_args([*line, "--misbehave", "0.3", "--rate", "5"]))
+    assert [json.loads(call.request.partition(b"\r\n\r\n")[2])["a"] for call in made.calls] == [
+        1,
+        2,
+    ]
+    assert b"x-tenant: acme\r\n" in made.calls[0].request
+    assert (made.target.port, made.rate) == (81, 5)
+    assert made.mischief.total == pytest.approx(0.3)
+
+
+def test_header_lines_may_hold_colons():
+    assert parse_headers(["a: b:c", "d:e"]) == {"a": "b:c", "d": "e"}
