@@ -1,0 +1,154 @@
+"""What does a BERT encoder compute, as one graph that any backend's builder can put together?
+
+`read_config` takes a Hugging Face `config.json`, `build` writes the network against `GraphOps`:
+token ids, mask and token types in (int64 [rows, length]), hidden states, a pooled embedding or a
+classifier's logits out. Each task computes its own output alone, so nothing else is copied out.
+
+Left out: decoders, relative positions, dropout, pre-training heads. Source: Devlin et al. 2018
+(post-norm encoder) and `transformers`' BertModel, whose tensor names the weights carry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtimes.errors import LoadError
+from runtimes.graph_ops import Activation, GraphOps, N
+from runtimes.pooling import Pooling, pool
+from runtimes.weights import Weights
+
+INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES = "input_ids", "attention_mask", "token_type_ids"
+HIDDEN, EMBEDDING, LOGITS = "last_hidden_state", "sentence_embedding", "logits"
+ACTIVATIONS: Mapping[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "tanh": "tanh",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BertConfig:
+    """The part of a `config.json` that decides the graph. `max_length`: positions, in tokens."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    max_length: int
+    vocab_size: int
+    epsilon: float
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the graph is to give: logits, else the pooled embedding, else the hidden states too.
+
+    tensors: hidden states, and the embedding beside them where `pooling` is set.
+    """
+
+    task: str
+    pooling: Pooling | None = None
+
+
+def read_config(folder: Path) -> BertConfig:
+    """Raises `LoadError` for any other architecture, naming what is supported."""
+    file = folder / "config.json"
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        _refuse_others(raw, file)
+        return _config(raw)
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{file} cannot be read as JSON: {error}") from error
+    except KeyError as error:
+        raise LoadError(f"{file} lacks {error}") from error
+
+
+def build(ops: GraphOps[N], config: BertConfig, weights: Weights, wanted: Wanted) -> dict[str, N]:
+    """Outputs by name. Raises `LoadError` where a weight is missing or has another shape."""
+    ids, mask, types = ops.ids(INPUT_IDS), ops.ids(ATTENTION_MASK), ops.ids(TOKEN_TYPES)
+    hidden = _embeddings(ops, config, weights, ids, types)
+    attention_mask = ops.attention_mask(mask)
+    for layer in range(config.layers):
+        hidden = _layer(
+            ops, config, weights.below(f"encoder.layer.{layer}"), hidden, attention_mask
+        )
+    if wanted.task == "classify":
+        return {LOGITS: _classify(ops, weights, hidden)}
+    pooled = {EMBEDDING: pool(ops, hidden, mask, wanted.pooling)} if wanted.pooling else {}
+    return pooled if wanted.task == "embed" else {HIDDEN: hidden, **pooled}
+
+
+def _embeddings(ops: GraphOps[N], config: BertConfig, weights: Weights, ids: N, types: N) -> N:
+    part = weights.below("embeddings")
+    words = part.read("word_embeddings.weight", (config.vocab_size, config.hidden_size))
+    places = part.read("position_embeddings.weight", (config.max_length, config.hidden_size))
+    kinds = part.read("token_type_embeddings.weight", (-1, config.hidden_size))
+    total = ops.add(
+        ops.add(ops.lookup(words, ids, "words"), ops.lookup(kinds, types, "token_types")),
+        ops.positions(places, ids, "positions"),
+    )
+    return _norm(ops, config, part.below("LayerNorm"), total)
+
+
+def _layer(ops: GraphOps[N], config: BertConfig, part: Weights, x: N, mask: N) -> N:
+    own = part.below("attention.self")
+    query, key, value = (_linear(ops, own.below(name), x) for name in ("query", "key", "value"))
+    mixed = ops.attention(query, key, value, mask, config.heads)
+    attended = _linear(ops, part.below("attention.output.dense"), mixed)
+    x = _norm(ops, config, part.below("attention.output.LayerNorm"), ops.add(attended, x))
+    inner = ops.activation(_linear(ops, part.below("intermediate.dense"), x), config.activation)
+    outer = _linear(ops, part.below("output.dense"), inner)
+    return _norm(ops, config, part.below("output.LayerNorm"), ops.add(outer, x))
+
+
+def _classify(ops: GraphOps[N], weights: Weights, hidden: N) -> N:
+    first = _linear(ops, weights.below("pooler.dense"), ops.first_token(hidden))
+    return _linear(ops, weights.top("classifier"), ops.activation(first, "tanh"))
+
+
+def _linear(ops: GraphOps[N], part: Weights, x: N) -> N:
+    weight = part.read("weight", (-1, -1))
+    return ops.linear(x, weight, part.read("bias", (weight.shape[0],)), part.prefix)
+
+
+def _norm(ops: GraphOps[N], config: BertConfig, part: Weights, x: N) -> N:
+    shape = (config.hidden_size,)
+    scale, shift = part.read("weight", shape), part.read("bias", shape)
+    return ops.layer_norm(x, scale, shift, config.epsilon, part.prefix)
+
+
+def _config(raw: Mapping[str, Any]) -> BertConfig:
+    return BertConfig(
+        hidden_size=int(raw["hidden_size"]),
+        layers=int(raw["num_hidden_layers"]),
+        heads=int(raw["num_attention_heads"]),
+        max_length=int(raw["max_position_embeddings"]),
+        vocab_size=int(raw["vocab_size"]),
+        epsilon=float(raw.get("layer_norm_eps", 1e-12)),
+        activation=ACTIVATIONS[raw.get("hidden_act", "gelu")],
+    )
+
+
+def _refuse_others(raw: Mapping[str, Any], file: Path) -> None:
+    kind = raw.get("model_type")
+    if kind != "bert":
+        raise LoadError(
+            f"{file}: model_type {kind!r} cannot be built from safetensors, 'bert' can; export the "
+            "model to ONNX and name that file as the source"
+        )
+    if raw.get("is_decoder") or raw.get("add_cross_attention"):
+        raise LoadError(f"{file}: a BERT decoder is not supported, encoders are")
+    if raw.get("position_embedding_type", "absolute") != "absolute":
+        raise LoadError(f"{file}: only absolute position embeddings are supported")
+    if raw.get("hidden_act", "gelu") not in ACTIVATIONS:
+        raise LoadError(f"{file}: hidden_act must be one of {', '.join(ACTIVATIONS)}")
+    if raw["hidden_size"] % raw["num_attention_heads"]:
+        raise LoadError(f"{file}: hidden_size is no multiple of num_attention_heads")

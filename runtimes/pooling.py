@@ -1,0 +1,90 @@
+"""How does one vector for a text come out of the vectors of its tokens?
+
+Mean over the real tokens or the first token ([CLS]), then, if declared, scaled to length 1. What a
+folder declares follows sentence-transformers: `modules.json` names a Pooling module with its own
+`config.json`, and perhaps a Normalize module. The arithmetic stays in float32 under bf16 too.
+
+Other modules and poolings (max, weighted mean, Dense) are refused by name rather than ignored.
+Source: sentence-transformers' modules `Pooling` and `Normalize`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from runtimes.errors import LoadError
+from runtimes.graph_ops import GraphOps, N
+
+SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize
+FEWEST_TOKENS = 1e-9  # sentence-transformers' clamp: an empty row gives zeros, no NaN
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """`mode`: mean over the mask, or the first token; `normalize`: to Euclidean length 1."""
+
+    mode: Literal["mean", "cls"] = "mean"
+    normalize: bool = False
+
+
+def declared(folder: Path) -> Pooling | None:
+    """What the folder's modules say; None where it has none. Raises `LoadError`."""
+    listing = folder / "modules.json"
+    if not listing.is_file():
+        return None
+    modules = _read(listing)
+    kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+    foreign = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
+    if foreign:
+        raise LoadError(f"{listing}: {', '.join(foreign)} is not supported; Pooling, Normalize are")
+    if "Pooling" not in kinds:
+        return None
+    config = _read(folder / modules[kinds.index("Pooling")]["path"] / "config.json")
+    return Pooling(_mode(config, folder), "Normalize" in kinds)
+
+
+def module_folders(folder: Path) -> Sequence[Path]:
+    """The folders whose `config.json` belongs to the pooling, for digests."""
+    listing = folder / "modules.json"
+    modules = _read(listing) if listing.is_file() else []
+    return [folder / module["path"] for module in modules if module["path"]]
+
+
+def pool(ops: GraphOps[N], hidden: N, mask: N, pooling: Pooling) -> N:
+    """[rows, width] of [rows, length, width] and the int64 mask."""
+    pooled = _mean(ops, hidden, mask) if pooling.mode == "mean" else ops.first_token(hidden)
+    return _unit(ops, pooled) if pooling.normalize else pooled
+
+
+def _mean(ops: GraphOps[N], hidden: N, mask: N) -> N:
+    weights = ops.float_mask(mask)
+    total = ops.sum_over(ops.multiply(hidden, weights), 1)
+    return ops.divide(total, ops.at_least(ops.sum_over(weights, 1), FEWEST_TOKENS))
+
+
+def _unit(ops: GraphOps[N], vector: N) -> N:
+    # sqrt(Σx²) floored, rather than a library's own L2 norm: those differ in where eps goes.
+    norm = ops.square_root(ops.sum_over(ops.multiply(vector, vector), -1))
+    return ops.divide(vector, ops.at_least(norm, SMALLEST_NORM))
+
+
+def _mode(config: dict[str, Any], folder: Path) -> Literal["mean", "cls"]:
+    chosen = [key for key, on in config.items() if key.startswith("pooling_mode") and on is True]
+    if chosen == ["pooling_mode_mean_tokens"] or config.get("pooling_mode") == "mean":
+        return "mean"
+    if chosen == ["pooling_mode_cls_token"] or config.get("pooling_mode") == "cls":
+        return "cls"
+    raise LoadError(
+        f"{folder}: pooling {', '.join(chosen) or 'unnamed'} is not supported; mean and cls are"
+    )
+
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{file} cannot be read as JSON: {error}") from error
