@@ -1,1 +1,1 @@
-"""Wire formats: bytes to calls and answers to bytes. Pure functions; no sockets, queues, metrics."""
+"""Wire formats: bytes to calls, answers to bytes. Pure functions; no sockets, queues or metrics."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 
@@ -42,6 +43,15 @@ class InferAnswer:
     version: str
     tensors: list[Tensor]
     parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PredictCall:
+    """`instances` (row format) or `inputs` (columnar), exactly one: values still JSON, since only
+    the model knows their types."""
+
+    instances: list[msgspec.Raw] | None
+    inputs: msgspec.Raw | None
 
 
 @dataclass(slots=True)
