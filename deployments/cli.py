@@ -1,0 +1,156 @@
+"""The command line: `headrace serve | check | apply | status | stop | key new`.
+
+Each command translates its arguments, calls one function and prints the outcome; the work is done
+elsewhere, imported only by the command that needs it, so that `--help` stays instant. Exit codes:
+0 fine, 1 it did not work, 2 the settings or the arguments are wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from deployments.settings import Settings
+
+FILE = click.Path(path_type=Path)
+PORT = click.IntRange(1, 65_535)
+
+_port_of_server = click.option(
+    "--port", type=PORT, help="Port of the server meant; needed only when several run here."
+)
+
+
+class _Answering(click.Group):
+    """Turns what a command may meet into a message and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            code = _explained(error)
+            if code is None:
+                raise
+            ctx.exit(code)
+
+
+def _explained(error: Exception) -> int | None:
+    """Prints a known error and gives its exit code; None for what nobody expected."""
+    # Looked up rather than imported: only what a command has imported can have been raised.
+    for module, name, code in (
+        ("deployments.settings.mistakes", "SettingsErrors", 2),
+        ("deployments.state_file", "NoServer", 1),
+    ):
+        loaded = sys.modules.get(module)
+        if loaded is not None and isinstance(error, getattr(loaded, name)):
+            click.echo(str(error), err=True)
+            return code
+    return None
+
+
+@click.group(cls=_Answering, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="headrace", prog_name="headrace")
+def main() -> None:
+    """Serve many models behind one length-bucketing router."""
+
+
+@main.command()
+@click.argument("file", type=FILE, required=False)
+@click.option("--port", type=PORT, help="Listen on this port instead of the file's.")
+@click.option("--host", help="Listen on this address instead of the file's.")
+def serve(file: Path | None, port: int | None, host: str | None) -> None:
+    """Serve the models of FILE, in the foreground, until Ctrl-C or SIGTERM.
+
+    Without FILE: the built-in example, sentence embeddings on this machine's CPU.
+    """
+    _call("deployments.host", "serve", file or built_in_example(), port=port, host=host)
+
+
+@main.command()
+@click.argument("file", type=FILE)
+def check(file: Path) -> None:
+    """Say what is wrong with FILE, and what would be right."""
+    from deployments.settings import load
+
+    click.echo(summary(load(file)))
+
+
+@main.command()
+@click.argument("file", type=FILE)
+@_port_of_server
+def apply(file: Path, port: int | None) -> None:
+    """Make a running server's models those of FILE; models that stay the same are not touched."""
+    _call("deployments.control", "apply", file, port)
+
+
+@main.command()
+@_port_of_server
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def status(port: int | None, as_json: bool) -> None:
+    """Show a running server's models, replicas and queues."""
+    snapshot = _function("deployments.control", "status")(port)
+    from deployments import status_table
+
+    if as_json:
+        click.echo(status_table.as_json(snapshot))
+    else:
+        status_table.show(snapshot)
+
+
+@main.command()
+@_port_of_server
+def stop(port: int | None) -> None:
+    """Let a running server finish what it has, and end it."""
+    _call("deployments.control", "stop", port)
+
+
+@main.group()
+def key() -> None:
+    """Tenants' keys."""
+
+
+@key.command("new")
+def key_new() -> None:
+    """Make a key; its hash goes into the settings, the key to the tenant."""
+    from deployments.keys import new_key
+
+    made, hashed = new_key()
+    click.echo(f"key:  {made}   (give it to the tenant; it is not stored)")
+    click.echo(f"hash: {hashed}   (put it under tenants.<name>.keys)")
+
+
+def built_in_example() -> Path:
+    """`minilm.yaml` as it was installed."""
+    from importlib.resources import files
+
+    return Path(str(files("examples").joinpath("minilm.yaml")))
+
+
+def summary(settings: Settings) -> str:
+    """One line for a file that is fine."""
+    models, tenants = list(settings.models), list(settings.tenants)
+    parts = [f"{_count(len(models), 'model')} ({', '.join(models)})"]
+    if tenants:
+        parts.append(f"{_count(len(tenants), 'tenant')} ({', '.join(tenants)})")
+    parts.append(f"http://{settings.gateway.host}:{settings.gateway.port}")
+    return "ok: " + ", ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _function(module: str, name: str) -> Callable[..., Any]:
+    from importlib import import_module
+
+    function: Callable[..., Any] = getattr(import_module(module), name)
+    return function
+
+
+def _call(module: str, name: str, *args: Any, **kwargs: Any) -> None:
+    """Calls a function that gives an exit code, and exits with it."""
+    sys.exit(_function(module, name)(*args, **kwargs))

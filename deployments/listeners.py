@@ -1,0 +1,158 @@
+"""Who listens on a port, and is it a leftover of ours?
+
+A listener counts when binding `host:port` would meet it: the same address, or either side bound to
+every interface, IPv4 or IPv6. The system tells whose it is where it may; else binding and
+connecting still tell that somebody is there. Nothing is ended here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from deployments import state_file
+
+CONNECT_TIMEOUT_S = 0.5
+SOMEBODY = "another user's process"
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """`pid` is None where the system does not say whose it is."""
+
+    port: int
+    address: str
+    pid: int | None = None
+    name: str = SOMEBODY
+    command: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if self.pid is None:
+            return f"{self.name} ({self.address}:{self.port})"
+        return f"{self.name}, pid {self.pid} ({' '.join(self.command)[:120]})"
+
+
+def listener(host: str, port: int) -> Listener | None:
+    """Whoever would be met on `host:port`; one with a known pid first."""
+    wanted = _addresses(host)
+    met = [
+        _described(pid, address, port)
+        for pid, address, at in _listening()
+        if at == port and _meet(wanted, address)
+    ]
+    met.sort(key=lambda each: each.pid is None)
+    if met:
+        return met[0]
+    if any(_bind_refused(address, port) or _answers(address, port) for address in wanted):
+        return Listener(port, host)
+    return None
+
+
+def is_ours(found: Listener, folder: Path) -> bool:
+    """Whether it belongs to a server that left a state file, or is an HAProxy of our folder."""
+    if found.pid is None:
+        return False
+    return is_our_process(found.pid, folder) or _is_our_haproxy(found, folder)
+
+
+def is_our_process(pid: int, folder: Path) -> bool:
+    """Named by a state file, and not another process that was given the same pid since."""
+    return any(
+        mark.pid == pid and mark.process() is not None
+        for state in state_file.listing(folder)
+        for mark in (state.server, *state.haproxy)
+    )
+
+
+def _is_our_haproxy(found: Listener, folder: Path) -> bool:
+    if "haproxy" not in found.name:
+        return False
+    inside = folder.resolve()
+    return any(
+        part.startswith("/") and Path(part).resolve().is_relative_to(inside)
+        for part in found.command
+    )
+
+
+def _addresses(host: str) -> set[str]:
+    """Numeric addresses of a host name; the name itself where it has none."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return {host}
+    return {_plain(str(entry[4][0])) for entry in found}
+
+
+def _plain(address: str) -> str:
+    """`::ffff:127.0.0.1` is 127.0.0.1; scope ids are dropped."""
+    try:
+        parsed = ipaddress.ip_address(address.split("%")[0])
+    except ValueError:
+        return address
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return str(mapped or parsed)
+
+
+def _meet(wanted: set[str], address: str) -> bool:
+    wildcards = {"0.0.0.0", "::", "*"}
+    return address in wanted or address in wildcards or bool(wanted & wildcards)
+
+
+def _listening() -> Iterator[tuple[int | None, str, int]]:
+    """pid, address, port of every listening TCP socket that the system shows us."""
+    try:
+        for found in psutil.net_connections(kind="tcp"):
+            if found.status == psutil.CONN_LISTEN and found.laddr:
+                yield found.pid, _plain(found.laddr.ip), found.laddr.port
+    except psutil.AccessDenied:
+        # macOS shows the whole table to root alone; each process of our own is open to us.
+        yield from _listening_of_own_processes()
+
+
+def _listening_of_own_processes() -> Iterator[tuple[int | None, str, int]]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            for found in process.net_connections(kind="tcp"):
+                if found.status == psutil.CONN_LISTEN and found.laddr:
+                    yield process.pid, _plain(found.laddr.ip), found.laddr.port
+
+
+def _described(pid: int | None, address: str, port: int) -> Listener:
+    if pid is None:
+        return Listener(port, address)
+    try:
+        process = psutil.Process(pid)
+        return Listener(port, address, pid, process.name(), tuple(process.cmdline()))
+    except psutil.Error:
+        return Listener(port, address, pid)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _bind_refused(address: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.socket(_family(address)) as probe:
+        # Without it a connection that has just ended would count as a listener.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+def _answers(address: str, port: int) -> bool:
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    try:
+        socket.create_connection((loopback, port), CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,58 @@
+"""The settings file: one frozen tree, validated once, with errors that say what would be right.
+
+`load(path)` for files, `parse` and `dump` for other processes. The sections are classes of their
+own, one file each; `docs/settings.md` lists every field.
+"""
+
+from deployments.settings.gateway import (
+    GatewaySettings,
+    LimitSettings,
+    LogSettings,
+    PreprocessSettings,
+    TracingSettings,
+)
+from deployments.settings.load import digest, dump, load, load_tenants, parse, with_address
+from deployments.settings.mistakes import Mistake, SettingsErrors
+from deployments.settings.model import (
+    BatchSettings,
+    LengthSettings,
+    ModelSettings,
+    QueueSettings,
+    ReplicaSettings,
+    SloSettings,
+    bucket_edges,
+)
+from deployments.settings.sources import SourceError
+from deployments.settings.sources import resolve as source_path
+from deployments.settings.tenant import DEFAULT_TENANT, Priority, TenantSettings
+from deployments.settings.tree import Settings, TenantsSettings
+
+__all__ = [
+    "DEFAULT_TENANT",
+    "BatchSettings",
+    "GatewaySettings",
+    "LengthSettings",
+    "LimitSettings",
+    "LogSettings",
+    "Mistake",
+    "ModelSettings",
+    "PreprocessSettings",
+    "Priority",
+    "QueueSettings",
+    "ReplicaSettings",
+    "Settings",
+    "SettingsErrors",
+    "SloSettings",
+    "SourceError",
+    "TenantSettings",
+    "TenantsSettings",
+    "TracingSettings",
+    "bucket_edges",
+    "digest",
+    "dump",
+    "load",
+    "load_tenants",
+    "parse",
+    "source_path",
+    "with_address",
+]

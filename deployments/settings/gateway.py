@@ -1,0 +1,133 @@
+"""The gateway's settings: where it listens, what it accepts, what it reports.
+
+Sizes are bytes as they are on the wire unless a name says otherwise. Everything that listens has
+its port here, Ray Serve's HAProxy included. What a model accepts stands with the model.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from deployments.settings.section import Section, wrong
+
+MIB = 1024 * 1024
+Port = Annotated[int, Field(ge=1, le=65_535)]
+
+
+class LimitSettings(Section):
+    max_body_bytes: int = Field(
+        default=64 * MIB, ge=1024, le=2048 * MIB, description="Largest request body accepted."
+    )
+    max_inflated_bytes: int = Field(
+        default=256 * MIB,
+        ge=1024,
+        le=8192 * MIB,
+        description="Largest size a gzip body may inflate to.",
+    )
+    body_timeout_s: float = Field(
+        default=30, gt=0, le=3600, description="A body must have arrived within this time."
+    )
+    pool_threshold_bytes: int = Field(
+        default=65_536,
+        ge=0,
+        le=2048 * MIB,
+        description="Bodies larger than this are parsed in the pool, not on the event loop.",
+    )
+
+
+class PreprocessSettings(Section):
+    workers: int = Field(
+        default=2, ge=1, le=256, description="Threads that tokenise texts and parse large bodies."
+    )
+    cache_bytes: int = Field(
+        default=64 * MIB, ge=0, le=65_536 * MIB, description="Memory for tokens of frequent texts."
+    )
+    max_pending: int = Field(
+        default=1024, ge=1, le=1_000_000, description="Pieces of work that may wait for a thread."
+    )
+
+
+class TracingSettings(Section):
+    otlp_endpoint: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+\S*$")] | None = (
+        Field(
+            default=None,
+            examples=["http://127.0.0.1:4318"],
+            description="OTLP/HTTP collector that spans are sent to; unset, no spans.",
+        )
+    )
+    sample_ratio: float = Field(
+        default=0.01,
+        ge=0,
+        le=1,
+        description="Share of requests that are traced unless the caller decides.",
+    )
+
+
+class LogSettings(Section):
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least severe lines that are written."
+    )
+    format: Literal["json", "text"] = Field(default="json", description="Form of a log line.")
+
+
+class GatewaySettings(Section):
+    replicas: int = Field(
+        default=1, ge=1, le=1000, description="Gateway processes; fixed while it runs."
+    )
+    host: Annotated[str, StringConstraints(pattern=r"^[^\s/]+$")] = Field(
+        default="127.0.0.1",
+        examples=["127.0.0.1"],
+        description="Address to listen on; 0.0.0.0 is every interface.",
+    )
+    port: Port = Field(default=8000, description="Port of the HTTP surface.")
+    ingress: Literal["haproxy", "proxy", "auto"] = Field(
+        default="auto",
+        description="What accepts connections: Ray Serve's HAProxy or its Python proxy; `auto` is "
+        "haproxy on Linux, proxy elsewhere.",
+    )
+    metrics_port: Port = Field(
+        default=9400,
+        description="Port of the first gateway's own `/metrics`; each further one adds 1.",
+    )
+    haproxy_stats_port: Port = Field(default=8404, description="Port of HAProxy's statistics page.")
+    haproxy_metrics_port: Port = Field(default=9101, description="Port of HAProxy's own metrics.")
+    haproxy_threads: int = Field(default=1, ge=1, le=64, description="Threads of HAProxy.")
+    drain_s: float = Field(
+        default=30,
+        ge=0,
+        le=86_400,
+        description="Time that running requests get to finish at a stop.",
+    )
+    keep_alive_s: float = Field(
+        default=90, gt=0, le=86_400, description="An idle connection is kept open this long."
+    )
+    limits: LimitSettings = Field(
+        default_factory=LimitSettings, description="What a request may weigh and take to arrive."
+    )
+    preprocess: PreprocessSettings = Field(
+        default_factory=PreprocessSettings, description="The pool for texts and large bodies."
+    )
+    tracing: TracingSettings = Field(
+        default_factory=TracingSettings, description="OpenTelemetry spans."
+    )
+    log: LogSettings = Field(default_factory=LogSettings, description="What is logged and how.")
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> GatewaySettings:
+        taken = {self.port: "port"}
+        names = ["metrics_port"]
+        if self.ingress != "proxy":
+            names += ["haproxy_stats_port", "haproxy_metrics_port"]
+        for name in names:
+            port = getattr(self, name)
+            # Every gateway listens on a port of its own from metrics_port on.
+            span = self.replicas if name == "metrics_port" else 1
+            for each in range(port, port + span):
+                if each in taken:
+                    raise wrong(f"uses port {each}, which {taken[each]} has; must differ", name)
+                taken[each] = name
+        if self.metrics_port + self.replicas - 1 > 65_535:
+            raise wrong("leaves too few ports below 65536 for every gateway", "metrics_port")
+        return self

@@ -1,0 +1,175 @@
+"""YAML text to plain data, with the line of every path: what a mistake points at.
+
+Only mappings, lists and plain scalars come out; tags that would build anything else are refused, as
+are duplicate keys and aliases that contain themselves or multiply into more than `MOST_NODES`
+nodes. Names of settings are text whatever YAML would make of them (`on`, `1`). Dates stay text.
+The composer is PyYAML's own: libyaml's recurses in C and overflows the stack on hostile nesting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from deployments.settings.mistakes import Mistake, dotted
+from deployments.settings.shape import Path
+
+MOST_NODES = 200_000
+_MERGE = "tag:yaml.org,2002:merge"
+_VALUES = {
+    f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that leaves dates as text."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (overrides the base's attribute)
+        first: [(tag, regexp) for tag, regexp in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+@dataclass
+class Document:
+    """`data` as read so far; `lines` by path, from 1; `mistakes` of the YAML itself."""
+
+    file: str
+    data: Any = None
+    lines: dict[Path, int] = field(default_factory=dict)
+    mistakes: list[Mistake] = field(default_factory=list)
+
+    def mistake(self, path: Path, message: str) -> Mistake:
+        return Mistake(self.file, self.line_of(path), dotted(path), message)
+
+    def line_of(self, path: Path) -> int:
+        """The line of the path or, where it is absent, of the nearest thing around it."""
+        for length in range(len(path), -1, -1):
+            if path[:length] in self.lines:
+                return self.lines[path[:length]]
+        return 0
+
+
+def read_document(text: str, file: str) -> Document:
+    """Never raises: what cannot be read is in the document's `mistakes`."""
+    document = Document(file)
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is not None:
+            document.lines[()] = node.start_mark.line + 1
+            document.data = _Plain(loader, document).value(node, ())
+    except yaml.MarkedYAMLError as error:
+        document.mistakes.append(_syntax(error, text, file))
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        document.mistakes.append(
+            Mistake(file, line, "", f"character {error.character!r} may not stand in YAML")
+        )
+    except RecursionError:
+        document.mistakes.append(Mistake(file, 0, "", "is nested too deeply"))
+    return document
+
+
+def _syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> Mistake:
+    mark = error.problem_mark or error.context_mark
+    line = mark.line if mark else 0
+    source = text.split("\n")[line : line + 1]
+    if source and "\t" in source[0][: len(source[0]) - len(source[0].lstrip())]:
+        return Mistake(file, line + 1, "", "is indented with a tab; YAML allows spaces only")
+    words = ", ".join(part for part in (error.context, error.problem) if part)
+    return Mistake(file, line + 1, "", f"is no YAML: {words}")
+
+
+class _Plain:
+    """Walks the nodes of one document."""
+
+    def __init__(self, loader: _Loader, document: Document):
+        self._loader = loader
+        self._document = document
+        self._above: set[int] = set()
+        self._left = MOST_NODES
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        self._left -= 1
+        if self._left == 0:
+            self._refuse(node, path, f"expands to more than {MOST_NODES} values")
+        if self._left <= 0:
+            return None
+        if id(node) in self._above:
+            return self._refuse(node, path, "contains itself by an alias")
+        if node.tag not in _VALUES:
+            return self._refuse(node, path, f"has the tag {node.tag}; plain values only")
+        self._above.add(id(node))
+        try:
+            return self._inner(node, path)
+        finally:
+            self._above.discard(id(node))
+
+    def _inner(self, node: yaml.Node, path: Path) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._item(each, (*path, at)) for at, each in enumerate(node.value)]
+        return self._scalar(node, path)
+
+    def _item(self, node: yaml.Node, path: Path) -> Any:
+        self._document.lines[path] = node.start_mark.line + 1
+        return self.value(node, path)
+
+    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+        try:
+            return self._loader.construct_object(node)
+        except (yaml.YAMLError, ValueError, KeyError, OverflowError):
+            return self._refuse(node, path, f"is no {node.tag.rsplit(':', 1)[-1]}")
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        """Own keys win over merged ones (`<<`), as YAML has it."""
+        found: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        first: dict[str, int] = {}
+        for key, inner in node.value:
+            line = key.start_mark.line + 1
+            if key.tag == _MERGE:
+                merged = self._merged(inner, path) | merged
+            elif not isinstance(key, yaml.ScalarNode):
+                self._refuse(key, path, "has a name that is no plain text")
+            elif key.value in first:
+                self._twice((*path, key.value), first[key.value], line)
+            else:
+                first[key.value] = self._document.lines[(*path, key.value)] = line
+                found[key.value] = self.value(inner, (*path, key.value))
+        return merged | found
+
+    def _merged(self, node: yaml.Node, path: Path) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for each in self._merge_sources(node):
+            lines = dict(self._document.lines)
+            value = self.value(each, path)
+            self._document.lines |= lines  # where both define a name, the later text is the own one
+            if not isinstance(value, dict):
+                self._refuse(each, path, "merges (<<) something that is no mapping")
+                continue
+            result = value | result
+        return result
+
+    def _merge_sources(self, node: yaml.Node) -> Iterator[yaml.Node]:
+        yield from node.value if isinstance(node, yaml.SequenceNode) else (node,)
+
+    def _twice(self, path: Path, first: int, line: int) -> None:
+        self._document.mistakes.append(
+            Mistake(
+                self._document.file,
+                line,
+                dotted(path),
+                f"is set twice, on lines {first} and {line}; must be set once",
+            )
+        )
+
+    def _refuse(self, node: yaml.Node, path: Path, message: str) -> None:
+        self._document.mistakes.append(
+            Mistake(self._document.file, node.start_mark.line + 1, dotted(path), message)
+        )

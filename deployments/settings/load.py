@@ -1,0 +1,131 @@
+"""Settings from a file or from plain data, and back.
+
+`load` reads, validates and looks for the models' files, and reports every mistake at once. `dump`
+and `parse` carry settings between processes as plain data. `digest` is a model's default version:
+it changes when answers may change, not when batches or replicas do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from deployments.settings import sources
+from deployments.settings.file import read_file
+from deployments.settings.lines import Document
+from deployments.settings.mistakes import Mistake, SettingsErrors, explain
+from deployments.settings.model import ModelSettings
+from deployments.settings.model_checks import model_mistakes
+from deployments.settings.tree import Settings, TenantsSettings, dangling
+
+_SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}
+_SHAPE_NO_ANSWERS = {"lengths": {"buckets"}}
+
+
+def load(path: Path | str, *, artifacts: bool = True) -> Settings:
+    """Raises SettingsErrors. `artifacts`: also look for the models' files on this machine."""
+    document = read_file(path)
+    _make_sources_absolute(document.data, Path(path).absolute().parent)
+    mistakes = list(document.mistakes)
+    settings: Settings | None = None
+    try:
+        settings = Settings.model_validate(document.data)
+    except ValidationError as error:
+        mistakes += explain(error, Settings, document.mistake)
+        mistakes += _mistakes_between_sections(document)
+    mistakes += model_mistakes(document, artifacts)
+    if mistakes or settings is None:
+        raise SettingsErrors(mistakes)
+    return settings
+
+
+def load_tenants(path: Path | str) -> TenantsSettings:
+    """The tenants of a whole settings file, or of one that has `tenants:` alone.
+
+    Models are not looked at. A file that mentions neither is refused: a truncated file must not
+    open the door. Raises SettingsErrors.
+    """
+    document = read_file(path)
+    data: Mapping[str, Any] = document.data
+    if not document.mistakes and "tenants" not in data and "models" not in data:
+        document.mistakes.append(document.mistake(("tenants",), "is missing; must be a mapping"))
+    for name in data.keys() - Settings.model_fields.keys():
+        document.mistakes += _explained(document, Settings, {"models": {}, name: None}, name)
+    try:
+        tenants = TenantsSettings.model_validate({k: v for k, v in data.items() if k == "tenants"})
+    except ValidationError as error:
+        raise SettingsErrors(
+            [*document.mistakes, *explain(error, TenantsSettings, document.mistake)]
+        ) from None
+    if document.mistakes:
+        raise SettingsErrors(document.mistakes)
+    return tenants
+
+
+def parse(data: Mapping[str, Any]) -> Settings:
+    """The inverse of `dump`. Raises SettingsErrors."""
+    try:
+        return Settings.model_validate(data)
+    except ValidationError as error:
+        raise SettingsErrors(explain(error, Settings, Document("").mistake)) from None
+
+
+def dump(settings: Settings) -> dict[str, Any]:
+    """Plain data that JSON can carry."""
+    return settings.model_dump(mode="json")
+
+
+def with_address(settings: Settings, *, host: str | None, port: int | None) -> Settings:
+    """The settings with the command line's address. Raises SettingsErrors, as for a file."""
+    data = dump(settings)
+    given = {"host": host, "port": port}
+    data["gateway"] |= {name: value for name, value in given.items() if value is not None}
+    return parse(data)
+
+
+def digest(model: ModelSettings, artifact_digest: str) -> str:
+    """12 hex digits over the artifact and the settings that shape answers."""
+    shaping = model.model_dump(mode="json", include=_SHAPE_ANSWERS, exclude=_SHAPE_NO_ANSWERS)
+    text = json.dumps([artifact_digest, shaping], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _make_sources_absolute(data: Any, folder: Path) -> None:
+    models = data.get("models")
+    for model in models.values() if isinstance(models, dict) else ():
+        if isinstance(model, dict) and isinstance(model.get("source"), str) and model["source"]:
+            model["source"] = sources.absolute(model["source"], folder)
+
+
+def _explained(document: Document, root: Any, data: Any, only: str) -> list[Mistake]:
+    try:
+        root.model_validate(data)
+    except ValidationError as error:
+        return [each for each in explain(error, root, document.mistake) if each.path == only]
+    return []
+
+
+def _mistakes_between_sections(document: Document) -> list[Mistake]:
+    """What a mistake elsewhere keeps pydantic from looking at."""
+    tenants, models = document.data.get("tenants"), document.data.get("models")
+    if not isinstance(tenants, dict):
+        return []
+    mistakes: list[Mistake] = []
+    try:
+        TenantsSettings.model_validate({"tenants": tenants})
+    except ValidationError as error:
+        mistakes += explain(error, TenantsSettings, document.mistake)
+    if isinstance(models, dict) and models:
+        wanted = {name: _listed_models(tenant) for name, tenant in tenants.items()}
+        mistakes += [document.mistake(*each) for each in dangling(wanted, models)]
+    return mistakes
+
+
+def _listed_models(tenant: Any) -> list[Any]:
+    names = tenant.get("models") if isinstance(tenant, dict) else None
+    return names if isinstance(names, list) else []

@@ -1,0 +1,52 @@
+"""What every section of the settings has in common: frozen, closed to unknown names, strict.
+
+Strict means that text is no number and a number is no text: YAML already knows which is which, and
+a guess would hide a mistake. An empty section (`batch:` with nothing below it) is all defaults. A
+section's own rules raise `wrong(message, at)`, which points at the field that has to change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+RULE = "headrace_rule"  # type of the errors that carry a finished sentence
+
+
+class Section(BaseModel):
+    """Base of every section. Values are immutable; unknown names are refused."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_all_defaults(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+
+def wrong(message: str, *at: str | int) -> PydanticCustomError:
+    """An error whose sentence is ready to print; `at` leads from the section to its place."""
+    return PydanticCustomError(RULE, "{message}", {"message": message, "at": at})
+
+
+def listed(value: Any) -> Any:
+    """Sequences are kept as tuples (immutable) and written as lists."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def name_check(pattern: str, what: str) -> Callable[[str], str]:
+    """A check of a mapping's keys, each of which becomes a part of URLs, headers and labels."""
+    shape = re.compile(pattern)
+
+    def check(name: str) -> str:
+        if not shape.fullmatch(name):
+            raise wrong(what)
+        return name
+
+    return check

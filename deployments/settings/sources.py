@@ -1,0 +1,58 @@
+"""Where a model's artifact is: a path, or `package:NAME/sub/folder` inside an installed package.
+
+Paths are relative to the settings file and made absolute when that is read; packages are looked up
+on the machine that loads the model, and are never imported. What kind of artifact it is, and
+whether it is safe to load, is the runtime's business.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path, PurePosixPath
+
+PREFIX = "package:"
+
+
+class SourceError(ValueError):
+    """The artifact is not there; the message says what to do."""
+
+
+def absolute(source: str, folder: Path) -> str:
+    """Packages as they are; paths made absolute against `folder`, `~` expanded."""
+    if source.startswith(PREFIX):
+        return source
+    return str((folder / Path(source).expanduser()).resolve())
+
+
+def resolve(source: str) -> Path:
+    """The file or folder itself. Raises SourceError where it is missing."""
+    path = _in_package(source) if source.startswith(PREFIX) else Path(source)
+    if not path.exists():
+        raise SourceError(f"no file or folder {path}")
+    return path
+
+
+def _in_package(source: str) -> Path:
+    package, _, inside = source.removeprefix(PREFIX).partition("/")
+    if not all(part.isidentifier() for part in package.split(".")):
+        raise SourceError(f"{source!r} names no package; must be package:NAME/sub/folder")
+    if ".." in PurePosixPath(inside).parts or inside.startswith("/"):
+        raise SourceError(f"{source!r} leads out of the package; must be package:NAME/sub/folder")
+    return _package_folder(package) / inside
+
+
+def _package_folder(package: str) -> Path:
+    # Only a top-level name is looked up without importing anything.
+    top, *inner = package.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        distribution = top.replace("_", "-")
+        raise SourceError(
+            f"package {top} is not installed; try `pip install --no-deps {distribution}`"
+        )
+    if not spec.submodule_search_locations:
+        raise SourceError(f"{top} is a single module and contains no files")
+    return Path(next(iter(spec.submodule_search_locations))).joinpath(*inner)

@@ -1,0 +1,53 @@
+"""One tenant's settings: its share, its priority, its limits and the hashes of its keys.
+
+A weight is relative to the other tenants' in the same priority. Only hashes stand here, never keys
+(`headrace key new` makes both). Who a caller is, is decided in `deployments.tenants`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from deployments.settings.section import Section, listed, wrong
+
+NAME = r"[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?"
+DEFAULT_TENANT = "default"
+
+Priority = Literal["interactive", "standard", "bulk"]
+
+
+def _key_hash(value: str) -> str:
+    digest = value.removeprefix("sha256:")
+    if value.startswith("sha256:") and len(digest) == 64 and set(digest) <= set("0123456789abcdef"):
+        return value
+    if value.startswith("hr_"):
+        # The value is not echoed: it may be a live key.
+        raise wrong("is a key; write its hash, which `headrace key new` prints beside the key")
+    raise wrong("must be sha256: followed by 64 digits of lower-case hex")
+
+
+KeyHash = Annotated[str, AfterValidator(_key_hash)]
+
+
+class TenantSettings(Section):
+    weight: float = Field(
+        default=1, gt=0, le=1_000_000, description="Share of the service relative to other tenants."
+    )
+    priority: Priority = Field(
+        default="standard",
+        description="Highest priority its requests may have; `x-priority` may lower one's own.",
+    )
+    max_length: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_048_576,
+        description="Longest row it may send, in tokens; unset, what the model accepts.",
+    )
+    models: Annotated[tuple[str, ...], BeforeValidator(listed)] | None = Field(
+        default=None, description="Models it may use; unset, all of them."
+    )
+    keys: Annotated[tuple[KeyHash, ...], BeforeValidator(listed)] = Field(
+        default=(), description="Hashes of its keys, `sha256:` and 64 hex digits each."
+    )

@@ -1,0 +1,100 @@
+"""The whole of a settings file: models, tenants, gateway.
+
+Parsed and validated once, then immutable and passed around as it is. Rules that span sections are
+here: a tenant's models exist, a key belongs to one tenant, and `default`, which is who calls
+without a key, has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, model_validator
+
+from deployments.settings import model as model_section
+from deployments.settings import tenant as tenant_section
+from deployments.settings.gateway import GatewaySettings
+from deployments.settings.model import ModelSettings
+from deployments.settings.section import Section, name_check, wrong
+from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
+
+ModelName = Annotated[
+    str,
+    AfterValidator(
+        name_check(
+            model_section.NAME,
+            "is no model name; must be 1 to 63 of a-z 0-9 - . _, the first and last a letter or "
+            "digit",
+        )
+    ),
+]
+TenantName = Annotated[
+    str,
+    AfterValidator(
+        name_check(
+            tenant_section.NAME,
+            "is no tenant name; must be 1 to 63 letters, digits, - . _, the first and last a "
+            "letter or digit",
+        )
+    ),
+]
+
+
+class TenantsSettings(Section):
+    """The tenants alone: the part that may stand in a file of its own."""
+
+    tenants: dict[TenantName, TenantSettings] = Field(
+        default_factory=dict,
+        description="Who calls, by name; none declared means one tenant, `default`.",
+    )
+
+    @model_validator(mode="after")
+    def _keys_tell_tenants_apart(self) -> TenantsSettings:
+        owner: dict[str, str] = {}
+        for name, tenant in self.tenants.items():
+            if name == DEFAULT_TENANT and tenant.keys:
+                raise wrong(
+                    "has keys, but default is who calls without one; must be another tenant's",
+                    "tenants",
+                    name,
+                    "keys",
+                )
+            for position, key in enumerate(tenant.keys):
+                if key in owner:
+                    raise wrong(
+                        f"is a key of tenant {owner[key]} already; must belong to one tenant, once",
+                        "tenants",
+                        name,
+                        "keys",
+                        position,
+                    )
+                owner[key] = name
+        return self
+
+
+class Settings(TenantsSettings):
+    models: dict[ModelName, ModelSettings] = Field(description="What is served, by name.")
+    gateway: GatewaySettings = Field(
+        default_factory=GatewaySettings, description="The HTTP side of it."
+    )
+
+    @model_validator(mode="after")
+    def _models_exist(self) -> Settings:
+        if not self.models:
+            raise wrong("declares no model; must have at least one", "models")
+        wanted = {name: tenant.models or () for name, tenant in self.tenants.items()}
+        for path, message in dangling(wanted, self.models):
+            raise wrong(message, *path)
+        return self
+
+
+def dangling(
+    wanted: Mapping[str, Iterable[Any]], models: Collection[str]
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Path and sentence of every name in a tenant's `models` that no model has."""
+    for tenant, names in wanted.items():
+        for position, name in enumerate(names):
+            if isinstance(name, str) and name not in models:
+                message = f"is {name!r}; must be one of {', '.join(models)}"
+                yield ("tenants", tenant, "models", position), message

@@ -1,0 +1,101 @@
+"""What `status` shows: a server's models, replicas and queues, as a table or as JSON.
+
+The snapshot is put together by the caller from what gateways and replicas have published; times
+are seconds, queues are rows. Nothing is asked for or computed here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TypedDict
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+
+class ModelStatus(TypedDict):
+    """state: declared | starting | ready | failed. The rest sums over all gateways."""
+
+    name: str
+    version: str
+    runtime: str
+    state: str
+    replicas_ready: int
+    replicas: int
+    waiting_rows: int
+    late_rows: int
+    oldest_wait_s: float
+    leases: int
+    backlog_s: float
+    drift: int
+
+
+class StatusSnapshot(TypedDict):
+    """problem: what an operator should look at, such as a tenants file that is not in force."""
+
+    url: str
+    pid: int
+    uptime_s: float
+    gateways: int
+    models: Sequence[ModelStatus]
+    problem: str | None
+
+
+def as_json(snapshot: StatusSnapshot) -> str:
+    return json.dumps(snapshot, indent=2)
+
+
+def status_table(snapshot: StatusSnapshot) -> Table:
+    table = Table(title=_title(snapshot), title_justify="left", box=None, pad_edge=False)
+    for heading in ("MODEL", "VERSION", "RUNTIME", "STATE"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("REPLICAS", "WAITING", "LATE", "OLDEST", "INFLIGHT", "BACKLOG", "DRIFT"):
+        table.add_column(heading, justify="right")
+    for model in snapshot["models"]:
+        table.add_row(*_cells(model))
+    return table
+
+
+def show(snapshot: StatusSnapshot, console: Console | None = None) -> None:
+    """Prints the table, and the problem below it if there is one."""
+    target = console or Console()
+    target.print(status_table(snapshot))
+    if snapshot["problem"]:
+        target.print(Text(f"problem: {snapshot['problem']}", style="red"))
+
+
+def _title(snapshot: StatusSnapshot) -> Text:
+    gateways = snapshot["gateways"]
+    return Text(
+        f"{snapshot['url']}  pid {snapshot['pid']}  up {_seconds(snapshot['uptime_s'])}  "
+        f"{gateways} gateway{'' if gateways == 1 else 's'}"
+    )
+
+
+def _cells(model: ModelStatus) -> list[Text]:
+    colour = {"ready": "green", "failed": "red"}.get(model["state"], "yellow")
+    return [
+        Text(model["name"], style="bold"),
+        Text(model["version"]),
+        Text(model["runtime"]),
+        Text(model["state"], style=colour),
+        Text(f"{model['replicas_ready']}/{model['replicas']}"),
+        Text(str(model["waiting_rows"])),
+        Text(str(model["late_rows"])),
+        Text(_seconds(model["oldest_wait_s"])),
+        Text(str(model["leases"])),
+        Text(_seconds(model["backlog_s"])),
+        Text(str(model["drift"]), style="red" if model["drift"] else ""),
+    ]
+
+
+def _seconds(seconds: float) -> str:
+    """`12 ms`, `3.4 s`, `5 min`, `2 h 10 min`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
