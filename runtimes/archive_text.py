@@ -1,0 +1,130 @@
+"""Which text in a `torch.export` graph is plain naming, and which could run code?
+
+torch resolves operator names by attribute from its own module (`torch.os.system` would do), hands
+symbolic sizes to `sympy.sympify`, compiles guards as Python, and writes names into generated
+source. So everything is allowed by list: operators of aten and prims, arithmetic, comparisons of
+sizes, names of word characters. Unknown text is refused, at the price of some honest models.
+
+It does not judge what an operator computes, nor how long.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+NAME = re.compile(r"[\w.+\-]*")
+ATEN = re.compile(r"torch\.ops\.(aten|prims)\._?[a-z]\w*(\.[A-Za-z]\w*)?")
+SYMBOLIC = re.compile(
+    r"torch\.sym_(int|float|max|min|not|sqrt|sum|ite)|math\.(ceil|floor|trunc|sqrt)"
+    r"|_operator\.(add|sub|mul|truediv|floordiv|mod|neg|pow|eq|ne|lt|le|gt|ge|and_|or_|not_|getitem)"
+)
+READS_FILES = re.compile(r"torch\.ops\.aten\._?from_file\b.*")
+SIZE_FUNCTIONS = re.compile(
+    r"Symbol|Integer|Float|Rational|"
+    r"Add|Mul|Pow|Min|Max|Mod|PythonMod|"
+    r"FloorDiv|CeilDiv|CleanDiv|ToFloat|CeilToInt|FloorToInt|TruncToInt|IntTrueDiv|FloatTrueDiv|"
+    r"Equality|Unequality|LessThan|GreaterThan|StrictLessThan|StrictGreaterThan|"
+    r"Eq|Ne|And|Or|Not|floor|ceiling"
+)
+SIZE_NAME = re.compile(rf"[a-z]+\d+|{SIZE_FUNCTIONS.pattern}")
+ARITHMETIC = (
+    ast.Expression,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.operator,
+    ast.unaryop,
+    ast.boolop,
+    ast.cmpop,
+    ast.Constant,
+    ast.Load,
+)
+TREES = (None, "builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict")
+
+
+def first_unsafe(graph: Any) -> str | None:
+    """The first text that is not on the lists, with its key; None where all is plain."""
+    return next(
+        (f"{key} {text!r}" for key, text in _texts("", graph) if not _plain(key, text)), None
+    )
+
+
+def _texts(key: str, part: Any) -> Iterator[tuple[str, str]]:
+    """All (key, text), the keys of objects too; metadata is for people and is never evaluated."""
+    if isinstance(part, str):
+        yield key, part
+    elif isinstance(part, list):
+        for item in part:
+            yield from _texts(key, item)
+    elif isinstance(part, dict):
+        for name, item in part.items():
+            yield "key", name
+            if name != "metadata":
+                yield from _texts(name, item)
+
+
+def _plain(key: str, text: str) -> bool:
+    if key in ("target", "as_operator"):
+        known = ATEN.fullmatch(text) or SYMBOLIC.fullmatch(text)
+        return known is not None and not READS_FILES.fullmatch(text)
+    if key == "expr_str":
+        return _all_nodes(text, _is_size)
+    if key == "guards_code":
+        return _all_nodes(text, _is_guard)
+    if key in ("in_spec", "out_spec"):
+        return _is_tree(text)
+    return NAME.fullmatch(text) is not None
+
+
+def _all_nodes(text: str, allowed: Any) -> bool:
+    try:
+        return all(allowed(node) for node in ast.walk(ast.parse(text, mode="eval")))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+
+
+def _is_size(node: ast.AST) -> bool:
+    """`Mul(Integer(2), Symbol('s0', positive=True))` and plain arithmetic of such."""
+    if isinstance(node, ast.Call):  # the name itself is judged when the walk comes to it
+        return isinstance(node.func, ast.Name) and node.func.id[0].isalpha()
+    if isinstance(node, ast.Name):
+        return SIZE_NAME.fullmatch(node.id) is not None
+    return _is_arithmetic(node) or isinstance(node, ast.keyword)
+
+
+def _is_guard(node: ast.AST) -> bool:
+    """`L['ids'].size()[0] == 3`: comparisons of the inputs' sizes."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and not node.args and not node.keywords
+    if isinstance(node, ast.Attribute):
+        return node.attr == "size"
+    if isinstance(node, ast.Name):
+        return node.id == "L"
+    return _is_arithmetic(node) or isinstance(node, ast.Subscript)
+
+
+def _is_arithmetic(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.fullmatch(r"\w*", node.value) is not None  # sympify evaluates nested text
+    return isinstance(node, ARITHMETIC)
+
+
+def _is_tree(text: str) -> bool:
+    """Nested tuples, lists and dicts alone: other containers are found by import."""
+    try:
+        tree = json.loads(text)
+        return isinstance(tree, list) and len(tree) == 2 and _is_branch(tree[1])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def _is_branch(branch: Any) -> bool:
+    plain = all(
+        NAME.fullmatch(text) for _, text in _texts("", json.loads(branch["context"] or "null"))
+    )
+    return plain and branch["type"] in TREES and all(map(_is_branch, branch["children_spec"]))
