@@ -4,12 +4,19 @@ Every bucket edge with 1, 2, 4 … rows up to `max_size`, as far as `max_tokens`
 allows: those are the shapes for which lazy allocation, kernel choice and just-in-time compilation
 would otherwise fall to a caller. The largest comes first, so that memory is taken once.
 
-A pure generator of sizes; filling them with values and running them is the backend's.
+Values are zeros, which every model can take. Running the batches, and stopping after a while, is
+the backend's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from runtimes.datatypes import DTYPES
+from runtimes.types import Batch, Limits, Ragged, RuntimeSettings, TensorSpec
 
 
 def sizes(max_size: int) -> tuple[int, ...]:
@@ -28,3 +35,37 @@ def grid(edges: Sequence[int], max_size: int, max_tokens: int) -> Iterator[tuple
         most = max(1, min(max_size, max_tokens // max(1, edge)))
         pairs.update((rows, edge) for rows in sizes(most))
     yield from sorted(pairs, key=lambda pair: (-pair[0] * pair[1], pair))
+
+
+def batches(settings: RuntimeSettings, limits: Limits) -> tuple[Batch, ...]:
+    """The grid's batches within the backend's own bounds; for rows without length, sizes alone."""
+    max_size = min(settings.max_size, limits.max_rows or settings.max_size)
+    if limits.length_input is None:
+        return tuple(batch(limits, rows, 1) for rows in reversed(sizes(max_size)))
+    longest = limits.max_length or max(settings.edges, default=1)
+    edges = sorted({min(edge, longest) for edge in settings.edges})
+    pairs = grid(edges, max_size, settings.max_tokens)
+    return tuple(batch(limits, rows, length) for rows, length in pairs)
+
+
+def batch(limits: Limits, rows: int, length: int) -> Batch:
+    """Zeros for every input that must be given; a dynamic axis that is not the length has size 1.
+
+    An axis counts as the length when it is dynamic and at the length input's place in its rows.
+    """
+    inputs = {
+        spec.name: _zeros(spec, rows, length, limits.length_axis if limits.length_input else 0)
+        for spec in limits.inputs
+        if spec.name not in limits.optional_inputs
+    }
+    return Batch(rows, np.full(rows, length, np.int64), inputs)
+
+
+def _zeros(spec: TensorSpec, rows: int, length: int, length_axis: int) -> Ragged:
+    shape = tuple(
+        size if size >= 0 else (length if axis == length_axis else 1)
+        for axis, size in enumerate(spec.shape[1:], start=1)
+    )
+    size, dtype = rows * math.prod(shape), DTYPES[spec.datatype]
+    data = np.full(size, b"", dtype) if spec.datatype == "BYTES" else np.zeros(size, dtype)
+    return Ragged(spec.datatype, data, (shape,) * rows)
