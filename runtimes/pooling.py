@@ -36,22 +36,21 @@ def declared(folder: Path) -> Pooling | None:
     listing = folder / "modules.json"
     if not listing.is_file():
         return None
-    modules = _read(listing)
-    kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
+    modules = _modules(listing)
+    kinds = [kind for kind, _ in modules]
     foreign = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
     if foreign:
         raise LoadError(f"{listing}: {', '.join(foreign)} is not supported; Pooling, Normalize are")
     if "Pooling" not in kinds:
         return None
-    config = _read(folder / modules[kinds.index("Pooling")]["path"] / "config.json")
+    config = _read(modules[kinds.index("Pooling")][1] / "config.json")
     return Pooling(_mode(config, folder), "Normalize" in kinds)
 
 
 def module_folders(folder: Path) -> Sequence[Path]:
-    """The folders whose `config.json` belongs to the pooling, for digests."""
+    """The folders whose `config.json` belongs to the modules, for digests."""
     listing = folder / "modules.json"
-    modules = _read(listing) if listing.is_file() else []
-    return [folder / module["path"] for module in modules if module["path"]]
+    return [place for _, place in _modules(listing)] if listing.is_file() else []
 
 
 def pool(ops: GraphOps[N], hidden: N, mask: N, pooling: Pooling) -> N:
@@ -81,6 +80,18 @@ def _mode(config: dict[str, Any], folder: Path) -> Literal["mean", "cls"]:
     raise LoadError(
         f"{folder}: pooling {', '.join(chosen) or 'unnamed'} is not supported; mean and cls are"
     )
+
+
+def _modules(listing: Path) -> list[tuple[str, Path]]:
+    """(kind, folder) of each module; a folder outside the model's is refused."""
+    try:
+        named = [(str(module["type"]), str(module["path"])) for module in _read(listing)]
+    except (KeyError, TypeError) as error:
+        raise LoadError(f"{listing} is no list of modules with type and path") from error
+    for _, place in named:
+        if Path(place).is_absolute() or ".." in Path(place).parts:
+            raise LoadError(f"{listing} names a folder outside the model's: {place}")
+    return [(kind.rsplit(".", 1)[-1], listing.parent / place) for kind, place in named]
 
 
 def _read(file: Path) -> Any:

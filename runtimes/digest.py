@@ -1,0 +1,63 @@
+"""What is the SHA-256 of these files, without reading 90 MB at every start?
+
+Streams each file once and remembers the result in the cache folder under the file's path, size and
+modification time in nanoseconds; a changed file is read again. The memo is a hint only: a lost or
+damaged one costs a read. Who can write the cache folder can already replace what is staged there.
+
+Names enter the digest relative to the model's folder, so that a moved model keeps its identity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def digest_of(files: Sequence[Path], base: Path, cache_dir: Path | None = None) -> str:
+    """64 hexadecimal digits over the files' names (relative to `base`) and contents, in order."""
+    total = hashlib.sha256()
+    for file in files:
+        name = file.relative_to(base).as_posix()
+        total.update(f"{name}\0{_remembered(file, cache_dir)}\n".encode())
+    return total.hexdigest()
+
+
+def _remembered(file: Path, cache_dir: Path | None) -> str:
+    if cache_dir is None:
+        return _stream(file)
+    place = hashlib.sha256(os.fsencode(file)).hexdigest()[:32]
+    memo = cache_dir / "digests" / f"{place}.json"
+    status = file.stat()
+    stamp = [str(file), status.st_size, status.st_mtime_ns]
+    known = _read(memo)
+    if known is not None and known[0] == stamp:
+        return known[1]
+    fresh = _stream(file)
+    with contextlib.suppress(OSError):  # a memo that cannot be kept costs a read next time
+        _write(memo, (stamp, fresh))
+    return fresh
+
+
+def _stream(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _read(memo: Path) -> tuple[list[object], str] | None:
+    try:
+        stamp, digest = json.loads(memo.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return None
+    return (stamp, digest) if isinstance(digest, str) and len(digest) == 64 else None
+
+
+def _write(memo: Path, entry: tuple[list[object], str]) -> None:
+    memo.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=memo.parent, delete=False, encoding="utf-8") as file:
+        json.dump(entry, file)
+    os.replace(file.name, memo)  # atomic: a reader sees the old memo or the new one
