@@ -72,11 +72,14 @@ def serve(file: Path | None, port: int | None, host: str | None) -> None:
 
 @main.command()
 @click.argument("file", type=FILE)
-def check(file: Path) -> None:
+@click.option(
+    "--elsewhere", is_flag=True, help="The models' files and packages are on another machine."
+)
+def check(file: Path, elsewhere: bool) -> None:
     """Say what is wrong with FILE, and what would be right."""
     from deployments.settings import load
 
-    click.echo(summary(load(file)))
+    click.echo(summary(load(file, here=not elsewhere)))
 
 
 @main.command()
@@ -154,3 +157,7 @@ def _function(module: str, name: str) -> Callable[..., Any]:
 def _call(module: str, name: str, *args: Any, **kwargs: Any) -> None:
     """Calls a function that gives an exit code, and exits with it."""
     sys.exit(_function(module, name)(*args, **kwargs))
+
+
+if __name__ == "__main__":
+    main()

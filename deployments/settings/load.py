@@ -27,8 +27,8 @@ _SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}
 _SHAPE_NO_ANSWERS = {"lengths": {"buckets"}}
 
 
-def load(path: Path | str, *, artifacts: bool = True) -> Settings:
-    """Raises SettingsErrors. `artifacts`: also look for the models' files on this machine."""
+def load(path: Path | str, *, here: bool = True) -> Settings:
+    """Raises SettingsErrors. `here`: the models' files and packages must be on this machine."""
     document = read_file(path)
     _make_sources_absolute(document.data, Path(path).absolute().parent)
     mistakes = list(document.mistakes)
@@ -38,7 +38,7 @@ def load(path: Path | str, *, artifacts: bool = True) -> Settings:
     except ValidationError as error:
         mistakes += explain(error, Settings, document.mistake)
         mistakes += _mistakes_between_sections(document)
-    mistakes += model_mistakes(document, artifacts)
+    mistakes += model_mistakes(document, here=here)
     if mistakes or settings is None:
         raise SettingsErrors(mistakes)
     return settings

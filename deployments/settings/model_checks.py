@@ -1,12 +1,10 @@
-"""What only this machine or the backend can tell of a model: is the artifact there, are options right?
+"""What only this machine or the backend can tell of a model: is its artifact there, are its options
+right?
 
 Asked of every model that is right by itself, so that its mistakes come with all the others.
 """
 
 from __future__ import annotations
-
-import importlib.util
-from collections.abc import Callable, Mapping
 
 from pydantic import ValidationError
 
@@ -16,22 +14,22 @@ from deployments.settings.mistakes import Mistake
 from deployments.settings.model import ModelSettings
 
 
-def model_mistakes(document: Document, artifacts: bool) -> list[Mistake]:
-    """What only the machine or the backend can tell, of every model that is right by itself."""
+def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:
+    """`here`: the models will run on this machine, so files and packages must be on it."""
     models = document.data.get("models")
-    mistakes = []
+    mistakes: list[Mistake] = []
     for name, raw in models.items() if isinstance(models, dict) else ():
         try:
             model = ModelSettings.model_validate(raw)
         except ValidationError:
             continue
-        complaints = [*_source_complaints(model, artifacts), *_backend_complaints(model)]
+        complaints = [*_source_complaints(model, here), *_backend_complaints(model, here)]
         mistakes += [document.mistake(("models", name, at), message) for at, message in complaints]
     return mistakes
 
 
-def _source_complaints(model: ModelSettings, artifacts: bool) -> list[tuple[str, str]]:
-    if model.source is None or not artifacts:
+def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]]:
+    if model.source is None or not here:
         return []
     try:
         sources.resolve(model.source)
@@ -40,31 +38,16 @@ def _source_complaints(model: ModelSettings, artifacts: bool) -> list[tuple[str,
     return []
 
 
-def _backend_complaints(model: ModelSettings) -> list[tuple[str, str]]:
-    check = _catalogue_check()
-    try:
-        check(model.runtime, {}, model.precision)
-    except ValueError as error:
-        return [("precision", str(error))]
-    try:
-        check(model.runtime, model.options, model.precision)
-    except ValueError as error:
-        return [("options", str(error))]
-    return []
-
-
-def _catalogue_check() -> Callable[[str, Mapping[str, Any], str], None]:
-    """The backends' own check, its refusals turned into ValueError."""
+def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]]:
     # Late: numpy comes with it, and reading a tenants file needs neither.
-    if importlib.util.find_spec("runtimes.catalog") is None:
-        return lambda runtime, options, precision: None
     from runtimes import catalog
     from runtimes.errors import LoadError
 
-    def check(runtime: str, options: Mapping[str, Any], precision: str) -> None:
+    # Precision first and alone: what is then refused can only be an option.
+    for at, options in (("precision", {}), ("options", model.options)):
         try:
-            catalog.check(runtime, options, precision)
+            catalog.check(model.runtime, options, model.precision)
         except LoadError as error:
-            raise ValueError(str(error)) from None
-
-    return check
+            return [(at, str(error))]
+    missing = catalog.available(model.runtime) if here else None
+    return [("runtime", missing)] if missing else []
