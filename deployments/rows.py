@@ -179,15 +179,15 @@ def _ones(d: ModelDescription, row: int, mask: Array, full: int) -> int:
     """How many ones the mask of a row starts with; nothing but zeros may follow."""
     if mask.shape != (full,):
         raise BadRequest(
-            f"Input '{d.mask_input}', row {row}, has shape {list(mask.shape)}; "
+            f"Input '{d.mask_input}', row {row} has shape {list(mask.shape)}; "
             f"it must be as long as '{d.lengths_input}': [{full}]."
         )
     count = int(np.count_nonzero(mask))
     if count == 0:
-        raise BadRequest(f"Input '{d.mask_input}', row {row}, is all zeros: the row has no tokens.")
+        raise BadRequest(f"Input '{d.mask_input}', row {row} is all zeros: the row has no tokens.")
     if not (mask[:count] == 1).all():
         raise BadRequest(
-            f"Input '{d.mask_input}', row {row}, must be ones and then zeros (padding at the end); "
+            f"Input '{d.mask_input}', row {row} must be ones and then zeros (padding at the end); "
             f"send each row's real tokens first, or leave the mask out."
         )
     return count

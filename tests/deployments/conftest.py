@@ -1,0 +1,71 @@
+"""Model pages for tests: a small text encoder unless told otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deployments.description import ModelDescription, Scheduling
+from runtimes.types import TensorSpec
+
+SCHEDULING = Scheduling(0.1, 1.0, "demote", 32, 8192, 0.05, 2048, 1024, 2, 30.0, True)
+
+
+def _page(**changes: Any) -> ModelDescription:
+    fields: dict[str, Any] = {
+        "name": "device",
+        "version": "1",
+        "generation": 1,
+        "platform": "synthetic",
+        "task": "tensors",
+        "inputs": (TensorSpec("ids", "INT64", (-1, -1)),),
+        "outputs": (TensorSpec("sum", "FP32", (-1,)),),
+        "lengths_input": "ids",
+        "lengths_axis": 1,
+        "mask_input": None,
+        "optional_inputs": (),
+        "max_length": 8,
+        "truncate": False,
+        "bucket_edges": (4, 8),
+        "pads": True,
+        "precision": "fp32",
+        "device": "cpu",
+        "scheduling": SCHEDULING,
+        "digest": "d",
+    }
+    return ModelDescription(**{**fields, **changes})
+
+
+@pytest.fixture(scope="session")
+def page() -> Callable[..., ModelDescription]:
+    """`page(**changes)`: one INT64 input `ids` [-1, -1] of at most 8, one output `sum` [-1]."""
+    return _page
+
+
+@pytest.fixture(scope="session")
+def encoder() -> Callable[..., ModelDescription]:
+    """`encoder(**changes)`: ids, an optional mask and types, hidden [-1, -1, 2] and pooled."""
+
+    def build(**changes: Any) -> ModelDescription:
+        fields: dict[str, Any] = {
+            "name": "encoder",
+            "task": "embed",
+            "inputs": (
+                TensorSpec("ids", "INT64", (-1, -1)),
+                TensorSpec("mask", "INT64", (-1, -1)),
+                TensorSpec("types", "INT64", (-1, -1)),
+            ),
+            "outputs": (
+                TensorSpec("hidden", "FP32", (-1, -1, 2)),
+                TensorSpec("pooled", "FP32", (-1, 2)),
+            ),
+            "mask_input": "mask",
+            "optional_inputs": ("mask", "types"),
+            "embed_output": "pooled",
+            "embed_width": 2,
+        }
+        return _page(**{**fields, **changes})
+
+    return build
