@@ -1,5 +1,7 @@
 """Does the client's parser tell answers as RFC 9112 frames them, however the bytes arrive?"""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
 def parsed(data: bytes, cuts: list[int] | None = None):
     parser = AnswerParser()
     edges = [0, *sorted(cut % len(data) for cut in cuts or []), len(data)]
-    answers = [parser.feed(data[a:b]) for a, b in zip(edges, edges[1:], strict=False) if a < b]
+    answers = [parser.feed(data[a:b]) for a, b in pairwise(edges) if a < b]
     assert all(answer is None for answer in answers[:-1])
     return answers[-1]
 

@@ -1,0 +1,79 @@
+"""What is sent to the fake device, and what did one measurement of one server give?
+
+24 INT64 a request as Open Inference JSON, the same bytes to every server. A `Trial` is one
+server at one number of clients: the load's result, CPU by process role, and where the server tells
+it, seconds by stage. Every trial is preceded by a warm-up of its own, outside of what is counted.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from loadtests.benches import metrics_page
+from loadtests.benches.launched import Running
+from loadtests.benches.processes import cpu_between
+from loadtests.closed_loop import run
+from loadtests.http1 import Target, render
+from loadtests.load import Call, Load
+from loadtests.tally import LoadResult
+from loadtests.workload import infer_body
+
+ROW_LENGTH = 24
+STAGES = "headrace_stage_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """`cpu_us`: microseconds of CPU a request by process role, the client's own included.
+    `stages_us`: by stage, (observations a request, mean microseconds of one)."""
+
+    system: str
+    clients: int
+    result: LoadResult
+    cpu_us: dict[str, float]
+    stages_us: dict[str, tuple[float, float]]
+
+    @property
+    def server_cpu_us(self) -> float:
+        return sum(us for role, us in self.cpu_us.items() if role != "client")
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "system": self.system,
+            "clients": self.clients,
+            **self.result.summary(),
+            "cpu_us": self.cpu_us,
+            "stages_us": self.stages_us,
+        }
+
+
+def device_load(url: str, clients: int, seconds: float, path: str = "") -> Load:
+    target = Target.parse(url + (path or "/v2/models/device/infer"))
+    rng = random.Random(24)
+    bodies = [infer_body("ids", [rng.randrange(30_000) for _ in range(ROW_LENGTH)])]
+    calls = tuple(Call(render(target, body)) for body in bodies)
+    return Load(target, calls, clients=clients, seconds=seconds)
+
+
+def measure(running: Running, clients: int, seconds: float, warmup_s: float) -> Trial:
+    run(device_load(running.url, clients, warmup_s))
+    stages_before = stage_samples(running)
+    before = running.usage()
+    result = run(device_load(running.url, clients, seconds))
+    spent = cpu_between(before, running.usage())
+    answers = max(1, result.answers)
+    cpu_us = {role: cpu_s / answers * 1e6 for role, cpu_s in spent.items() if cpu_s > 0}
+    cpu_us["client"] = result.cpu_us
+    means = metrics_page.mean_by_label(stages_before, stage_samples(running), STAGES, "stage")
+    stages = {stage: (count / answers, mean * 1e6) for stage, (count, mean) in means.items()}
+    return Trial(running.name, clients, result, cpu_us, stages)
+
+
+def stage_samples(running: Running) -> list[metrics_page.Sample]:
+    """Nothing for servers that have no such page."""
+    try:
+        return metrics_page.fetch(running.url)
+    except (OSError, ValueError):
+        return []

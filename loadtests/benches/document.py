@@ -1,0 +1,68 @@
+"""Which figures stand in `docs/benchmarks.md`? Exactly those that were measured.
+
+`python -m loadtests.benches.document` writes the page from the reports under `out/bench`, one
+section a report in a fixed order, each with its command, machine and date. A figure without a
+report keeps the section it had; one that never had a report has no section.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from loadtests.report_table import REPORT_DIR, Report, as_markdown, read
+
+PAGE = Path("docs/benchmarks.md")
+ORDER = ("answers", "overhead", "ragged_embeddings", "memory_start", "soak", "observability")
+HEADER = """# Benchmarks
+
+Every figure names the command that reproduces it, the machine and the day. Client and servers share
+the machine; systems under comparison alternate within one run and medians are compared, so ratios
+hold where absolute numbers drift. `make bench` runs all of it.
+"""
+SECTION = re.compile(r"<!-- figure (\w+) -->\n(.*?)(?=\n<!-- figure |\Z)", re.S)
+
+
+def sections_of(page: str) -> dict[str, str]:
+    return {name: text.strip() + "\n" for name, text in SECTION.findall(page)}
+
+
+def page_of(sections: Mapping[str, str]) -> str:
+    """Known figures in their order, others after them by name."""
+    known = [name for name in ORDER if name in sections]
+    rest = sorted(name for name in sections if name not in ORDER)
+    parts = (f"<!-- figure {name} -->\n{sections[name].strip()}\n" for name in known + rest)
+    return "\n".join((HEADER, *parts))
+
+
+def reports_in(folder: Path) -> list[Report]:
+    return [read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def updated(page: str, reports: list[Report]) -> str:
+    fresh = {report.name: as_markdown(report) for report in reports}
+    return page_of(sections_of(page) | fresh)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.benches.document", description=__doc__
+    )
+    parser.add_argument("--reports", type=Path, default=REPORT_DIR)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    asked = parser.parse_args(argv)
+    reports = reports_in(asked.reports)
+    if not reports:
+        print(f"no reports under {asked.reports}", file=sys.stderr)
+        return 1
+    old = asked.page.read_text() if asked.page.exists() else ""
+    asked.page.write_text(updated(old, reports))
+    print(f"{asked.page}: {', '.join(report.name for report in reports)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

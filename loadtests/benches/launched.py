@@ -1,0 +1,150 @@
+"""Is the server under test up, and is nothing of it left afterwards?
+
+A context manager around one subprocess: starts it with a mark that its descendants inherit, waits
+until a URL answers 200, stops it by SIGTERM and looks for what stayed behind. Leftovers are ended
+by their process ids; after a stop of our own server they make the bench fail. Output goes to a
+file whose end is shown when the start fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from loadtests.benches.processes import MARK, Usage, marked, usage
+
+LOG_DIR = Path("out/bench/logs")
+POLL_S = 0.1
+
+
+class ServerTrouble(RuntimeError):
+    """The server did not start, or did not end as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """`ready_url` answers 200 when the server is up. `strict`: leftovers after a stop are an error
+    (ours), not only ended (other people's)."""
+
+    name: str
+    command: Sequence[str]
+    url: str
+    ready_url: str
+    environ: Mapping[str, str] = field(default_factory=dict)
+    start_limit_s: float = 180.0
+    stop_limit_s: float = 60.0
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """`url` is where requests go; `ready_s`: seconds from start to ready."""
+
+    name: str
+    url: str
+    mark: str
+    ready_s: float
+    log: Path
+
+    def usage(self, *, memory: bool = False) -> list[Usage]:
+        return usage(marked(self.mark), memory=memory)
+
+
+def free_port() -> int:
+    """Free at the moment of asking; nothing reserves it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def get_status(url: str, timeout_s: float = 2.0) -> int:
+    """0 when nothing answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+@contextlib.contextmanager
+def launched(launch: Launch) -> Iterator[Running]:
+    """Raises `ServerTrouble`."""
+    LOG_DIR.mkdir(parents=True, exist_ok=True)
+    mark = uuid.uuid4().hex
+    log = LOG_DIR / f"{launch.name}.log"
+    environ = {**os.environ, **launch.environ, MARK: mark}
+    start = time.perf_counter()
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            launch.command, stdout=output, stderr=subprocess.STDOUT, env=environ
+        )
+    failing = True
+    try:
+        wait_until_ready(launch, child, log)
+        yield Running(launch.name, launch.url, mark, time.perf_counter() - start, log)
+        failing = False
+    finally:
+        left = stop(launch, child, mark)
+        if left and launch.strict and not failing:
+            raise ServerTrouble(f"{launch.name} left processes behind: {', '.join(left)}")
+
+
+def wait_until_ready(launch: Launch, child: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.perf_counter() + launch.start_limit_s
+    while get_status(launch.ready_url) != 200:
+        if child.poll() is not None:
+            raise ServerTrouble(f"{launch.name} ended with {child.returncode}:\n{tail(log)}")
+        if time.perf_counter() > deadline:
+            raise ServerTrouble(
+                f"{launch.name} not ready in {launch.start_limit_s:g} s:\n{tail(log)}"
+            )
+        time.sleep(POLL_S)
+
+
+def stop(launch: Launch, child: subprocess.Popen[bytes], mark: str) -> list[str]:
+    """Ends everything that carries the mark; returns what the server itself had left running."""
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(launch.stop_limit_s)
+    left = marked(mark)
+    names = [f"{process.pid} {describe(process)}" for process in left]
+    end(left)
+    child.wait()
+    return names
+
+
+def end(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def describe(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:80] or process.name()
+    except psutil.Error:
+        return "(gone)"
+
+
+def tail(log: Path, lines: int = 30) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

@@ -1,0 +1,68 @@
+"""What does a server's `/metrics` say, in numbers that a bench can subtract?
+
+Reads the Prometheus text format into samples and sums them by family and label. Counters and
+histogram sums grow from the server's start, so a measurement is the difference of two pages. It
+knows the format, not which metrics there are.
+
+Source: Prometheus exposition formats, text format 0.0.4.
+"""
+
+from __future__ import annotations
+
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+def parse(text: str) -> list[Sample]:
+    """Raises `ValueError` where the text is not in the format."""
+    return [
+        Sample(sample.name, dict(sample.labels), float(sample.value))
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
+
+
+def fetch(url: str, timeout_s: float = 5.0) -> list[Sample]:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=timeout_s) as answer:
+        return parse(answer.read().decode())
+
+
+def total(samples: Iterable[Sample], name: str) -> float:
+    return sum(sample.value for sample in samples if sample.name == name)
+
+
+def by_label(samples: Iterable[Sample], name: str, label: str) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for sample in samples:
+        if sample.name == name:
+            sums[sample.labels.get(label, "")] += sample.value
+    return dict(sums)
+
+
+def mean_by_label(
+    before: list[Sample], after: list[Sample], histogram: str, label: str
+) -> dict[str, tuple[float, float]]:
+    """By label: (observations, mean) of a histogram between two pages."""
+    sums_before = by_label(before, f"{histogram}_sum", label)
+    counts_before = by_label(before, f"{histogram}_count", label)
+    sums, counts = (
+        by_label(after, f"{histogram}_sum", label),
+        by_label(after, f"{histogram}_count", label),
+    )
+    means = {}
+    for key, count in counts.items():
+        more = count - counts_before.get(key, 0.0)
+        if more > 0:
+            means[key] = (more, (sums.get(key, 0.0) - sums_before.get(key, 0.0)) / more)
+    return means

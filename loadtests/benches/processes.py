@@ -1,0 +1,107 @@
+"""Which processes belong to a server under test, what is each for, what has it used?
+
+A launched server carries a mark in its environment that every descendant inherits, those included
+that leave the process tree (Ray's workers, HAProxy). CPU is user + system seconds since a process
+began; memory is resident bytes and, where the kernel gives it, the proportional set size, which
+counts shared pages once. Roles are told from the titles that Ray and HAProxy give themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+MARK = "HEADRACE_BENCH_MARK"
+
+ROLES = (
+    ("haproxy", re.compile(r"^\S*haproxy\b(?!.*python)")),
+    ("gateway replica", re.compile(r"ServeReplica:gateway:")),
+    ("model replica", re.compile(r"ServeReplica:[^:]+:(Model|Device)\b")),
+    ("anchor", re.compile(r"ServeReplica:[^:]+:Anchor\b")),
+    ("ingress replica", re.compile(r"ServeReplica:[^:]+:Ingress\b")),
+    ("other replica", re.compile(r"ServeReplica:")),
+    ("controller", re.compile(r"ServeController")),
+    ("proxy", re.compile(r"ProxyActor|HAProxyManager")),
+    ("registry", re.compile(r"ray::\w*Registry")),
+    ("idle worker", re.compile(r"ray::IDLE")),
+    ("gcs", re.compile(r"gcs_server")),
+    ("raylet", re.compile(r"raylet/raylet|^raylet")),
+    ("dashboard", re.compile(r"dashboard|runtime_env|log_monitor")),
+    ("triton", re.compile(r"tritonserver")),
+    ("triton model", re.compile(r"triton_python_backend_stub")),
+    (
+        "host",
+        re.compile(r"deployments\.host_process|deployments\.cli|bin/headrace|app\.py|bind\.py"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of one process, at one moment."""
+
+    pid: int
+    role: str
+    cpu_s: float
+    rss_bytes: int
+    pss_bytes: int
+
+
+def role_of(command_line: str) -> str:
+    for role, pattern in ROLES:
+        if pattern.search(command_line):
+            return role
+    return "other"
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Every live process that carries the mark; needs to read `/proc/PID/environ`."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+            if wanted in environ.split(b"\0") and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (OSError, psutil.Error):
+            continue
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def usage(processes: Iterable[psutil.Process], *, memory: bool = False) -> list[Usage]:
+    """`memory`: read the proportional set size too (costs the kernel some ms a process)."""
+    seen = []
+    for process in processes:
+        try:
+            times = process.cpu_times()
+            title = " ".join(process.cmdline()) or process.name()
+            rss = process.memory_info().rss
+            pss = process.memory_full_info().pss if memory else 0
+        except (psutil.Error, OSError):
+            continue
+        seen.append(Usage(process.pid, role_of(title), times.user + times.system, rss, pss))
+    return seen
+
+
+def cpu_between(before: Iterable[Usage], after: Iterable[Usage]) -> dict[str, float]:
+    """CPU seconds by role. A process that ended in between is not counted; a new one is, whole."""
+    earlier = {each.pid: each.cpu_s for each in before}
+    spent: dict[str, float] = defaultdict(float)
+    for each in after:
+        spent[each.role] += each.cpu_s - earlier.get(each.pid, 0.0)
+    return dict(spent)
+
+
+def memory_by_role(usages: Iterable[Usage]) -> Mapping[str, tuple[int, int, int]]:
+    """By role: processes, resident bytes, proportional bytes."""
+    total: dict[str, tuple[int, int, int]] = {}
+    for each in usages:
+        count, rss, pss = total.get(each.role, (0, 0, 0))
+        total[each.role] = (count + 1, rss + each.rss_bytes, pss + each.pss_bytes)
+    return total
