@@ -67,6 +67,11 @@ class Dispatcher:
     def snapshot(self, now: float) -> Snapshot:
         return take_snapshot(self._state(), now)
 
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that wait, late ones included; O(1)."""
+        return self._requests.waiting.rows
+
     def cost_error(self) -> CostError:
         """How far predictions of service time have lately been off."""
         return self._cost.error()

@@ -183,10 +183,10 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Call `step(Tick(), now)` at this time at the latest (an earlier one replaces a later one).
+    """Call `step(Tick(), now)` at this time: the one timer is set anew, whatever it was set to.
 
-    At most one a step. It is not repeated while an earlier or equal one is outstanding; one is
-    outstanding from when it was returned until any `Tick` or until a step at or past its time.
+    At most one a step, and none while the timer stands at an earlier or the same time; it counts as
+    gone after any `Tick` and after any step at or past its time. A needless `Tick` does no harm.
     """
 
     at: float
