@@ -1,0 +1,125 @@
+"""A driver that turns dispatcher tests into short stories and checks every invariant on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from routers.dispatcher import Dispatcher
+from routers.types import (
+    Action,
+    Arrive,
+    Cancel,
+    Closed,
+    Dispatch,
+    DispatcherSettings,
+    Event,
+    LeaseEnd,
+    Replica,
+    ReplicaKind,
+    Replicas,
+    Report,
+    Request,
+    Tick,
+    WakeAt,
+)
+
+
+@dataclass
+class Driver:
+    """Time stands until a step says otherwise. `timer` is what the one timer is set to."""
+
+    dispatcher: Dispatcher
+    now: float = 0.0
+    timer: float | None = None
+    open: dict[int, Dispatch] = field(default_factory=dict)
+
+    def step(self, event: Event, at: float | None = None) -> list[Action]:
+        """All actions but the timer's, which is kept in `timer`."""
+        self.now = self.now if at is None else at
+        return self.take_in(self.dispatcher.step(event, self.now))
+
+    def take_in(self, actions: list[Action]) -> list[Action]:
+        self.dispatcher.check()
+        wakes = [action for action in actions if isinstance(action, WakeAt)]
+        assert len(wakes) <= 1
+        if wakes:
+            self.timer = wakes[0].at
+            assert self.timer > self.now
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self.open[action.lease_id] = action
+        return [action for action in actions if not isinstance(action, WakeAt)]
+
+    def arrive(
+        self,
+        request_id: int,
+        *lengths: int,
+        at: float | None = None,
+        slo_s: float = 10.0,
+        timeout_s: float = 100.0,
+        retryable: bool = True,
+    ) -> list[Action]:
+        now = self.now if at is None else at
+        request = Request(
+            request_id, lengths or (10,), now, now + slo_s, now + timeout_s, retryable=retryable
+        )
+        return self.step(Arrive(request), at)
+
+    def replicas(self, *ids: str, capacity: float = 1, at: float | None = None) -> list[Action]:
+        return self.step(Replicas(tuple(Replica(each, capacity) for each in ids)), at)
+
+    def streams(self, *ids: str, capacity: float) -> list[Action]:
+        kind = ReplicaKind.STREAM
+        return self.step(Replicas(tuple(Replica(each, capacity, kind) for each in ids)))
+
+    def close(
+        self,
+        lease: Dispatch,
+        end: LeaseEnd = LeaseEnd.DONE,
+        at: float | None = None,
+        **report: Any,
+    ) -> list[Action]:
+        self.open.pop(lease.lease_id, None)
+        return self.step(Closed(lease.lease_id, end, Report(**report)), at)
+
+    def tick(self, at: float) -> list[Action]:
+        return self.step(Tick(), at)
+
+    def cancel(self, request_id: int) -> list[Action]:
+        return self.step(Cancel(request_id))
+
+    def drain(self) -> list[Dispatch]:
+        """Answer all that is open and will be; returns the dispatches that this brought."""
+        sent = []
+        while self.open:
+            _, lease = self.open.popitem()
+            sent += [each for each in self.close(lease) if isinstance(each, Dispatch)]
+        return sent
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Driver]]:
+    """Makes drivers; at the end of the test each is drained and must be exactly empty."""
+    drivers: list[Driver] = []
+
+    def make(**settings: Any) -> Driver:
+        settings.setdefault("bucket_edges", (32, 128, 512))
+        drivers.append(Driver(Dispatcher(DispatcherSettings(**settings))))
+        return drivers[-1]
+
+    yield make
+    for driver in drivers:
+        driver.now += 1000.0
+        driver.timer = None
+        driver.tick(driver.now)
+        driver.drain()
+        driver.replicas()
+        end = driver.dispatcher.snapshot(driver.now)
+        assert (end.waiting_rows, end.waiting_requests, end.leases, end.drift) == (0, 0, 0, 0)
+        assert end.replicas == ()
+        assert driver.dispatcher._requests.live == {}
+        assert driver.dispatcher._requests.timers.heap == []

@@ -1,0 +1,293 @@
+"""Expiry, lateness and the bounds of the queue."""
+
+import pytest
+
+from routers.deadlines import Timers, Turnaround
+from routers.tickets import Row, Ticket
+from routers.types import Abort, Dispatch, Evict, LeaseEnd, Reason, Reject, Request
+
+
+def requests_of(*actions):
+    return [[request for request, _ in each.rows] for each in actions if isinstance(each, Dispatch)]
+
+
+# ---- expiry
+
+
+@pytest.mark.parametrize("replicas", [(), ("busy",)])
+def test_waiting_request_is_evicted_when_it_expires(start, replicas):
+    core = start()
+    core.replicas(*replicas)
+    core.arrive(0)
+    core.arrive(1, slo_s=1.0, timeout_s=5.0)
+    core.tick(core.timer)
+    assert core.timer == 5.0
+    assert core.tick(4.999) == []
+    assert core.tick(5.0) == [Evict(1, Reason.EXPIRED)]
+
+
+def test_nothing_is_dispatched_at_its_expiry(start):
+    core = start()
+    core.arrive(1, timeout_s=5.0)
+    core.arrive(2, timeout_s=5.001)
+    evicted, sent = core.replicas("a", at=5.0)
+    assert evicted == Evict(1, Reason.EXPIRED)
+    assert requests_of(sent) == [[2]]
+
+
+def test_late_timer_still_evicts_before_dispatch(start):
+    core = start()
+    core.replicas("a")
+    (lease,) = core.arrive(1)
+    core.arrive(2, timeout_s=1.0)
+    assert core.close(lease, at=50.0) == [Evict(2, Reason.EXPIRED)]
+
+
+def test_expired_request_leaves_a_running_batch_and_its_answer_is_ignored(start):
+    core = start()
+    core.replicas("a")
+    (lease,) = core.arrive(1, timeout_s=5.0)
+    assert core.tick(5.0) == [Evict(1, Reason.EXPIRED), Abort(lease.lease_id, "a")]
+    assert core.close(lease, at=6.0) == []
+
+
+def test_request_with_several_rows_expires_whole(start):
+    core = start(max_size=1)
+    core.replicas("a")
+    core.arrive(1, 10, 20, 500, timeout_s=5.0)
+    assert [type(action) for action in core.tick(5.0)] == [Evict, Abort]
+    assert core.dispatcher.snapshot(5.0).waiting_rows == 0
+
+
+def test_answer_in_the_moment_of_expiry_counts(start):
+    core = start()
+    core.replicas("a")
+    (lease,) = core.arrive(1, timeout_s=5.0)
+    assert core.close(lease, at=5.0) == []
+
+
+def test_lost_row_without_budget_is_evicted(start):
+    core = start()
+    core.replicas("a", "b")
+    (lease,) = core.arrive(1, timeout_s=5.0)
+    assert core.close(lease, LeaseEnd.LOST, at=5.0) == [Evict(1, Reason.LOST)]
+
+
+# ---- the timer
+
+
+def test_timer_is_asked_for_once_and_again_when_it_is_earlier(start):
+    core = start()
+    core.arrive(1, slo_s=5.0)
+    assert core.timer == 5.0
+    core.timer = None
+    core.arrive(2, slo_s=6.0)
+    assert core.timer is None
+    core.arrive(3, slo_s=4.0)
+    assert core.timer == 4.0
+
+
+def test_timer_that_fires_early_is_asked_for_again(start):
+    core = start()
+    core.arrive(1, slo_s=5.0)
+    core.timer = None
+    core.tick(4.99)
+    assert core.timer == 5.0
+
+
+def test_timer_is_forgotten_with_the_last_request(start):
+    core = start()
+    core.arrive(1, slo_s=5.0)
+    core.cancel(1)
+    core.timer = None
+    core.tick(5.0)
+    assert core.timer is None
+
+
+# ---- lateness
+
+
+def test_late_rows_go_behind_all_that_are_on_time(start):
+    core = start()
+    core.arrive(1, 10, slo_s=1.0)
+    core.arrive(2, 10, slo_s=9.0)
+    core.arrive(3, 500, slo_s=9.0)
+    core.tick(1.0)
+    assert core.dispatcher.snapshot(1.0).late_rows == 1
+    assert requests_of(*core.replicas("a"), *core.drain())[-1] == [1]
+
+
+def test_row_is_late_at_its_deadline_and_not_before(start):
+    core = start()
+    core.arrive(1, slo_s=1.0)
+    core.tick(0.999)
+    assert core.dispatcher.snapshot(0.999).late_rows == 0
+    core.tick(1.0)
+    assert core.dispatcher.snapshot(1.0).late_rows == 1
+
+
+def test_row_is_late_once_the_usual_turnaround_no_longer_fits(start):
+    core = start()
+    core.replicas("a")
+    (lease,) = core.arrive(1)
+    core.close(lease, at=0.2)
+    core.replicas()
+    core.arrive(2, slo_s=1.0)
+    assert core.timer == pytest.approx(1.2 - 0.3)  # 0.2 s and twice a first deviation of 0.05 s
+
+
+def test_late_batches_are_led_by_the_oldest_and_keep_to_its_bucket(start):
+    core = start()
+    core.arrive(1, 500, slo_s=1.0)
+    core.arrive(2, 10, slo_s=1.0)
+    core.arrive(3, 10, slo_s=1.0)
+    core.arrive(4, 500, slo_s=1.0)
+    core.tick(1.0)
+    assert requests_of(*core.replicas("a"), *core.drain()) == [[1, 4], [2, 3]]
+
+
+def test_late_row_that_comes_back_goes_to_the_late_ones(start):
+    core = start()
+    core.replicas("a")
+    (lease,) = core.arrive(1, slo_s=1.0)
+    core.arrive(2, slo_s=9.0)
+    core.close(lease, LeaseEnd.BUSY, at=2.0)
+    assert core.dispatcher.snapshot(2.0).late_rows == 1
+    assert requests_of(*core.tick(3.0), *core.drain()) == [[2], [1]]
+
+
+def test_late_request_is_refused_at_its_deadline_where_settings_say_so(start):
+    core = start(late="refuse")
+    core.arrive(1, slo_s=1.0)
+    assert core.tick(0.999) == []
+    (evicted,) = core.tick(1.0)
+    assert (evicted.request_id, evicted.reason) == (1, Reason.LATE)
+
+
+def test_running_request_is_not_refused_for_lateness(start):
+    core = start(late="refuse")
+    core.replicas("a")
+    (lease,) = core.arrive(1, slo_s=1.0)
+    assert core.tick(1.0) == []
+    (evicted,) = core.close(lease, LeaseEnd.BUSY, at=2.0)
+    assert evicted.reason is Reason.LATE
+
+
+@pytest.mark.parametrize(("late", "taken"), [("demote", True), ("refuse", False)])
+def test_arrival_past_its_deadline_is_late_from_the_start(start, late, taken):
+    core = start(late=late)
+    actions = core.arrive(1, slo_s=0.0)
+    assert core.dispatcher.snapshot(0.0).late_rows == taken
+    assert [action.reason for action in actions] == ([] if taken else [Reason.LATE])
+
+
+@pytest.mark.parametrize(("bound", "kept"), [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3)])
+def test_late_newcomers_beyond_the_bound_are_evicted(start, bound, kept):
+    core = start(max_late_rows=bound)
+    for request_id in range(3):
+        core.arrive(request_id, slo_s=1.0)
+    evicted = core.tick(1.0)
+    assert [action.request_id for action in evicted] == [*range(kept, 3)]
+    assert all(action.reason is Reason.LATE for action in evicted)
+    assert core.dispatcher.snapshot(1.0).late_rows == kept
+
+
+# ---- bounds
+
+
+@pytest.mark.parametrize(
+    ("length", "reason"), [(0, None), (511, None), (512, None), (513, Reason.TOO_LONG)]
+)
+def test_rows_longer_than_the_last_bucket_are_rejected(start, length, reason):
+    core = start()
+    assert [action.reason for action in core.arrive(1, length)] == ([reason] if reason else [])
+
+
+def test_one_row_too_long_rejects_its_request(start):
+    core = start()
+    assert core.arrive(1, 10, 513) == [Reject(1, Reason.TOO_LONG)]
+    assert core.dispatcher.snapshot(0.0).waiting_rows == 0
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(1, True), (2, True), (3, True), (4, False)])
+def test_request_larger_than_the_queue_is_rejected(start, rows, taken):
+    core = start(max_queue_rows=3)
+    reasons = [action.reason for action in core.arrive(1, *[10] * rows)]
+    assert reasons == ([] if taken else [Reason.TOO_LARGE])
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(1, True), (2, False)])
+def test_rows_over_the_bound_are_rejected(start, rows, taken):
+    core = start(max_queue_rows=3)
+    core.arrive(1, 10, 10)
+    reasons = [action.reason for action in core.arrive(2, *[10] * rows)]
+    assert reasons == ([] if taken else [Reason.QUEUE_FULL])
+
+
+def test_leased_rows_do_not_count_against_the_queue(start):
+    core = start(max_queue_rows=1)
+    core.replicas("a")
+    assert len(core.arrive(1)) == 1
+    assert core.arrive(2) == []
+    assert core.arrive(3)[0].reason is Reason.QUEUE_FULL
+
+
+def test_full_queue_says_when_to_ask_again(start):
+    core = start(max_queue_rows=4, max_size=1, initial_cost_s=0.5)
+    for request_id in range(4):
+        core.arrive(request_id, 10)
+    assert core.arrive(8) == [Reject(8, Reason.QUEUE_FULL, 2.0)]
+
+
+@pytest.mark.parametrize(("cost_s", "retry_s"), [(0.0, 0.05), (0.03, 0.05), (30.0, 30.0), (99, 60)])
+def test_retry_time_is_bounded(start, cost_s, retry_s):
+    core = start(max_queue_rows=1, initial_cost_s=cost_s)
+    core.arrive(1)
+    assert core.arrive(2)[0].retry_after_s == retry_s
+
+
+@pytest.mark.parametrize(("timeout_s", "reasons"), [(0.0, [Reason.EXPIRED]), (0.001, [])])
+def test_request_that_arrives_expired_is_rejected(start, timeout_s, reasons):
+    core = start()
+    actions = core.arrive(1, slo_s=0.0, timeout_s=timeout_s)
+    assert [action.reason for action in actions] == reasons
+
+
+# ---- the parts alone
+
+
+def ticket_at(order, at):
+    ticket = Ticket(Request(order, (1,), 0.0, at, at), 0.0, at, 1)
+    ticket.rows = (Row(ticket, 0, 1, order),)
+    return ticket
+
+
+def test_forgotten_timers_are_compacted():
+    timers = Timers()
+    tickets = [ticket_at(order, float(order)) for order in range(1000)]
+    for ticket in tickets:
+        timers.push(ticket.latest_start, ticket)
+    for live in range(999, -1, -1):
+        tickets[live].open = 0
+        timers.trim(live)
+        assert len(timers.heap) <= 2 * live + 32
+    assert timers.heap == []
+
+
+def test_latest_start_leaves_half_of_the_budget():
+    turnaround = Turnaround()
+    turnaround.keep((32,), 0.0)
+    turnaround.observe(32, 100.0)
+    assert turnaround.latest_start(32, 1.0, 2.0) == 1.5
+    assert turnaround.latest_start(32, 3.0, 2.0) == 2.0
+
+
+def test_turnaround_forgets_edges_that_are_gone():
+    turnaround = Turnaround()
+    turnaround.keep((32, 64), 0.0)
+    turnaround.observe(32, 1.0)
+    turnaround.observe(64, 1.0)
+    turnaround.keep((64,), 0.0)
+    turnaround.observe(32, 1.0)
+    turnaround.keep((32, 64), 0.25)
+    assert (turnaround.margin_s(32), turnaround.margin_s(64)) == (0.25, 1.5)

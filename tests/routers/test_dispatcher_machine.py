@@ -1,0 +1,305 @@
+"""Any sequence of events keeps the promises: nothing lost or answered twice, order, limits, time.
+
+The machine keeps its own plain model of what each row is (waiting or leased) and judges every
+action by it; the dispatcher's own invariants are checked after each step as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from routers.dispatcher import Dispatcher
+from routers.types import (
+    Abort,
+    Arrive,
+    Cancel,
+    Closed,
+    Dispatch,
+    DispatcherSettings,
+    Evict,
+    LeaseEnd,
+    Opened,
+    Progress,
+    Reason,
+    Reject,
+    Replica,
+    ReplicaKind,
+    Replicas,
+    Report,
+    Request,
+    Tick,
+    WakeAt,
+)
+
+EDGES = (4, 8, 16)
+IDS = ("a", "b", "c")
+
+
+@dataclass
+class Known:
+    """One live request as the machine sees it; `leased`: row index to lease id."""
+
+    request: Request
+    arrived: float
+    waiting: set[int]
+    order: int
+    leased: dict[int, int] = field(default_factory=dict)
+    retried: set[int] = field(default_factory=set)
+    late_from: float = float("inf")
+
+
+class DispatcherMachine(RuleBasedStateMachine):
+    @initialize(
+        late=st.sampled_from(("demote", "refuse")),
+        pads=st.booleans(),
+        max_size=st.sampled_from((1, 2, 3, 8)),
+        max_tokens=st.sampled_from((1, 12, 40)),
+        max_queue_rows=st.sampled_from((1, 4, 30)),
+        max_late_rows=st.sampled_from((0, 3, 30)),
+        initial_cost_s=st.sampled_from((0.0, 0.5)),
+    )
+    def begin(self, **chosen):
+        self.settings = DispatcherSettings(EDGES, max_passed_over_s=2.0, **chosen)
+        self.dispatcher = Dispatcher(self.settings)
+        self.now, self.timer, self.arrivals = 0.0, None, 0
+        self.known: dict[int, Known] = {}
+        self.ended: set[int] = set()
+        self.leases: dict[int, Dispatch] = {}
+        self.running: dict[str, Replica] = {}
+
+    # -- events
+
+    def step(self, event):
+        for action in self.dispatcher.step(event, self.now):
+            self.judge(action)
+        self.dispatcher.check()
+
+    @rule(
+        lengths=st.lists(st.integers(0, 17), min_size=1, max_size=4),
+        slo=st.sampled_from((0.0, 1.0, 5.0)),
+        extra=st.sampled_from((0.0, 1.0, 20.0)),
+        retryable=st.booleans(),
+    )
+    def arrive(self, lengths, slo, extra, retryable):
+        self.arrivals += 1
+        deadline = self.now + slo
+        request = Request(
+            self.arrivals, tuple(lengths), self.now, deadline, deadline + extra, retryable=retryable
+        )
+        rows = set(range(len(lengths)))
+        self.known[self.arrivals] = Known(request, self.now, rows, self.arrivals)
+        self.step(Arrive(request))
+
+    @rule(seconds=st.sampled_from((0.0, 0.001, 0.3, 1.0, 4.0)))
+    def time_passes(self, seconds):
+        """The shell's timer fires on the way, as it would."""
+        until = self.now + seconds
+        while self.timer is not None and self.timer <= until:
+            self.now, self.timer = max(self.now, self.timer), None
+            self.step(Tick())
+        self.now = until
+        self.nothing_is_overdue()
+
+    @rule(seconds=st.sampled_from((0.5, 3.0)))
+    def loop_stalls(self, seconds):
+        """Time passes and the timer comes late: the next event finds things overdue."""
+        self.now += seconds
+
+    @rule(
+        chosen=st.dictionaries(
+            st.sampled_from(IDS),
+            st.tuples(st.sampled_from((0, 1, 2, 3, 20)), st.sampled_from(list(ReplicaKind))),
+        )
+    )
+    def replicas_change(self, chosen):
+        for replica_id, (capacity, kind) in chosen.items():
+            known = self.running.get(replica_id)
+            held = any(each.replica_id == replica_id for each in self.leases.values())
+            if known is not None or not held:  # one that drains keeps its kind when it returns
+                kept = known.kind if known is not None and held else kind
+                chosen[replica_id] = (capacity, kept)
+            else:
+                chosen[replica_id] = (capacity, self.last_kind[replica_id])
+        self.running = {
+            key: Replica(key, capacity, kind) for key, (capacity, kind) in chosen.items()
+        }
+        self.last_kind = getattr(self, "last_kind", {}) | {
+            key: replica.kind for key, replica in self.running.items()
+        }
+        self.step(Replicas(tuple(self.running.values())))
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def caller_leaves(self, data):
+        request_id = data.draw(st.sampled_from(sorted(self.known)))
+        self.end(request_id)
+        self.step(Cancel(request_id))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def replica_starts(self, data):
+        self.step(Opened(data.draw(st.sampled_from(sorted(self.leases)))))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), held=st.floats(0, 30))
+    def stream_moves(self, data, held):
+        self.step(Progress(data.draw(st.sampled_from(sorted(self.leases))), 1.0, held))
+
+    @precondition(lambda self: self.leases)
+    @rule(
+        data=st.data(),
+        end=st.sampled_from((LeaseEnd.DONE, LeaseEnd.DONE, LeaseEnd.BUSY, LeaseEnd.LOST)),
+        seconds=st.sampled_from((0.0, 0.01, 1.0)),
+    )
+    def lease_closes(self, data, end, seconds):
+        lease = self.leases.pop(data.draw(st.sampled_from(sorted(self.leases))))
+        for request_id, index in lease.rows:
+            self.comes_back(request_id, index, lease.lease_id, end)
+        report = Report(service_s=seconds, retry_in_s=seconds, transport_s=0.001)
+        self.step(Closed(lease.lease_id, end, report))
+
+    def comes_back(self, request_id, index, lease_id, end):
+        known = self.known.get(request_id)
+        if known is None or known.leased.get(index) != lease_id:
+            return
+        del known.leased[index]
+        if end is LeaseEnd.DONE:
+            if not known.leased and not known.waiting:
+                self.end(request_id)
+            return
+        known.waiting.add(index)
+        if end is LeaseEnd.LOST:
+            known.retried.add(index)
+
+    # -- judging actions
+
+    def judge(self, action):
+        match action:
+            case Dispatch():
+                self.judge_dispatch(action)
+            case Reject() | Evict():
+                self.judge_refusal(action)
+            case Abort():
+                rows = self.leases[action.lease_id].rows
+                members = [self.known[each].leased for each, _ in rows if each in self.known]
+                assert not any(action.lease_id in leased.values() for leased in members)
+            case WakeAt():
+                assert action.at > self.now
+                self.timer = action.at
+
+    def judge_refusal(self, action):
+        known = self.known[action.request_id]
+        if action.reason is Reason.EXPIRED:
+            assert self.now >= known.request.expires
+        elif isinstance(action, Evict) and action.reason is Reason.LOST:
+            assert known.retried
+        if isinstance(action, Reject):
+            assert known.arrived == self.now
+        self.end(action.request_id)
+
+    def judge_dispatch(self, action):
+        assert action.lease_id not in self.leases
+        replica = self.running[action.replica_id]
+        rows = [(self.known[request_id], index) for request_id, index in action.rows]
+        for known, index in rows:
+            assert known.request.expires > self.now, "dispatched at or past its expiry"
+            assert index in known.waiting, "dispatched, but it did not wait"
+        self.judge_room(replica, rows)
+        self.judge_limits(rows)
+        self.judge_order(rows)
+        for known, index in rows:
+            known.waiting.remove(index)
+            known.leased[index] = action.lease_id
+        self.leases[action.lease_id] = action
+
+    def judge_room(self, replica, rows):
+        others = [each for each in self.leases.values() if each.replica_id == replica.replica_id]
+        if replica.kind is ReplicaKind.BATCH:
+            assert len(others) + 1 <= replica.capacity, "more leases than slots"
+        else:
+            assert len(rows) == 1
+
+    def judge_limits(self, rows):
+        lengths = [known.request.lengths[index] for known, index in rows]
+        tokens = len(rows) * max(lengths) if self.settings.pads else sum(lengths)
+        assert len(rows) == 1 or tokens <= self.settings.max_tokens
+        assert len(rows) <= self.settings.max_size
+        assert len({self.bucket(length) for length in lengths}) == 1
+        assert len(rows) == 1 or not any(index in known.retried for known, index in rows)
+
+    def judge_order(self, rows):
+        """First in, first out in the bucket; no on-time bucket passed over beyond the bound."""
+        late = {request for request, known in self.known.items() if self.is_late(request)}
+        if any(known.request.request_id in late or index in known.retried for known, index in rows):
+            return
+        taken = {(known.order, index) for known, index in rows}
+        bucket = self.bucket(rows[0][0].request.lengths[rows[0][1]])
+        oldest = min(taken)
+        for known in self.known.values():
+            for index in known.waiting - known.retried:
+                place = (known.order, index)
+                if known.request.request_id in late or place in taken:
+                    continue
+                if self.bucket(known.request.lengths[index]) == bucket:
+                    assert place > max(taken), "overtaken in its bucket"
+                elif self.now - known.arrived >= self.settings.max_passed_over_s:
+                    assert place > oldest, "passed over beyond the bound"
+
+    def is_late(self, request_id):
+        return self.dispatcher._requests.live[request_id].late
+
+    def bucket(self, length):
+        return next(edge for edge in EDGES if length <= edge)
+
+    def end(self, request_id):
+        assert request_id not in self.ended, "answered twice"
+        self.ended.add(request_id)
+        del self.known[request_id]
+
+    def nothing_is_overdue(self):
+        """With a timer that works, nobody waits past the time at which nobody waits any longer."""
+        assert not [each for each in self.known.values() if each.request.expires <= self.now]
+
+    # -- invariants
+
+    @invariant()
+    def counts_agree(self):
+        if not hasattr(self, "dispatcher"):
+            return
+        seen = self.dispatcher.snapshot(self.now)
+        assert seen.waiting_rows == sum(len(known.waiting) for known in self.known.values())
+        assert seen.leased_rows == sum(len(known.leased) for known in self.known.values())
+        assert seen.leases == len(self.leases)
+        assert seen.oldest_wait_s >= 0
+        assert seen.unknown_closes == 0
+
+    def teardown(self):
+        if not hasattr(self, "dispatcher"):
+            return
+        self.replicas_change({"a": (2, ReplicaKind.BATCH)})
+        while self.leases or self.known:
+            for lease_id in sorted(self.leases):
+                lease = self.leases.pop(lease_id)
+                for request_id, index in lease.rows:
+                    self.comes_back(request_id, index, lease_id, LeaseEnd.DONE)
+                self.step(Closed(lease_id, LeaseEnd.DONE))
+            self.time_passes(0.6)
+        self.replicas_change({})
+        end = self.dispatcher.snapshot(self.now)
+        assert (end.waiting_rows, end.waiting_requests, end.leases, end.replicas) == (0, 0, 0, ())
+        assert self.ended == set(range(1, self.arrivals + 1))
+        assert self.dispatcher._requests.timers.heap == []
+
+
+TestDispatcherMachine = DispatcherMachine.TestCase
+TestDispatcherMachine.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
