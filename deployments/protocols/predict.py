@@ -20,7 +20,7 @@ import orjson
 
 from deployments import rows
 from deployments.description import ModelDescription
-from deployments.errors import BadRequest
+from deployments.errors import BadRequest, RowFailed
 from deployments.protocols import malformed
 from deployments.protocols.tensors import HALVES, Array, row_from_json
 from deployments.protocols.types import Encoded, PredictCall
@@ -122,6 +122,9 @@ def _value(raw: msgspec.Raw, name: str, specs: dict[str, TensorSpec], d: ModelDe
 
 def encode(call: PredictCall, rows_out: rows.RowsOut, d: ModelDescription) -> Encoded:
     """Every row as nested lists of its own shape; a single output stands without its name."""
+    missing = [spec.name for spec in d.outputs if spec.name not in rows_out]
+    if missing:
+        raise RowFailed(f"The model '{d.name}' gave no output '{missing[0]}'.")
     columns = {
         spec.name: [_json(row, spec.datatype) for row in rows_out[spec.name][1]]
         for spec in d.outputs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.description import ModelDescription
-from deployments.errors import BadRequest
+from deployments.errors import BadRequest, RowFailed
 from deployments.protocols import predict
 from deployments.rows import Rows
 from runtimes.types import TensorSpec
@@ -126,3 +126,8 @@ def test_bytes_are_answered_as_text_where_they_are(page: Page) -> None:
     d = page(outputs=(TensorSpec("label", "BYTES", (-1, -1)),))
     out = {"label": ("BYTES", [np.array([b"a", b"\xff"], dtype=object)])}
     assert encoded({"instances": [[1]]}, out, d) == {"predictions": [["a", {"b64": "/w=="}]]}
+
+
+def test_model_that_leaves_an_output_out_fails_the_request_alone(page: Page) -> None:
+    with pytest.raises(RowFailed, match="no output 'sum'"):
+        predict.encode(predict.decode(b'{"instances": [[1]]}'), {}, page())
