@@ -95,7 +95,7 @@ def test_aligned_data_is_not_copied_and_misaligned_is() -> None:
     for pad in range(8):
         body = request(entry("x", "INT64", [1], 8), pad=pad)
         whole = bytearray(body + b"\x00" * 8)
-        array = oip_binary.decode(whole, len(body)).tensors[0].data
+        array = oip_binary.decode(memoryview(whole), len(body)).tensors[0].data
         whole[len(body)] = 7
         copied.add(int(array[0]) != 7)
     assert copied == {True, False}
