@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 
+from runtimes.datatypes import DTYPES
 from runtimes.errors import BadRows
 from runtimes.types import Batch, Limits, Ragged, TensorSpec
 
@@ -51,6 +52,8 @@ def _check_names(batch: Batch, limits: Limits, specs: dict[str, TensorSpec]) -> 
 def _check_rows(ragged: Ragged, spec: TensorSpec, rows: int) -> None:
     if ragged.datatype != spec.datatype:
         raise BadRows(f"input '{spec.name}' is {ragged.datatype}, it must be {spec.datatype}")
+    if ragged.data.dtype != DTYPES[spec.datatype]:
+        raise BadRows(f"input '{spec.name}' holds {ragged.data.dtype}, not {spec.datatype}")
     if len(ragged.shapes) != rows:
         raise BadRows(f"input '{spec.name}' has {len(ragged.shapes)} rows, the batch {rows}")
     for shape in set(ragged.shapes):

@@ -48,19 +48,23 @@ def test_optional_input_may_be_given():
         (batch(1, other=ids(1)), "unknown input 'other', the model takes ids, mask"),
         (Batch(1, np.array([1]), {"mask": ids(1)}), "'ids' is missing"),
         (replace(batch(1), inputs={"ids": ids(1, datatype="INT32")}), "INT32, it must be INT64"),
+        (
+            replace(batch(2), inputs={"ids": Ragged("INT64", np.zeros(2), ((2,),))}),
+            "holds float64, not INT64",
+        ),
         (replace(batch(1, 1), inputs={"ids": ids(1)}), "has 1 rows, the batch 2"),
         (replace(batch(2), lengths=np.array([1])), "lengths are not those of input 'ids'"),
         (batch(2, mask=ids(1)), "'mask' and 'ids' differ in shape"),
         (
-            replace(batch(2), inputs={"ids": Ragged("INT64", np.zeros(2), ((1, 2),))}),
+            replace(batch(2), inputs={"ids": Ragged("INT64", np.zeros(2, int), ((1, 2),))}),
             r"is \(1, 2\), it must be \(-1,\)",
         ),
         (
-            replace(batch(2), inputs={"ids": Ragged("INT64", np.zeros(3), ((2,),))}),
+            replace(batch(2), inputs={"ids": Ragged("INT64", np.zeros(3, int), ((2,),))}),
             "has 3 values",
         ),
         (
-            replace(batch(2), inputs={"ids": Ragged("INT64", np.zeros(2), ((-2,),))}),
+            replace(batch(2), inputs={"ids": Ragged("INT64", np.zeros(2, int), ((-2,),))}),
             r"is \(-2,\)",
         ),
     ],

@@ -1,0 +1,41 @@
+"""The list of backends: names, what is wrong with settings, what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from runtimes import catalog
+from runtimes.errors import LoadError, MissingBackend
+from runtimes.synthetic import SyntheticRuntime
+from runtimes.types import RuntimeSettings
+
+
+def settings(**fields: object) -> RuntimeSettings:
+    return RuntimeSettings(**{"name": "m", "source": None, "cache_dir": Path("unused"), **fields})
+
+
+def test_backend_is_made_by_name():
+    assert isinstance(catalog.create(settings(runtime="synthetic")), SyntheticRuntime)
+
+
+def test_unknown_backend_gets_the_list_and_the_close_one():
+    with pytest.raises(LoadError, match=r"'openvno', did you mean 'openvino'\? known: onnx"):
+        catalog.check("openvno", {}, "fp32")
+
+
+def test_wrong_options_and_precisions_are_named():
+    with pytest.raises(LoadError, match="'base_m', did you mean 'base_ms'"):
+        catalog.check("synthetic", {"base_m": 1}, "fp32")
+    with pytest.raises(LoadError, match="torch has no precision 'int8', known: fp32, bf16"):
+        catalog.check("torch", {}, "int8")
+
+
+def test_missing_package_is_told_with_the_extra_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install 'headrace[torch]'" in (catalog.available("torch") or "")
+    assert catalog.available("synthetic") is None
+    with pytest.raises(MissingBackend, match=r"headrace\[torch\]"):
+        catalog.create(settings(runtime="torch"))

@@ -1,0 +1,208 @@
+"""Export archives that could run code: each way in is closed before anything of it runs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtimes import archive_text
+from runtimes.errors import LoadError, RefusedArtifact
+
+torch = pytest.importorskip("torch", reason="pip install 'headrace[torch]'")
+GRAPH, WEIGHTS = "models/model.json", "data/weights/model_weights_config.json"
+Files = dict[str, bytes]
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(x.reshape(-1, 3)).reshape(x.shape[0], -1)
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("honest") / "net.pt2"
+    sizes = {"x": {0: torch.export.Dim("batch")}}
+    torch.export.save(torch.export.export(Net(), (torch.ones(2, 6),), dynamic_shapes=sizes), file)
+    return file
+
+
+class Attack:
+    """Unpickling this creates the file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.marker,))
+
+
+def rewritten(honest: Path, to: Path, change: Callable[[Files], None]) -> Path:
+    with zipfile.ZipFile(honest) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    root = next(iter(files)).split("/", 1)[0]
+    inner = {name.removeprefix(f"{root}/"): content for name, content in files.items()}
+    change(inner)
+    with zipfile.ZipFile(to, "w") as archive:
+        for name, content in inner.items():
+            archive.writestr(name if name.startswith("/") else f"{root}/{name}", content)
+    return to
+
+
+def check(path: Path) -> None:
+    from runtimes import torch_archive
+
+    torch_archive.check(path)
+
+
+def test_honest_archive_loads(honest):
+    from runtimes import torch_archive
+
+    assert torch_archive.load(honest).module()(torch.ones(3, 6)).shape == (3, 4)
+
+
+def test_rewriting_alone_does_not_spoil_an_archive(honest, tmp_path):
+    check(rewritten(honest, tmp_path / "same.pt2", lambda files: None))
+
+
+def test_pickled_weight_is_refused(honest, tmp_path):
+    def change(files: Files) -> None:
+        config = json.loads(files[WEIGHTS])
+        next(iter(config["config"].values()))["use_pickle"] = True
+        files[WEIGHTS] = json.dumps(config).encode()
+
+    with pytest.raises(RefusedArtifact, match="as a pickle"):
+        check(rewritten(honest, tmp_path / "bad.pt2", change))
+
+
+@pytest.mark.parametrize("kind", ["custom_obj_0", "opaque_obj_0"])
+def test_custom_object_is_refused(honest, tmp_path, kind):
+    def change(files: Files) -> None:
+        config = {"config": {"thing": {"path_name": kind, "use_pickle": False}}}
+        files["data/constants/model_constants_config.json"] = json.dumps(config).encode()
+        files[f"data/constants/{kind}"] = pickle.dumps(Attack(tmp_path / "ran"))
+
+    with pytest.raises(RefusedArtifact, match="'thing' as a pickle"):
+        check(rewritten(honest, tmp_path / "bad.pt2", change))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_pickled_sample_inputs_are_refused_unopened(honest, tmp_path):
+    def change(files: Files) -> None:
+        files["data/sample_inputs/model.pt"] = pickle.dumps(Attack(tmp_path / "ran"))
+
+    with pytest.raises(RefusedArtifact, match="sample inputs"):
+        check(rewritten(honest, tmp_path / "bad.pt2", change))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "data/aotinductor/model/code.so",
+        "data/weights/model.pt",
+        "data/constants/model.pt",
+        "models/other.json",
+    ],
+)
+def test_compiled_code_and_old_formats_are_refused(honest, tmp_path, name):
+    with pytest.raises(RefusedArtifact, match="not plain data"):
+        check(rewritten(honest, tmp_path / "bad.pt2", lambda files: files.update({name: b"x"})))
+
+
+def test_files_beside_the_archives_folder_are_refused(honest, tmp_path):
+    file = rewritten(honest, tmp_path / "bad.pt2", lambda files: None)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("version", "1")
+    with pytest.raises(RefusedArtifact, match="old torch"):
+        check(file)
+
+
+def spoiled(key: str, text: str) -> Callable[[Files], None]:
+    """The first value under `key` anywhere in the graph becomes `text`."""
+
+    def replaced(part: Any, left: list[str]) -> Any:
+        if isinstance(part, list):
+            return [replaced(item, left) for item in part]
+        if not isinstance(part, dict):
+            return part
+        return {
+            name: left.pop() if name == key and left else replaced(item, left)
+            for name, item in part.items()
+        }
+
+    def change(files: Files) -> None:
+        left = [text]
+        files[GRAPH] = json.dumps(replaced(json.loads(files[GRAPH]), left)).encode()
+        assert not left, f"the graph has no '{key}'"
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("target", "torch.os.system"),
+        ("target", "torch.ops.aten.from_file.default"),
+        ("target", "torch.ops.aten.__class__"),
+        ("target", "_operator.methodcaller"),
+        ("expr_str", "__import__('os').system('true')"),
+        ("expr_str", "Symbol('s0').__class__"),
+        ("expr_str", "Mul(Integer(2), '__import__(1)')"),
+        ("name", "x'); import os"),
+        ("in_spec", '[1, {"type": "os.thing", "context": "null", "children_spec": []}]'),
+    ],
+)
+def test_graph_text_that_could_run_is_refused(honest, tmp_path, key, text):
+    with pytest.raises(RefusedArtifact, match="could run code"):
+        check(rewritten(honest, tmp_path / "bad.pt2", spoiled(key, text)))
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        "L['x'].size()[0] == __import__('os').getpid()",
+        "L['x'].__class__.__base__ == 1",
+        "(lambda: 1)() == 1",
+        "[x for x in L]",
+        "not python",
+    ],
+)
+def test_guard_that_is_more_than_a_comparison_of_sizes_is_unsafe(guard):
+    assert archive_text.first_unsafe({"guards_code": [guard]}) is not None
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        {"guards_code": ["L['a'].size()[0] == L['b'].size()[0]", "2 <= L['a'].size()[1]"]},
+        {"expr_str": "Mul(Integer(2), Symbol('s43', positive=True, integer=True))"},
+        {"expr_str": "s0 + 2*s1"},
+        {"target": "torch.ops.aten.add.Tensor"},
+        {"target": "torch.sym_max"},
+        {"metadata": {"stack_trace": 'File "net.py", line 3, in forward\n    x = f(y)'}},
+    ],
+)
+def test_ordinary_graph_text_is_plain(graph):
+    assert archive_text.first_unsafe(graph) is None
+
+
+def test_file_that_is_no_archive_is_refused(tmp_path):
+    file = tmp_path / "model.pt2"
+    file.write_bytes(b"PK not really")
+    with pytest.raises(RefusedArtifact):
+        check(file)
+
+
+def test_absent_archive_is_a_load_error(tmp_path):
+    with pytest.raises(LoadError, match=r"absent\.pt2 is no file"):
+        check(tmp_path / "absent.pt2")
