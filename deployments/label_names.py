@@ -1,0 +1,37 @@
+"""Which label values may a metric carry? Those that settings name; everything else is `other`.
+
+Keeps what callers write (an unknown tenant or model) from making new time series: the number of
+series is bounded by the settings. It remembers no foreign name. Protocol, outcome and reason come
+from our own tables and are not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+OTHER = "other"
+PRIORITIES = frozenset({"interactive", "standard", "bulk"})
+
+
+class LabelNames:
+    def __init__(self, models: Iterable[str] = (), tenants: Iterable[str] = ()) -> None:
+        self._models, self._tenants = frozenset(models), frozenset(tenants)
+
+    def declare(
+        self, models: Iterable[str] | None = None, tenants: Iterable[str] | None = None
+    ) -> None:
+        """Replaces the names that settings declare; None leaves a set as it is."""
+        if models is not None:
+            self._models = frozenset(models)
+        if tenants is not None:
+            self._tenants = frozenset(tenants)
+
+    def model(self, name: str) -> str:
+        return name if name in self._models else OTHER
+
+    def flow(self, model: str, tenant: str, priority: str) -> tuple[str, str, str]:
+        return (
+            self.model(model),
+            tenant if tenant in self._tenants else OTHER,
+            priority if priority in PRIORITIES else OTHER,
+        )

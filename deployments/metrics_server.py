@@ -1,0 +1,126 @@
+"""Where does a scraper reach this very gateway? On a port of its own: `metrics_port` + rank.
+
+The public port reaches any gateway; scraping needs each. A small HTTP/1.1 server on the gateway's
+event loop, one answer a connection. A port that is taken is tried again every few seconds in the
+background and mentioned once: missing metrics never stop a gateway that can answer requests.
+It serves one page, knows nothing of what stands there, and belongs behind a network policy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+logger = logging.getLogger("headrace.metrics")
+
+_LARGEST_HEAD_BYTES = 16_384
+_HEAD_TIMEOUT_S = 5.0
+_RETRY_S = 5.0
+_MOST_CONNECTIONS = 16
+
+Page = Callable[[str], tuple[bytes, str]]
+
+
+class MetricsServer:
+    """`page(accept)` gives body and content type. `start` and `close` belong to one event loop."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        page: Page,
+        *,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._host, self._port, self._page, self._pause = host, port, page, pause
+        self._server: asyncio.Server | None = None
+        self._binding: asyncio.Task[None] | None = None
+        self._handlers: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Returns at once; listens as soon as the port can be had."""
+        self._binding = asyncio.get_running_loop().create_task(self._bind())
+
+    @property
+    def port(self) -> int | None:
+        """The port it listens on, None while it does not."""
+        if self._server is None or not self._server.sockets:
+            return None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def listening(self) -> None:
+        """Waits until it listens (it may never)."""
+        assert self._binding is not None
+        await asyncio.shield(self._binding)
+
+    async def close(self) -> None:
+        tasks = [*self._handlers] + ([self._binding] if self._binding is not None else [])
+        if self._server is not None:
+            self._server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._server = self._binding = None
+
+    async def _bind(self) -> None:
+        mentioned = False
+        while self._server is None:
+            try:
+                self._server = await asyncio.start_server(
+                    self._serve, self._host, self._port, limit=_LARGEST_HEAD_BYTES
+                )
+            except OSError as error:
+                if not mentioned:
+                    logger.warning(
+                        "metrics port %s:%d cannot be had (%s); trying again every %g s",
+                        self._host, self._port, error.strerror or error, _RETRY_S,
+                    )  # fmt: skip
+                mentioned = True
+                await self._pause(_RETRY_S)
+        logger.info("metrics at http://%s:%s/metrics", self._host, self.port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.add(task)
+        try:
+            if len(self._handlers) <= _MOST_CONNECTIONS:
+                async with asyncio.timeout(_HEAD_TIMEOUT_S):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(self._answer(head))
+                    await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a scraper that is slow, gone or no scraper is not told why
+        finally:
+            self._handlers.discard(task)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    def _answer(self, head: bytes) -> bytes:
+        first, *lines = head.decode("latin-1").split("\r\n")
+        method, target = [*first.split(" "), "", ""][:2]
+        path = target.partition("?")[0]
+        if path not in ("/metrics", "/"):
+            return _response("404 Not Found", b"see /metrics\n", "text/plain", method)
+        if method not in ("GET", "HEAD"):
+            return _response("405 Method Not Allowed", b"GET only\n", "text/plain", method)
+        return _response("200 OK", *self._page(_accept(lines)), method)
+
+
+def _accept(lines: list[str]) -> str:
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip().lower() == "accept":
+            return value.strip()
+    return ""
+
+
+def _response(status: str, body: bytes, content_type: str, method: str) -> bytes:
+    head = (
+        f"HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    ).encode()
+    return head if method == "HEAD" else head + body
