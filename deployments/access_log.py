@@ -1,0 +1,67 @@
+"""Which requests are worth a line? By default those we failed: status 500 and above.
+
+Metrics count everything; lines are for finding one. A flood of refusals must not cost what it was
+refused to save, so at most `most_per_s` lines a second are written; the next line written says how
+many were left out. A request that gets no line costs two comparisons.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+logger = logging.getLogger("headrace.access")
+
+
+@dataclass(frozen=True, slots=True)
+class AccessLine:
+    """`request_id` as the caller sees it in the answer; never a body, a header or a key."""
+
+    request_id: str
+    method: str
+    path: str
+    status: int
+    outcome: str
+    reason: str
+    model: str
+    tenant: str
+    total_ms: float
+
+
+class AccessLog:
+    """`least_status`: lowest HTTP status that gets a line; 0 writes all, 600 none."""
+
+    def __init__(self, least_status: int = 500, most_per_s: int = 10) -> None:
+        self.least_status = least_status
+        self._most_per_s = most_per_s
+        self._second = -1
+        self._written = self._suppressed = 0
+
+    def wants(self, status: int, now: float) -> bool:
+        """Whether to build and `write` a line; counts it as left out when there are too many.
+
+        `now`: seconds on any clock.
+        """
+        if status < self.least_status:
+            return False
+        if int(now) != self._second:
+            self._second, self._written = int(now), 0
+        if self._written < self._most_per_s:
+            self._written += 1
+            return True
+        self._suppressed += 1
+        return False
+
+    def write(self, line: AccessLine) -> None:
+        extra = {name: getattr(line, name) for name in AccessLine.__slots__}
+        extra["total_ms"] = round(line.total_ms, 3)
+        extra["suppressed"] = self._suppressed or None
+        self._suppressed = 0
+        level = logging.WARNING if line.status >= 500 else logging.INFO
+        logger.log(level, "%s %s %d", line.method, line.path, line.status, extra=extra)
+
+    def settle(self, now: float) -> None:
+        """Says what was left out if no line came since; once a second."""
+        if self._suppressed and int(now) != self._second:
+            logger.warning("requests without a line", extra={"suppressed": self._suppressed})
+            self._suppressed = 0
