@@ -18,11 +18,13 @@ from typing import Any
 
 from runtimes.errors import LoadError
 from runtimes.graph_ops import Activation, GraphOps, N
-from runtimes.pooling import Pooling, pool
-from runtimes.weights import Weights
+from runtimes.graph_options import GraphOptions
+from runtimes.pooling import EMBEDDING_OUTPUT, HIDDEN_OUTPUT, Pooling, of_folder, pool
+from runtimes.source import Source
+from runtimes.weights import Weights, open_weights
 
 INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES = "input_ids", "attention_mask", "token_type_ids"
-HIDDEN, EMBEDDING, LOGITS = "last_hidden_state", "sentence_embedding", "logits"
+HIDDEN, EMBEDDING, LOGITS = HIDDEN_OUTPUT, EMBEDDING_OUTPUT, "logits"
 ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -69,6 +71,20 @@ def read_config(folder: Path) -> BertConfig:
         raise LoadError(f"{file} cannot be read as JSON: {error}") from error
     except KeyError as error:
         raise LoadError(f"{file} lacks {error}") from error
+
+
+def open_bert(
+    source: Source, task: str, options: GraphOptions
+) -> tuple[BertConfig, Weights, Wanted]:
+    """What `build` takes, of a Hugging Face folder; `LoadError` where `embed` has no pooling."""
+    config, pooling = read_config(source.path), of_folder(source.path, options)
+    if task == "embed" and pooling is None:
+        raise LoadError(
+            f"{source.path} declares no pooling: set the option pooling (mean or cls), and "
+            "normalize where the model was trained so"
+        )
+    weights = open_weights(source.weights, "embeddings.word_embeddings.weight", "bert.")
+    return config, weights, Wanted(task, pooling)
 
 
 def build(ops: GraphOps[N], config: BertConfig, weights: Weights, wanted: Wanted) -> dict[str, N]:

@@ -103,8 +103,12 @@ class OpenVINOOps:
         return self._ops.constant(np.asarray(values, np.int64))
 
 
-def model(ops: OpenVINOOps, outputs: dict[str, Node], name: str) -> Any:
-    """An `openvino.Model` whose outputs carry the given names."""
+def network(ops: OpenVINOOps, outputs: dict[str, Node], name: str) -> Any:
+    """An `openvino.Model` of what was built, whose outputs carry the given names."""
+    return named(outputs, ops.inputs, name)
+
+
+def named(outputs: dict[str, Node], inputs: list[Node], name: str) -> Any:
     for output_name, node in outputs.items():
         node.output(0).get_tensor().set_names({output_name})
-    return library().Model(list(outputs.values()), ops.inputs, name)
+    return library().Model(list(outputs.values()), inputs, name)

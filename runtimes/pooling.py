@@ -1,8 +1,9 @@
 """How does one vector for a text come out of the vectors of its tokens?
 
-Mean over the real tokens or the first token ([CLS]), then, if declared, scaled to length 1. What a
-folder declares follows sentence-transformers: `modules.json` names a Pooling module with its own
-`config.json`, and perhaps a Normalize module. The arithmetic stays in float32 under bf16 too.
+Mean over the real tokens or the first token ([CLS]), then, if declared, scaled to length 1. The
+options of a model speak first, then what its folder declares as sentence-transformers do:
+`modules.json` names a Pooling module with its own `config.json`, and perhaps a Normalize module.
+The arithmetic stays in float32 under bf16 too.
 
 Other modules and poolings (max, weighted mean, Dense) are refused by name rather than ignored.
 Source: sentence-transformers' modules `Pooling` and `Normalize`.
@@ -12,22 +13,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from runtimes.errors import LoadError
 from runtimes.graph_ops import GraphOps, N
+from runtimes.graph_options import GraphOptions
+from runtimes.types import TensorSpec
 
+HIDDEN_OUTPUT, EMBEDDING_OUTPUT = "last_hidden_state", "sentence_embedding"
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize
 FEWEST_TOKENS = 1e-9  # sentence-transformers' clamp: an empty row gives zeros, no NaN
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """`mode`: mean over the mask, or the first token; `normalize`: to Euclidean length 1."""
+    """`mode`: mean over the mask, the first token, or none where the model has pooled already;
+    `normalize`: to Euclidean length 1."""
 
-    mode: Literal["mean", "cls"] = "mean"
+    mode: Literal["mean", "cls", "none"] = "mean"
     normalize: bool = False
 
 
@@ -55,8 +60,51 @@ def module_folders(folder: Path) -> Sequence[Path]:
 
 def pool(ops: GraphOps[N], hidden: N, mask: N, pooling: Pooling) -> N:
     """[rows, width] of [rows, length, width] and the int64 mask."""
-    pooled = _mean(ops, hidden, mask) if pooling.mode == "mean" else ops.first_token(hidden)
+    pooled = hidden
+    if pooling.mode != "none":
+        pooled = _mean(ops, hidden, mask) if pooling.mode == "mean" else ops.first_token(hidden)
     return _unit(ops, pooled) if pooling.normalize else pooled
+
+
+def of_folder(folder: Path, options: GraphOptions) -> Pooling | None:
+    """What the options say, else what the folder declares; None where neither does."""
+    found = declared(folder)
+    if options.pooling:
+        found = Pooling(options.pooling, found.normalize if found else False)
+    if found and options.normalize is not None:
+        found = replace(found, normalize=options.normalize)
+    return found
+
+
+def of_graph(outputs: Sequence[TensorSpec], options: GraphOptions) -> tuple[str, Pooling]:
+    """For task `embed`: the output to take and what is left to do with it. Raises `LoadError`."""
+    spec = _embedding(outputs, options)
+    normalize = bool(options.normalize)
+    if len(spec.shape) == 2:
+        return spec.name, Pooling("none", normalize)
+    if len(spec.shape) != 3:
+        raise LoadError(f"output '{spec.name}' is {list(spec.shape)}: no embedding, no tokens")
+    if not options.pooling:
+        raise LoadError(
+            f"output '{spec.name}' holds a vector for each token: set the option pooling "
+            "(mean or cls), and normalize where the model was trained so"
+        )
+    return spec.name, Pooling(options.pooling, normalize)
+
+
+def _embedding(outputs: Sequence[TensorSpec], options: GraphOptions) -> TensorSpec:
+    specs = {spec.name: spec for spec in outputs}
+    names = (
+        [options.embed_output]
+        if options.embed_output
+        else [EMBEDDING_OUTPUT, HIDDEN_OUTPUT, *specs]
+    )
+    if not options.embed_output and len(specs) > 1:
+        names = [EMBEDDING_OUTPUT, HIDDEN_OUTPUT]
+    for name in names:
+        if name in specs:
+            return specs[name]
+    raise LoadError(f"set the option embed_output to one of the outputs {', '.join(specs)}")
 
 
 def _mean(ops: GraphOps[N], hidden: N, mask: N) -> N:
