@@ -44,6 +44,7 @@ def _explained(error: Exception) -> int | None:
     for module, name, code in (
         ("deployments.settings.mistakes", "SettingsErrors", 2),
         ("deployments.state_file", "NoServer", 1),
+        ("deployments.control", "Refused", 1),
     ):
         loaded = sys.modules.get(module)
         if loaded is not None and isinstance(error, getattr(loaded, name)):

@@ -22,7 +22,7 @@ from rich.text import Text
 from deployments.description import ModelDescription
 from runtimes.types import TensorSpec
 
-PHASES = ("staging", "compiling", "warming", "ready")
+PHASES = ("starting", "staging", "compiling", "warming", "ready", "failed")
 MOST_VALUES_SHOWN = 64
 TRY_LENGTH = 3
 _SAMPLES: dict[str, Any] = {"BOOL": True, "BYTES": "text", "FP16": 0.5, "FP32": 0.5, "FP64": 0.5}
@@ -33,7 +33,7 @@ class ModelProgress:
 
     def __init__(self, name: str, now: float) -> None:
         self.name = name
-        self.phase = "starting"
+        self.phase = PHASES[0]
         self.fraction = 0.0
         self.note = ""
         self.since = self.started = now
@@ -44,8 +44,8 @@ class ModelProgress:
         return self.phase in ("ready", "failed")
 
     def move(self, phase: str, now: float) -> bool:
-        """Whether that is another phase than before."""
-        if phase == self.phase or self.over:
+        """Whether that is a later phase. A model's replicas share a line: the first one leads."""
+        if phase not in PHASES or self.over or PHASES.index(phase) <= PHASES.index(self.phase):
             return False
         self.took.append((self.phase, now - self.since))
         self.phase, self.since, self.fraction = phase, now, 0.0
@@ -89,7 +89,7 @@ class Progress:
         now = self._clock()
         found = self._models.setdefault(model, ModelProgress(model, now))
         moved = found.move(phase, now)
-        if not found.over:
+        if phase == found.phase and not found.over:
             found.fraction = min(max(fraction, 0.0), 1.0)
         if note:
             found.note = note
@@ -112,7 +112,7 @@ class Progress:
 def _phases(found: ModelProgress, now: float) -> Text:
     text = Text()
     for phase, seconds in found.took:
-        if phase in PHASES:
+        if phase != PHASES[0]:
             text.append(f"{phase} {seconds:.1f} s   ", style="dim")
     if found.phase == "ready":
         text.append(f"ready in {found.since - found.started:.1f} s", style="green")

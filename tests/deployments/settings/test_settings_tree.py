@@ -1,0 +1,117 @@
+"""The tree is described throughout, and its words agree with what it enforces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from deployments import settings_page
+from deployments.settings import LengthSettings, ModelSettings, Settings, bucket_edges
+from deployments.settings.shape import expected, fields_below, place_at, section_at
+from deployments.settings.tree import TenantsSettings
+
+EVERY = list(fields_below(Settings))
+UNITS = ("_s", "_ms", "_bytes", "_tokens", "_rows", "_percent", "_size", "_ratio", "_port")
+
+
+@pytest.mark.parametrize(("name", "field"), EVERY, ids=[name for name, _ in EVERY])
+def test_every_field_is_described_in_a_sentence(name: str, field: object) -> None:
+    description = field.description  # type: ignore[attr-defined]
+    assert description, f"{name} lacks a description"
+    assert description.endswith(".")
+
+
+def test_every_field_is_walked() -> None:
+    names = [name for name, _ in EVERY]
+    assert "models.<name>.slo.latency_ms" in names
+    assert "tenants.<name>.keys" in names
+    assert "gateway.limits.max_body_bytes" in names
+    assert len(names) == len(set(names)) > 60
+
+
+@pytest.mark.parametrize(
+    ("longest", "edges"),
+    [
+        (1, (1,)),
+        (15, (15,)),
+        (16, (16,)),
+        (17, (16, 17)),
+        (32, (16, 32)),
+        (100, (16, 32, 64, 100)),
+        (512, (16, 32, 64, 128, 256, 512)),
+    ],
+)
+def test_automatic_edges_are_powers_of_two_up_to_the_longest(
+    longest: int, edges: tuple[int, ...]
+) -> None:
+    assert bucket_edges(LengthSettings(max=longest)) == edges
+
+
+def test_listed_edges_are_taken_as_they_are() -> None:
+    lengths = LengthSettings.model_validate({"max": 64, "buckets": [10, 64]})
+    assert bucket_edges(lengths) == (10, 64)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (("models", "x", "batch", "max_size"), "a whole number, 1 to 65536"),
+        (("models", "x", "slo", "timeout_ms"), "a number, above 0 and at most 86400000"),
+        (("models", "x", "lengths", "buckets"), "auto or a list of whole numbers"),
+        (("models", "x", "retry"), "true or false"),
+        (("models", "x", "runtime"), "onnxruntime, openvino, torch or synthetic"),
+        (("models", "x"), "a mapping"),
+        (("models",), "a mapping"),
+        (("tenants", "x", "models"), "a list of texts"),
+        (("tenants", "x", "models", 0), "text"),
+        (("gateway", "port"), "a whole number, 1 to 65535"),
+        (("gateway", "log", "format"), "json or text"),
+    ],
+)
+def test_what_is_right_is_read_off_the_tree(path: tuple[str | int, ...], words: str) -> None:
+    place = place_at(Settings, path)
+    assert place is not None
+    assert expected(place) == words
+
+
+def test_places_outside_the_tree_are_none() -> None:
+    assert place_at(Settings, ("models", "x", "nothing")) is None
+    assert place_at(Settings, ("gateway", "port", "x")) is None
+    assert section_at(Settings, ("gateway", "port")) is None
+    assert section_at(Settings, ("models", "x")) is ModelSettings
+
+
+def test_a_key_belongs_to_one_tenant_once() -> None:
+    key = "sha256:" + "a" * 64
+    for tenants in ({"a": {"keys": [key, key]}}, {"a": {"keys": [key]}, "b": {"keys": [key]}}):
+        with pytest.raises(ValidationError, match="is a key of tenant a already"):
+            TenantsSettings.model_validate({"tenants": tenants})
+
+
+@pytest.mark.parametrize(
+    "key", ["sha256:" + "A" * 64, "sha256:" + "a" * 63, "sha256:" + "a" * 65, "a" * 64, "sha256:"]
+)
+def test_only_whole_hashes_are_keys(key: str) -> None:
+    with pytest.raises(ValidationError, match="64 digits of lower-case hex"):
+        TenantsSettings.model_validate({"tenants": {"a": {"keys": [key]}}})
+
+
+def test_manual_is_current() -> None:
+    written = settings_page.PAGE.read_text(encoding="utf-8")
+    assert written == settings_page.page(), "run `python -m deployments.settings_page`"
+
+
+def test_manual_names_every_setting() -> None:
+    page = settings_page.page()
+    for name, field in EVERY:
+        assert field.description is not None
+        assert settings_page._cell(field.description) in page, name
+
+
+def test_manual_lies_in_the_docs() -> None:
+    assert settings_page.PAGE.relative_to(Path(settings_page.__file__).parents[1]).parts == (
+        "docs",
+        "settings.md",
+    )

@@ -1,0 +1,179 @@
+"""Each command calls what it should, prints the outcome and exits with the code it promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from deployments import cli, control, host
+from deployments.keys import hash_key
+from deployments.settings import load
+from deployments.state_file import NoServer
+
+GOOD = "models: {device: {runtime: synthetic}}\ntenants: {a: {}, b: {}}\n"
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli.main, words)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "good.yaml"
+    path.write_text(GOOD)
+    return path
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    path = tmp_path / "bad.yaml"
+    path.write_text("models:\n  device: {runtime: synthetic, retri: 1}\n  B: {}\n")
+    return path
+
+
+def test_check_sums_up_a_file_that_is_fine(good: Path) -> None:
+    done = run("check", str(good))
+    assert (done.exit_code, done.stdout) == (
+        0,
+        "ok: 1 model (device), 2 tenants (a, b), http://127.0.0.1:8000\n",
+    )
+
+
+def test_check_explains_every_mistake_and_exits_2(bad: Path) -> None:
+    done = run("check", str(bad))
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    first, second, *_ = done.stderr.splitlines()
+    assert first == f"{bad}:2: models.device.retri: unknown setting; did you mean retry?"
+    assert second.startswith(f"{bad}:3: models.B: is no model name")
+
+
+def test_check_without_the_models_files_is_for_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "far.yaml"
+    path.write_text("models: {a: {runtime: openvino, source: far.onnx}}\n")
+    assert run("check", str(path)).exit_code == 2
+    assert run("check", "--elsewhere", str(path)).exit_code == 0
+
+
+def test_missing_file_and_missing_argument_exit_2(tmp_path: Path) -> None:
+    gone = run("check", str(tmp_path / "gone.yaml"))
+    assert gone.exit_code == 2
+    assert "cannot be read: no such file" in gone.stderr
+    assert run("check").exit_code == 2
+    assert run("serve", "--port", "0").exit_code == 2
+
+
+def test_serve_passes_its_overrides_and_exits_with_the_code(
+    monkeypatch: pytest.MonkeyPatch, good: Path
+) -> None:
+    calls: list[tuple[Path, int | None, str | None]] = []
+
+    def serve(path: Path, *, port: int | None, host: str | None) -> int:
+        calls.append((path, port, host))
+        return 3
+
+    monkeypatch.setattr(host, "serve", serve)
+    assert run("serve", str(good), "--port", "8001", "--host", "0.0.0.0").exit_code == 3
+    assert run("serve").exit_code == 3
+    assert calls == [(good, 8001, "0.0.0.0"), (cli.built_in_example(), None, None)]
+
+
+def test_mistakes_met_by_serve_exit_2(monkeypatch: pytest.MonkeyPatch, bad: Path) -> None:
+    monkeypatch.setattr(host, "serve", lambda path, **_: load(path))
+    done = run("serve", str(bad))
+    assert done.exit_code == 2
+    assert "did you mean retry?" in done.stderr
+
+
+def test_apply_and_stop_name_the_server(monkeypatch: pytest.MonkeyPatch, good: Path) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def record(code: int) -> Callable[..., int]:
+        def call(*args: object) -> int:
+            calls.append(args)
+            return code
+
+        return call
+
+    monkeypatch.setattr(control, "apply", record(0))
+    monkeypatch.setattr(control, "stop", record(4))
+    assert run("apply", str(good)).exit_code == 0
+    assert run("stop", "--port", "8001").exit_code == 4
+    assert calls == [(good, None), (8001,)]
+
+
+def test_without_a_server_commands_exit_1_with_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def none(*_: object) -> int:
+        raise NoServer("no server of ours runs here")
+
+    for name in ("status", "stop", "apply"):
+        monkeypatch.setattr(control, name, none)
+        done = run(name, *(["x.yaml"] if name == "apply" else []))
+        assert (done.exit_code, done.stderr) == (1, "no server of ours runs here\n")
+
+
+def test_refusal_of_the_server_exits_1_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(port: int | None) -> dict[str, object]:
+        raise control.Refused("starting")
+
+    monkeypatch.setattr(control, "status", refuse)
+    done = run("status")
+    assert (done.exit_code, done.stderr) == (1, "starting\n")
+
+
+def test_fault_that_nobody_expected_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(port: int | None) -> dict[str, object]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(control, "status", broken)
+    assert isinstance(run("status").exception, ZeroDivisionError)
+
+
+def test_status_is_a_table_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = {
+        "url": "http://here",
+        "pid": 1,
+        "uptime_s": 1.0,
+        "gateways": 1,
+        "models": [],
+        "problem": None,
+    }
+    monkeypatch.setattr(control, "status", lambda port: snapshot)
+    assert json.loads(run("status", "--json").stdout) == snapshot
+    assert "http://here" in run("status").stdout
+
+
+def test_new_key_comes_with_its_hash() -> None:
+    key, hashed = (line.split()[1] for line in run("key", "new").stdout.splitlines())
+    assert hashed == hash_key(key)
+
+
+@pytest.mark.parametrize("name", ["minilm.yaml", "device.yaml"])
+def test_examples_are_settings(name: str) -> None:
+    found = load(cli.built_in_example().with_name(name), here=False)
+    assert list(found.models) == [name.removesuffix(".yaml")]
+    assert (found.gateway.host, found.gateway.port) == ("127.0.0.1", 8000)
+
+
+def imported_by(program: str) -> set[str]:
+    code = f"{program}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_help_imports_nothing_slow() -> None:
+    slow = {"ray", "numpy", "pydantic", "yaml", "rich", "psutil"}
+    assert not slow & imported_by("import deployments.cli")
+
+
+def test_check_imports_no_backend_and_no_cluster(good: Path) -> None:
+    slow = {"ray", "torch", "openvino", "onnxruntime", "tokenizers", "rich"}
+    assert not slow & imported_by(f"from deployments.settings import load; load({str(good)!r})")
