@@ -6,9 +6,30 @@ every gateway. Plain data, so that it pickles and compares.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from runtimes.types import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """How the model's requests are queued: the part of its settings that gateways act on.
+
+    slo_s: deadline of a request without a budget; timeout_s: when nobody waits any longer.
+    slots: batches one replica may hold for one gateway. hang_limit_s: longest run on the device.
+    """
+
+    slo_s: float
+    timeout_s: float
+    late: str
+    max_size: int
+    max_tokens: int
+    max_passed_over_s: float
+    max_queue_rows: int
+    max_late_rows: int
+    slots: int
+    hang_limit_s: float
+    retry: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +38,8 @@ class ModelDescription:
     row's length is read (None: every row has length 1); `mask_input`: which input marks real tokens.
     `optional_inputs`: may be left out of a request. `tokenizer_digest`: key of the tokeniser's bytes
     in the registry ("" when the model takes no text). `embed_output`: name of the output that holds
-    the embedding, `embed_width` its size. `bucket_edges`: ascending, tokens.
+    the embedding, `embed_width` its size. `bucket_edges`: ascending, tokens. `digest`: of the settings
+    the replica was started with, by which an anchor knows its own replicas.
     """
 
     name: str
@@ -37,8 +59,9 @@ class ModelDescription:
     pads: bool
     precision: str
     device: str
+    scheduling: Scheduling
+    digest: str
     tokenizer_digest: str = ""
     embed_output: str = ""
     embed_width: int = 0
     max_rows: int | None = None
-    extra: dict[str, str] = field(default_factory=dict)

@@ -138,7 +138,9 @@ class OpenVINOEngine:
         self._request = self._compiled = None
 
     def _tensor(self, array: Array) -> Any:
-        array = np.ascontiguousarray(array)
+        """Over the array's own memory where it may be written to: the library insists, though it
+        does not write; what came off a network may be read-only, and is copied."""
+        array = np.require(array, requirements=["C", "W"])
         if array.dtype == BFLOAT16:
             return self._ov.Tensor(array.view(np.uint16), array.shape, self._ov.Type.bf16)
         return self._ov.Tensor(array, shared_memory=True)

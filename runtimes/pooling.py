@@ -94,14 +94,9 @@ def of_graph(outputs: Sequence[TensorSpec], options: GraphOptions) -> tuple[str,
 
 def _embedding(outputs: Sequence[TensorSpec], options: GraphOptions) -> TensorSpec:
     specs = {spec.name: spec for spec in outputs}
-    names = (
-        [options.embed_output]
-        if options.embed_output
-        else [EMBEDDING_OUTPUT, HIDDEN_OUTPUT, *specs]
-    )
-    if not options.embed_output and len(specs) > 1:
-        names = [EMBEDDING_OUTPUT, HIDDEN_OUTPUT]
-    for name in names:
+    only = list(specs) if len(specs) == 1 else []
+    names = [EMBEDDING_OUTPUT, HIDDEN_OUTPUT, *only]
+    for name in [options.embed_output] if options.embed_output else names:
         if name in specs:
             return specs[name]
     raise LoadError(f"set the option embed_output to one of the outputs {', '.join(specs)}")

@@ -18,6 +18,7 @@ from loadtests.benches.launched import Running
 from loadtests.benches.peer_servers import PEERS, PYTRITON, RAY_SERVE, TRITON, peer
 from loadtests.benches.server import example, headrace
 from loadtests.report_table import (
+    Cell,
     Report,
     Table,
     Verdict,
@@ -98,7 +99,9 @@ def cpu_table(done: Sequence[Trial], clients: Sequence[int]) -> Table:
     roles = sorted({role for trial in done if trial.system == HEADRACE for role in trial.cpu_us})
     rows = [(role, [cpu_of(of(done, HEADRACE, n), role) for n in clients]) for role in roles]
     headers = ("process", *(f"{n} clients" for n in clients))
-    shown = tuple((role, *cells) for role, cells in rows if max(cells) >= 0.5)
+    shown: tuple[tuple[Cell, ...], ...] = tuple(
+        (role, *cells) for role, cells in rows if max(cells) >= 0.5
+    )
     return Table("Headrace, CPU µs a request by process", headers, shown)
 
 

@@ -1,0 +1,171 @@
+"""A local Ray cluster with Serve on it, as the host drives it: declarative, over Serve's REST.
+
+Importing this module imports Ray: `ray_env.apply_environment` must have run before. Every call here
+blocks and belongs to the host's threads, never to a gateway.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+
+from deployments import ports
+from deployments.applications import model_app
+from deployments.description import ModelDescription
+from deployments.ray_env import auth_headers
+from deployments.registry_actor import NAMESPACE, registry
+from deployments.settings import ModelSettings, Settings
+from deployments.status_table import ModelStatus
+
+_OBJECT_STORE_BYTES = 128 * 1024 * 1024
+_POLL_S = 0.2
+_SPARE_CPUS = 8
+
+
+class Cluster:
+    """Starts Ray (never joins one). `port`: where the gateway will listen."""
+
+    def __init__(self, settings: Settings, port: int) -> None:
+        context = ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=_logical_cpus(settings),
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            dashboard_port=ports.any_free(),
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level="WARNING",
+        )
+        self.address = str(context.address_info["gcs_address"])
+        self.dashboard_url = f"http://{context.dashboard_url}"
+        self._ready_url = f"http://127.0.0.1:{port}/readyz"
+        self._rest = httpx.Client(
+            base_url=self.dashboard_url, headers=auth_headers(), timeout=120.0
+        )
+        self._registry = registry()
+
+    def declare(self, names: list[str]) -> None:
+        ray.get(self._registry.declare.remote(names))
+
+    def put(self, config: dict[str, Any]) -> None:
+        """Raises RuntimeError with Serve's words when it refuses the list."""
+        answer = self._rest.put("/api/serve/applications/", json=config)
+        if answer.status_code != 200:
+            raise RuntimeError(f"Ray Serve refused the applications: {answer.text}")
+
+    def progress(self) -> list[dict[str, Any]]:
+        """A row for each replica that has said something."""
+        notes = ray.get(self._registry.progress.remote())
+        return [
+            {"model": n.model, "phase": n.phase, "fraction": n.fraction, "detail": n.detail}
+            for n in notes
+        ]
+
+    def ready(self) -> bool:
+        try:
+            return httpx.get(self._ready_url, timeout=2.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def descriptions(self) -> list[ModelDescription]:
+        view = ray.get(self._registry.status.remote())["view"]
+        return [view.models[name] for name in sorted(view.models)]
+
+    def status(self, settings: Settings) -> dict[str, Any]:
+        """Models, number of gateways and problems, as `status_table.StatusSnapshot` has them."""
+        raw = ray.get(self._registry.status.remote())
+        gateways = list(raw["gateways"].values())
+        problems = [str(g["problem"]) for g in gateways if g.get("problem")]
+        return {
+            "models": [
+                _model_status(name, settings.models[name], raw, gateways)
+                for name in sorted(settings.models)
+            ],
+            "gateways": len(gateways),
+            "problem": problems[0] if problems else None,
+        }
+
+    def settle(self, settings: Settings, stop: threading.Event) -> str:
+        """Waits until every application runs as declared; "" or the sentence of what failed."""
+        limit_s = max((m.replicas.start_timeout_s for m in settings.models.values()), default=60.0)
+        end = time.monotonic() + limit_s
+        while not stop.is_set():
+            apps = self._applications()
+            wanted = {model_app(name) for name in settings.models}
+            gone = all(a in wanted for a in apps if a.startswith("model-"))
+            if gone and all(apps.get(a, ("", ""))[0] == "RUNNING" for a in wanted):
+                return ""
+            for app in wanted:
+                if apps.get(app, ("", ""))[0] in ("DEPLOY_FAILED", "UNHEALTHY"):
+                    return f"{app}: {apps[app][1]}"
+            if time.monotonic() > end:
+                return f"not settled after {limit_s:g} s"
+            stop.wait(_POLL_S)
+        return "stopped meanwhile"
+
+    def _applications(self) -> dict[str, tuple[str, str]]:
+        answer = self._rest.get("/api/serve/applications/")
+        apps = answer.json()["applications"]
+        return {name: (app["status"], app["message"]) for name, app in apps.items()}
+
+    def drain(self, limit_s: float) -> None:
+        """New requests get 503 from now on; returns when none is in flight, or at the limit."""
+        try:
+            ray.get(self._registry.drain.remote(True), timeout=5)
+        except ray.exceptions.RayError:
+            return
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            gateways = ray.get(self._registry.status.remote())["gateways"].values()
+            if all(g.get("draining") and g.get("inflight", 0) == 0 for g in gateways):
+                return
+            time.sleep(_POLL_S / 2)
+
+    def close(self) -> None:
+        self._rest.close()
+        serve.shutdown()
+        ray.shutdown()
+
+
+def _logical_cpus(settings: Settings) -> int:
+    """Enough for every declared replica twice (a change starts new ones beside the old)."""
+    asked = sum(m.replicas.count * m.replicas.num_cpus for m in settings.models.values())
+    return int(2 * asked) + _SPARE_CPUS
+
+
+def _model_status(
+    name: str, model: ModelSettings, raw: dict[str, Any], gateways: list[dict[str, Any]]
+) -> ModelStatus:
+    """Rows, leases and drift are sums over gateways; replicas are what a gateway sees."""
+    seen = [g["models"][name] for g in gateways if name in g["models"]]
+    live = raw["view"].models.get(name)
+    ready = max((s["replicas"] for s in seen), default=0)
+    phases = {p.phase for p in raw["progress"] if p.model == name}
+    return ModelStatus(
+        name=name,
+        version=live.version if live else "",
+        runtime=model.runtime,
+        state=_state(live is not None and ready > 0, phases),
+        replicas_ready=ready,
+        replicas=model.replicas.count,
+        waiting_rows=sum(s["waiting_rows"] for s in seen),
+        late_rows=sum(s["late_rows"] for s in seen),
+        oldest_wait_s=max((s["oldest_wait_s"] for s in seen), default=0.0),
+        leases=sum(s["leases"] for s in seen),
+        backlog_s=max((s["backlog_s"] for s in seen), default=0.0),
+        drift=sum(s["drift"] for s in seen),
+    )
+
+
+def _state(ready: bool, phases: set[str]) -> str:
+    if ready:
+        return "ready"
+    if "failed" in phases:
+        return "failed"
+    return "starting" if phases else "declared"

@@ -1,0 +1,132 @@
+"""From a model's settings and its loaded runtime to what others need: runtime settings, the page.
+
+The shell's translation between the settings tree, `runtimes.types` and `ModelDescription`; settings
+win over what the backend declares where both speak (lengths).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from deployments.description import ModelDescription, Scheduling
+from deployments.settings import ModelSettings, bucket_edges, source_path
+from deployments.settings import digest as version_digest
+from runtimes import source as artifacts
+from runtimes.errors import LoadError
+from runtimes.threads import allowed_cpus
+from runtimes.types import Limits, Runtime, RuntimeSettings, TensorSpec
+
+_TOKENIZER = "tokenizer.json"
+
+
+def runtime_settings(
+    name: str,
+    model: ModelSettings,
+    cache_dir: Path,
+    progress: Callable[[str, float], None],
+) -> RuntimeSettings:
+    """Raises SourceError when the artifact is not on this machine."""
+    threads = model.replicas.threads or max(1, allowed_cpus() // model.replicas.count)
+    return RuntimeSettings(
+        name=name,
+        runtime=model.runtime,
+        source=_path(model),
+        cache_dir=cache_dir,
+        precision=model.precision,
+        threads=threads,
+        task=model.task,
+        edges=bucket_edges(model.lengths),
+        max_size=model.batch.max_size,
+        max_tokens=model.batch.max_tokens,
+        options=model.options,
+        progress=progress,
+    )
+
+
+def describe(
+    name: str, model: ModelSettings, digest: str, runtime: Runtime
+) -> tuple[ModelDescription, bytes]:
+    """The page (generation 0: the anchor sets it) and the tokeniser's bytes (empty without one)."""
+    limits = runtime.limits()
+    tokenizer = tokenizer_bytes(_path(model))
+    embed = _embed_output(limits) if model.task == "embed" else None
+    page = ModelDescription(
+        name=name,
+        version=model.version or _version(model),
+        generation=0,
+        platform=limits.platform,
+        task=model.task,
+        inputs=limits.inputs,
+        outputs=limits.outputs,
+        lengths_input=model.lengths.input or limits.length_input,
+        lengths_axis=model.lengths.axis or limits.length_axis,
+        mask_input=model.lengths.mask or limits.mask_input,
+        optional_inputs=limits.optional_inputs,
+        max_length=min(model.lengths.max, limits.max_length or model.lengths.max),
+        truncate=model.lengths.truncate,
+        bucket_edges=_edges(model, limits),
+        pads=limits.pads,
+        precision=limits.precision,
+        device=limits.device,
+        scheduling=_scheduling(model),
+        digest=digest,
+        tokenizer_digest=hashlib.sha256(tokenizer).hexdigest() if tokenizer else "",
+        embed_output=embed.name if embed else "",
+        embed_width=embed.shape[-1] if embed else 0,
+        max_rows=limits.max_rows,
+    )
+    return page, tokenizer
+
+
+def tokenizer_bytes(source: Path | None) -> bytes:
+    """`tokenizer.json` in the model's folder, or beside its file."""
+    if source is None:
+        return b""
+    folder = source if source.is_dir() else source.parent
+    path = folder / _TOKENIZER
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _path(model: ModelSettings) -> Path | None:
+    return None if model.source is None else source_path(model.source)
+
+
+def _version(model: ModelSettings) -> str:
+    path = _path(model)
+    return version_digest(model, "" if path is None else artifacts.inspect(path).digest)
+
+
+def _edges(model: ModelSettings, limits: Limits) -> tuple[int, ...]:
+    """A backend compiled for certain lengths pins the edges."""
+    if limits.fixed_edges:
+        return limits.fixed_edges
+    if limits.length_input is None and model.lengths.input is None:
+        return (1,)
+    longest = min(model.lengths.max, limits.max_length or model.lengths.max)
+    below = tuple(e for e in bucket_edges(model.lengths) if e < longest)
+    return (*below, longest)
+
+
+def _embed_output(limits: Limits) -> TensorSpec:
+    for spec in limits.outputs:
+        if len(spec.shape) == 2 and spec.shape[-1] > 0:
+            return spec
+    raise LoadError("task embed needs an output of shape [batch, width]; the model has none")
+
+
+def _scheduling(model: ModelSettings) -> Scheduling:
+    return Scheduling(
+        slo_s=model.slo.latency_ms / 1000,
+        timeout_s=model.slo.timeout_s,
+        late=model.slo.late,
+        max_size=model.batch.max_size,
+        max_tokens=model.batch.max_tokens,
+        max_passed_over_s=model.batch.max_passed_over_ms / 1000,
+        max_queue_rows=model.queue.max_rows,
+        max_late_rows=model.queue.max_late_rows,
+        slots=model.replicas.slots,
+        hang_limit_s=model.replicas.hang_limit_s,
+        retry=model.retry,
+    )

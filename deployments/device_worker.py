@@ -1,0 +1,161 @@
+"""One thread that owns the device: batches wait in line behind it and start without a loop's turn.
+
+The staged batch must start the moment the running one ends, so the thread takes it from its own
+line; the event loop only hears of results. A batch that raises is bisected, so that one bad row
+fails alone (O(k log n) extra runs for k bad rows). A run that lasts longer than `hang_limit_s`
+calls `on_hang`: nothing in Python can end it, so the replica's process ends instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from deployments.wire import Column, RowError, from_ragged
+from runtimes.errors import BadRows, RunError
+from runtimes.types import Batch, Ragged, Result, Runtime, StageTimes
+
+
+@dataclass(slots=True)
+class Job:
+    """A batch with its answer. `done` is a future of the loop that submitted it."""
+
+    batch: Batch
+    done: asyncio.Future[Job]
+    arrived: float
+    started: float = 0.0
+    finished: float = 0.0
+    outputs: dict[str, Column] = field(default_factory=dict)
+    errors: tuple[RowError, ...] = ()
+    times: StageTimes = field(default_factory=StageTimes)
+    padded_tokens: int = 0
+    fault: BaseException | None = None
+
+
+class DeviceWorker:
+    """Runs jobs one after another. Times are `time.perf_counter` seconds of this process."""
+
+    def __init__(
+        self, runtime: Runtime, *, hang_limit_s: float, on_hang: Callable[[], None]
+    ) -> None:
+        self._runtime = runtime
+        self._hang_limit_s = hang_limit_s
+        self._on_hang = on_hang
+        self._line: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._running: Job | None = None
+        self._thread = threading.Thread(target=self._work, name="device", daemon=True)
+        self._thread.start()
+        self.busy_s = 0.0
+        self.since = time.perf_counter()
+
+    def submit(self, batch: Batch) -> asyncio.Future[Job]:
+        job = Job(batch, self._loop.create_future(), time.perf_counter())
+        self._line.put(job)
+        return job.done
+
+    def running_for_s(self) -> float:
+        job = self._running
+        return time.perf_counter() - job.started if job is not None and job.started else 0.0
+
+    def duty(self) -> float:
+        """Busy share of wall time since this worker started, 0..1."""
+        return self.busy_s / max(time.perf_counter() - self.since, 1e-9)
+
+    def check_hang(self) -> None:
+        """Called by a timer; a run past the limit ends the process through `on_hang`."""
+        if self.running_for_s() > self._hang_limit_s:
+            self._on_hang()
+
+    def close(self) -> None:
+        self._line.put(None)
+        self._thread.join(timeout=self._hang_limit_s)
+
+    def _work(self) -> None:
+        while (job := self._line.get()) is not None:
+            job.started = time.perf_counter()
+            self._running = job
+            try:
+                run_bisected(self._runtime, job)
+            except BaseException as fault:  # noqa: BLE001 - handed to the waiting call
+                job.fault = fault
+            job.finished = time.perf_counter()
+            self._running = None
+            self.busy_s += job.finished - job.started
+            self._loop.call_soon_threadsafe(_finish, job)
+
+
+def _finish(job: Job) -> None:
+    if not job.done.done():
+        job.done.set_result(job)
+
+
+def run_bisected(runtime: Runtime, job: Job) -> None:
+    """Fills `job.outputs` (rows that worked, in order), `errors`, `times` and `padded_tokens`."""
+    parts: list[Result] = []
+    errors: list[RowError] = []
+    _halve(runtime, job.batch, 0, parts, errors)
+    job.errors = tuple(errors)
+    job.padded_tokens = sum(part.padded_tokens for part in parts)
+    job.times = _total(parts)
+    job.outputs = from_ragged(_joined(parts))
+
+
+def _halve(
+    runtime: Runtime, batch: Batch, first: int, parts: list[Result], errors: list[RowError]
+) -> None:
+    try:
+        parts.append(runtime.run(batch))
+        return
+    except (BadRows, RunError) as fault:
+        if batch.rows == 1:
+            errors.append(RowError(first, isinstance(fault, BadRows), str(fault)))
+            return
+    middle = batch.rows // 2
+    _halve(runtime, take(batch, 0, middle), first, parts, errors)
+    _halve(runtime, take(batch, middle, batch.rows), first + middle, parts, errors)
+
+
+def take(batch: Batch, start: int, stop: int) -> Batch:
+    """Rows start..stop of a batch (views)."""
+    inputs = {name: _slice(ragged, start, stop) for name, ragged in batch.inputs.items()}
+    return Batch(stop - start, batch.lengths[start:stop], inputs, batch.outputs)
+
+
+def _slice(ragged: Ragged, start: int, stop: int) -> Ragged:
+    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in ragged.shapes]
+    before, within = sum(sizes[:start]), sum(sizes[start:stop])
+    return Ragged(
+        ragged.datatype, ragged.data[before : before + within], ragged.shapes[start:stop]
+    )
+
+
+def _joined(parts: list[Result]) -> dict[str, Ragged]:
+    if len(parts) == 1:
+        return dict(parts[0].outputs)
+    names = parts[0].outputs if parts else ()
+    return {
+        name: Ragged(
+            parts[0].outputs[name].datatype,
+            np.concatenate([part.outputs[name].data for part in parts]),
+            tuple(shape for part in parts for shape in part.outputs[name].shapes),
+        )
+        for name in names
+    }
+
+
+def _total(parts: list[Result]) -> StageTimes:
+    total = StageTimes()
+    for part in parts:
+        total.pad_s += part.times.pad_s
+        total.copy_in_s += part.times.copy_in_s
+        total.run_s += part.times.run_s
+        total.copy_out_s += part.times.copy_out_s
+        total.post_s += part.times.post_s
+    return total

@@ -1,0 +1,89 @@
+"""The Ray Serve deployment of the gateway: wires settings, registry, models and metrics to the app.
+
+Its tasks are made in the constructor, where no request's context exists. Serve gets the same app
+that the fast path serves, so both ways into the process lead to one queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from deployments import fast_path
+from deployments.catalogue import Catalogue
+from deployments.exchange import BodyLimits
+from deployments.gateway_app import GatewayApp
+from deployments.inflight import Gate
+from deployments.observer import Observer
+from deployments.pages import Pages
+from deployments.preprocess.turns import TurnPool
+from deployments.registry_actor import registry
+from deployments.settings import GatewaySettings
+from deployments.tenants import TenantsFile
+
+_REFRESH_S = 1.0
+logger = logging.getLogger("headrace.gateway")
+
+
+class Gateway:
+    """`args`: {"settings" (plain dict), "tenants_file"}."""
+
+    async def __init__(self, args: dict[str, Any]) -> None:
+        settings = GatewaySettings.model_validate(args["settings"])
+        context = serve.get_replica_context()
+        rank = context.rank.rank if context.rank is not None else 0
+        self._name = f"gateway-{rank}"
+        self._uid = context.replica_id.unique_id
+        self._registry = registry()
+        self._tenants = TenantsFile(Path(args["tenants_file"]))
+        self._pool = TurnPool(settings.preprocess.workers, settings.preprocess.max_pending)
+        self._observer = Observer(self._name, settings, rank)
+        self._models = Catalogue(
+            self._registry, self._uid, settings.preprocess.cache_bytes, self._observer.batch
+        )
+        self._observer.watch(self._models, self._pool, self._tenants)
+        limits = settings.limits
+        gate = Gate(
+            tenants=self._tenants,
+            models=self._models,
+            pool=self._pool,
+            limits=BodyLimits(
+                limits.max_body_bytes, limits.max_inflated_bytes, limits.body_timeout_s
+            ),
+            pool_threshold_bytes=limits.pool_threshold_bytes,
+            watcher=self._observer,
+        )
+        pages = Pages(self._models, self._observer)
+        self._app = GatewayApp(gate, pages, self._observer.connection)
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._models.follow()),
+            loop.create_task(self._every_second()),
+        ]
+        fast_path.install(self._app)
+
+    def __serve_build_asgi_app__(self) -> GatewayApp:
+        return self._app
+
+    async def _every_second(self) -> None:
+        """Re-reads the tenants when their file changed, pushes the snapshot `status` shows."""
+        while True:
+            try:
+                await asyncio.to_thread(self._tenants.refresh)
+                self._observer.refresh()
+                await self._registry.push.remote(self._uid, self._observer.snapshot())
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                logger.exception("the snapshot did not reach the registry")
+            await asyncio.sleep(_REFRESH_S if not self._models.draining else _REFRESH_S / 10)
+
+    async def __del__(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._observer.close()
+        self._pool.close()

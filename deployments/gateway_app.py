@@ -1,0 +1,85 @@
+"""The gateway as a raw ASGI app: routes a request to the pipeline or to a page about the models.
+
+It answers `lifespan`, HEAD and unknown paths; it knows no queue and no metric of its own. Every
+answer to an error has the shape of the protocol the path belongs to.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from deployments import errors, router
+from deployments.codecs import Codec, EmbeddingsCodec, InferCodec, PredictCodec
+from deployments.exchange import Exchange
+from deployments.fast_path import Receive, Scope, Send
+from deployments.inflight import Gate
+from deployments.pages import Pages
+from deployments.pipeline import Pipeline
+from deployments.protocols import error_shapes
+from deployments.protocols.types import Encoded
+
+_CODECS: dict[str, Codec] = {
+    "infer": InferCodec(),
+    "predict": PredictCodec(),
+    "embeddings": EmbeddingsCodec(),
+}
+logger = logging.getLogger("headrace.gateway")
+
+
+class GatewayApp:
+    """`connection(client)` hears of every request's client address, for keep-alive counters."""
+
+    def __init__(self, gate: Gate, pages: Pages, connection: Callable[[object], None]) -> None:
+        self._pipeline = Pipeline(gate)
+        self._pages = pages
+        self._connection = connection
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(Exchange(scope, receive, send))
+        elif scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+
+    async def _http(self, exchange: Exchange) -> None:
+        self._connection(exchange.client)
+        try:
+            await self._route(exchange)
+        except errors.HeadraceError as error:
+            await exchange.reply(error.status, _shape(exchange.path)(error), _head(exchange, error))
+        except Exception:
+            logger.exception("unexpected", extra={"request_id": exchange.request_id})
+            if not exchange.replied:
+                error = errors.HeadraceError("an unexpected error; the log has it by request id")
+                shape = _shape(exchange.path)
+                await exchange.reply(500, shape(error), _head(exchange, error))
+
+    async def _route(self, exchange: Exchange) -> None:
+        route = router.match(exchange.path)
+        if route is None:
+            raise errors.NotFound(f"nothing lives at {exchange.path}; GET /docs lists what does")
+        if exchange.method not in route.methods:
+            raise errors.MethodNotAllowed(f"{exchange.path} takes {' or '.join(route.methods)}")
+        codec = _CODECS.get(route.endpoint)
+        if codec is not None:
+            await self._pipeline.answer(exchange, codec, route.model, route.version)
+        else:
+            await self._pages.answer(exchange, route)
+
+
+def _shape(path: str) -> Callable[[errors.HeadraceError], Encoded]:
+    if path.startswith("/v1/") and ":" not in path:
+        return error_shapes.openai_error
+    return error_shapes.oip_error
+
+
+def _head(exchange: Exchange, error: errors.HeadraceError) -> list[tuple[bytes, bytes]]:
+    return [(b"x-request-id", exchange.headers.get(b"x-request-id", b"")), *error.headers()]
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": message["type"] + ".complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,78 @@
+"""`headrace serve` in the foreground: starts the host process, shows its progress, passes signals.
+
+The host runs in a session of its own; the first Ctrl-C or SIGTERM asks it to drain, a second one
+asks nothing more (draining is bounded by gateway.drain_s). The host notices when this process dies,
+because its standard input closes.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from deployments.settings import load
+from deployments.terminal import Progress
+
+
+def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
+    """Returns the exit code: 0 after a clean stop, 1 when the start failed. Raises SettingsErrors."""
+    models = list(load(settings_path).models)
+    command = [sys.executable, "-m", "deployments.host_process", str(settings_path)]
+    command += ["--port", str(port)] if port is not None else []
+    command += ["--host", host] if host is not None else []
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: _ask_to_stop(child))
+    assert child.stdout is not None
+    events = _events(child.stdout)
+    with Progress(models) as progress:
+        message = _until_ready(events, progress)
+    if message:
+        click.echo(message)
+    for event in events:
+        if event["event"] in ("phase", "failed"):
+            click.echo(event["message"], err=True)
+    return child.wait()
+
+
+def _ask_to_stop(child: subprocess.Popen[str]) -> None:
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+
+
+def _events(lines: IO[str]) -> Any:
+    """The host's JSON lines; whatever else a library prints is passed over."""
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and "event" in event:
+            yield event
+
+
+def _until_ready(events: Any, progress: Progress) -> str:
+    """Shows phases; returns what to print once ready, "" when the start failed or was stopped."""
+    for event in events:
+        if event["event"] == "progress":
+            for model in event["models"]:
+                progress.update(model["model"], model["phase"], model["fraction"], model["detail"])
+        elif event["event"] == "ready":
+            return str(event["message"])
+        elif event["event"] == "failed":
+            click.echo(event["message"], err=True)
+        elif event["event"] == "phase" and event["name"] in ("drain", "stop"):
+            click.echo(event["message"], err=True)
+    return ""

@@ -1,0 +1,158 @@
+"""One request in flight (`Flight`) and what all of them share (`Gate`).
+
+A flight collects where its time went and how it ended, and becomes one record for metrics and
+tracing when it lands. The gate answers the questions of the pipeline that are not about one model:
+who is this, may anything start, run this off the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Protocol, TypeVar
+
+from deployments import errors
+from deployments.batch_calls import RowAnswer
+from deployments.catalogue import Catalogue
+from deployments.exchange import BodyLimits, Exchange
+from deployments.model_queue import Ticket
+from deployments.preprocess.texts import encode_texts
+from deployments.preprocess.tokenizer import TextTokenizer
+from deployments.preprocess.turns import TurnPool
+from deployments.served_model import ServedModel
+from deployments.tenants import Caller, TenantsFile
+from deployments.trace_context import TraceContext
+
+T = TypeVar("T")
+_DRAIN_RETRY_S = 2.0
+
+
+class Flight:
+    """`protocol`: the codec's label. Stage seconds are filled by `mark` in the order of the walk."""
+
+    __slots__ = (
+        "_last", "answers", "exchange", "model", "outcome", "protocol", "queue_wait_s", "reason",
+        "request_id", "response_bytes", "service_s", "stages", "status", "ticket", "trace", "who",
+    )  # fmt: skip
+
+    def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:
+        self.exchange = exchange
+        self.protocol = protocol
+        self.who: Caller | None = None
+        self.model = ""
+        self.ticket: Ticket | None = None
+        self.answers: tuple[RowAnswer, ...] = ()
+        self.stages: dict[str, float] = {}
+        self.queue_wait_s = 0.0
+        self.service_s = 0.0
+        self.outcome = "ok"
+        self.status = 200
+        self.reason = ""
+        self.response_bytes = 0
+        self.trace = trace
+        self.request_id = exchange.headers.get(b"x-request-id") or b"%032x" % trace.trace_id
+        self._last = exchange.arrived
+
+    def mark(self, stage: str) -> None:
+        """The time since the last mark belongs to `stage`."""
+        now = perf_counter()
+        self.stages[stage] = now - self._last
+        self._last = now
+
+    def queued(self, answers: tuple[RowAnswer, ...]) -> None:
+        """All rows are back. The last one to be dispatched says how long the request queued."""
+        self._last = perf_counter()
+        self.answers = answers
+        last = max(answers, key=_dispatched)
+        assert self.ticket is not None
+        self.queue_wait_s = max(last.dispatched - self.ticket.request.arrival, 0.0)
+        self.service_s = last.service_s
+
+    def failed(self, error: errors.HeadraceError) -> None:
+        self.outcome = error.outcome
+        self.reason = error.code
+        self.status = error.status
+
+    def headers(self, error: errors.HeadraceError | None) -> list[tuple[bytes, bytes]]:
+        """What every answer carries, and what an answered or refused one carries besides."""
+        head = [
+            (b"x-request-id", self.request_id),
+            (b"traceparent", self.trace.traceparent()),
+        ]
+        if error is not None:
+            return head + error.headers()
+        last = max(self.answers, key=_dispatched)
+        return [
+            *head,
+            (b"x-queue-wait-ms", b"%.3f" % (self.queue_wait_s * 1e3)),
+            (b"x-service-time-ms", b"%.3f" % (self.service_s * 1e3)),
+            (b"x-batch-size", b"%d" % last.batch_size),
+            (b"x-bucket", b"%d" % last.bucket),
+        ]
+
+
+def _dispatched(answer: RowAnswer) -> float:
+    return answer.dispatched
+
+
+class Watcher(Protocol):
+    """Hears of every request: when its trace begins, its model is known, and it has ended."""
+
+    def begin(self, headers: dict[bytes, bytes]) -> TraceContext: ...
+    def arrived(self, flight: Flight) -> None: ...
+    def landed(self, flight: Flight) -> None: ...
+
+
+class Gate:
+    """`watcher` hears of every flight's landing exactly once, whatever its ending."""
+
+    def __init__(
+        self,
+        *,
+        tenants: TenantsFile,
+        models: Catalogue,
+        pool: TurnPool,
+        limits: BodyLimits,
+        pool_threshold_bytes: int,
+        watcher: Watcher,
+    ) -> None:
+        self.models = models
+        self.limits = limits
+        self.watcher = watcher
+        self.pool = pool
+        self._tenants = tenants
+        self._threshold = pool_threshold_bytes
+
+    def identify(self, exchange: Exchange) -> Caller:
+        """Raises Unauthorized, or BadRequest for a priority nobody knows."""
+        return self._tenants.current.identify(
+            exchange.headers.get(b"authorization"),
+            exchange.headers.get(b"x-tenant"),
+            exchange.headers.get(b"x-priority"),
+        )
+
+    def check_open(self) -> None:
+        if self.models.draining:
+            raise errors.Overloaded("the server is draining", retry_after_s=_DRAIN_RETRY_S)
+
+    def check_room(self, model: ServedModel) -> None:
+        """A queue that is full refuses before the body is read; the dispatcher decides exactly."""
+        bound = model.description.scheduling.max_queue_rows
+        if model.queue.waiting_rows >= bound:
+            raise errors.Overloaded(
+                "the model's queue is full (queue.max_rows)",
+                retry_after_s=max(model.queue.snapshot().backlog_s, 0.05),
+            )
+
+    async def off_loop(
+        self, who: Caller, size_bytes: int, function: Callable[..., T], *args: Any
+    ) -> T:
+        """`function(*args)`: here when the input is small, else in the pool, in the tenant's turn."""
+        if size_bytes <= self._threshold:
+            return function(*args)
+        return await self.pool.run(who.tenant.name, function, *args)
+
+    async def tokenize(
+        self, who: Caller, tokenizer: TextTokenizer, texts: list[str]
+    ) -> list[Any]:
+        return await encode_texts(self.pool, who.tenant.name, tokenizer, texts)

@@ -1,0 +1,68 @@
+"""Which replicas of a model run right now, as this process's router last heard it.
+
+One book a deployment, shared by the pin router (its only writer) and the model's queue (its
+reader). The router's class is pickled with its module by value, so the book must live in a module
+of its own, imported by name. It holds no load: leases are the dispatcher's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+class ReplicaGone(Exception):
+    """The pinned replica is not running any more; the call was not started."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningReplica:
+    """`metadata` is what the replica recorded when it became ready (version, slots)."""
+
+    replica_id: str
+    node_id: str
+    metadata: tuple[tuple[str, str], ...] = ()
+
+    def version(self) -> str:
+        return dict(self.metadata).get("version", "")
+
+
+Listener = Callable[[tuple[RunningReplica, ...]], None]
+
+
+class ReplicaBook:
+    """The running set; listeners hear every change, and the current set when they join."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[str, RunningReplica] = {}
+        self._listeners: list[Listener] = []
+
+    @property
+    def replicas(self) -> tuple[RunningReplica, ...]:
+        return tuple(self._replicas.values())
+
+    def update(self, replicas: list[RunningReplica]) -> None:
+        self._replicas = {r.replica_id: r for r in replicas}
+        self._tell()
+
+    def drop(self, replica_id: str) -> None:
+        if self._replicas.pop(replica_id, None) is not None:
+            self._tell()
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Returns the function that stops listening."""
+        self._listeners.append(listener)
+        listener(self.replicas)
+        return lambda: self._listeners.remove(listener)
+
+    def _tell(self) -> None:
+        for listener in tuple(self._listeners):
+            listener(self.replicas)
+
+
+_BOOKS: dict[str, ReplicaBook] = {}
+
+
+def book_for(key: str) -> ReplicaBook:
+    """This process's book of the deployment `key` ("application/deployment")."""
+    return _BOOKS.setdefault(key, ReplicaBook())

@@ -1,0 +1,95 @@
+"""The Ray Serve deployment of one model: wires a runtime to the replica core, delegates the rest.
+
+The constructor stages, compiles and warms before it returns, so a replica that runs is hot. It
+reports its progress to the registry. A hung run ends the process (`os._exit`): Serve replaces the
+replica and gateways retry its batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from deployments import describe, logs
+from deployments.description import ModelDescription
+from deployments.device_worker import DeviceWorker
+from deployments.registry import Progress
+from deployments.registry_actor import registry
+from deployments.replica_core import ReplicaCore, watch_hangs
+from deployments.settings import ModelSettings
+from deployments.wire import BatchCall, BatchReply
+from runtimes import catalog
+from runtimes.types import Runtime
+
+HUNG_EXIT_CODE = 70
+logger = logging.getLogger("headrace.replica")
+
+
+class ModelReplica:
+    """`args`: {"name", "settings" (plain dict), "digest" of them, "cache_dir"}."""
+
+    async def __init__(self, args: dict[str, Any]) -> None:
+        logs.configure()
+        self._name: str = args["name"]
+        self._settings = ModelSettings.model_validate(args["settings"])
+        self._loop = asyncio.get_running_loop()
+        self._replica = serve.get_replica_context().replica_id.unique_id
+        self._registry = registry()
+        self._runtime: Runtime = catalog.create(
+            describe.runtime_settings(
+                self._name, self._settings, Path(args["cache_dir"]), self._progress
+            )
+        )
+        try:
+            await self._loop.run_in_executor(None, self._start)
+        except Exception as fault:
+            self._progress("failed", 0.0, f"{type(fault).__name__}: {fault}")
+            raise
+        self._description, self._tokenizer = describe.describe(
+            self._name, self._settings, args["digest"], self._runtime
+        )
+        self._worker = DeviceWorker(
+            self._runtime,
+            hang_limit_s=self._settings.replicas.hang_limit_s,
+            on_hang=self._hung,
+        )
+        self._core = ReplicaCore(self._worker, self._settings.replicas.slots)
+        self._watch = self._loop.create_task(
+            watch_hangs(self._worker, min(1.0, self._settings.replicas.hang_limit_s / 4))
+        )
+        self._progress("ready", 1.0)
+
+    def _start(self) -> None:
+        self._runtime.load()
+        self._runtime.warm()
+
+    def _progress(self, phase: str, fraction: float, detail: str = "") -> None:
+        self._registry.note.remote(Progress(self._name, self._replica, phase, fraction, detail))
+
+    def _hung(self) -> None:
+        logger.error("a batch ran longer than hang_limit_s; the replica ends", extra={"model": self._name})
+        os._exit(HUNG_EXIT_CODE)
+
+    def record_replica_metadata(self) -> dict[str, str]:
+        return {"version": self._description.version, "slots": str(self._settings.replicas.slots)}
+
+    async def infer(self, call: BatchCall) -> BatchReply:
+        return await self._core.infer(call)
+
+    async def describe(self) -> tuple[ModelDescription, bytes]:
+        """The model's page and its tokeniser's bytes (empty without one)."""
+        return self._description, self._tokenizer
+
+    def check_health(self) -> None:
+        self._runtime.health()
+
+    async def __del__(self) -> None:
+        watch = getattr(self, "_watch", None)
+        if watch is not None:
+            watch.cancel()
+        self._runtime.close()

@@ -1,0 +1,61 @@
+"""The ports a start needs: which they are, whether they are free, and who has them if not.
+
+Our own leftovers (a HAProxy that outlived its cluster) are ended; anything foreign is named, and
+the start refused. Metrics ports are not in the list: a busy one is retried, never fatal.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import yaml
+
+from deployments import haproxy, state_file
+from deployments.listeners import listener
+from deployments.ray_env import resolved_ingress
+from deployments.settings import GatewaySettings, Settings
+
+
+def of(gateway: GatewaySettings) -> dict[str, int]:
+    """Ports by what they are for."""
+    ports = {"http": gateway.port}
+    if resolved_ingress(gateway.ingress) == "haproxy":
+        ports["haproxy_stats"] = gateway.haproxy_stats_port
+        ports["haproxy_metrics"] = gateway.haproxy_metrics_port
+    return ports
+
+
+def free_or_say(gateway: GatewaySettings, states: Path) -> list[str]:
+    """A sentence for every port that somebody else holds; empty when all are free."""
+    running = state_file.read(gateway.port, states)
+    if running is not None and running.alive:
+        return [
+            f"port {gateway.port} is served by Headrace already (process {running.server.pid}); "
+            f"`headrace stop --port {gateway.port}` ends it, `headrace apply` changes its models"
+        ]
+    haproxy.end(haproxy.folder_of(gateway.port))
+    held = ((what, port, listener(gateway.host, port)) for what, port in of(gateway).items())
+    return [_sentence(what, port, str(who)) for what, port, who in held if who is not None]
+
+
+def _sentence(what: str, port: int, who: str) -> str:
+    setting = "gateway.port" if what == "http" else f"gateway.{what}_port"
+    return f"port {port} ({setting}) is taken by {who}; end it or choose another port"
+
+
+def any_free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def write_tenants(settings: Settings, path: Path) -> None:
+    """Puts the tenants where gateways re-read them, in one rename."""
+    tenants = {n: t.model_dump(mode="json") for n, t in settings.tenants.items()}
+    new = path.with_suffix(".new")
+    new.write_text(yaml.safe_dump({"tenants": tenants}))
+    os.chmod(new, 0o600)
+    os.replace(new, path)

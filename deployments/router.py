@@ -1,0 +1,71 @@
+"""Which endpoint does a path name? A table of the surface, matched without regular expressions.
+
+Paths: the Open Inference Protocol's (`/v2/...`), `:predict`, OpenAI's (`/v1/...`), and the
+operator's (`/metrics`, `/healthz`, `/readyz`, `/openapi.json`, `/docs`). Names of models may hold
+dots and dashes, never slashes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Route(NamedTuple):
+    """`endpoint`: what to call; `methods`: what it takes; `model`/`version`: parts of the path."""
+
+    endpoint: str
+    methods: tuple[str, ...]
+    model: str | None = None
+    version: str | None = None
+
+
+_FIXED = {
+    "/v1/embeddings": Route("embeddings", ("POST",)),
+    "/v1/models": Route("openai_models", ("GET", "HEAD")),
+    "/v2": Route("server_metadata", ("GET", "HEAD")),
+    "/v2/health/live": Route("live", ("GET", "HEAD")),
+    "/v2/health/ready": Route("ready", ("GET", "HEAD")),
+    "/v2/repository/index": Route("repository_index", ("POST",)),
+    "/metrics": Route("metrics", ("GET", "HEAD")),
+    "/healthz": Route("live", ("GET", "HEAD")),
+    "/readyz": Route("ready", ("GET", "HEAD")),
+    "/openapi.json": Route("openapi", ("GET", "HEAD")),
+    "/docs": Route("docs", ("GET", "HEAD")),
+}
+_ACTIONS = {
+    "": ("model_metadata", ("GET", "HEAD")),
+    "infer": ("infer", ("POST",)),
+    "ready": ("model_ready", ("GET", "HEAD")),
+}
+
+
+def match(path: str) -> Route | None:
+    """The route of a path, None when nothing lives there."""
+    fixed = _FIXED.get(path)
+    if fixed is not None:
+        return fixed
+    if path.startswith("/v2/models/"):
+        return _v2(path[len("/v2/models/") :].split("/"))
+    if path.startswith("/v1/models/"):
+        return _v1(path[len("/v1/models/") :])
+    return None
+
+
+def _v2(parts: list[str]) -> Route | None:
+    name, rest = parts[0], parts[1:]
+    version = None
+    if len(rest) >= 2 and rest[0] == "versions":
+        version, rest = rest[1], rest[2:]
+    action = _ACTIONS.get(rest[0] if rest else "") if len(rest) <= 1 else None
+    if not name or action is None or version == "":
+        return None
+    return Route(action[0], action[1], name, version)
+
+
+def _v1(rest: str) -> Route | None:
+    name, colon, action = rest.partition(":")
+    if not name or "/" in name:
+        return None
+    if colon:
+        return Route("predict", ("POST",), name) if action == "predict" else None
+    return Route("openai_model", ("GET", "HEAD"), name)

@@ -1,0 +1,86 @@
+"""One model as a gateway sees it: its page, its queue, its way to the replicas, its tokeniser.
+
+Lives from the model's first announcement until it is no longer declared; a new version replaces the
+page and keeps the queue. Only replicas of the announced version get batches, so that during a
+change rows parsed for one version never reach the other by accident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from deployments.description import ModelDescription
+from deployments.ledger import ReplicaBook, RunningReplica
+from deployments.model_queue import BatchRecord, ModelQueue
+from deployments.preprocess.tokenizer import TextTokenizer
+from deployments.transport import ServeTransport
+from routers.types import DispatcherSettings
+
+_CALL_MARGIN_S = 5.0
+
+
+def dispatcher_settings(d: ModelDescription) -> DispatcherSettings:
+    s = d.scheduling
+    return DispatcherSettings(
+        bucket_edges=d.bucket_edges,
+        max_size=s.max_size if d.max_rows is None else min(s.max_size, d.max_rows),
+        max_tokens=s.max_tokens,
+        pads=d.pads,
+        max_queue_rows=s.max_queue_rows,
+        max_late_rows=s.max_late_rows,
+        max_passed_over_s=s.max_passed_over_s,
+        late=s.late,
+    )
+
+
+class ServedModel:
+    """`on_batch(name, record)` hears of every finished batch."""
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        tokenizer: TextTokenizer | None,
+        transport: ServeTransport,
+        book: ReplicaBook,
+        gateway: str,
+        on_batch: Callable[[str, BatchRecord], None],
+    ) -> None:
+        self.description = description
+        self.tokenizer = tokenizer
+        self._transport = transport
+        self._running: tuple[RunningReplica, ...] = ()
+        name, s = description.name, description.scheduling
+        self.queue = ModelQueue(
+            dispatcher_settings(description),
+            transport,
+            gateway=gateway,
+            call_limit_s=s.hang_limit_s * s.slots + _CALL_MARGIN_S,
+            on_batch=lambda record: on_batch(name, record),
+        )
+        self.queue.retryable = s.retry
+        self._stop_listening = book.listen(self._heard)
+
+    def replace(self, description: ModelDescription, tokenizer: TextTokenizer | None) -> None:
+        """A new version is live: what waits is queued again by its settings."""
+        self.description = description
+        self.tokenizer = tokenizer
+        self.queue.retryable = description.scheduling.retry
+        self.queue.reconfigure(dispatcher_settings(description))
+        self._heard(self._running)
+
+    @property
+    def replicas(self) -> int:
+        """Running replicas of the live version."""
+        return len(self._live())
+
+    def close(self) -> None:
+        self._stop_listening()
+        self.queue.close()
+
+    def _live(self) -> tuple[RunningReplica, ...]:
+        return tuple(r for r in self._running if r.version() == self.description.version)
+
+    def _heard(self, running: tuple[RunningReplica, ...]) -> None:
+        self._running = running
+        self._transport.forget({r.replica_id for r in running})
+        self.queue.set_replicas(self._live(), self.description.scheduling.slots)

@@ -1,0 +1,133 @@
+"""What crosses between a gateway and a replica: one call a batch, one answer a batch.
+
+A ragged batch is one contiguous buffer a tensor plus the rows' shapes; nothing is padded. `shapes`
+is None when every row is one-dimensional and as long as its length (the common case). Times are
+budgets and durations in seconds, never clock readings. Sent with pickle over Serve's gRPC transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from runtimes.types import Batch, Ragged
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+}
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class Column(NamedTuple):
+    """One tensor of a batch: datatype, all rows' elements (bytes, or a list of bytes for BYTES)."""
+
+    datatype: str
+    buffer: bytes | list[bytes]
+    shapes: Shapes | None
+
+
+class BatchCall(NamedTuple):
+    """`lengths`: int32 [rows] as bytes. `outputs`: wanted names, None for all. `version`: which
+    version of the model the rows were parsed for ("" for any)."""
+
+    gateway: str
+    lease_id: int
+    budget_s: float
+    version: str
+    lengths: bytes
+    inputs: dict[str, Column]
+    outputs: tuple[str, ...] | None
+
+
+class RowError(NamedTuple):
+    """`callers_fault`: the input is bad (400); else the runtime failed on this row alone (503)."""
+
+    row: int
+    callers_fault: bool
+    message: str
+
+
+class BatchReply(NamedTuple):
+    """`busy`: nothing was started. `outputs` hold the rows that did not fail, in order.
+
+    wait_s: from arrival at the replica to the device; service_s: on the device; held/seen/inflight:
+    as in `routers.types.Report`; stages: pad, copy in, run, copy out, post-process seconds;
+    duty: share of wall time the device was busy since the replica's last answers.
+    """
+
+    busy: bool
+    outputs: dict[str, Column]
+    errors: tuple[RowError, ...]
+    wait_s: float
+    service_s: float
+    padded_tokens: int
+    stages: tuple[float, float, float, float, float]
+    inflight: int
+    held: int
+    seen: int
+    retry_in_s: float
+    duty: float
+
+
+def pack(datatype: str, rows: Sequence[np.ndarray[Any, Any]], shapes: Shapes | None) -> Column:
+    """`rows`: flat arrays, one a row."""
+    if datatype == "BYTES":
+        return Column(datatype, [item for row in rows for item in row.tolist()], shapes)
+    return Column(datatype, b"".join([row.tobytes() for row in rows]), shapes)
+
+
+def to_batch(call: BatchCall) -> Batch:
+    lengths = np.frombuffer(call.lengths, dtype=np.int32).astype(np.int64)
+    default = tuple((n,) for n in lengths.tolist())
+    inputs = {
+        name: Ragged(c.datatype, _array(c), default if c.shapes is None else c.shapes)
+        for name, c in call.inputs.items()
+    }
+    return Batch(len(default), lengths, inputs, call.outputs)
+
+
+def from_ragged(outputs: Mapping[str, Ragged]) -> dict[str, Column]:
+    return {
+        name: Column(r.datatype, _buffer(r), r.shapes) for name, r in outputs.items()
+    }
+
+
+def rows_of(column: Column) -> list[np.ndarray[Any, Any]]:
+    """Each row as an array of its own shape (views of one buffer)."""
+    flat = _array(column)
+    shapes = column.shapes or ()
+    if len(set(shapes)) == 1:
+        return list(flat.reshape((len(shapes), *shapes[0])))
+    rows, start = [], 0
+    for shape in shapes:
+        size = int(np.prod(shape, dtype=np.int64))
+        rows.append(flat[start : start + size].reshape(shape))
+        start += size
+    return rows
+
+
+def _array(column: Column) -> np.ndarray[Any, Any]:
+    if column.datatype == "BYTES":
+        flat = np.empty(len(column.buffer), dtype=object)
+        flat[:] = column.buffer
+        return flat
+    return np.frombuffer(column.buffer, dtype=DTYPES[column.datatype])  # type: ignore[arg-type]
+
+
+def _buffer(ragged: Ragged) -> bytes | list[bytes]:
+    return ragged.data.tolist() if ragged.datatype == "BYTES" else ragged.data.tobytes()

@@ -1,0 +1,55 @@
+"""What is sent to MiniLM under the ragged mix?
+
+Requests of one row of token ids each, 70 % of 8–32, 25 % of 64–128, 5 % of 256–512 tokens, drawn
+once from a seeded generator and sent in random order by clients who wait for their answer. A call's
+weight is its tokens, so that a load's weight rate is tokens a second.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from loadtests.binary_tensors import binary_infer
+from loadtests.http1 import Target, render
+from loadtests.load import Call, Load
+from loadtests.mischief import Mischief
+from loadtests.workload import infer_body, token_ids
+
+INPUT = "input_ids"
+PATH = "/v2/models/minilm/infer"
+
+
+def ids_of(lengths: Sequence[int], seed: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [token_ids(length, rng) for length in lengths]
+
+
+def calls(target: Target, rows: Sequence[Sequence[int]], *, binary: bool) -> tuple[Call, ...]:
+    made = []
+    for ids in rows:
+        if binary:
+            body, headers = binary_infer(INPUT, ids)
+            made.append(Call(render(target, body, headers=headers), len(ids)))
+        else:
+            made.append(Call(render(target, infer_body(INPUT, ids)), len(ids)))
+    return tuple(made)
+
+
+def minilm_load(
+    url: str,
+    lengths: Sequence[int],
+    *,
+    clients: int,
+    seconds: float,
+    binary: bool = True,
+    mischief: Mischief | None = None,
+) -> Load:
+    target = Target.parse(url + PATH)
+    return Load(
+        target,
+        calls(target, ids_of(lengths, seed=1), binary=binary),
+        clients=clients,
+        seconds=seconds,
+        mischief=mischief or Mischief(),
+    )

@@ -1,0 +1,43 @@
+"""Which texts are embedded, and how many tokens do they have?
+
+Plain English sentences made from a fixed list of words by an injected generator, one text a wanted
+length, so that the figure needs no data set. A word of the list is one token of BERT's vocabulary;
+lengths count [CLS] and [SEP], so a text of n tokens has n - 2 words, and the shortest is 3.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+_WORD_LIST = (
+    "the of and to in was for that on with as is his at by from it he had an were are be this "
+    "first new world state city time people year school war house work water family music game "
+    "river team church music book life day night group system power north south east west island "
+    "university company station century village album season league history government language "
+    "station road bridge mountain forest summer winter small large early late white black green "
+    "never always often together between through under over after before during against without "
+    "found made known called built used played written published opened moved began ended won lost"
+)
+WORDS = tuple(_WORD_LIST.split())
+SHORTEST, LONGEST = 3, 512
+
+
+def spread_lengths(
+    count: int, rng: random.Random, longest: int = LONGEST, shortest: int = SHORTEST
+) -> list[int]:
+    """Both ends and as much of everything in between as `count` allows, shuffled."""
+    if count == 1:
+        return [longest]
+    span = longest - shortest
+    lengths = [shortest + round(span * index / (count - 1)) for index in range(count)]
+    rng.shuffle(lengths)
+    return lengths
+
+
+def text_of(tokens: int, rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS, k=max(1, tokens - 2)))
+
+
+def texts(lengths: Sequence[int], rng: random.Random) -> list[str]:
+    return [text_of(length, rng) for length in lengths]
