@@ -1,176 +1,23 @@
-"""Tiny models of every source kind, made on the spot into a folder: weights random but seeded.
+"""Fixtures of the conformance suite: tiny models, a cache folder, and each backend running.
 
-A BERT in Hugging Face layout (hidden 32, 2 layers, 100 ids), ONNX graphs made node by node, the
-OpenVINO IR and the torch.export archive of a small text model. Nothing is fetched.
-`sources` builds each once a session, when a test first asks for it.
+The folder is put on the import path, for the suite's own modules: tests are no packages here.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-HIDDEN, LAYERS, VOCABULARY, POSITIONS, LABELS = 32, 2, 100, 64, 3
-CONFIG = {
-    "model_type": "bert",
-    "hidden_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": POSITIONS,
-    "vocab_size": VOCABULARY,
-    "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12,
-    "hidden_act": "gelu",
-}
+sys.path.append(str(Path(__file__).parent))
 
+from runtime_cases import Sources, settings
+from tiny_models import BUILDERS
 
-def bert_folder(folder: Path, normalize: bool = True) -> Path:
-    """A folder as sentence-transformers writes it, with mean pooling declared."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    save_file(_bert_weights(), str(folder / "model.safetensors"))
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    listing = [
-        {"path": path, "type": f"sentence_transformers.models.{kind}"}
-        for path, kind in modules[: 3 if normalize else 2]
-    ]
-    (folder / "modules.json").write_text(json.dumps(listing))
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    pooling = {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    return folder
-
-
-def image_onnx(file: Path) -> Path:
-    """`pixels` FP32 [-1, 3, 4, 4] → `scores` FP32 [-1, 3]: the mean of each channel."""
-    from onnx import TensorProto, helper
-
-    nodes = [helper.make_node("ReduceMean", ["pixels", "axes"], ["scores"], keepdims=0)]
-    axes = helper.make_tensor("axes", TensorProto.INT64, [2], [2, 3])
-    return _save_onnx(
-        file,
-        nodes,
-        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, ["batch", 3, 4, 4])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", 3])],
-        [axes],
-    )
-
-
-def pair_onnx(file: Path) -> Path:
-    """`left` and `right`, FP32 [-1, 2] each → `sum` and `product`."""
-    from onnx import TensorProto, helper
-
-    names = {"left": [], "right": [], "sum": [], "product": []}
-    info = {
-        name: helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 2]) for name in names
-    }
-    nodes = [
-        helper.make_node("Add", ["left", "right"], ["sum"]),
-        helper.make_node("Mul", ["left", "right"], ["product"]),
-    ]
-    return _save_onnx(
-        file, nodes, [info["left"], info["right"]], [info["sum"], info["product"]], []
-    )
-
-
-def text_onnx(file: Path) -> Path:
-    """`text` BYTES [-1] → `same` BYTES [-1]."""
-    from onnx import TensorProto, helper
-
-    return _save_onnx(
-        file,
-        [helper.make_node("Identity", ["text"], ["same"])],
-        [helper.make_tensor_value_info("text", TensorProto.STRING, ["batch"])],
-        [helper.make_tensor_value_info("same", TensorProto.STRING, ["batch"])],
-        [],
-    )
-
-
-def heavy_onnx(file: Path, width: int = 1024) -> Path:
-    """`x` FP32 [-1, width] → `y`: enough arithmetic for a second thread to show."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    weight = np.random.default_rng(3).normal(0, 0.01, (width, width)).astype(np.float32)
-    return _save_onnx(
-        file,
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", width])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", width])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-
-
-def pair_ir(file: Path) -> Path:
-    """The same as `pair_onnx`, as OpenVINO IR (the .xml; its .bin lies beside it)."""
-    import openvino
-    from openvino import opset13
-
-    left = opset13.parameter([-1, 2], np.float32, name="left")
-    right = opset13.parameter([-1, 2], np.float32, name="right")
-    for parameter in (left, right):
-        parameter.output(0).tensor.names = {parameter.friendly_name}
-    results = [opset13.add(left, right), opset13.multiply(left, right)]
-    for result, name in zip(results, ("sum", "product"), strict=True):
-        result.output(0).tensor.names = {name}
-    openvino.save_model(openvino.Model(results, [left, right]), file, compress_to_fp16=False)
-    return file
-
-
-def pair_archive(file: Path) -> Path:
-    """The same as `pair_onnx`, as a torch.export archive."""
-    import torch
-
-    class Pair(torch.nn.Module):
-        def forward(self, left: Any, right: Any) -> Any:
-            return {"sum": left + right, "product": left * right}
-
-    batch = torch.export.Dim("batch", min=1, max=64)
-    sample = (torch.ones(2, 2), torch.ones(2, 2))
-    sizes = {"left": {0: batch}, "right": {0: batch}}
-    torch.export.save(torch.export.export(Pair(), sample, dynamic_shapes=sizes), file)
-    return file
-
-
-def text_archive(file: Path) -> Path:
-    """`input_ids`, `attention_mask` → `hidden` [-1, -1, 8] and `pooled` [-1, 8]."""
-    import torch
-
-    class Text(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = torch.nn.Embedding(VOCABULARY, 8)
-
-        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            hidden = self.table(input_ids) * attention_mask[..., None]
-            count = attention_mask.sum(1, keepdim=True).clamp(min=1)
-            return {"hidden": hidden, "pooled": hidden.sum(1) / count}
-
-    torch.manual_seed(5)
-    batch = torch.export.Dim("batch", min=1, max=64)
-    length = torch.export.Dim("length", min=1, max=POSITIONS)
-    sample = (torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3, dtype=torch.int64))
-    sizes = {name: {0: batch, 1: length} for name in ("input_ids", "attention_mask")}
-    torch.export.save(torch.export.export(Text().eval(), sample, dynamic_shapes=sizes), file)
-    return file
-
-
-BUILDERS: dict[str, Callable[[Path], Path]] = {
-    "bert": bert_folder,
-    "heavy.onnx": heavy_onnx,
-    "image.onnx": image_onnx,
-    "pair.onnx": pair_onnx,
-    "pair.pt2": pair_archive,
-    "pair.xml": pair_ir,
-    "text.onnx": text_onnx,
-    "text.pt2": text_archive,
-}
+from runtimes import catalog
+from runtimes.types import Runtime
 
 
 @pytest.fixture(scope="session")
@@ -186,43 +33,16 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return source
 
 
-def _save_onnx(file: Path, nodes: Any, inputs: Any, outputs: Any, constants: Any) -> Path:
-    import onnx
-    from onnx import helper
-
-    graph = helper.make_graph(nodes, "tiny", inputs, outputs, constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    onnx.checker.check_model(model)
-    onnx.save(model, file)
-    return file
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
 
 
-def _bert_weights() -> dict[str, np.ndarray]:
-    random = np.random.default_rng(7)
-
-    def matrix(*shape: int) -> np.ndarray:
-        return random.normal(0, 0.3, shape).astype(np.float32)
-
-    def norm(name: str) -> dict[str, np.ndarray]:
-        return {f"{name}.weight": 1 + matrix(HIDDEN), f"{name}.bias": matrix(HIDDEN)}
-
-    def linear(name: str, to: int, of: int = HIDDEN) -> dict[str, np.ndarray]:
-        return {f"{name}.weight": matrix(to, of), f"{name}.bias": matrix(to)}
-
-    weights = {
-        "embeddings.word_embeddings.weight": matrix(VOCABULARY, HIDDEN),
-        "embeddings.position_embeddings.weight": matrix(POSITIONS, HIDDEN),
-        "embeddings.token_type_embeddings.weight": matrix(2, HIDDEN),
-        **norm("embeddings.LayerNorm"),
-        **linear("pooler.dense", HIDDEN),
-        **linear("classifier", LABELS),
-    }
-    for layer in range(LAYERS):
-        base = f"encoder.layer.{layer}"
-        for part in ("self.query", "self.key", "self.value", "output.dense"):
-            weights |= linear(f"{base}.attention.{part}", HIDDEN)
-        weights |= norm(f"{base}.attention.output.LayerNorm")
-        weights |= linear(f"{base}.intermediate.dense", 64)
-        weights |= linear(f"{base}.output.dense", HIDDEN, 64)
-        weights |= norm(f"{base}.output.LayerNorm")
-    return weights
+@pytest.fixture(scope="module")
+def running(request: pytest.FixtureRequest, sources: Sources, cache: Path) -> Iterator[Runtime]:
+    """The case's backend, loaded and warm, shared by the tests that leave it as they found it."""
+    runtime = catalog.create(settings(request.param, sources, cache))
+    runtime.load()
+    runtime.warm()
+    yield runtime
+    runtime.close()

@@ -96,6 +96,7 @@ def test_custom_object_is_refused(honest, tmp_path, kind):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_pickled_sample_inputs_are_refused_unopened(honest, tmp_path):
     def change(files: Files) -> None:
         files["data/sample_inputs/model.pt"] = pickle.dumps(Attack(tmp_path / "ran"))
