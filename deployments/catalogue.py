@@ -31,7 +31,8 @@ logger = logging.getLogger("headrace.catalogue")
 
 
 class Catalogue:
-    """`cache_bytes`: bound of each tokeniser's cache of frequent texts."""
+    """`cache_bytes`: bound of each tokeniser's cache of frequent texts. `on_change` is called when
+    the set of models changed, before requests can find them ready."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Catalogue:
         self._gateway = gateway
         self._cache_bytes = cache_bytes
         self._on_batch = on_batch
+        self.on_change: Callable[[], None] = lambda: None
         self._served: dict[str, ServedModel] = {}
         self._live: dict[str, ModelDescription] = {}
         self._gone_at: dict[str, float] = {}
@@ -127,6 +129,7 @@ class Catalogue:
         for description in view.models.values():
             await self._serve(description)
         self._live = dict(view.models)
+        self.on_change()
         if self._awaited is not None:
             self._awaited -= {name for name in self._live if name in self._served}
 

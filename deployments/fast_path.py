@@ -5,7 +5,9 @@ that is most of what a bare replica costs, and the gateway needs none of it: it 
 metrics, deadlines and disconnect watch, and its dispatch must run outside request contexts anyway.
 Serve adds the middlewares of RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH outside that wrapper, in
 every process that listens; this one passes requests to the gateway living in the same process and
-everything else (`/-/healthz`, `/-/routes`, processes without a gateway) on to Serve.
+everything else (`/-/healthz`, `/-/routes`, processes without a gateway) on to Serve. Where Serve's
+wrapper is in use all the same (the plain proxy), it names requests itself, and `NAMED_BY_SERVE` in
+the scope says so.
 Measured gain: docs/decisions/0001-fast-path.md.
 """
 

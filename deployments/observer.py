@@ -60,12 +60,16 @@ class Observer:
     def watch(self, models: Catalogue, pool: TurnPool, tenants: KnownTenants) -> None:
         """What levels, labels and snapshots are read from."""
         self._models, self._pool, self._tenants = models, pool, tenants
-        self.refresh()
+        models.on_change = self._declare
+        self._declare()
+
+    def _declare(self) -> None:
+        names = [*self._models.served, *self._models.waiting_for]
+        self._metrics.names.declare(names, self._tenants.current.names)
 
     def refresh(self) -> None:
         """Once a second: label names as settings have them now, records counted, lines settled."""
-        names = [*self._models.served, *self._models.waiting_for]
-        self._metrics.names.declare(names, self._tenants.current.names)
+        self._declare()
         self._metrics.flush()
         self._access.settle(time.monotonic())
 
@@ -136,7 +140,7 @@ class Observer:
         for name, seconds in _spans(flight):
             spans.append(SpanTimes(name, at, at + int(seconds * 1e9)))
             at = spans[-1].end_ns
-        attributes = {
+        attributes: dict[str, str | int | float | bool] = {
             "http.request.method": flight.exchange.method,
             "http.response.status_code": flight.status,
             "url.path": flight.exchange.path,
@@ -157,7 +161,7 @@ class Observer:
         back_s = (record.round_trip_s - reply.wait_s - reply.service_s) / 2
         ran_ns = end_ns - int(max(back_s, 0.0) * 1e9)
         run = SpanTimes("runtime", ran_ns - int(reply.service_s * 1e9), ran_ns)
-        attributes = {
+        attributes: dict[str, str | int | float | bool] = {
             "headrace.model": model,
             "headrace.replica": record.replica_id,
             "headrace.batch_size": record.size,
