@@ -65,12 +65,15 @@ def read_config(folder: Path) -> BertConfig:
     file = folder / "config.json"
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-        _refuse_others(raw, file)
-        return _config(raw)
     except (OSError, ValueError) as error:
         raise LoadError(f"{file} cannot be read as JSON: {error}") from error
-    except KeyError as error:
-        raise LoadError(f"{file} lacks {error}") from error
+    if not isinstance(raw, dict):
+        raise LoadError(f"{file} is no JSON object")
+    _refuse_others(raw, file)
+    config = _config(raw, file)
+    if config.hidden_size % config.heads:
+        raise LoadError(f"{file}: hidden_size is no multiple of num_attention_heads")
+    return config
 
 
 def open_bert(
@@ -141,16 +144,23 @@ def _norm(ops: GraphOps[N], config: BertConfig, part: Weights, x: N) -> N:
     return ops.layer_norm(x, scale, shift, config.epsilon, part.prefix)
 
 
-def _config(raw: Mapping[str, Any]) -> BertConfig:
+def _config(raw: Mapping[str, Any], file: Path) -> BertConfig:
     return BertConfig(
-        hidden_size=int(raw["hidden_size"]),
-        layers=int(raw["num_hidden_layers"]),
-        heads=int(raw["num_attention_heads"]),
-        max_length=int(raw["max_position_embeddings"]),
-        vocab_size=int(raw["vocab_size"]),
+        hidden_size=_count(raw, "hidden_size", file),
+        layers=_count(raw, "num_hidden_layers", file),
+        heads=_count(raw, "num_attention_heads", file),
+        max_length=_count(raw, "max_position_embeddings", file),
+        vocab_size=_count(raw, "vocab_size", file),
         epsilon=float(raw.get("layer_norm_eps", 1e-12)),
         activation=ACTIVATIONS[raw.get("hidden_act", "gelu")],
     )
+
+
+def _count(raw: Mapping[str, Any], name: str, file: Path) -> int:
+    value = raw.get(name)
+    if type(value) is not int or value < 1:
+        raise LoadError(f"{file}: {name} is {value!r}, it must be a whole number from 1")
+    return value
 
 
 def _refuse_others(raw: Mapping[str, Any], file: Path) -> None:
@@ -166,5 +176,3 @@ def _refuse_others(raw: Mapping[str, Any], file: Path) -> None:
         raise LoadError(f"{file}: only absolute position embeddings are supported")
     if raw.get("hidden_act", "gelu") not in ACTIVATIONS:
         raise LoadError(f"{file}: hidden_act must be one of {', '.join(ACTIVATIONS)}")
-    if raw["hidden_size"] % raw["num_attention_heads"]:
-        raise LoadError(f"{file}: hidden_size is no multiple of num_attention_heads")

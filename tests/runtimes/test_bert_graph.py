@@ -141,7 +141,8 @@ def test_weights_stored_in_bfloat16_are_read(tmp_path) -> None:
         ({"position_embedding_type": "relative_key"}, "absolute"),
         ({"hidden_act": "swish"}, "hidden_act"),
         ({"num_attention_heads": 5}, "multiple"),
-        ({"num_hidden_layers": None}, "config.json"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"vocab_size": None}, "vocab_size"),
     ],
 )
 def test_other_architectures_are_refused_by_name(tmp_path, changes, named) -> None:
@@ -150,8 +151,9 @@ def test_other_architectures_are_refused_by_name(tmp_path, changes, named) -> No
         bert_graph.read_config(tmp_path)
 
 
-def test_config_that_is_no_json_is_a_load_error(tmp_path) -> None:
-    (tmp_path / "config.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_config_that_is_no_json_object_is_a_load_error(tmp_path, text) -> None:
+    (tmp_path / "config.json").write_text(text)
     with pytest.raises(LoadError, match="JSON"):
         bert_graph.read_config(tmp_path)
 
