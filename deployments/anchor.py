@@ -14,8 +14,6 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from ray.serve.handle import DeploymentHandle
-
 from deployments import logs
 from deployments.registry import LEASE_S
 from deployments.registry_actor import registry
@@ -26,7 +24,7 @@ logger = logging.getLogger("headrace.anchor")
 class ModelAnchor:
     """`args` as of `ModelReplica`; `model` is the handle of the deployment below."""
 
-    async def __init__(self, args: dict[str, Any], model: DeploymentHandle) -> None:
+    async def __init__(self, args: dict[str, Any], model: Any) -> None:  # type: ignore[misc]
         logs.configure()
         self._name: str = args["name"]
         self._digest: str = args["digest"]
@@ -39,9 +37,9 @@ class ModelAnchor:
     async def _keep(self) -> None:
         while True:
             try:
-                while await self._registry.renew.remote(self._name, self._generation):
-                    await asyncio.sleep(LEASE_S / 4)
-                await self._announce()
+                await asyncio.sleep(LEASE_S / 4)
+                if not await self._registry.renew.remote(self._name, self._generation):
+                    await self._announce()
             except asyncio.CancelledError:
                 raise
             except Exception:

@@ -91,7 +91,7 @@ def gateway(args: dict[str, Any]) -> Any:
     from deployments.gateway import Gateway
 
     settings = GatewaySettings.model_validate(args["settings"])
-    deployment = serve.deployment(
+    deployment: Any = serve.deployment(
         serve.ingress()(Gateway),
         name="gateway",
         num_replicas=settings.replicas,
@@ -115,7 +115,8 @@ def model(args: dict[str, Any]) -> Any:
 
     settings = ModelSettings.model_validate(args["settings"])
     replicas = settings.replicas
-    replica = serve.deployment(
+    router: Any = {"request_router_class": "deployments.pin_router:PinRouter"}
+    replica: Any = serve.deployment(
         ModelReplica,
         name=MODEL_DEPLOYMENT,
         num_replicas=replicas.count,
@@ -127,11 +128,11 @@ def model(args: dict[str, Any]) -> Any:
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=2,
         request_router_config=RequestRouterConfig(
-            request_router_class="deployments.pin_router:PinRouter",
+            **router,
             request_router_kwargs={"key": book_key(args["name"])},
         ),
     )
-    anchor = serve.deployment(
+    anchor: Any = serve.deployment(
         ModelAnchor,
         name="anchor",
         num_replicas=1,

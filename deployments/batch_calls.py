@@ -56,7 +56,9 @@ def _wanted(members: Sequence[Rows]) -> tuple[str, ...] | None:
 
 def _column(name: str, rows: Sequence[tuple[Rows, int]]) -> Column:
     datatype = next(payload.inputs[name] for payload, _ in rows if name in payload.inputs).datatype
-    arrays, shapes, plain = [], [], True
+    arrays: list[np.ndarray[Any, Any]] = []
+    shapes: list[tuple[int, ...]] = []
+    plain = True
     for payload, row in rows:
         column = payload.inputs.get(name)
         length = payload.lengths[row]
@@ -82,9 +84,7 @@ def deliver_rows(
     size, at = len(lease.rows), 0
     for position in range(size):
         fault = failed.get(position)
-        answer = RowAnswer(
-            {}, None, dispatched, reply.service_s, size, lease.bucket, reply
-        )
+        answer = RowAnswer({}, None, dispatched, reply.service_s, size, lease.bucket, reply)
         if fault is not None:
             answer.error = _row_error(fault.callers_fault, fault.message)
         else:

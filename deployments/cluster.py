@@ -6,6 +6,7 @@ blocks and belongs to the host's threads, never to a gateway.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import Any
@@ -31,7 +32,7 @@ class Cluster:
     """Starts Ray (never joins one). `port`: where the gateway will listen."""
 
     def __init__(self, settings: Settings, port: int) -> None:
-        context = ray.init(
+        context: Any = ray.init(
             address="local",
             namespace=NAMESPACE,
             num_cpus=_logical_cpus(settings),
@@ -40,7 +41,7 @@ class Cluster:
             dashboard_port=ports.any_free(),
             object_store_memory=_OBJECT_STORE_BYTES,
             log_to_driver=False,
-            logging_level="WARNING",
+            logging_level=logging.WARNING,
         )
         self.address = str(context.address_info["gcs_address"])
         self.dashboard_url = f"http://{context.dashboard_url}"
@@ -129,7 +130,7 @@ class Cluster:
 
     def close(self) -> None:
         self._rest.close()
-        serve.shutdown()
+        serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
 
 

@@ -95,17 +95,13 @@ class EmbeddingsCodec:
 
     label = "openai"
 
-    def decode(
-        self, body: bytes, exchange: Exchange, d: ModelDescription | None
-    ) -> EmbeddingsCall:
+    def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> EmbeddingsCall:
         return openai_embeddings.decode(body)
 
     def texts(self, call: EmbeddingsCall) -> list[str] | None:
         return call.texts
 
-    def split(
-        self, call: EmbeddingsCall, tokens: list[Any] | None, d: ModelDescription
-    ) -> Rows:
+    def split(self, call: EmbeddingsCall, tokens: list[Any] | None, d: ModelDescription) -> Rows:
         if d.task != "embed":
             raise errors.BadRequest(f"model {d.name} makes no embeddings", param="model")
         openai_embeddings.check_dimensions(call, d)

@@ -34,12 +34,14 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """`inputs`/`outputs`: axis 0 is the batch, -1 dynamic. `lengths_input`/`lengths_axis`: where a
-    row's length is read (None: every row has length 1); `mask_input`: which input marks real tokens.
-    `optional_inputs`: may be left out of a request. `tokenizer_digest`: key of the tokeniser's bytes
-    in the registry ("" when the model takes no text). `embed_output`: name of the output that holds
-    the embedding, `embed_width` its size. `bucket_edges`: ascending, tokens. `digest`: of the settings
-    the replica was started with, by which an anchor knows its own replicas.
+    """`inputs`/`outputs`: axis 0 is the batch, -1 dynamic.
+
+    `lengths_input`/`lengths_axis`: where a row's length is read (None: every row has length 1);
+    `mask_input`: which input marks real tokens; `optional_inputs`: may be left out of a request.
+    `bucket_edges`: ascending, tokens. `tokenizer_digest`: key of the tokeniser's bytes in the
+    registry, "" when the model takes no text. `embed_output`: name of the output that holds the
+    embedding, `embed_width` its size. `digest`: of the settings that the replica was started with,
+    by which an anchor knows its own replicas.
     """
 
     name: str

@@ -83,7 +83,7 @@ class DeviceWorker:
             self._running = job
             try:
                 run_bisected(self._runtime, job)
-            except BaseException as fault:  # noqa: BLE001 - handed to the waiting call
+            except BaseException as fault:
                 job.fault = fault
             job.finished = time.perf_counter()
             self._running = None
@@ -131,9 +131,7 @@ def take(batch: Batch, start: int, stop: int) -> Batch:
 def _slice(ragged: Ragged, start: int, stop: int) -> Ragged:
     sizes = [int(np.prod(shape, dtype=np.int64)) for shape in ragged.shapes]
     before, within = sum(sizes[:start]), sum(sizes[start:stop])
-    return Ragged(
-        ragged.datatype, ragged.data[before : before + within], ragged.shapes[start:stop]
-    )
+    return Ragged(ragged.datatype, ragged.data[before : before + within], ragged.shapes[start:stop])
 
 
 def _joined(parts: list[Result]) -> dict[str, Ragged]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import MutableMapping
 from dataclasses import dataclass
+from random import getrandbits
+from typing import Any
 
 from deployments import errors
-from deployments.fast_path import Receive, Scope, Send
+from deployments.fast_path import NAMED_BY_SERVE, Receive, Scope, Send
 from deployments.protocols.types import Encoded
 
 _OWN_CLOCK_MARGIN_S = 0.020
@@ -27,10 +30,12 @@ class BodyLimits:
 
 
 class Exchange:
-    """`arrived`: `time.perf_counter()` when the request's headers were read."""
+    """`arrived`: `time.perf_counter()` when the request's headers were read. `request_id`: the
+    caller's, or one made here; every reply carries it."""
 
     __slots__ = (
-        "_receive", "_send", "arrived", "client", "headers", "method", "path", "query", "replied",
+        "_named", "_receive", "_send", "arrived", "client", "headers", "method", "path", "replied",
+        "request_id",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -39,18 +44,15 @@ class Exchange:
         self.arrived = time.perf_counter()
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.query: bytes = scope.get("query_string", b"")
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.client = scope.get("client")
         self.replied = False
+        self.request_id = self.headers.get(b"x-request-id") or b"%032x" % getrandbits(128)
+        self._named = NAMED_BY_SERVE in scope
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
-
-    @property
-    def request_id(self) -> str:
-        return self.header(b"x-request-id") or ""
 
     def check_length(self, limits: BodyLimits) -> None:
         """Refuses by header alone: a declared length over the bound, or one that is no length."""
@@ -76,7 +78,7 @@ class Exchange:
         except TimeoutError:
             raise _body_timeout(limits.timeout_s) from None
 
-    async def _message(self, timeout_s: float) -> dict[str, object]:
+    async def _message(self, timeout_s: float) -> MutableMapping[str, Any]:
         try:
             async with asyncio.timeout(timeout_s):
                 message = await self._receive()
@@ -84,7 +86,7 @@ class Exchange:
             raise _body_timeout(timeout_s) from None
         if message["type"] == "http.disconnect":
             raise errors.CallerLeft("the client left before its body was complete")
-        return message  # type: ignore[return-value]
+        return message
 
     async def _rest(self, first: bytes, max_bytes: int) -> bytes:
         parts, size = [first], len(first)
@@ -133,6 +135,7 @@ class Exchange:
         head = [
             (b"content-type", answer.content_type),
             (b"content-length", str(len(answer.body)).encode()),
+            *([] if self._named else [(b"x-request-id", self.request_id)]),
             *answer.headers,
             *(headers or ()),
         ]

@@ -32,7 +32,7 @@ logger = logging.getLogger("headrace.gateway")
 class Gateway:
     """`args`: {"settings" (plain dict), "tenants_file"}."""
 
-    async def __init__(self, args: dict[str, Any]) -> None:
+    async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         settings = GatewaySettings.model_validate(args["settings"])
         context = serve.get_replica_context()
         rank = context.rank.rank if context.rank is not None else 0
@@ -66,8 +66,8 @@ class Gateway:
         ]
         fast_path.install(self._app)
 
-    def __serve_build_asgi_app__(self) -> GatewayApp:
-        return self._app
+    def __serve_build_asgi_app__(self) -> fast_path.Wrapped:
+        return fast_path.Wrapped(self._app)
 
     async def _every_second(self) -> None:
         """Re-reads the tenants when their file changed, pushes the snapshot `status` shows."""

@@ -46,13 +46,13 @@ class GatewayApp:
         try:
             await self._route(exchange)
         except errors.HeadraceError as error:
-            await exchange.reply(error.status, _shape(exchange.path)(error), _head(exchange, error))
+            await exchange.reply(error.status, _shape(exchange.path)(error), error.headers())
         except Exception:
-            logger.exception("unexpected", extra={"request_id": exchange.request_id})
+            request_id = exchange.request_id.decode("latin-1")
+            logger.exception("unexpected", extra={"request_id": request_id})
             if not exchange.replied:
-                error = errors.HeadraceError("an unexpected error; the log has it by request id")
-                shape = _shape(exchange.path)
-                await exchange.reply(500, shape(error), _head(exchange, error))
+                fault = errors.HeadraceError("an unexpected error; the log has it by request id")
+                await exchange.reply(500, _shape(exchange.path)(fault))
 
     async def _route(self, exchange: Exchange) -> None:
         route = router.match(exchange.path)
@@ -71,10 +71,6 @@ def _shape(path: str) -> Callable[[errors.HeadraceError], Encoded]:
     if path.startswith("/v1/") and ":" not in path:
         return error_shapes.openai_error
     return error_shapes.oip_error
-
-
-def _head(exchange: Exchange, error: errors.HeadraceError) -> list[tuple[bytes, bytes]]:
-    return [(b"x-request-id", exchange.headers.get(b"x-request-id", b"")), *error.headers()]
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -8,6 +8,7 @@ Unix socket's path may have 97 characters there, 68 of which Serve takes (the no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -44,17 +45,12 @@ def end(folder: str) -> int:
     """Ends them (terminate, then kill), removes the folder, returns how many there were."""
     left = find(folder)
     for process in left:
-        _quietly(process.terminate)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
     _, alive = psutil.wait_procs(left, timeout=_TERM_WAIT_S)
     for process in alive:
-        _quietly(process.kill)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(alive, timeout=_TERM_WAIT_S)
     shutil.rmtree(folder, ignore_errors=True)
     return len(left)
-
-
-def _quietly(action: object) -> None:
-    try:
-        action()  # type: ignore[operator]
-    except psutil.NoSuchProcess:
-        pass

@@ -21,7 +21,7 @@ from deployments.terminal import Progress
 
 
 def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
-    """Returns the exit code: 0 after a clean stop, 1 when the start failed. Raises SettingsErrors."""
+    """The exit code: 0 after a clean stop, 1 when the start failed. Raises SettingsErrors."""
     models = list(load(settings_path).models)
     command = [sys.executable, "-m", "deployments.host_process", str(settings_path)]
     command += ["--port", str(port)] if port is not None else []
@@ -71,8 +71,8 @@ def _until_ready(events: Any, progress: Progress) -> str:
                 progress.update(model["model"], model["phase"], model["fraction"], model["detail"])
         elif event["event"] == "ready":
             return str(event["message"])
-        elif event["event"] == "failed":
-            click.echo(event["message"], err=True)
-        elif event["event"] == "phase" and event["name"] in ("drain", "stop"):
+        elif event["event"] == "failed" or (
+            event["event"] == "phase" and event["name"] in ("drain", "stop")
+        ):
             click.echo(event["message"], err=True)
     return ""

@@ -28,11 +28,11 @@ _DRAIN_RETRY_S = 2.0
 
 
 class Flight:
-    """`protocol`: the codec's label. Stage seconds are filled by `mark` in the order of the walk."""
+    """`protocol`: the codec's label. `mark` fills `stages` (seconds) in the order of the walk."""
 
     __slots__ = (
         "_last", "answers", "exchange", "model", "outcome", "protocol", "queue_wait_s", "reason",
-        "request_id", "response_bytes", "service_s", "stages", "status", "ticket", "trace", "who",
+        "response_bytes", "service_s", "stages", "status", "ticket", "trace", "who",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:
@@ -50,7 +50,6 @@ class Flight:
         self.reason = ""
         self.response_bytes = 0
         self.trace = trace
-        self.request_id = exchange.headers.get(b"x-request-id") or b"%032x" % trace.trace_id
         self._last = exchange.arrived
 
     def mark(self, stage: str) -> None:
@@ -75,10 +74,7 @@ class Flight:
 
     def headers(self, error: errors.HeadraceError | None) -> list[tuple[bytes, bytes]]:
         """What every answer carries, and what an answered or refused one carries besides."""
-        head = [
-            (b"x-request-id", self.request_id),
-            (b"traceparent", self.trace.traceparent()),
-        ]
+        head = [(b"traceparent", self.trace.traceparent())]
         if error is not None:
             return head + error.headers()
         last = max(self.answers, key=_dispatched)
@@ -147,12 +143,10 @@ class Gate:
     async def off_loop(
         self, who: Caller, size_bytes: int, function: Callable[..., T], *args: Any
     ) -> T:
-        """`function(*args)`: here when the input is small, else in the pool, in the tenant's turn."""
+        """`function(*args)`: here for a small input, else in the pool, in the tenant's turn."""
         if size_bytes <= self._threshold:
             return function(*args)
         return await self.pool.run(who.tenant.name, function, *args)
 
-    async def tokenize(
-        self, who: Caller, tokenizer: TextTokenizer, texts: list[str]
-    ) -> list[Any]:
+    async def tokenize(self, who: Caller, tokenizer: TextTokenizer, texts: list[str]) -> list[Any]:
         return await encode_texts(self.pool, who.tenant.name, tokenizer, texts)

@@ -229,7 +229,9 @@ class ModelQueue:
         if reply.busy:
             return LeaseEnd.BUSY, report
         self._duty[lease.replica_id] = reply.duty
-        tokens = sum(m.request.lengths[row] for m, (_, row) in zip(members, lease.rows, strict=True))
+        tokens = sum(
+            m.request.lengths[row] for m, (_, row) in zip(members, lease.rows, strict=True)
+        )
         record = BatchRecord(
             lease.replica_id, len(lease.rows), lease.bucket, lease.predicted_s, started,
             round_trip_s, tokens, reply, tuple(dict.fromkeys(m.trace for m in members)),

@@ -33,7 +33,7 @@ logger = logging.getLogger("headrace.replica")
 class ModelReplica:
     """`args`: {"name", "settings" (plain dict), "digest" of them, "cache_dir"}."""
 
-    async def __init__(self, args: dict[str, Any]) -> None:
+    async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         logs.configure()
         self._name: str = args["name"]
         self._settings = ModelSettings.model_validate(args["settings"])
@@ -72,7 +72,9 @@ class ModelReplica:
         self._registry.note.remote(Progress(self._name, self._replica, phase, fraction, detail))
 
     def _hung(self) -> None:
-        logger.error("a batch ran longer than hang_limit_s; the replica ends", extra={"model": self._name})
+        logger.error(
+            "a batch ran longer than hang_limit_s; the replica ends", extra={"model": self._name}
+        )
         os._exit(HUNG_EXIT_CODE)
 
     def record_replica_metadata(self) -> dict[str, str]:

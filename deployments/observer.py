@@ -146,7 +146,7 @@ class Observer:
             "url.path": flight.exchange.path,
             "headrace.model": flight.model,
             "headrace.outcome": flight.outcome,
-            "headrace.request_id": flight.request_id.decode("latin-1"),
+            "headrace.request_id": flight.exchange.request_id.decode("latin-1"),
         }
         name = f"{flight.exchange.method} {flight.protocol}"
         failed = flight.reason if flight.status >= 500 else ""
@@ -224,7 +224,7 @@ def _upstream(flight: Flight) -> float:
 def _spans(flight: Flight) -> list[tuple[str, float]]:
     """Stages in the order of the walk, seconds."""
     stages = flight.stages
-    named = [(n, stages[n]) for n in ("parse", "tokenize") if n in stages]
+    named: list[tuple[str, float]] = [(n, stages[n]) for n in ("parse", "tokenize") if n in stages]
     if flight.answers:
         named += [("queue", flight.queue_wait_s), ("service", flight.service_s)]
     return named + [(n, stages[n]) for n in ("reply",) if n in stages]
@@ -232,7 +232,7 @@ def _spans(flight: Flight) -> list[tuple[str, float]]:
 
 def _line(flight: Flight, tenant: str, total_s: float) -> AccessLine:
     return AccessLine(
-        flight.request_id.decode("latin-1"), flight.exchange.method, flight.exchange.path,
+        flight.exchange.request_id.decode("latin-1"), flight.exchange.method, flight.exchange.path,
         flight.status, flight.outcome, flight.reason, flight.model, tenant, total_s * 1e3,
     )  # fmt: skip
 

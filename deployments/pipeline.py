@@ -50,7 +50,12 @@ class Pipeline:
             watcher.landed(flight)
 
     async def _walk(
-        self, flight: Flight, exchange: Exchange, codec: Codec, name: str | None, version: str | None
+        self,
+        flight: Flight,
+        exchange: Exchange,
+        codec: Codec,
+        name: str | None,
+        version: str | None,
     ) -> None:
         gate = self._gate
         # Who, first: it costs a header, and all that follows is somebody's.

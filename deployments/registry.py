@@ -119,9 +119,7 @@ class Registry:
     def view(self) -> View:
         live: dict[str, ModelDescription] = {}
         for (name, generation), entry in self.entries.items():
-            if name in self.declared and (
-                name not in live or live[name].generation < generation
-            ):
+            if name in self.declared and (name not in live or live[name].generation < generation):
                 live[name] = entry.description
         return View(self.revision, live, frozenset(self.declared), self.draining)
 

@@ -8,6 +8,7 @@ leases because generations must grow across restarts of the actor.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
@@ -39,10 +40,8 @@ class RegistryActor:
     async def watch(self, revision: int, timeout_s: float) -> View:
         """The view, as soon as its revision differs from `revision`, or after `timeout_s`."""
         if self._registry.revision == revision:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout_s)
-            except TimeoutError:
-                pass
         return self._registry.view()
 
     async def declare(self, names: list[str]) -> None:

@@ -1,8 +1,9 @@
 """A model replica without Ray: slots, the busy answer, and what every answer says of the replica.
 
-At most `slots` batches a gateway are held (one running, the others staged), and never more than one
-running and `slots - 1` staged for each gateway in all; one more gets a busy answer as a value, with the seconds until there may be room. `held` and `seen` let each gateway
-compare its leases with the truth. An abandoned call keeps its slot until the device is really free.
+At most `slots` batches a gateway are held, and in all never more than one running and `slots - 1`
+staged for each gateway; one more gets a busy answer as a value, with the seconds until there may be
+room. `held` and `seen` let each gateway compare its leases with the truth. An abandoned call keeps
+its slot until the device is really free.
 """
 
 from __future__ import annotations
@@ -84,5 +85,3 @@ async def watch_hangs(worker: DeviceWorker, every_s: float) -> None:
     while True:
         await asyncio.sleep(every_s)
         worker.check_hang()
-
-

@@ -1,8 +1,8 @@
 """The seam to Ray Serve: one pinned call a batch, foreign exceptions mapped where they enter.
 
 Uses the model's handle with gRPC transport and pickle; the pin is the replica's id in `session_id`.
-What a caller can see of a failed call is one of three: `Unreached` (nothing started: choose again),
-`ReplicaDied` (it may have started), or an exception that the replica itself raised (`ReplicaFault`).
+A failed call is one of three: `Unreached` (nothing started: choose again), `ReplicaDied` (it may
+have started), or an exception that the replica itself raised (`ReplicaFault`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class ServeTransport:
         response = handle.remote(call)
         try:
             async with asyncio.timeout(timeout_s):
-                return await response
+                reply: BatchReply = await response
+                return reply
         except ReplicaGone as gone:
             raise Unreached(replica_id) from gone
         except TimeoutError as late:

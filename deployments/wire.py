@@ -2,7 +2,7 @@
 
 A ragged batch is one contiguous buffer a tensor plus the rows' shapes; nothing is padded. `shapes`
 is None when every row is one-dimensional and as long as its length (the common case). Times are
-budgets and durations in seconds, never clock readings. Sent with pickle over Serve's gRPC transport.
+budgets and durations in seconds, never clock readings. Pickled, over Serve's gRPC transport.
 """
 
 from __future__ import annotations
@@ -102,9 +102,7 @@ def to_batch(call: BatchCall) -> Batch:
 
 
 def from_ragged(outputs: Mapping[str, Ragged]) -> dict[str, Column]:
-    return {
-        name: Column(r.datatype, _buffer(r), r.shapes) for name, r in outputs.items()
-    }
+    return {name: Column(r.datatype, _buffer(r), r.shapes) for name, r in outputs.items()}
 
 
 def rows_of(column: Column) -> list[np.ndarray[Any, Any]]:
