@@ -27,6 +27,7 @@ from loadtests.benches.processes import MARK, Usage, marked, usage
 
 LOG_DIR = Path("out/bench/logs")
 POLL_S = 0.1
+GRACE_S = 5.0
 
 
 class ServerTrouble(RuntimeError):
@@ -122,11 +123,20 @@ def stop(launch: Launch, child: subprocess.Popen[bytes], mark: str) -> list[str]
         child.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(launch.stop_limit_s)
-    left = marked(mark)
+    left = remaining(mark)
     names = [f"{process.pid} {describe(process)}" for process in left]
     end(left)
     child.wait()
     return names
+
+
+def remaining(mark: str) -> list[psutil.Process]:
+    """What is still there after a grace: children of a child that has just ended notice it by a
+    closed pipe (the dashboard's fork server is one)."""
+    deadline = time.perf_counter() + GRACE_S
+    while (left := marked(mark)) and time.perf_counter() < deadline:
+        time.sleep(POLL_S)
+    return left
 
 
 def end(processes: Sequence[psutil.Process]) -> None:

@@ -19,26 +19,28 @@ import psutil
 
 MARK = "HEADRACE_BENCH_MARK"
 
-ROLES = (
-    ("haproxy", re.compile(r"^\S*haproxy\b(?!.*python)")),
-    ("gateway replica", re.compile(r"ServeReplica:gateway:")),
-    ("model replica", re.compile(r"ServeReplica:[^:]+:(Model|Device)\b")),
-    ("anchor", re.compile(r"ServeReplica:[^:]+:Anchor\b")),
-    ("ingress replica", re.compile(r"ServeReplica:[^:]+:Ingress\b")),
-    ("other replica", re.compile(r"ServeReplica:")),
-    ("controller", re.compile(r"ServeController")),
-    ("proxy", re.compile(r"ProxyActor|HAProxyManager")),
-    ("registry", re.compile(r"ray::\w*Registry")),
-    ("idle worker", re.compile(r"ray::IDLE")),
-    ("gcs", re.compile(r"gcs_server")),
-    ("raylet", re.compile(r"raylet/raylet|^raylet")),
-    ("dashboard", re.compile(r"dashboard|runtime_env|log_monitor")),
-    ("triton", re.compile(r"tritonserver")),
-    ("triton model", re.compile(r"triton_python_backend_stub")),
-    (
-        "host",
-        re.compile(r"deployments\.host_process|deployments\.cli|bin/headrace|app\.py|bind\.py"),
-    ),
+ROLES = tuple(
+    (role, re.compile(pattern, re.IGNORECASE))
+    for role, pattern in (
+        ("haproxy", r"^\S*/?haproxy\b.*haproxy\.cfg|^haproxy\b"),
+        ("gateway replica", r"ServeReplica:gateway:"),
+        ("model replica", r"ServeReplica:[^:]+:(model|device)\b"),
+        ("anchor", r"ServeReplica:[^:]+:anchor\b"),
+        ("ingress replica", r"ServeReplica:[^:]+:ingress\b"),
+        ("controller", r"ServeController"),
+        ("haproxy manager", r"HAProxyManager"),
+        ("proxy", r"ProxyActor"),
+        ("registry", r"RegistryActor"),
+        ("idle worker", r"ray::IDLE"),
+        ("gcs", r"gcs_server"),
+        ("dashboard", r"dashboard|RuntimeEnvAgent"),
+        ("raylet", r"raylet/raylet"),
+        ("ray's monitors", r"log_monitor|autoscaler/_private/monitor|multiprocessing\."),
+        ("triton", r"bin/tritonserver"),
+        ("triton model", r"triton_python_backend_stub"),
+        ("host", r"host_process|app\.py|bind\.py"),
+        ("command line", r"bin/headrace|deployments\.cli"),
+    )
 )
 
 

@@ -1,8 +1,8 @@
 """Does anything leak when clients disconnect, time out and send rubbish for minutes?
 
 `python -m loadtests.benches.soak --minutes 10`: MiniLM under the ragged mix while one request in
-ten misbehaves, a third each: its client leaves, it allows next to no time, or it is rubbish. Memory by
-process and the levels of `/metrics` are sampled. It holds when, after the load, queue, inflight,
+ten misbehaves, a third each: its client leaves, it allows next to no time, or it is rubbish. Memory
+by process and the levels of `/metrics` are sampled. It holds when, after the load, queue, inflight,
 ledger and drift are back to zero, no process was lost, memory does not grow, and nothing was ever
 answered 500, rubbish included.
 """
