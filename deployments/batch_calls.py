@@ -15,8 +15,9 @@ import numpy as np
 
 from deployments import errors
 from deployments.rows import Rows
-from deployments.wire import DTYPES, BatchCall, BatchReply, Column, pack, rows_of
+from deployments.wire import BatchCall, BatchReply, Column, pack, rows_of
 from routers.types import Dispatch
+from runtimes.datatypes import DTYPES
 
 
 @dataclass(slots=True)

@@ -20,10 +20,11 @@ import numpy as np
 
 from deployments.description import ModelDescription
 from deployments.errors import BadRequest
-from deployments.protocols.tensors import DTYPES, Array
+from deployments.protocols.tensors import Array
 from deployments.protocols.types import InferCall, Tensor
 from deployments.row_columns import RowColumn, Rows
 from deployments.rows_joined import RowsOut, join
+from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
 
 __all__ = ["RowColumn", "Rows", "RowsOut", "from_rows", "from_tokens", "join", "split"]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from deployments.description import ModelDescription
-from deployments.protocols.tensors import DTYPES, HALVES
+from deployments.protocols.tensors import HALVES
+from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
 
 _ROW_LENGTH = 4

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.protocols.openai_embeddings import MAX_INPUTS
-from deployments.protocols.tensors import DTYPES, MAX_DIM, MAX_RANK
+from deployments.protocols.tensors import MAX_DIM, MAX_RANK
+from runtimes.datatypes import DTYPES
 
 Schema = dict[str, Any]
 
