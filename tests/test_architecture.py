@@ -1,0 +1,93 @@
+"""The layout's rules that import contracts cannot say: sizes, homes, words, and what is forbidden."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("deployments", "routers", "runtimes", "autoscaling", "loadtests")
+MOST_LINES = 400
+MOST_FUNCTION_LINES = 60
+MOST_PARAMETERS = 6
+FORBIDDEN_NAMES = {"common", "utils", "helpers", "util", "helper", "misc"}
+
+
+def sources() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from (p for p in (ROOT / package).rglob("*.py") if p.is_file())
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def test_no_file_is_longer_than_its_bound():
+    long = {str(p): n for p in sources() if (n := len(p.read_text().splitlines())) > MOST_LINES}
+    assert not long
+
+
+def test_functions_are_short():
+    lengths = [length(node) for path in sources() for node in functions(path)]
+    assert max(lengths) <= MOST_FUNCTION_LINES
+    assert statistics.median(lengths) < 10
+    assert statistics.quantiles(lengths, n=10)[-1] < 30
+
+
+def test_functions_take_few_parameters():
+    many = []
+    for path in sources():
+        for node in functions(path):
+            every = [*node.args.posonlyargs, *node.args.args]
+            positional = [a.arg for a in every if a.arg not in ("self", "cls")]
+            if len(positional) > MOST_PARAMETERS:
+                many.append(f"{path}:{node.lineno} {node.name}")
+    assert not many
+
+
+def test_modules_say_what_they_are():
+    silent = [str(p) for p in sources() if not ast.get_docstring(ast.parse(p.read_text()))]
+    assert not silent
+
+
+def test_no_module_is_a_drawer_of_odds_and_ends():
+    assert not [str(p) for p in sources() if p.stem in FORBIDDEN_NAMES]
+
+
+@pytest.mark.parametrize("island", ["routers", "runtimes", "autoscaling"])
+def test_islands_do_not_read_the_environment(island):
+    readers = [
+        str(path)
+        for path in (ROOT / island).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
+    ]
+    assert not readers
+
+
+def test_only_the_shell_imports_ray():
+    offenders = [
+        str(path)
+        for path in sources()
+        if "deployments" not in path.parts and "peers" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and any(name.split(".")[0] == "ray" for name in _imported(node))
+    ]
+    assert not offenders
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [alias.name for alias in node.names]
