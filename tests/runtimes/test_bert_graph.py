@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -22,7 +23,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])
 LENGTHS = (3, 1, 20, 7)
 
 
-def write(folder: Path, model: torch.nn.Module, *, pooling: str = "", normalize: bool = False):
+def write(folder: Path, model: Any, *, pooling: str = "", normalize: bool = False):
     model.eval().save_pretrained(folder)
     if pooling:
         kinds = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
@@ -36,7 +37,8 @@ def write(folder: Path, model: torch.nn.Module, *, pooling: str = "", normalize:
 
 def tiny(**changes) -> transformers.BertConfig:
     torch.manual_seed(1)
-    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": 50}
+    sizes: dict[str, Any] = {"hidden_size": 24}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": 50}
     sizes |= {"intermediate_size": 40, "max_position_embeddings": 32, "initializer_range": 0.5}
     return transformers.BertConfig(**(sizes | changes))
 

@@ -110,7 +110,7 @@ def test_bytes_that_are_no_text_are_the_callers_fault(tmp_path) -> None:
 
 def test_bf16_beside_other_types(tmp_path) -> None:
     nodes = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)]
-    shape = ["n", 2]
+    shape: list[str | int | None] = ["n", 2]
     inputs = [info("x", TensorProto.BFLOAT16, shape)]
     outputs = [info("y", TensorProto.FLOAT, shape)]
     runtime = loaded(save(tmp_path / "m.onnx", nodes, inputs, outputs), tmp_path)

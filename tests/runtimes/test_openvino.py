@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -201,12 +202,13 @@ def test_backend_that_fails_on_is_unhealthy(tmp_path) -> None:
         raise RunError("broken")
 
     runtime.health()
-    runtime._engine.infer = fail
+    engine: Any = runtime._engine
+    engine.infer = fail
     with pytest.raises(RunError):
         runtime.run(ids([1]))
     with pytest.raises(Unhealthy, match="broken"):
         runtime.health()
-    del runtime._engine.infer
+    del engine.infer
     runtime.health()
 
 

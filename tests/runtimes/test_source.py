@@ -6,6 +6,7 @@ import json
 import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,8 @@ def onnx_file(folder: Path, external: str | None = None) -> Path:
         [weight],
     )
     path = folder / "model.onnx"
-    options = {"save_as_external_data": True, "location": external, "size_threshold": 0}
+    options: dict[str, Any] = {"save_as_external_data": True, "location": external}
+    options["size_threshold"] = 0
     save_model(helper.make_model(graph), str(path), **(options if external else {}))
     return path
 
