@@ -7,7 +7,7 @@ once; a reply's rows are views of its buffers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,8 @@ from runtimes.datatypes import DTYPES
 
 @dataclass(slots=True)
 class RowAnswer:
-    """One row's outputs by name (datatype, array), or its error; and how its time was spent."""
+    """One row's outputs by name (datatype, array), or its error; which version of the model
+    answered, and how the time was spent."""
 
     outputs: dict[str, tuple[str, np.ndarray[Any, Any]]] = field(default_factory=dict)
     error: errors.HeadraceError | None = None
@@ -30,7 +31,7 @@ class RowAnswer:
     service_s: float = 0.0
     batch_size: int = 0
     bucket: int = 0
-    reply: BatchReply | None = None
+    version: str = ""
 
 
 def build_call(
@@ -41,9 +42,7 @@ def build_call(
     lengths = np.array([payload.lengths[row] for payload, row in rows], dtype=np.int32)
     names = dict.fromkeys(name for payload in members for name in payload.inputs)
     inputs = {name: _column(name, rows) for name in names}
-    return BatchCall(
-        gateway, lease.lease_id, budget_s, "", lengths.tobytes(), inputs, _wanted(members)
-    )
+    return BatchCall(gateway, lease.lease_id, budget_s, lengths.tobytes(), inputs, _wanted(members))
 
 
 def _wanted(members: Sequence[Rows]) -> tuple[str, ...] | None:
@@ -74,24 +73,26 @@ def _column(name: str, rows: Sequence[tuple[Rows, int]]) -> Column:
 
 
 def deliver_rows(
-    lease: Dispatch,
-    dispatched: float,
-    reply: BatchReply,
-    deliver: Callable[[int, RowAnswer], None],
-) -> None:
-    """Calls `deliver(position in the lease, answer)` for every row."""
+    lease: Dispatch, dispatched: float, version: str, reply: BatchReply
+) -> list[RowAnswer]:
+    """The answer of every row of the lease, in order. Raises ValueError for a reply that does not
+    account for all of them."""
     failed = {e.row: e for e in reply.errors}
     columns = {name: (c.datatype, rows_of(c)) for name, c in reply.outputs.items()}
     size, at = len(lease.rows), 0
+    if any(len(rows) != size - len(failed) for _, rows in columns.values()):
+        raise ValueError(f"the reply to {size} rows holds others")
+    answers = []
     for position in range(size):
         fault = failed.get(position)
-        answer = RowAnswer({}, None, dispatched, reply.service_s, size, lease.bucket, reply)
+        answer = RowAnswer({}, None, dispatched, reply.service_s, size, lease.bucket, version)
         if fault is not None:
             answer.error = _row_error(fault.callers_fault, fault.message)
         else:
             answer.outputs = {n: (datatype, rows[at]) for n, (datatype, rows) in columns.items()}
             at += 1
-        deliver(position, answer)
+        answers.append(answer)
+    return answers
 
 
 def _row_error(callers_fault: bool, message: str) -> errors.HeadraceError:

@@ -17,16 +17,17 @@ from deployments import errors
 from deployments.applications import book_key, model_app
 from deployments.description import ModelDescription
 from deployments.ledger import book_for
-from deployments.model_queue import BatchRecord
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.registry import View
 from deployments.served_model import ServedModel
+from deployments.tickets import BatchRecord
 from deployments.transport import ServeTransport
 
 _WATCH_S = 5.0
 _SEED_S = 30.0
 _HOLD_S = 30.0
 _RETRY_AFTER_S = 2.0
+_SHOWN = 100
 logger = logging.getLogger("headrace.catalogue")
 
 
@@ -78,10 +79,13 @@ class Catalogue:
                 raise errors.NotReady(
                     f"model {name} is declared and not ready yet", retry_after_s=_RETRY_AFTER_S
                 )
-            raise errors.NotFound(f"unknown model {name!r}; GET /v1/models lists the models")
+            raise errors.NotFound(
+                f"unknown model {name[:_SHOWN]!r}; GET /v1/models lists the models", param="model"
+            )
         if version is not None and version != model.description.version:
             raise errors.NotFound(
-                f"model {name} has no version {version!r}; {model.description.version} is live"
+                f"model {name} has no version {version[:_SHOWN]!r}; "
+                f"{model.description.version} is live"
             )
         if name not in self._live and not self._holds(name, model):
             raise errors.NotReady(

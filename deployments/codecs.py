@@ -44,12 +44,10 @@ class InferCodec:
     label = "oip"
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> InferCall:
-        raw = exchange.headers.get(b"inference-header-content-length")
-        if raw is None:
+        header_bytes = exchange.number(oip_json.HEADER_LENGTH)
+        if header_bytes is None:
             return oip_json.decode(body)
-        if not raw.isdigit():
-            raise errors.BadRequest("Inference-Header-Content-Length must be a number of bytes")
-        return oip_binary.decode(body, int(raw))
+        return oip_binary.decode(body, header_bytes)
 
     def texts(self, call: InferCall) -> list[str] | None:
         return None

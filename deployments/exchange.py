@@ -1,16 +1,20 @@
 """One HTTP request and its answer: headers, the bounded body, the reply. No routing, no queues.
 
-A body is read only when somebody asks for it, up to a bound and a time limit; gzip is inflated up
-to a bound of its own. Source: ASGI 3.0, HTTP connection scope.
+A body is read only when somebody asks for it, up to a bound and a time limit. An answer that comes
+before the end of a large body closes the connection, since reading on to keep it would cost what
+the refusal saved. HEAD gets the headers of the answer alone.
+Source: ASGI 3.0, HTTP connection scope; RFC 9110 §9.3.2, RFC 9112 §9.3.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import MutableMapping
+from collections.abc import Generator, MutableMapping
 from dataclasses import dataclass
 from random import getrandbits
+from types import coroutine
 from typing import Any
 
 from deployments import errors
@@ -18,6 +22,10 @@ from deployments.fast_path import NAMED_BY_SERVE, Receive, Scope, Send
 from deployments.protocols.types import Encoded
 
 _OWN_CLOCK_MARGIN_S = 0.020
+_READ_TO_KEEP_BYTES = 65_536
+_MOST_DIGITS = 18
+_REQUEST_ID = re.compile(rb"[\x20-\x7e]{1,128}")
+Message = MutableMapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +42,8 @@ class Exchange:
     caller's, or one made here; every reply carries it."""
 
     __slots__ = (
-        "_named", "_receive", "_send", "arrived", "client", "headers", "method", "path", "replied",
-        "request_id",
+        "_named", "_receive", "_send", "_slow", "_whole", "arrived", "client", "headers", "method",
+        "path", "replied", "request_id",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,59 +55,72 @@ class Exchange:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.client = scope.get("client")
         self.replied = False
-        self.request_id = self.headers.get(b"x-request-id") or b"%032x" % getrandbits(128)
+        self.request_id = _request_id(self.headers.get(b"x-request-id"))
         self._named = NAMED_BY_SERVE in scope
+        self._slow = self._whole = False
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
+    def number(self, name: bytes) -> int | None:
+        """A header that is a whole number, None without it. Raises BadRequest for anything else."""
+        raw = self.headers.get(name)
+        if raw is None:
+            return None
+        if not raw.isdigit():
+            raise errors.BadRequest(f"{name.decode().title()} must be a whole number of bytes")
+        # Nothing real is longer, and Python refuses to read thousands of digits.
+        return int(raw) if len(raw) <= _MOST_DIGITS else 10**_MOST_DIGITS
+
     def check_length(self, limits: BodyLimits) -> None:
         """Refuses by header alone: a declared length over the bound, or one that is no length."""
-        raw = self.headers.get(b"content-length")
-        if raw is None:
-            return
-        if not raw.isdigit():
-            raise errors.BadRequest("Content-Length must be a whole number of bytes")
-        if int(raw) > limits.max_bytes:
+        declared = self.number(b"content-length")
+        if declared is not None and declared > limits.max_bytes:
             raise _too_large(limits.max_bytes)
 
     async def body(self, limits: BodyLimits) -> bytes:
         """The raw body. Raises BodyTooLarge, BodyTimeout or CallerLeft."""
-        message = await self._message(limits.timeout_s)
-        first: bytes = message.get("body", b"")
-        if not message.get("more_body", False):
-            if len(first) > limits.max_bytes:
-                raise _too_large(limits.max_bytes)
-            return first
+        # Most bodies arrive with their headers: then no timer is set (it costs 3 us a request).
+        waiting = self._receive().__await__()
+        try:
+            pending = next(waiting)
+        except StopIteration as there:
+            message: Message = there.value
+            if not message.get("more_body", False):
+                return self._end(message, [], limits.max_bytes)
+        else:
+            message = {}
         try:
             async with asyncio.timeout(limits.timeout_s):
+                first = message or await _resumed(waiting, pending)
                 return await self._rest(first, limits.max_bytes)
         except TimeoutError:
-            raise _body_timeout(limits.timeout_s) from None
+            self._slow = True
+            raise errors.BodyTimeout(
+                f"the body did not arrive within {limits.timeout_s:g} s"
+            ) from None
 
-    async def _message(self, timeout_s: float) -> MutableMapping[str, Any]:
-        try:
-            async with asyncio.timeout(timeout_s):
-                message = await self._receive()
-        except TimeoutError:
-            raise _body_timeout(timeout_s) from None
-        if message["type"] == "http.disconnect":
-            raise errors.CallerLeft("the client left before its body was complete")
-        return message
-
-    async def _rest(self, first: bytes, max_bytes: int) -> bytes:
-        parts, size = [first], len(first)
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise errors.CallerLeft("the client left before its body was complete")
+    async def _rest(self, message: Message, max_bytes: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while message.get("more_body", False):
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > max_bytes:
                 raise _too_large(max_bytes)
-            if not message.get("more_body", False):
-                return b"".join(parts)
+            message = await self._receive()
+        return self._end(message, parts, max_bytes)
+
+    def _end(self, message: Message, parts: list[bytes], max_bytes: int) -> bytes:
+        if message["type"] == "http.disconnect":
+            raise errors.CallerLeft("the client left before its body was complete")
+        self._whole = True
+        last: bytes = message.get("body", b"")
+        body = b"".join([*parts, last]) if parts else last
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        return body
 
     async def until_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -134,18 +155,48 @@ class Exchange:
         self.replied = True
         head = [
             (b"content-type", answer.content_type),
-            (b"content-length", str(len(answer.body)).encode()),
+            (b"content-length", b"%d" % len(answer.body)),
             *([] if self._named else [(b"x-request-id", self.request_id)]),
             *answer.headers,
             *(headers or ()),
         ]
+        if not self._whole and self._not_worth_reading():
+            head.append((b"connection", b"close"))
+        body = b"" if self.method == "HEAD" else answer.body
         await self._send({"type": "http.response.start", "status": status, "headers": head})
-        await self._send({"type": "http.response.body", "body": answer.body})
+        await self._send({"type": "http.response.body", "body": body})
+
+    def _not_worth_reading(self) -> bool:
+        """Whether what is left of the body is too much, unknown, or too slow to wait for."""
+        declared = self.headers.get(b"content-length", b"0")
+        if self._slow or b"transfer-encoding" in self.headers:
+            return True
+        if not declared.isdigit() or len(declared) > _MOST_DIGITS:
+            return True
+        return int(declared) > _READ_TO_KEEP_BYTES
 
 
 def _too_large(limit: int) -> errors.BodyTooLarge:
     return errors.BodyTooLarge(f"the body is over gateway.limits.max_body_bytes ({limit} bytes)")
 
 
-def _body_timeout(limit_s: float) -> errors.BodyTimeout:
-    return errors.BodyTimeout(f"the body did not arrive within {limit_s:g} s")
+def _request_id(given: bytes | None) -> bytes:
+    """The caller's, if it is short and printable; it goes into logs and answers as it is."""
+    if given is not None and _REQUEST_ID.fullmatch(given):
+        return given
+    return b"%032x" % getrandbits(128)
+
+
+@coroutine
+def _resumed(waiting: Generator[Any, Any, Any], pending: Any) -> Generator[Any, Any, Any]:
+    """Goes on awaiting what was begun by hand and first asked to wait for `pending`."""
+    while True:
+        thrown: BaseException | None = None
+        try:
+            sent = yield pending
+        except BaseException as fault:
+            thrown = fault
+        try:
+            pending = waiting.send(sent) if thrown is None else waiting.throw(thrown)
+        except StopIteration as end:
+            return end.value

@@ -45,6 +45,8 @@ class GatewayApp:
         self._connection(exchange.client)
         try:
             await self._route(exchange)
+        except errors.CallerLeft:
+            pass  # nobody reads an answer
         except errors.HeadraceError as error:
             await exchange.reply(error.status, _shape(exchange.path)(error), error.headers())
         except Exception:
@@ -59,7 +61,8 @@ class GatewayApp:
         if route is None:
             raise errors.NotFound(f"nothing lives at {exchange.path}; GET /docs lists what does")
         if exchange.method not in route.methods:
-            raise errors.MethodNotAllowed(f"{exchange.path} takes {' or '.join(route.methods)}")
+            await _refuse_method(exchange, route.methods)
+            return
         codec = _CODECS.get(route.endpoint)
         if codec is not None:
             await self._pipeline.answer(exchange, codec, route.model, route.version)
@@ -67,7 +70,14 @@ class GatewayApp:
             await self._pages.answer(exchange, route)
 
 
+async def _refuse_method(exchange: Exchange, methods: tuple[str, ...]) -> None:
+    error = errors.MethodNotAllowed(f"{exchange.path} takes {' or '.join(methods)}")
+    allow = (b"allow", ", ".join(methods).encode())
+    await exchange.reply(error.status, _shape(exchange.path)(error), [allow])
+
+
 def _shape(path: str) -> Callable[[errors.HeadraceError], Encoded]:
+    """OpenAI's own paths have its shape; all others, `:predict` included, Open Inference's."""
     if path.startswith("/v1/") and ":" not in path:
         return error_shapes.openai_error
     return error_shapes.oip_error

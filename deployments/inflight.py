@@ -15,12 +15,12 @@ from deployments import errors
 from deployments.batch_calls import RowAnswer
 from deployments.catalogue import Catalogue
 from deployments.exchange import BodyLimits, Exchange
-from deployments.model_queue import Ticket
 from deployments.preprocess.texts import encode_texts
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.preprocess.turns import TurnPool
 from deployments.served_model import ServedModel
 from deployments.tenants import Caller, TenantsFile
+from deployments.tickets import Ticket
 from deployments.trace_context import TraceContext
 
 T = TypeVar("T")

@@ -13,14 +13,14 @@ import contextvars
 import itertools
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from deployments import errors
 from deployments.batch_calls import RowAnswer, build_call, deliver_rows
 from deployments.ledger import RunningReplica
 from deployments.rows import Rows
-from deployments.trace_context import TraceContext
+from deployments.tickets import BatchRecord, Terms, Ticket, changed, refusal
 from deployments.transport import ReplicaDied, ReplicaFault, Transport, Unreached
 from deployments.wire import BatchReply
 from routers.cost import CostError
@@ -37,7 +37,6 @@ from routers.types import (
     Event,
     Evict,
     LeaseEnd,
-    Reason,
     Reject,
     Replica,
     Replicas,
@@ -50,54 +49,26 @@ from routers.types import (
 
 logger = logging.getLogger("headrace.queue")
 clock = time.monotonic
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A caller waiting for all its rows. `future` resolves to the tuple of row answers."""
-
-    request: Request
-    rows: Rows
-    future: asyncio.Future[tuple[RowAnswer, ...]]
-    answers: list[RowAnswer | None]
-    missing: int
-    trace: TraceContext | None = None
-    retried: bool = False
-    watcher: asyncio.Task[None] | None = None
-
-
-@dataclass(slots=True)
-class BatchRecord:
-    """What a finished batch tells metrics and tracing. Times are seconds."""
-
-    replica_id: str
-    size: int
-    bucket: int
-    predicted_s: float
-    started: float
-    round_trip_s: float
-    tokens: int
-    reply: BatchReply
-    traces: tuple[TraceContext | None, ...]
+_UNREACHED_RETRY_S = 0.01
 
 
 class ModelQueue:
-    """`call_limit_s`: a call without an answer for that long counts as died."""
+    """`terms` are the live version's; `on_batch` hears of every batch that was answered."""
 
     def __init__(
         self,
         settings: DispatcherSettings,
+        terms: Terms,
         transport: Transport,
         *,
         gateway: str,
-        call_limit_s: float,
         on_batch: Callable[[BatchRecord], None],
     ) -> None:
-        self.retryable = True
+        self.terms = terms
+        self._settings = settings
         self._dispatcher = Dispatcher(settings)
         self._transport = transport
         self._gateway = gateway
-        self._call_limit_s = call_limit_s
         self._on_batch = on_batch
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
@@ -111,26 +82,29 @@ class ModelQueue:
     def submit(
         self,
         rows: Rows,
+        terms: Terms,
         *,
         tenant: str,
         priority: int,
         deadline_s: float,
         expires_s: float,
-        trace: TraceContext | None = None,
     ) -> Ticket:
-        """Queues a request whose SLO and timeout are `deadline_s` / `expires_s` from now.
+        """Queues a request whose SLO and timeout are `deadline_s` / `expires_s` from now, and whose
+        rows were parsed under `terms`.
 
         Raises the error of an immediate rejection. The ticket's future gets the row answers, in
         order, or the error.
         """
+        if not self.terms.take(terms):
+            raise changed()
         now = clock()
         request = Request(
             next(self._ids), rows.lengths, now, now + deadline_s, now + expires_s, tenant,
-            priority, self.retryable,
+            priority, terms.retryable,
         )  # fmt: skip
         count = len(rows.lengths)
         future: asyncio.Future[tuple[RowAnswer, ...]] = self._loop.create_future()
-        ticket = Ticket(request, rows, future, [None] * count, count, trace)
+        ticket = Ticket(request, rows, terms, future, [None] * count, count)
         self._tickets[request.request_id] = ticket
         self._step(Arrive(request), now)
         if ticket.future.done():
@@ -138,16 +112,25 @@ class ModelQueue:
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """The caller left; idempotent."""
-        if self._tickets.pop(ticket.request.request_id, None) is not None:
-            self._step(Cancel(ticket.request.request_id), clock())
+        """The caller left: its place is free, its future raises `CallerLeft`; idempotent."""
+        self._finish(ticket, errors.CallerLeft("the client left"))
+        if ticket.future.done():
+            ticket.future.exception()  # seen: perhaps nobody awaits it any more
 
-    def set_replicas(self, replicas: tuple[RunningReplica, ...], slots: int) -> None:
+    def set_replicas(self, replicas: Sequence[RunningReplica], slots: int) -> None:
         known = tuple(Replica(r.replica_id, slots) for r in replicas)
         self._duty = {r.replica_id: self._duty.get(r.replica_id, 0.0) for r in replicas}
         self._step(Replicas(known), clock())
 
-    def reconfigure(self, settings: DispatcherSettings) -> None:
+    def adopt(self, settings: DispatcherSettings, terms: Terms) -> None:
+        """Goes on under another version: what waits is queued anew, or refused where the version's
+        tensors are others. No replica is left to send to until the next `set_replicas`."""
+        if terms == self.terms and settings == self._settings:
+            return
+        self.set_replicas((), 0)  # nothing may be sent to the old version's by the new settings
+        if not terms.take(self.terms):
+            self._step(Close(), clock())
+        self.terms, self._settings = terms, settings
         now = clock()
         self._perform(self._dispatcher.reconfigure(settings, now), now)
 
@@ -203,44 +186,66 @@ class ModelQueue:
     async def _run(self, lease: Dispatch, members: list[Ticket], started: float) -> None:
         end, report = LeaseEnd.LOST, Report()
         try:
-            payloads = [ticket.rows for ticket in members]
-            call = build_call(self._gateway, lease, payloads, self._call_limit_s)
-            reply = await self._transport.call(lease.replica_id, call, self._call_limit_s)
-            end, report = self._settle(lease, members, started, reply)
+            if self._refuse_changed(members):
+                end = LeaseEnd.BUSY
+                return
+            terms = self.terms
+            call = build_call(self._gateway, lease, [m.rows for m in members], terms.call_limit_s)
+            reply = await self._transport.call(lease.replica_id, call, terms.call_limit_s)
+            end = LeaseEnd.BUSY if reply.busy else LeaseEnd.DONE
+            round_trip_s = clock() - started
+            report = _report(reply, round_trip_s)
+            if not reply.busy:
+                self._record(lease, members, started, round_trip_s, reply)
+                self._deliver(lease, members, started, terms.version, reply)
         except Unreached:
-            end, report = LeaseEnd.BUSY, Report(retry_in_s=0.01)
-        except ReplicaDied as died:
+            end, report = LeaseEnd.BUSY, Report(retry_in_s=_UNREACHED_RETRY_S)
+        except (ReplicaDied, ReplicaFault) as died:
             logger.warning("replica %s lost a batch: %s", lease.replica_id, died)
-        except ReplicaFault as fault:
-            end = LeaseEnd.DONE
-            self._fail_members(lease, members, str(fault))
+        except Exception:
+            logger.exception("a batch could not be sent or taken in")
+            self._fail_members(members, lease)
+            end = LeaseEnd.DONE if end is LeaseEnd.DONE else LeaseEnd.ABORTED
         finally:
             self._step(Closed(lease.lease_id, end, report), clock())
 
-    def _settle(
-        self, lease: Dispatch, members: list[Ticket], started: float, reply: BatchReply
-    ) -> tuple[LeaseEnd, Report]:
-        round_trip_s = clock() - started
-        transport_s = max(round_trip_s - reply.wait_s - reply.service_s, 0.0)
-        report = Report(
-            reply.service_s, reply.padded_tokens, reply.inflight, reply.held, reply.seen,
-            reply.retry_in_s, transport_s,
-        )  # fmt: skip
-        if reply.busy:
-            return LeaseEnd.BUSY, report
+    def _refuse_changed(self, members: list[Ticket]) -> bool:
+        """Refuses those whose rows the live version would not take; whether there were any."""
+        stale = [m for m in members if not self.terms.take(m.terms)]
+        for ticket in stale:
+            self._finish(ticket, changed())
+        return bool(stale)
+
+    def _record(
+        self,
+        lease: Dispatch,
+        members: list[Ticket],
+        started: float,
+        round_trip_s: float,
+        reply: BatchReply,
+    ) -> None:
         self._duty[lease.replica_id] = reply.duty
         tokens = sum(
             m.request.lengths[row] for m, (_, row) in zip(members, lease.rows, strict=True)
         )
-        record = BatchRecord(
-            lease.replica_id, len(lease.rows), lease.bucket, lease.predicted_s, started,
-            round_trip_s, tokens, reply, tuple(dict.fromkeys(m.trace for m in members)),
+        self._on_batch(
+            BatchRecord(
+                lease.replica_id, len(lease.rows), lease.bucket, lease.predicted_s, started,
+                round_trip_s, tokens, reply, tuple(dict.fromkeys(m.trace for m in members)),
+            )
         )  # fmt: skip
-        self._on_batch(record)
-        deliver_rows(
-            lease, started, reply, lambda at, a: self._row_done(members[at], lease.rows[at], a)
-        )
-        return LeaseEnd.DONE, report
+
+    def _deliver(
+        self,
+        lease: Dispatch,
+        members: list[Ticket],
+        started: float,
+        version: str,
+        reply: BatchReply,
+    ) -> None:
+        answers = deliver_rows(lease, started, version, reply)
+        for ticket, of, answer in zip(members, lease.rows, answers, strict=True):
+            self._row_done(ticket, of, answer)
 
     def _row_done(self, ticket: Ticket, of: tuple[int, int], answer: RowAnswer) -> None:
         """A row's answer or error; the last row resolves the caller's future. `of` is the lease's
@@ -278,10 +283,7 @@ class ModelQueue:
             return False
         ticket.retried = True
         del self._tickets[old.request_id]
-        again = Request(
-            next(self._ids), old.lengths, now, old.deadline, old.expires, old.tenant,
-            old.priority, old.retryable,
-        )  # fmt: skip
+        again = replace(old, request_id=next(self._ids))
         ticket.request = again
         ticket.answers = [None] * len(old.lengths)
         ticket.missing = len(old.lengths)
@@ -290,11 +292,11 @@ class ModelQueue:
         self._step(Arrive(again), now)
         return True
 
-    def _fail_members(self, lease: Dispatch, members: list[Ticket], detail: str) -> None:
-        logger.error("replica %s failed a batch: %s", lease.replica_id, detail)
-        for ticket, of in zip(members, lease.rows, strict=True):
-            error = errors.RowFailed("the model failed on this request; it may be tried again")
-            self._row_done(ticket, of, RowAnswer(error=error))
+    def _fail_members(self, members: list[Ticket], lease: Dispatch) -> None:
+        """A fault of ours: whoever has no answer yet gets an error, and no second try."""
+        for ticket, (request_id, _) in zip(members, lease.rows, strict=True):
+            if ticket.request.request_id == request_id:
+                self._finish(ticket, errors.RowFailed("the request could not be answered"))
 
     def _refuse(self, action: Reject | Evict) -> None:
         ticket = self._tickets.pop(action.request_id, None)
@@ -313,22 +315,9 @@ class ModelQueue:
         self._step(Tick(), clock())
 
 
-def refusal(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
-    """The public error of a dispatcher's reason."""
-    if reason is Reason.EXPIRED:
-        return errors.Expired("the request's time was up before it could be answered")
-    if reason is Reason.TOO_LONG:
-        return errors.BadRequest("a row is longer than lengths.max of this model")
-    if reason is Reason.TOO_LARGE:
-        return errors.BadRequest("the request has more rows than queue.max_rows of this model")
-    if reason is Reason.LOST:
-        return errors.ReplicaLost(
-            "the replica that worked on this was lost, and so was the retry", retry_after_s=1.0
-        )
-    if reason is Reason.CLOSED:
-        return errors.NotReady("the model is being withdrawn", retry_after_s=1.0)
-    message = {
-        Reason.QUEUE_FULL: "the model's queue is full (queue.max_rows)",
-        Reason.LATE: "the request could no longer be answered within the model's SLO",
-    }[reason]
-    return errors.Overloaded(message, retry_after_s=max(retry_after_s, 0.05))
+def _report(reply: BatchReply, round_trip_s: float) -> Report:
+    transport_s = max(round_trip_s - reply.wait_s - reply.service_s, 0.0)
+    return Report(
+        reply.service_s, reply.padded_tokens, reply.inflight, reply.held, reply.seen,
+        reply.retry_in_s, transport_s,
+    )  # fmt: skip

@@ -18,12 +18,12 @@ from deployments.inflight import Flight
 from deployments.levels import GatewayLevels, ModelLevels, ReplicaLevels
 from deployments.metrics import BatchSample, GatewayMetrics, RequestLabels, RequestTimes
 from deployments.metrics_server import MetricsServer
-from deployments.model_queue import BatchRecord
 from deployments.preprocess.turns import TurnPool
 from deployments.request_start import upstream_wait_s
 from deployments.served_model import ServedModel
 from deployments.settings import GatewaySettings
 from deployments.tenants import Tenants
+from deployments.tickets import BatchRecord
 from deployments.trace_context import TraceContext
 from deployments.tracing import SpanTimes, Tracing
 

@@ -47,8 +47,6 @@ class Pages:
             status, page = 200, metadata.repository_index(self._states(), only_ready=only_ready)
         else:
             status, page = self._pages[route.endpoint](exchange, route)
-        if exchange.method == "HEAD":
-            page = Encoded(b"", page.content_type, page.headers)
         await exchange.reply(status, page, _RETRY_AFTER if status == 503 else None)
 
     def _states(self) -> list[ModelState]:

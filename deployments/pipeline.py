@@ -10,17 +10,23 @@ by the model's dispatcher (`routers/`), which sees lengths, tenants and deadline
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from deployments import errors
+from deployments.batch_calls import RowAnswer
 from deployments.codecs import Codec
+from deployments.description import ModelDescription
 from deployments.exchange import BodyLimits, Exchange
 from deployments.inflight import Flight, Gate
-from deployments.model_queue import Ticket
 from deployments.protocols.inflate import inflate
+from deployments.rows import Rows
 from deployments.served_model import ServedModel
 from deployments.tenants import Caller
+from deployments.tickets import Terms
 
 _WATCH_AFTER_S = 0.05
 
@@ -38,7 +44,7 @@ class Pipeline:
         watcher = self._gate.watcher
         flight = Flight(exchange, codec.label, watcher.begin(exchange.headers))
         try:
-            await self._walk(flight, exchange, codec, name, version)
+            await self._walk(flight, codec, name, version)
         except errors.HeadraceError as error:
             flight.failed(error)
             if not isinstance(error, errors.CallerLeft):
@@ -46,49 +52,49 @@ class Pipeline:
         except asyncio.CancelledError:
             flight.failed(errors.CallerLeft("the client left"))
             raise
+        except Exception:
+            flight.failed(errors.HeadraceError("unexpected"))
+            raise
         finally:
             watcher.landed(flight)
 
     async def _walk(
-        self,
-        flight: Flight,
-        exchange: Exchange,
-        codec: Codec,
-        name: str | None,
-        version: str | None,
+        self, flight: Flight, codec: Codec, name: str | None, version: str | None
     ) -> None:
-        gate = self._gate
+        gate, exchange = self._gate, flight.exchange
         # Who, first: it costs a header, and all that follows is somebody's.
         who = flight.who = gate.identify(exchange)
         # Draining: nothing new may start, or the drain never ends.
         gate.check_open()
         # Which model, when the URL says it: 404 and 503 before the body is read.
         model = self._find(flight, who, name, version)
-        # Cheap refusals: declared size, and a queue that is full already.
+        # Cheap refusals: headers that make no sense, declared size, a queue that is full already.
+        budget_s = exchange.budget_s()
         exchange.check_length(gate.limits)
         if model is not None:
             gate.check_room(model)
         # The body, bounded in size and time; inflated off the loop.
         body = await self._body(exchange, who)
         # Parse: small bodies at once, large ones in the pool, tenants in turn.
-        call = await gate.off_loop(
-            who, len(body), codec.decode, body, exchange, model and model.description
-        )
+        page = model and model.description
+        call = await gate.off_loop(who, len(body), codec.decode, body, exchange, page)
         if model is None:
             model = self._find(flight, who, call.model, None)
             assert model is not None
             gate.check_room(model)
+        # From here on by one version's page and terms, even if another goes live meanwhile.
+        page, terms = model.description, model.queue.terms
         flight.mark("parse")
         # How long: tokenise texts off the loop; rows get their lengths, too long ones are refused.
         tokens = await self._tokens(codec, call, model, who)
-        rows = codec.split(call, tokens, model.description)
+        rows = codec.split(call, tokens, page)
         _check_own_length(who, rows.lengths)
         flight.mark("tokenize")
         # Queue: bounded, by deadline; late binding happens behind this line.
-        answers = await self._wait(flight, exchange, model, rows, who)
+        answers = await self._wait(flight, model, terms, rows, budget_s)
         flight.queued(answers)
         # Reply.
-        encoded = codec.encode(call, rows, answers, model.description)
+        encoded = codec.encode(call, rows, answers, _as_answered(page, version, answers))
         flight.response_bytes = len(encoded.body)
         await exchange.reply(200, encoded, flight.headers(None))
         flight.mark("reply")
@@ -99,7 +105,7 @@ class Pipeline:
         if name is None:
             return None
         if not who.tenant.may_use(name):
-            raise errors.Forbidden(f"this tenant may not use model {name}")
+            raise errors.Forbidden(f"this tenant may not use model {name}", param="model")
         model = self._gate.models.find(name, version)
         flight.model = name
         self._gate.watcher.arrived(flight)
@@ -131,42 +137,71 @@ class Pipeline:
         return await self._gate.tokenize(who, model.tokenizer, texts)
 
     async def _wait(
-        self, flight: Flight, exchange: Exchange, model: ServedModel, rows: Any, who: Caller
-    ) -> Any:
-        s = model.description.scheduling
-        budget_s = exchange.budget_s()
-        deadline_s = s.slo_s if budget_s is None else budget_s
-        left_s = perf_counter() - exchange.arrived
-        expires_s = s.timeout_s if budget_s is None else budget_s
+        self,
+        flight: Flight,
+        model: ServedModel,
+        terms: Terms,
+        rows: Rows,
+        budget_s: float | None,
+    ) -> tuple[RowAnswer, ...]:
+        s, who, exchange = model.description.scheduling, flight.who, flight.exchange
+        assert who is not None
+        spent_s = perf_counter() - exchange.arrived
         ticket = flight.ticket = model.queue.submit(
             rows,
+            terms,
             tenant=who.tenant.name,
             priority=who.rank,
-            deadline_s=deadline_s - left_s,
-            expires_s=expires_s - left_s,
-            trace=flight.trace,
+            deadline_s=(s.slo_s if budget_s is None else budget_s) - spent_s,
+            expires_s=(s.timeout_s if budget_s is None else budget_s) - spent_s,
         )
+        ticket.trace = flight.trace
         # The client may leave while it waits; most answers are there before it pays to look.
-        loop = asyncio.get_running_loop()
-        watch = loop.call_later(_WATCH_AFTER_S, self._watch, exchange, model, ticket)
+        watch = _Watch(exchange, partial(model.queue.cancel, ticket))
         try:
             return await ticket.future
         except asyncio.CancelledError:
             model.queue.cancel(ticket)
             raise
         finally:
-            watch.cancel()
-            if ticket.watcher is not None:
-                ticket.watcher.cancel()
+            watch.end()
 
-    def _watch(self, exchange: Exchange, model: ServedModel, ticket: Ticket) -> None:
-        async def until_gone() -> None:
-            await exchange.until_disconnect()
-            model.queue.cancel(ticket)
-            if not ticket.future.done():
-                ticket.future.set_exception(errors.CallerLeft("the client left"))
 
-        ticket.watcher = asyncio.get_running_loop().create_task(until_gone())
+class _Watch:
+    """Calls `left` if the client disconnects; looks only after a while."""
+
+    def __init__(self, exchange: Exchange, left: Callable[[], None]) -> None:
+        self._exchange = exchange
+        self._left = left
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._look)
+
+    def _look(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._until_gone())
+
+    async def _until_gone(self) -> None:
+        await self._exchange.until_disconnect()
+        self._left()
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _as_answered(
+    page: ModelDescription, version: str | None, answers: tuple[RowAnswer, ...]
+) -> ModelDescription:
+    """The page of the version that ran the rows: a later one than they were parsed for, if it went
+    live while they waited. Not all of them by one, or not by the one asked for: 503, ask again."""
+    ran = {answer.version for answer in answers}
+    if ran == {page.version}:
+        return page
+    if len(ran) > 1 or version is not None:
+        raise errors.NotReady(
+            "the model was replaced by another version meanwhile; ask again", retry_after_s=1.0
+        )
+    return replace(page, version=ran.pop())
 
 
 def _check_own_length(who: Caller, lengths: tuple[int, ...]) -> None:

@@ -1,8 +1,8 @@
 """One model as a gateway sees it: its page, its queue, its way to the replicas, its tokeniser.
 
 Lives from the model's first announcement until it is no longer declared; a new version replaces the
-page and keeps the queue. Only replicas of the announced version get batches, so that during a
-change rows parsed for one version never reach the other by accident.
+page and keeps the queue. Only replicas of the announced version get batches; rows that were parsed
+for an earlier one go to them only if both take and give the same tensors.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from deployments.description import ModelDescription
 from deployments.ledger import ReplicaBook, RunningReplica
-from deployments.model_queue import BatchRecord, ModelQueue
+from deployments.model_queue import ModelQueue
 from deployments.preprocess.tokenizer import TextTokenizer
+from deployments.tickets import BatchRecord, Terms
 from deployments.transport import ServeTransport
 from routers.types import DispatcherSettings
 
@@ -33,6 +34,16 @@ def dispatcher_settings(d: ModelDescription) -> DispatcherSettings:
     )
 
 
+def terms(d: ModelDescription) -> Terms:
+    """Rows of equal inputs, outputs and vocabulary may go to either version."""
+    signature = (
+        d.inputs, d.outputs, d.lengths_input, d.lengths_axis, d.mask_input, d.optional_inputs,
+        d.tokenizer_digest,
+    )  # fmt: skip
+    s = d.scheduling
+    return Terms(d.version, signature, s.retry, s.hang_limit_s * s.slots + _CALL_MARGIN_S)
+
+
 class ServedModel:
     """`on_batch(name, record)` hears of every finished batch."""
 
@@ -49,23 +60,21 @@ class ServedModel:
         self.tokenizer = tokenizer
         self._transport = transport
         self._running: tuple[RunningReplica, ...] = ()
-        name, s = description.name, description.scheduling
         self.queue = ModelQueue(
             dispatcher_settings(description),
+            terms(description),
             transport,
             gateway=gateway,
-            call_limit_s=s.hang_limit_s * s.slots + _CALL_MARGIN_S,
-            on_batch=lambda record: on_batch(name, record),
+            on_batch=lambda record: on_batch(description.name, record),
         )
-        self.queue.retryable = s.retry
         self._stop_listening = book.listen(self._heard)
 
     def replace(self, description: ModelDescription, tokenizer: TextTokenizer | None) -> None:
-        """A new version is live: what waits is queued again by its settings."""
+        """A new version is live: what waits is queued again by its settings, or refused where the
+        version's tensors are others."""
         self.description = description
         self.tokenizer = tokenizer
-        self.queue.retryable = description.scheduling.retry
-        self.queue.reconfigure(dispatcher_settings(description))
+        self.queue.adopt(dispatcher_settings(description), terms(description))
         self._heard(self._running)
 
     @property

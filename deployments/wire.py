@@ -27,13 +27,11 @@ class Column(NamedTuple):
 
 
 class BatchCall(NamedTuple):
-    """`lengths`: int32 [rows] as bytes. `outputs`: wanted names, None for all. `version`: which
-    version of the model the rows were parsed for ("" for any)."""
+    """`lengths`: int32 [rows] as bytes. `outputs`: wanted names, None for all."""
 
     gateway: str
     lease_id: int
     budget_s: float
-    version: str
     lengths: bytes
     inputs: dict[str, Column]
     outputs: tuple[str, ...] | None
