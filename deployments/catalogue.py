@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from deployments import errors
@@ -27,13 +28,21 @@ _WATCH_S = 5.0
 _SEED_S = 30.0
 _HOLD_S = 30.0
 _RETRY_AFTER_S = 2.0
+_PAUSE_S = 0.5
 _SHOWN = 100
 logger = logging.getLogger("headrace.catalogue")
 
 
+@dataclass(frozen=True, slots=True)
+class _Adopting:
+    description: ModelDescription
+    task: asyncio.Task[None]
+
+
 class Catalogue:
-    """`cache_bytes`: bound of each tokeniser's cache of frequent texts. `on_change` is called when
-    the set of models changed, before requests can find them ready."""
+    """`cache_bytes`: bound of each tokeniser's cache of frequent texts. `connect(application)`
+    makes the way to a model's replicas. `on_change` is called when the set of models changed,
+    before the loop's next turn."""
 
     def __init__(
         self,
@@ -41,33 +50,39 @@ class Catalogue:
         gateway: str,
         cache_bytes: int,
         on_batch: Callable[[str, BatchRecord], None],
+        connect: Callable[[str], ServeTransport] = ServeTransport,
     ) -> None:
         self._registry = registry
         self._gateway = gateway
         self._cache_bytes = cache_bytes
         self._on_batch = on_batch
+        self._connect = connect
         self.on_change: Callable[[], None] = lambda: None
         self._served: dict[str, ServedModel] = {}
         self._live: dict[str, ModelDescription] = {}
         self._gone_at: dict[str, float] = {}
         self._declared: frozenset[str] = frozenset()
         self._awaited: set[str] | None = None
+        self._adopting: dict[str, _Adopting] = {}
         self.draining = False
 
     async def follow(self) -> None:
         """Runs until cancelled; a registry that is away for a moment changes nothing."""
         revision = 0
-        while True:
-            try:
-                view: View = await self._registry.watch.remote(revision, _WATCH_S)
+        try:
+            while True:
+                try:
+                    view: View = await self._registry.watch.remote(revision, _WATCH_S)
+                except Exception:
+                    logger.exception("the registry did not answer; trying again")
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
                 if view.revision != revision:
-                    await self._take(view)
+                    self._take(view)
                 revision = view.revision
-            except asyncio.CancelledError:
-                raise
-            except Exception:
-                logger.exception("the registry did not answer; trying again")
-                await asyncio.sleep(0.5)
+        finally:
+            for adopting in self._adopting.values():
+                adopting.task.cancel()
 
     # ---- lookups --------------------------------------------------------------------------
 
@@ -121,32 +136,70 @@ class Catalogue:
 
     # ---- following ------------------------------------------------------------------------
 
-    async def _take(self, view: View) -> None:
-        self.draining = view.draining
-        self._declared = view.declared
-        if self._awaited is None and view.declared:
-            self._awaited = set(view.declared)
-        for name in [n for n in self._served if n not in view.declared]:
+    def _take(self, view: View) -> None:
+        """What is gone goes at once; what is new is taken in by a task a model, so that one that
+        does not answer holds up no other."""
+        declared, live = view.declared, view.models
+        self.draining = view.draining or (self.draining and not view.whole)
+        if not view.whole:
+            declared, live = declared | self._declared, {**self._live, **live}
+        self._declared = declared
+        if self._awaited is None and declared:
+            self._awaited = set(declared)
+        elif self._awaited is not None:
+            self._awaited &= declared
+        for name in [n for n in self._served if n not in declared]:
             self._served.pop(name).close()
-        for name in self._live.keys() - view.models.keys():
+        for name in self._live.keys() - live.keys():
             self._gone_at[name] = time.monotonic()
-        for description in view.models.values():
-            await self._serve(description)
-        self._live = dict(view.models)
+            del self._live[name]
+        self._gone_at = {n: at for n, at in self._gone_at.items() if n in self._served}
+        for name in self._adopting.keys() - live.keys():
+            self._adopting.pop(name).task.cancel()
+        for description in live.values():
+            self._adopt(description)
         self.on_change()
+
+    def _adopt(self, description: ModelDescription) -> None:
+        name = description.name
+        served, begun = self._served.get(name), self._adopting.get(name)
+        if begun is not None and begun.description == description:
+            return
+        if begun is not None:
+            self._adopting.pop(name).task.cancel()
+        if served is not None and served.description == description:
+            self._adopted(description)
+            return
+        task = asyncio.get_running_loop().create_task(self._until_served(description))
+        self._adopting[name] = _Adopting(description, task)
+
+    async def _until_served(self, description: ModelDescription) -> None:
+        while True:
+            try:
+                await self._serve(description)
+                break
+            except Exception:
+                logger.exception(
+                    "a model cannot be taken in; trying again", extra={"model": description.name}
+                )
+                await asyncio.sleep(_PAUSE_S)
+        del self._adopting[description.name]
+        self._adopted(description)
+        self.on_change()
+
+    def _adopted(self, description: ModelDescription) -> None:
+        self._live[description.name] = description
         if self._awaited is not None:
-            self._awaited -= {name for name in self._live if name in self._served}
+            self._awaited.discard(description.name)
 
     async def _serve(self, description: ModelDescription) -> None:
         name = description.name
-        served = self._served.get(name)
-        if served is not None and served.description == description:
-            return
         tokenizer = await self._tokenizer(description)
+        served = self._served.get(name)
         if served is not None:
             served.replace(description, tokenizer)
             return
-        transport = ServeTransport(model_app(name))
+        transport = self._connect(model_app(name))
         await transport.seed(_SEED_S)
         self._served[name] = ServedModel(
             description, tokenizer, transport, book_for(book_key(name)), self._gateway,
@@ -156,5 +209,15 @@ class Catalogue:
     async def _tokenizer(self, d: ModelDescription) -> TextTokenizer | None:
         if not d.tokenizer_digest or d.task == "tensors":
             return None
+        served = self._served.get(d.name)
+        if served is not None and _same_texts(served.description, d):
+            return served.tokenizer
         blob: bytes = await self._registry.blob.remote(d.tokenizer_digest)
         return TextTokenizer(blob, d.max_length, d.truncate, self._cache_bytes)
+
+
+def _same_texts(a: ModelDescription, b: ModelDescription) -> bool:
+    """Whether both make the same tokens of a text, so that the cache of one serves the other."""
+    return (a.task, a.tokenizer_digest, a.max_length, a.truncate) == (
+        b.task, b.tokenizer_digest, b.max_length, b.truncate,
+    )  # fmt: skip

@@ -3,8 +3,10 @@
 Entries are leases by model and generation: an anchor renews its own, and withdraws it by
 compare-and-delete, so an old anchor never takes its successor's away. The highest live generation
 of a model is the one that counts. A revision number grows with every change that a gateway must
-hear of; renewals and progress don't change it. Pure state, given the time; the actor around it is
-in `registry_actor.py`.
+hear of; renewals and progress don't change it. A registry that has just started knows nothing yet
+of what was there before: until everybody has had the time to announce again, its views are not
+`whole`, and what they lack means nothing. Pure state, given the time; the actor around it is in
+`registry_actor.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from deployments.description import ModelDescription
 
 LEASE_S = 5.0
 SNAPSHOT_KEEPS_S = 10.0
-PROGRESS_KEEPS_S = 3600.0
+GATHERS_S = 2 * LEASE_S
+_MOST_NOTES = 1024
 
 
 @dataclass(slots=True)
@@ -37,17 +40,23 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a gateway routes by. `declared` includes models that are not ready."""
+    """What a gateway routes by. `declared` includes models that are not ready. Not `whole`: what is
+    here is true, and more may be."""
 
     revision: int
     models: dict[str, ModelDescription]
     declared: frozenset[str]
     draining: bool
+    whole: bool = True
 
 
 @dataclass(slots=True)
 class Registry:
+    """`born_s`: when it started. `revision` must start above all that a predecessor gave."""
+
+    born_s: float
     revision: int = 1
+    whole: bool = False
     draining: bool = False
     declared: dict[str, int] = field(default_factory=dict)
     entries: dict[tuple[str, int], Entry] = field(default_factory=dict)
@@ -57,9 +66,15 @@ class Registry:
     last_generation: int = 0
 
     def declare(self, names: list[str]) -> None:
-        """The whole list of models that ought to exist; others become unknown (404)."""
+        """The whole list of models that ought to exist; others become unknown (404). Failures
+        noted before are forgotten: what is declared now is tried anew."""
         self.declared = {name: self.declared.get(name, 0) for name in names}
-        self.progress = {k: p for k, p in self.progress.items() if p.model in self.declared}
+        self.progress = {
+            k: p
+            for k, p in self.progress.items()
+            if p.model in self.declared and p.phase != "failed"
+        }
+        self.whole = True
         self._changed()
 
     def begin(self, name: str, now: float) -> int:
@@ -94,17 +109,20 @@ class Registry:
         return True
 
     def sweep(self, now: float) -> bool:
-        """Ends leases that ran out. True when something changed."""
+        """Ends leases that ran out, and the time of gathering. True when something changed."""
         late = [key for key, entry in self.entries.items() if entry.until < now]
         for key in late:
             del self.entries[key]
         self.gateways = {
             g: (at, s) for g, (at, s) in self.gateways.items() if now - at < SNAPSHOT_KEEPS_S
         }
+        gathered = not self.whole and now - self.born_s >= GATHERS_S
+        self.whole = self.whole or gathered
         if late:
             self._drop_blobs()
+        if late or gathered:
             self._changed()
-        return bool(late)
+        return bool(late) or gathered
 
     def drain(self, draining: bool) -> None:
         self.draining = draining
@@ -112,6 +130,8 @@ class Registry:
 
     def note(self, progress: Progress) -> None:
         self.progress[(progress.model, progress.replica)] = progress
+        if len(self.progress) > _MOST_NOTES:
+            del self.progress[next(iter(self.progress))]
 
     def push(self, gateway: str, snapshot: dict[str, object], now: float) -> None:
         self.gateways[gateway] = (now, snapshot)
@@ -121,7 +141,7 @@ class Registry:
         for (name, generation), entry in self.entries.items():
             if name in self.declared and (name not in live or live[name].generation < generation):
                 live[name] = entry.description
-        return View(self.revision, live, frozenset(self.declared), self.draining)
+        return View(self.revision, live, frozenset(self.declared), self.draining, self.whole)
 
     def _drop_blobs(self) -> None:
         used = {entry.description.tokenizer_digest for entry in self.entries.values()}

@@ -23,7 +23,8 @@ NAMESPACE = "headrace"
 
 class RegistryActor:
     def __init__(self) -> None:
-        self._registry = Registry()
+        now = time.time()
+        self._registry = Registry(born_s=now, revision=int(now * 1000))
         self._changed = asyncio.Event()
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
@@ -101,6 +102,7 @@ def registry() -> Any:
             lifetime="detached",
             num_cpus=0,
             max_restarts=-1,
+            max_task_retries=-1,
             max_concurrency=1000,
         )
         .remote()
