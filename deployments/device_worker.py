@@ -1,14 +1,17 @@
 """One thread that owns the device: batches wait in line behind it and start without a loop's turn.
 
 The staged batch must start the moment the running one ends, so the thread takes it from its own
-line; the event loop only hears of results. A batch that raises is bisected, so that one bad row
-fails alone (O(k log n) extra runs for k bad rows). A run that lasts longer than `hang_limit_s`
-calls `on_hang`: nothing in Python can end it, so the replica's process ends instead.
+line; the event loop only hears of results. A batch that raises is bisected, whatever it raises, so
+that one bad row fails alone (O(k log n) extra runs for k bad rows); only a device that says it is
+unhealthy ends the whole batch. A run that lasts longer than `hang_limit_s` calls `on_hang`: nothing
+in Python can end it, so the replica's process ends instead.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import queue
 import threading
 import time
@@ -18,8 +21,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from deployments.wire import Column, RowError, from_ragged
-from runtimes.errors import BadRows, RunError
+from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import Batch, Ragged, Result, Runtime, StageTimes
+
+_DUTY_WINDOW_S = 10.0
+logger = logging.getLogger("headrace.replica")
 
 
 @dataclass(slots=True)
@@ -35,7 +41,7 @@ class Job:
     errors: tuple[RowError, ...] = ()
     times: StageTimes = field(default_factory=StageTimes)
     padded_tokens: int = 0
-    fault: BaseException | None = None
+    fault: Exception | None = None
 
 
 class DeviceWorker:
@@ -50,10 +56,10 @@ class DeviceWorker:
         self._line: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._running: Job | None = None
+        self._busy_s = 0.0
+        self._marks = ((time.perf_counter(), 0.0),) * 2
         self._thread = threading.Thread(target=self._work, name="device", daemon=True)
         self._thread.start()
-        self.busy_s = 0.0
-        self.since = time.perf_counter()
 
     def submit(self, batch: Batch) -> asyncio.Future[Job]:
         job = Job(batch, self._loop.create_future(), time.perf_counter())
@@ -65,8 +71,12 @@ class DeviceWorker:
         return time.perf_counter() - job.started if job is not None and job.started else 0.0
 
     def duty(self) -> float:
-        """Busy share of wall time since this worker started, 0..1."""
-        return self.busy_s / max(time.perf_counter() - self.since, 1e-9)
+        """Busy share of the last 10 to 20 s of wall time (less after a start), 0..1."""
+        now = time.perf_counter()
+        if now - self._marks[1][0] >= _DUTY_WINDOW_S:
+            self._marks = self._marks[1], (now, self._busy_s)
+        since, before_s = self._marks[0]
+        return min((self._busy_s - before_s) / max(now - since, 1e-9), 1.0)
 
     def check_hang(self) -> None:
         """Called by a timer; a run past the limit ends the process through `on_hang`."""
@@ -83,12 +93,13 @@ class DeviceWorker:
             self._running = job
             try:
                 run_bisected(self._runtime, job)
-            except BaseException as fault:
+            except Exception as fault:
                 job.fault = fault
             job.finished = time.perf_counter()
             self._running = None
-            self.busy_s += job.finished - job.started
-            self._loop.call_soon_threadsafe(_finish, job)
+            self._busy_s += job.finished - job.started
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                self._loop.call_soon_threadsafe(_finish, job)
 
 
 def _finish(job: Job) -> None:
@@ -113,13 +124,21 @@ def _halve(
     try:
         parts.append(runtime.run(batch))
         return
-    except (BadRows, RunError) as fault:
+    except Unhealthy:
+        raise
+    except Exception as fault:
         if batch.rows == 1:
-            errors.append(RowError(first, isinstance(fault, BadRows), str(fault)))
+            errors.append(_row_error(first, fault))
             return
     middle = batch.rows // 2
     _halve(runtime, take(batch, 0, middle), first, parts, errors)
     _halve(runtime, take(batch, middle, batch.rows), first + middle, parts, errors)
+
+
+def _row_error(row: int, fault: Exception) -> RowError:
+    if not isinstance(fault, BadRows | RunError):
+        logger.error("the runtime raised what it should not", exc_info=fault)
+    return RowError(row, isinstance(fault, BadRows), str(fault))
 
 
 def take(batch: Batch, start: int, stop: int) -> Batch:

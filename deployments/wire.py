@@ -50,7 +50,7 @@ class BatchReply(NamedTuple):
 
     wait_s: from arrival at the replica to the device; service_s: on the device; held/seen/inflight:
     as in `routers.types.Report`; stages: pad, copy in, run, copy out, post-process seconds;
-    duty: share of wall time the device was busy since the replica's last answers.
+    duty: share of the last 10 to 20 s of wall time that the device was busy.
     """
 
     busy: bool
