@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from deployments import logs
+from deployments.loopback import keep_replica_calls_local
 from deployments.registry import LEASE_S
 from deployments.registry_actor import registry
 
@@ -25,11 +26,13 @@ class ModelAnchor:
     """`args` as of `ModelReplica`; `model` is the handle of the deployment below."""
 
     async def __init__(self, args: dict[str, Any], model: Any) -> None:  # type: ignore[misc]
-        logs.configure()
+        keep_replica_calls_local()
+        logs.configure(args["log"]["level"], args["log"]["format"])
         self._name: str = args["name"]
         self._digest: str = args["digest"]
         self._model = model
         self._registry = registry()
+        self._task: asyncio.Task[None] | None = None
         self._generation: int = await self._registry.begin.remote(self._name)
         await self._announce()
         self._task = asyncio.get_running_loop().create_task(self._keep())
@@ -60,5 +63,6 @@ class ModelAnchor:
         return "ok"
 
     async def __del__(self) -> None:
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
         await self._registry.withdraw.remote(self._name, self._generation)

@@ -23,6 +23,10 @@ def model_app(name: str) -> str:
     return f"model-{name}"
 
 
+def is_model_app(app: str) -> bool:
+    return app.startswith(model_app(""))
+
+
 def book_key(name: str) -> str:
     return f"{model_app(name)}/{MODEL_DEPLOYMENT}"
 
@@ -80,6 +84,7 @@ def _model_application(
             "digest": digest,
             "cache_dir": place.cache_dir,
             "gateways": gateway.replicas,
+            "log": gateway.log.model_dump(mode="json"),
         },
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ import ray
 from ray import serve
 
 from deployments import ports
-from deployments.applications import model_app
+from deployments.applications import is_model_app, model_app
 from deployments.description import ModelDescription
 from deployments.ray_env import auth_headers
 from deployments.registry_actor import NAMESPACE, registry
@@ -25,17 +26,17 @@ from deployments.status_table import ModelStatus
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _POLL_S = 0.2
-_SPARE_CPUS = 8
+_LOGICAL_CPUS = 1000  # all replicas share this one machine: nothing may wait for a place
 
 
 class Cluster:
     """Starts Ray (never joins one). `port`: where the gateway will listen."""
 
-    def __init__(self, settings: Settings, port: int) -> None:
+    def __init__(self, port: int) -> None:
         context: Any = ray.init(
             address="local",
             namespace=NAMESPACE,
-            num_cpus=_logical_cpus(settings),
+            num_cpus=_LOGICAL_CPUS,
             include_dashboard=True,
             dashboard_host="127.0.0.1",
             dashboard_port=ports.any_free(),
@@ -45,6 +46,7 @@ class Cluster:
         )
         self.address = str(context.address_info["gcs_address"])
         self.dashboard_url = f"http://{context.dashboard_url}"
+        self.logs = f"{context.address_info['session_dir']}/logs"
         self._ready_url = f"http://127.0.0.1:{port}/readyz"
         self._rest = httpx.Client(
             base_url=self.dashboard_url, headers=auth_headers(), timeout=120.0
@@ -68,11 +70,27 @@ class Cluster:
             for n in notes
         ]
 
-    def ready(self) -> bool:
+    def failed_replicas(self) -> dict[str, tuple[str, str]]:
+        """Model and reason, by replica, of those that could not start, ever."""
+        notes = ray.get(self._registry.progress.remote())
+        return {n.replica: (n.model, n.detail) for n in notes if n.phase == "failed"}
+
+    def ready(self, gateways: int) -> bool:
+        """Whether every model is hot, at every gateway."""
         try:
-            return httpx.get(self._ready_url, timeout=2.0).status_code == 200
+            if httpx.get(self._ready_url, timeout=2.0).status_code != 200:
+                return False
         except httpx.HTTPError:
             return False
+        return gateways == 1 or self._all_see_all(gateways)
+
+    def _all_see_all(self, gateways: int) -> bool:
+        raw = ray.get(self._registry.status.remote())
+        seen = [g["models"] for g in raw["gateways"].values()]
+        names = raw["view"].declared
+        return len(seen) >= gateways and all(
+            name in models and models[name]["replicas"] > 0 for models in seen for name in names
+        )
 
     def descriptions(self) -> list[ModelDescription]:
         view = ray.get(self._registry.status.remote())["view"]
@@ -92,25 +110,46 @@ class Cluster:
             "problem": problems[0] if problems else None,
         }
 
-    def settle(self, settings: Settings, stop: threading.Event) -> str:
-        """Waits until every application runs as declared; "" or the sentence of what failed."""
-        limit_s = max((m.replicas.start_timeout_s for m in settings.models.values()), default=60.0)
+    def settle(
+        self, changed: Mapping[str, ModelSettings], before: Container[str], stop: threading.Event
+    ) -> dict[str, str]:
+        """Waits until `changed` run as declared and the undeclared are gone; why those that cannot
+        start cannot. `before`: replicas that had failed earlier."""
+        limit_s = max((m.replicas.start_timeout_s for m in changed.values()), default=60.0)
         end = time.monotonic() + limit_s
+        failed: dict[str, str] = {}
         while not stop.is_set():
-            apps = self._applications()
-            wanted = {model_app(name) for name in settings.models}
-            gone = all(a in wanted for a in apps if a.startswith("model-"))
-            if gone and all(apps.get(a, ("", ""))[0] == "RUNNING" for a in wanted):
-                return ""
-            for app in wanted:
-                if apps.get(app, ("", ""))[0] in ("DEPLOY_FAILED", "UNHEALTHY"):
-                    return f"{app}: {apps[app][1]}"
+            apps = self.applications()
+            failed |= self._failures(changed, apps, before)
+            declared = ray.get(self._registry.status.remote())["view"].declared
+            waits = {n for n in changed if n not in failed and not _runs(apps, n)}
+            waits |= {a for a in apps if is_model_app(a) and a not in map(model_app, declared)}
+            if not waits:
+                return failed
             if time.monotonic() > end:
-                return f"not settled after {limit_s:g} s"
+                return failed | dict.fromkeys(waits, f"not ready after {limit_s:g} s")
             stop.wait(_POLL_S)
-        return "stopped meanwhile"
+        raise InterruptedError("the server is stopping")
 
-    def _applications(self) -> dict[str, tuple[str, str]]:
+    def _failures(
+        self,
+        names: Iterable[str],
+        apps: Mapping[str, tuple[str, str]],
+        before: Container[str] = (),
+    ) -> dict[str, str]:
+        """By a replica's own words where it had any, else by Serve's."""
+        failed = {n: apps[model_app(n)][1] for n in names if _gave_up(apps, n)}
+        for replica, (name, reason) in self.failed_replicas().items():
+            if name in names and replica not in before:
+                failed[name] = reason
+        return failed
+
+    def cannot_start(self, names: Collection[str]) -> dict[str, str]:
+        """Which of these models cannot start, and why."""
+        return self._failures(names, self.applications())
+
+    def applications(self) -> dict[str, tuple[str, str]]:
+        """State and Serve's message of each application."""
         answer = self._rest.get("/api/serve/applications/")
         apps = answer.json()["applications"]
         return {name: (app["status"], app["message"]) for name, app in apps.items()}
@@ -134,10 +173,12 @@ class Cluster:
         ray.shutdown()
 
 
-def _logical_cpus(settings: Settings) -> int:
-    """Enough for every declared replica twice (a change starts new ones beside the old)."""
-    asked = sum(m.replicas.count * m.replicas.num_cpus for m in settings.models.values())
-    return int(2 * asked) + _SPARE_CPUS
+def _runs(apps: Mapping[str, tuple[str, str]], name: str) -> bool:
+    return apps.get(model_app(name), ("", ""))[0] == "RUNNING"
+
+
+def _gave_up(apps: Mapping[str, tuple[str, str]], name: str) -> bool:
+    return apps.get(model_app(name), ("", ""))[0] == "DEPLOY_FAILED"
 
 
 def _model_status(

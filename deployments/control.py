@@ -1,6 +1,6 @@
 """The command line's way to a running Headrace on this machine: its host's control socket.
 
-One request a connection, one JSON line each way, over a Unix socket in the state folder; so
+One request a connection, one JSON line each way, over a Unix socket in its run folder; so
 `status`, `apply` and `stop` need not import Ray. On Kubernetes the same is done by the cluster's
 own means.
 """
@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from deployments import run_folder
 from deployments.settings import load
 from deployments.state_file import NoServer, ServerState, find, state_folder
 from deployments.status_table import StatusSnapshot
@@ -31,7 +32,7 @@ class Refused(Exception):
 
 
 def socket_path(port: int) -> Path:
-    return state_folder() / f"{port}.sock"
+    return run_folder.path_of(port) / "control.sock"
 
 
 def ask(port: int, request: dict[str, Any], timeout_s: float = _ANSWER_S) -> dict[str, Any]:

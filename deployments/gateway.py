@@ -18,6 +18,7 @@ from deployments.catalogue import Catalogue
 from deployments.exchange import BodyLimits
 from deployments.gateway_app import GatewayApp
 from deployments.inflight import Gate
+from deployments.loopback import keep_replica_calls_local
 from deployments.observer import Observer
 from deployments.pages import Pages
 from deployments.preprocess.turns import TurnPool
@@ -33,6 +34,7 @@ class Gateway:
     """`args`: {"settings" (plain dict), "tenants_file"}."""
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
+        keep_replica_calls_local()
         settings = GatewaySettings.model_validate(args["settings"])
         context = serve.get_replica_context()
         rank = context.rank.rank if context.rank is not None else 0

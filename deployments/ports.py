@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from deployments import haproxy, state_file
+from deployments import haproxy, run_folder, state_file
 from deployments.listeners import listener
 from deployments.ray_env import resolved_ingress
 from deployments.settings import GatewaySettings, Settings
@@ -31,13 +31,21 @@ def free_or_say(gateway: GatewaySettings, states: Path) -> list[str]:
     """A sentence for every port that somebody else holds; empty when all are free."""
     running = state_file.read(gateway.port, states)
     if running is not None and running.alive:
-        return [
-            f"port {gateway.port} is served by Headrace already (process {running.server.pid}); "
-            f"`headrace stop --port {gateway.port}` ends it, `headrace apply` changes its models"
-        ]
-    haproxy.end(haproxy.folder_of(gateway.port))
+        return [_served(gateway.port, running.server.pid)]
+    left = haproxy.find(run_folder.path_of(gateway.port))
+    for process in left:
+        if haproxy.is_managed(process):
+            return [_served(gateway.port, process.pid)]
+    haproxy.end(left)
     held = ((what, port, listener(gateway.host, port)) for what, port in of(gateway).items())
     return [_sentence(what, port, str(who)) for what, port, who in held if who is not None]
+
+
+def _served(port: int, pid: int) -> str:
+    return (
+        f"port {port} is served by Headrace already (process {pid}); "
+        f"`headrace stop --port {port}` ends it, `headrace apply` changes its models"
+    )
 
 
 def _sentence(what: str, port: int, who: str) -> str:
