@@ -1,14 +1,21 @@
-"""Model pages for tests: a small text encoder unless told otherwise."""
+"""Model pages for tests: a small text encoder unless told otherwise.
+
+The folder is put on the import path, for the tests' own modules: tests are no packages here.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deployments.description import ModelDescription, Scheduling
 from runtimes.types import TensorSpec
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 SCHEDULING = Scheduling(0.1, 1.0, "demote", 32, 8192, 0.05, 2048, 1024, 2, 30.0, True)
 

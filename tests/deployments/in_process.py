@@ -1,12 +1,16 @@
 """The whole gateway in one process: real app, pipeline, queue and replica core, no Ray.
 
 `Stand` plays Serve's part: a transport that calls replica cores directly, and a catalogue that has
-its models from the start. Replicas can be killed, made to hang, added and removed.
+its models from the start. Replicas can be killed, held, added and removed, and a model swapped.
+`ask` is a client of one request whose body and whose leaving the test decides.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +34,48 @@ from deployments.tenants import Tenants
 from deployments.transport import ReplicaDied, Unreached
 from deployments.wire import BatchCall, BatchReply
 from runtimes import catalog
+from runtimes.types import Runtime
 
 
 class LocalTransport:
-    """Calls replica cores by id. `calls` keeps every batch that was sent."""
+    """Calls replica cores by id. `calls` keeps every batch that was sent. `script`: what the next
+    calls end with instead (an exception or a reply); None lets one through."""
 
     def __init__(self) -> None:
         self.cores: dict[str, ReplicaCore] = {}
         self.dead: set[str] = set()
         self.gone: set[str] = set()
         self.calls: list[tuple[str, BatchCall]] = []
+        self.script: list[Exception | BatchReply | None] = []
+        self._open = asyncio.Event()
+        self._open.set()
+        self._called = asyncio.Event()
 
     def forget(self, running: set[str]) -> None:
         pass
 
+    def hold(self) -> None:
+        """Calls from now on wait on their way, until `release`."""
+        self._open.clear()
+
+    def release(self) -> None:
+        self._open.set()
+
+    async def sent(self, count: int) -> None:
+        """Returns once `count` calls were made in all."""
+        while len(self.calls) < count:
+            self._called.clear()
+            await asyncio.wait_for(self._called.wait(), 5.0)
+
     async def call(self, replica_id: str, call: BatchCall, timeout_s: float) -> BatchReply:
         self.calls.append((replica_id, call))
+        self._called.set()
+        await self._open.wait()
+        scripted = self.script.pop(0) if self.script else None
+        if isinstance(scripted, Exception):
+            raise scripted
+        if scripted is not None:
+            return scripted
         if replica_id in self.gone:
             raise Unreached(replica_id)
         if replica_id in self.dead:
@@ -80,6 +110,7 @@ class Stand:
         replicas: int = 1,
         gateway: dict[str, Any] | None = None,
         tenants: dict[str, Any] | None = None,
+        runtimes: Mapping[str, Runtime] | None = None,
     ) -> None:
         self.settings = GatewaySettings.model_validate(gateway or {})
         self.tenants = StandingTenants(tenants or {})
@@ -90,10 +121,12 @@ class Stand:
         self.transports: dict[str, LocalTransport] = {}
         self.books: dict[str, ReplicaBook] = {}
         self._workers: list[DeviceWorker] = []
+        self._runtimes = dict(runtimes or {})
         for name, given in models.items():
             self._serve(name, ModelSettings.model_validate(given), cache_dir, replicas)
         self.models._declared = frozenset(models)
         self.models._awaited = set()
+        self.observer.refresh()
         limits = self.settings.limits
         gate = Gate(
             tenants=self.tenants,
@@ -112,7 +145,7 @@ class Stand:
         transport, book = LocalTransport(), ReplicaBook()
         settings = describe.runtime_settings(name, model, cache_dir, lambda phase, share: None)
         for index in range(replicas):
-            runtime = catalog.create(settings)
+            runtime = self._runtimes.get(name) or catalog.create(settings)
             runtime.load()
             worker = DeviceWorker(
                 runtime, hang_limit_s=model.replicas.hang_limit_s, on_hang=lambda: None
@@ -134,6 +167,31 @@ class Stand:
         metadata = (("version", version),)
         self.books[name].update([RunningReplica(i, "node", metadata) for i in ids])
 
+    def swap(self, name: str, **changes: Any) -> None:
+        """Another version of the model goes live, on the same replicas."""
+        served = self.models._served[name]
+        page = replace(served.description, **changes)
+        served.replace(page, served.tokenizer)
+        self.models._live[name] = page
+        self.run_replicas(name, list(self.transports[name].cores))
+
+    async def waiting(self, name: str, rows: int) -> None:
+        """Returns once so many rows wait."""
+        queue = self.models._served[name].queue
+        for _ in range(1000):
+            if queue.waiting_rows == rows:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError(f"{queue.waiting_rows} rows wait, not {rows}")
+
+    async def settled(self) -> None:
+        """Lets what is under way end, then sees that nothing is left."""
+        async with asyncio.timeout(5.0):
+            for served in self.models.served.values():
+                while served.queue._tasks:
+                    await asyncio.wait(served.queue._tasks)
+        self.assert_empty()
+
     def client(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(app=self.app)
         return httpx.AsyncClient(transport=transport, base_url="http://gateway")
@@ -152,4 +210,62 @@ class Stand:
             snapshot = served.queue.snapshot()
             assert served.queue.inflight == 0
             assert snapshot.waiting_rows == snapshot.leases == snapshot.drift == 0
+            assert snapshot.waiting_requests == snapshot.leased_rows == snapshot.unknown_closes == 0
             assert all(core.inflight == 0 for core in self.transports[name].cores.values())
+
+
+@asynccontextmanager
+async def standing(*args: Any, **options: Any) -> AsyncIterator[Stand]:
+    """A `Stand` that is empty at its end."""
+    stand = Stand(*args, **options)
+    try:
+        yield stand
+        await stand.settled()
+    finally:
+        stand.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`status` 0: the app ended without one."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    def header(self, name: bytes) -> bytes | None:
+        found = [value for key, value in self.headers if key == name]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+
+async def ask(
+    app: Any,
+    method: str,
+    path: str,
+    headers: Iterable[tuple[bytes, bytes]] = (),
+    body: bytes | list[bytes | None] = b"",
+    leave: asyncio.Event | None = None,
+) -> Answer:
+    """One request, straight to the app. A list of bodies is chunks; None among them: no more
+    comes, ever. `leave`: set to disconnect (never, without it)."""
+    chunks = [body] if isinstance(body, bytes) else list(body)
+    parts: list[Any] = []
+    never = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if not chunks or chunks[0] is None:
+            await (leave or never).wait()
+            return {"type": "http.disconnect"}
+        chunk = chunks.pop(0)
+        return {"type": "http.request", "body": chunk, "more_body": bool(chunks)}
+
+    async def send(message: Any) -> None:
+        parts.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "headers": list(headers)}
+    await app(scope, receive, send)
+    if not parts:
+        return Answer(0, [], b"")
+    assert [part["type"] for part in parts] == ["http.response.start", "http.response.body"]
+    return Answer(parts[0]["status"], parts[0]["headers"], parts[1]["body"])
