@@ -31,7 +31,7 @@ from deployments.replica_core import ReplicaCore
 from deployments.served_model import ServedModel
 from deployments.settings import GatewaySettings, ModelSettings, TenantSettings
 from deployments.tenants import Tenants
-from deployments.transport import ReplicaDied, Unreached
+from deployments.transport import ReplicaDied, ReplicaFault, Unreached
 from deployments.wire import BatchCall, BatchReply
 from runtimes import catalog
 from runtimes.types import Runtime
@@ -84,6 +84,8 @@ class LocalTransport:
             return await asyncio.wait_for(self.cores[replica_id].infer(call), timeout_s)
         except TimeoutError:
             raise ReplicaDied("no answer") from None
+        except Exception as fault:
+            raise ReplicaFault(str(fault)) from fault
 
 
 class StandingTenants:
@@ -190,6 +192,9 @@ class Stand:
             for served in self.models.served.values():
                 while served.queue._tasks:
                     await asyncio.wait(served.queue._tasks)
+            cores = [c for t in self.transports.values() for c in t.cores.values()]
+            while any(core.inflight for core in cores):  # noqa: ASYNC110 - abandoned calls
+                await asyncio.sleep(0.001)
         self.assert_empty()
 
     def client(self) -> httpx.AsyncClient:
