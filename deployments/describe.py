@@ -1,7 +1,7 @@
 """From a model's settings and its loaded runtime to what others need: runtime settings, the page.
 
-The shell's translation between the settings tree, `runtimes.types` and `ModelDescription`; settings
-win over what the backend declares where both speak (lengths).
+The shell's translation between the settings tree, `runtimes.types` and `ModelDescription`. What a
+row's length is, the loaded runtime says: the settings have gone into it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ def runtime_settings(
         precision=model.precision,
         threads=threads,
         task=model.task,
+        length_input=model.lengths.input,
+        length_axis=model.lengths.axis,
+        mask_input=model.lengths.mask,
+        max_length=model.lengths.max,
         edges=bucket_edges(model.lengths),
         max_size=model.batch.max_size,
         max_tokens=model.batch.max_tokens,
@@ -60,11 +64,11 @@ def describe(
         task=model.task,
         inputs=limits.inputs,
         outputs=limits.outputs,
-        lengths_input=model.lengths.input or limits.length_input,
-        lengths_axis=model.lengths.axis or limits.length_axis,
-        mask_input=model.lengths.mask or limits.mask_input,
+        lengths_input=limits.length_input,
+        lengths_axis=limits.length_axis,
+        mask_input=limits.mask_input,
         optional_inputs=limits.optional_inputs,
-        max_length=min(model.lengths.max, limits.max_length or model.lengths.max),
+        max_length=model.lengths.max,
         truncate=model.lengths.truncate,
         bucket_edges=_edges(model, limits),
         pads=limits.pads,
@@ -102,11 +106,7 @@ def _edges(model: ModelSettings, limits: Limits) -> tuple[int, ...]:
     """A backend compiled for certain lengths pins the edges."""
     if limits.fixed_edges:
         return limits.fixed_edges
-    if limits.length_input is None and model.lengths.input is None:
-        return (1,)
-    longest = min(model.lengths.max, limits.max_length or model.lengths.max)
-    below = tuple(e for e in bucket_edges(model.lengths) if e < longest)
-    return (*below, longest)
+    return bucket_edges(model.lengths) if limits.length_input else (1,)
 
 
 def _embed_output(limits: Limits) -> TensorSpec:

@@ -51,16 +51,6 @@ def rows_of(array: Array, spec: TensorSpec, batch: Batch, signature: Signature) 
     return padding.cut(array, batch.lengths, axes[0] if axes else None, spec.datatype)
 
 
-def example(limits: Limits, count: int, length: int) -> Batch:
-    """A batch of `count` rows of that length: zeros everywhere, other dynamic axes of size 1."""
-    inputs = {
-        spec.name: _zeros(spec, limits, count, length)
-        for spec in limits.inputs
-        if spec.name not in limits.optional_inputs
-    }
-    return Batch(count, np.full(count, length, np.int64), inputs)
-
-
 def _input(batch: Batch, spec: TensorSpec, limits: Limits, longest: int) -> Array:
     ragged = batch.inputs.get(spec.name)
     if ragged is None and spec.name == limits.mask_input:
@@ -143,15 +133,3 @@ def _cut_all(array: Array, lengths: Array, axes: tuple[int, ...], datatype: str)
         parts.append(row[tuple(slice(size) for size in sizes)])
     data = np.concatenate([part.reshape(-1) for part in parts])
     return Ragged(datatype, data, tuple(part.shape for part in parts))
-
-
-def _zeros(spec: TensorSpec, limits: Limits, count: int, length: int) -> Ragged:
-    longs = limits.length_input is not None
-    shape = tuple(
-        (length if longs and axis == limits.length_axis else 1) if size == -1 else size
-        for axis, size in enumerate(spec.shape)
-        if axis > 0
-    )
-    dtype = DTYPES[spec.datatype]
-    fill: Any = b"" if dtype.kind == "O" else 0
-    return Ragged(spec.datatype, np.full(count * math.prod(shape), fill, dtype), (shape,) * count)

@@ -16,13 +16,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runtimes import dense, rows
+from runtimes import dense, rows, warmup
 from runtimes.errors import LoadError, RunError, Unhealthy
 from runtimes.graph_options import GraphOptions
 from runtimes.signature import GraphFacts, Signature, declare, probe_lengths, with_length_axes
 from runtimes.threads import allowed_cpus
 from runtimes.types import Batch, Limits, Ragged, Result, RuntimeSettings, StageTimes
-from runtimes.warmup import grid
 
 Array = np.ndarray[Any, Any]
 
@@ -74,15 +73,7 @@ class GraphRuntime(ABC):
 
     def warm(self) -> None:
         """Runs the grid of edges x sizes; after `warm_s` seconds nothing new is started."""
-        limits = self.limits()
-        sizes = list(self._sizes(limits))
-        begin = perf_counter()
-        for done, (count, length) in enumerate(sizes):
-            self._settings.progress("warming", done / len(sizes))
-            self.run(dense.example(limits, count, length))
-            if perf_counter() - begin > self._options.warm_s:
-                break
-        self._settings.progress("warming", 1.0)
+        warmup.warm(self._settings, self.limits(), self.run, self._options.warm_s)
 
     def limits(self) -> Limits:
         return self._opened()[1].limits
@@ -109,7 +100,7 @@ class GraphRuntime(ABC):
             return
         limits = self.limits()
         try:
-            self.run(dense.example(limits, 1, probe_lengths(limits, self._smallest_edge())[1]))
+            self.run(warmup.batch(limits, 1, probe_lengths(limits, self._smallest_edge())[1]))
         except RunError as error:
             raise Unhealthy(f"even the smallest batch fails: {error}") from error
 
@@ -136,8 +127,8 @@ class GraphRuntime(ABC):
         }
 
     def _sign(self, engine: Engine) -> Signature:
-        settings = self._settings
-        signature = declare(engine.facts, self._options, settings.precision, engine.platform)
+        multiple = self._options.pad_multiple
+        signature = declare(engine.facts, self._settings, engine.platform, multiple)
         if signature.limits.length_input is None:
             return signature
         lengths = probe_lengths(signature.limits, self._smallest_edge())
@@ -147,17 +138,9 @@ class GraphRuntime(ABC):
     def _probe(self, engine: Engine, signature: Signature, length: int) -> list[tuple[int, ...]]:
         """The outputs' shapes for one row of exactly this length."""
         exact = Signature(signature.limits, {}, signature.fixed_rows)
-        arrays, _ = dense.feed(dense.example(signature.limits, 1, length), exact)
+        arrays, _ = dense.feed(warmup.batch(signature.limits, 1, length), exact)
         names = [spec.name for spec in signature.limits.outputs]
         return [array.shape for array in engine.infer(arrays, names, StageTimes())]
-
-    def _sizes(self, limits: Limits) -> Sequence[tuple[int, int]]:
-        settings = self._settings
-        edges: Sequence[int] = settings.edges if limits.length_input else (1,)
-        if limits.max_length is not None:
-            edges = sorted({min(edge, limits.max_length) for edge in edges})
-        most = min(settings.max_size, limits.max_rows or settings.max_size)
-        return list(grid(edges, most, settings.max_tokens))
 
     def _opened(self) -> tuple[Engine, Signature]:
         if self._engine is None or self._signature is None:
@@ -168,4 +151,4 @@ class GraphRuntime(ABC):
         return min(self._settings.edges, default=16)
 
     def _threads(self) -> int:
-        return self._options.num_threads or self._settings.threads or allowed_cpus()
+        return self._settings.threads or allowed_cpus()

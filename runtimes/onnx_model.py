@@ -17,7 +17,7 @@ from runtimes import bert_graph, pooling
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.graph_options import GraphOptions
 from runtimes.source import Source, SourceKind
-from runtimes.types import TensorSpec
+from runtimes.types import RuntimeSettings, TensorSpec
 
 if TYPE_CHECKING:  # at run time it would import onnx
     from runtimes.onnx_ops import ONNXOps
@@ -27,18 +27,18 @@ FLOAT = 1  # TensorProto.FLOAT
 THROUGH = frozenset({"Cast", "Identity"})
 
 
-def read(source: Source, task: str, options: GraphOptions) -> Any:
-    """The `ModelProto` for this task, weights in memory. Raises `LoadError`."""
+def read(source: Source, settings: RuntimeSettings, options: GraphOptions) -> Any:
+    """The `ModelProto` for the settings' task, weights in memory. Raises `LoadError`."""
     _require_onnx()
     if source.kind is SourceKind.HUGGING_FACE:
-        return _built(source, task, options)
+        return _built(source, settings.task, options)
     if source.kind is SourceKind.TORCH_EXPORT:
         raise LoadError(f"{source.path}: only the torch runtime runs torch.export archives")
     if source.kind is not SourceKind.ONNX:
         raise LoadError(f"{source.path}: only the openvino runtime runs OpenVINO IR")
     model = _loaded(source.path)
-    if task == "embed":
-        _keep_embedding(model, options)
+    if settings.task == "embed":
+        _keep_embedding(model, settings, options)
     return model
 
 
@@ -96,16 +96,16 @@ def _loaded(path: Path) -> Any:
         raise LoadError(f"{path} cannot be read as an ONNX model: {error}") from error
 
 
-def _keep_embedding(model: Any, options: GraphOptions) -> None:
+def _keep_embedding(model: Any, settings: RuntimeSettings, options: GraphOptions) -> None:
     name, todo = pooling.of_graph([_spec(value) for value in model.graph.output], options)
     kept = next(value for value in model.graph.output if value.name == name)
     if todo != pooling.Pooling("none", False):
-        kept = _pooled(model, kept, todo, options)
+        kept = _pooled(model, kept, todo, settings)
     del model.graph.output[:]
     model.graph.output.append(kept)
 
 
-def _pooled(model: Any, hidden: Any, todo: pooling.Pooling, options: GraphOptions) -> Any:
+def _pooled(model: Any, hidden: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> Any:
     """Appends the nodes of the pooling; answers the new output's description."""
     from onnx import helper
 
@@ -113,7 +113,7 @@ def _pooled(model: Any, hidden: Any, todo: pooling.Pooling, options: GraphOption
 
     _refuse_old(model, hidden)
     ops = ONNXOps(prefix="headrace_")
-    value = pooling.pool(ops, hidden.name, _mask(model, todo, options), todo)
+    value = pooling.pool(ops, hidden.name, _mask(model, todo, settings), todo)
     ops.nodes.append(helper.make_node("Identity", [value], [pooling.EMBEDDING_OUTPUT]))
     _append(model, ops)
     width = _spec(hidden).shape[-1]
@@ -126,10 +126,10 @@ def _append(model: Any, ops: ONNXOps) -> None:
     model.graph.initializer.extend(ops.initializers)
 
 
-def _mask(model: Any, todo: pooling.Pooling, options: GraphOptions) -> str:
-    name = options.mask_input or bert_graph.ATTENTION_MASK
+def _mask(model: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> str:
+    name = settings.mask_input or bert_graph.ATTENTION_MASK
     if todo.mode == "mean" and name not in {value.name for value in model.graph.input}:
-        raise LoadError(f"mean pooling needs the mask: set the option mask_input (no '{name}')")
+        raise LoadError(f"mean pooling needs the mask: set lengths.mask (no '{name}')")
     return name
 
 

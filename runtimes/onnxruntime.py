@@ -92,7 +92,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
 
     def _stage(self, source: Source) -> Callable[[Path], None]:
         def build(folder: Path) -> None:
-            model = onnx_model.read(source, self._settings.task, self._options)
+            model = onnx_model.read(source, self._settings, self._options)
             facts = {"id_bounds": onnx_model.id_bounds(model), "max_length": _longest(source)}
             (folder / FACTS).write_text(json.dumps(facts))
             onnx_model.save(model, folder / "plain.onnx")
@@ -101,8 +101,8 @@ class ONNXRuntimeRuntime(GraphRuntime):
         return build
 
     def _parts(self, source: Source) -> list[str]:
-        chosen = self._options
-        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {chosen.mask_input}"
+        chosen, mask = self._options, self._settings.mask_input
+        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask}"
         version, task = str(_library().__version__), self._settings.task
         return [source.digest, "onnxruntime", LAYOUT, version, task, graph, staging.processor()]
 

@@ -73,14 +73,14 @@ class OpenVINORuntime(GraphRuntime):
 
     def _stage(self, source: Source) -> Any:
         def build(folder: Path) -> None:
-            model = openvino_model.read(source, self._settings.task, self._options)
+            model = openvino_model.read(source, self._settings, self._options)
             openvino_model.save(model, folder / "model.xml")
 
         return build
 
     def _parts(self, source: Source) -> list[str]:
-        chosen = self._options
-        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {chosen.mask_input}"
+        chosen, mask = self._options, self._settings.mask_input
+        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask}"
         version = library().get_version()
         precision = f"{self._settings.task} {self._settings.precision}"
         return [source.digest, "openvino", LAYOUT, version, precision, graph, staging.processor()]

@@ -20,7 +20,7 @@ from runtimes.openvino_library import library
 from runtimes.openvino_ops import OpenVINOOps, named, network
 from runtimes.signature import GraphFacts
 from runtimes.source import Source, SourceKind
-from runtimes.types import TensorSpec
+from runtimes.types import RuntimeSettings, TensorSpec
 
 DATATYPES: Mapping[str, str] = {
     "boolean": "BOOL",
@@ -39,20 +39,20 @@ DATATYPES: Mapping[str, str] = {
 }
 
 
-def read(source: Source, task: str, options: GraphOptions) -> Any:
-    """The `openvino.Model` for this task. Raises `LoadError`."""
+def read(source: Source, settings: RuntimeSettings, options: GraphOptions) -> Any:
+    """The `openvino.Model` for the settings' task. Raises `LoadError`."""
     if source.kind is SourceKind.TORCH_EXPORT:
         raise LoadError(f"{source.path}: only the torch runtime runs torch.export archives")
     if source.kind is SourceKind.HUGGING_FACE:
         ops = OpenVINOOps()
-        outputs = bert_graph.build(ops, *bert_graph.open_bert(source, task, options))
+        outputs = bert_graph.build(ops, *bert_graph.open_bert(source, settings.task, options))
         return network(ops, outputs, source.path.name)
     try:
         model = library().Core().read_model(str(source.path))
     except RuntimeError as error:
         raise LoadError(f"OpenVINO cannot read {source.path}: {error}") from error
     _name_ports(model)
-    return _embedding(model, options) if task == "embed" else model
+    return _embedding(model, settings, options) if settings.task == "embed" else model
 
 
 def save(model: Any, file: Path) -> None:
@@ -89,23 +89,23 @@ def _name_ports(model: Any) -> None:
             port.tensor.set_names({port.node.input_value(0).node.friendly_name})
 
 
-def _embedding(model: Any, options: GraphOptions) -> Any:
+def _embedding(model: Any, settings: RuntimeSettings, options: GraphOptions) -> Any:
     name, todo = pooling.of_graph([_spec(port) for port in model.outputs], options)
     node = model.output(name).node.input_value(0)
     if todo == pooling.Pooling("none", False):
         return library().Model([node], model.get_parameters(), model.friendly_name)
     ops = OpenVINOOps()
-    pooled = pooling.pool(ops, node, _mask(model, todo, options), todo)
+    pooled = pooling.pool(ops, node, _mask(model, todo, settings), todo)
     return named({pooling.EMBEDDING_OUTPUT: pooled}, model.get_parameters(), model.friendly_name)
 
 
-def _mask(model: Any, todo: pooling.Pooling, options: GraphOptions) -> Any:
-    name = options.mask_input or bert_graph.ATTENTION_MASK
+def _mask(model: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> Any:
+    name = settings.mask_input or bert_graph.ATTENTION_MASK
     for port in model.inputs:
         if name in port.names:
             return port
     if todo.mode == "mean":
-        raise LoadError(f"mean pooling needs the mask: set the option mask_input (no '{name}')")
+        raise LoadError(f"mean pooling needs the mask: set lengths.mask (no '{name}')")
     return None
 
 

@@ -1,6 +1,6 @@
 """What does a stored graph take and give, seen as rows of some length?
 
-From a graph's own inputs and outputs, and what the options say, follow the `Limits` that a runtime
+From a graph's own inputs and outputs, and what the settings say, follow the `Limits` that a runtime
 declares: which input has the length, which is the mask, what may be left out. Which axis of an
 output follows the length is no guess by name or number: two batches of neighbouring lengths are
 run, and the axes that grew with them are it.
@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from runtimes import lengths as row_lengths
 from runtimes.bert_graph import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES
 from runtimes.errors import LoadError
-from runtimes.graph_options import GraphOptions
-from runtimes.types import Limits, TensorSpec
+from runtimes.types import Limits, RuntimeSettings, TensorSpec
 
 Shape = tuple[int, ...]
 
@@ -47,25 +47,27 @@ class Signature:
     length_axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def declare(facts: GraphFacts, options: GraphOptions, precision: str, platform: str) -> Signature:
-    """Raises `LoadError` where the options name what the graph lacks."""
+def declare(
+    facts: GraphFacts, settings: RuntimeSettings, platform: str, pad_multiple: int = 1
+) -> Signature:
+    """Raises `LoadError` where the settings ask for what the graph lacks."""
     specs = {spec.name: spec for spec in facts.inputs}
-    length_input = _length_input(specs, options)
-    mask = _mask_input(specs, options) if length_input else None
+    length_input = _length_input(specs, settings)
+    mask = _mask_input(specs, settings) if length_input else None
     fixed_rows = _fixed_rows((*facts.inputs, *facts.outputs))
     limits = Limits(
         inputs=tuple(map(_any_rows, facts.inputs)),
         outputs=tuple(map(_any_rows, facts.outputs)),
         max_rows=fixed_rows,
-        max_length=_max_length(facts, options) if length_input else None,
+        max_length=row_lengths.longest(settings, facts.max_length) if length_input else None,
         length_input=length_input,
-        length_axis=options.length_axis,
+        length_axis=row_lengths.axis(settings),
         mask_input=mask,
         optional_inputs=_optional(specs, length_input, mask),
-        precision=precision,
+        precision=settings.precision,
         platform=platform,
     )
-    return Signature(limits, facts.id_bounds, fixed_rows, options.pad_multiple)
+    return Signature(limits, facts.id_bounds, fixed_rows, pad_multiple)
 
 
 def probe_lengths(limits: Limits, smallest_edge: int) -> tuple[int, int]:
@@ -91,25 +93,25 @@ def with_length_axes(
     return replace(signature, length_axes=axes)
 
 
-def _length_input(specs: Mapping[str, TensorSpec], options: GraphOptions) -> str | None:
-    name = options.length_input
-    if not name:
+def _length_input(specs: Mapping[str, TensorSpec], settings: RuntimeSettings) -> str | None:
+    name, axis = settings.length_input, row_lengths.axis(settings)
+    if name is None:
         found = specs.get(INPUT_IDS)
-        return INPUT_IDS if found and _dynamic(found, options.length_axis) else None
+        return INPUT_IDS if found and _dynamic(found, axis) else None
     if name not in specs:
-        raise LoadError(f"length_input '{name}' is no input; the model has {', '.join(specs)}")
-    if not _dynamic(specs[name], options.length_axis):
+        raise LoadError(f"lengths.input '{name}' is no input; the model has {', '.join(specs)}")
+    if not _dynamic(specs[name], axis):
         shape = list(specs[name].shape)
-        raise LoadError(f"axis {options.length_axis} of input '{name}' is not dynamic: {shape}")
+        raise LoadError(f"lengths.axis {axis} of input '{name}' is not dynamic: {shape}")
     return name
 
 
-def _mask_input(specs: Mapping[str, TensorSpec], options: GraphOptions) -> str | None:
-    name = options.mask_input or ATTENTION_MASK
+def _mask_input(specs: Mapping[str, TensorSpec], settings: RuntimeSettings) -> str | None:
+    name = settings.mask_input or ATTENTION_MASK
     if name in specs and len(specs[name].shape) == 2:
         return name
-    if options.mask_input:
-        raise LoadError(f"mask_input '{name}' is no input of shape [rows, length]")
+    if settings.mask_input:
+        raise LoadError(f"lengths.mask '{name}' is no input of shape [rows, length]")
     return None
 
 
@@ -118,11 +120,6 @@ def _optional(
 ) -> tuple[str, ...]:
     left_out = {mask, TOKEN_TYPES} - {length_input} if length_input else set()
     return tuple(name for name, spec in specs.items() if name in left_out and len(spec.shape) == 2)
-
-
-def _max_length(facts: GraphFacts, options: GraphOptions) -> int | None:
-    known = [length for length in (facts.max_length, options.max_length) if length]
-    return min(known) if known else None
 
 
 def _fixed_rows(specs: tuple[TensorSpec, ...]) -> int | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes import options, rows
+from runtimes import lengths, options, rows
 from runtimes.errors import LoadError, RunError, Unhealthy
 from runtimes.types import (
     Batch,
@@ -79,6 +79,7 @@ class SyntheticRuntime:
     def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings
         self._options = options.parse(SyntheticOptions, settings.options)
+        self._limits = LIMITS
         self._loaded = False
         self._closed = threading.Event()
         self._faulty = bool(
@@ -88,6 +89,7 @@ class SyntheticRuntime:
     def load(self) -> None:
         if self._settings.precision != "fp32":
             raise LoadError(f"precision is '{self._settings.precision}', synthetic has fp32 only")
+        self._limits = lengths.settled(LIMITS, self._settings)
         self._spend(self._options.load_s, "staging")
         self._loaded = True
 
@@ -95,13 +97,13 @@ class SyntheticRuntime:
         self._spend(self._options.warm_s, "warming")
 
     def limits(self) -> Limits:
-        return LIMITS
+        return self._limits
 
     def run(self, batch: Batch) -> Result:
         start = time.perf_counter()
         self.health()
-        rows.check(batch, LIMITS)
-        names = rows.wanted(batch, LIMITS)
+        rows.check(batch, self._limits)
+        names = rows.wanted(batch, self._limits)
         ids = batch.inputs["ids"]
         if self._faulty:
             self._inject(ids.data)

@@ -27,24 +27,16 @@ from runtimes.types import Batch, Limits, Ragged, Result, RuntimeSettings, Stage
 if TYPE_CHECKING:  # at run time it would import torch
     from runtimes.torch_model import TorchModel
 
-WARM_LIMIT_S = 30.0  # the largest batches run first; what is left after this is not worth waiting
-
 
 @dataclass(frozen=True, slots=True)
 class TorchOptions:
-    """For `torch.export` archives, where guessing from names and symbolic sizes will not do.
+    """warm_s: warm-up starts no new batch after so many seconds."""
 
-    length_input, length_axis (the batch is axis 0) and mask_input: what a row's length is, and
-    which INT64 input is 1 for real tokens.
-    """
-
-    length_input: str | None = None
-    length_axis: int = 1
-    mask_input: str | None = None
+    warm_s: float = warmup.WARM_S
 
     def __post_init__(self) -> None:
-        if self.length_axis < 1:
-            raise ValueError(f"option 'length_axis' is {self.length_axis}, the batch is axis 0")
+        if self.warm_s < 0:
+            raise ValueError(f"option 'warm_s' is {self.warm_s}, it must be 0 or more")
 
 
 class TorchRuntime:
@@ -72,13 +64,7 @@ class TorchRuntime:
         settings.progress("staging", 1.0)
 
     def warm(self) -> None:
-        started = time.perf_counter()
-        batches = warmup.batches(self._settings, self.limits())
-        for done, batch in enumerate(batches):
-            self._settings.progress("warming", done / len(batches))
-            if time.perf_counter() - started < WARM_LIMIT_S:
-                self.run(batch)
-        self._settings.progress("warming", 1.0)
+        warmup.warm(self._settings, self.limits(), self.run, self._options.warm_s)
 
     def limits(self) -> Limits:
         return self._loaded().limits
@@ -122,12 +108,8 @@ class TorchRuntime:
     def _read(self, source: Source) -> TorchModel:
         # Imports torch, so it may only be imported here.
         builder = importlib.import_module("runtimes.torch_model")
-        if source.kind is SourceKind.HUGGING_FACE:
-            made = builder.from_folder(source, self._settings.task, self._settings.precision)
-            return cast("TorchModel", made)
-        chosen = self._options
-        lengths = builder.LengthSettings(chosen.length_input, chosen.length_axis, chosen.mask_input)
-        made = builder.from_archive(source, lengths, self._settings.precision)
+        of_folder = source.kind is SourceKind.HUGGING_FACE
+        made = (builder.from_folder if of_folder else builder.from_archive)(source, self._settings)
         return cast("TorchModel", made)
 
     def _compute(self, model: TorchModel, tensors: list[Any]) -> Mapping[str, Any]:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from runtimes import bert_graph, pooling, torch_archive
+from runtimes import bert_graph, lengths, pooling, torch_archive
 from runtimes.errors import LoadError
 from runtimes.source import Source
 from runtimes.torch_ops import TorchOps
-from runtimes.types import Limits, TensorSpec
+from runtimes.types import Limits, RuntimeSettings, TensorSpec
 from runtimes.weights import open_weights
 
 DATATYPES: Mapping[torch.dtype, str] = {
@@ -54,21 +54,13 @@ class TorchModel:
     id_bounds: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class LengthSettings:
-    """Where an archive's length is, if it is not to be guessed: `axis` counts the batch as 0."""
-
-    input: str | None = None
-    axis: int = 1
-    mask: str | None = None
-
-
-def from_folder(source: Source, task: str, precision: str) -> TorchModel:
+def from_folder(source: Source, settings: RuntimeSettings) -> TorchModel:
     """Raises `LoadError` for what the folder lacks or declares and cannot be built."""
-    folder = source.path
+    folder, task, precision = source.path, settings.task, settings.precision
     config, declared = bert_graph.read_config(folder), pooling.declared(folder)
     if task == "embed" and declared is None:
         raise LoadError(f"{folder} declares no pooling (modules.json), which task embed needs")
+    limits = lengths.settled(_folder_limits(config, precision), settings)
     weights = open_weights(source.weights, "embeddings.word_embeddings.weight", "bert.")
     ops = TorchOps()
     module = ops.module(bert_graph.build(ops, config, weights, bert_graph.Wanted(task, declared)))
@@ -76,16 +68,16 @@ def from_folder(source: Source, task: str, precision: str) -> TorchModel:
     outputs = _folder_outputs(module, task, declared is not None, config.hidden_size)
     return TorchModel(
         call=module.to(torch.bfloat16) if precision == "bf16" else module,
-        limits=replace(_folder_limits(config, precision), outputs=outputs),
+        limits=replace(limits, outputs=outputs),
         cut_axes={bert_graph.HIDDEN: 1},
         lengthwise=dict.fromkeys(INPUTS, 1),
         id_bounds={bert_graph.INPUT_IDS: config.vocab_size, bert_graph.TOKEN_TYPES: kinds},
     )
 
 
-def from_archive(source: Source, lengths: LengthSettings, precision: str) -> TorchModel:
+def from_archive(source: Source, settings: RuntimeSettings) -> TorchModel:
     """Raises `RefusedArtifact` for what could run code, `LoadError` for what cannot be batched."""
-    if precision != "fp32":
+    if settings.precision != "fp32":
         raise LoadError(
             f"{source.path} runs in the precision it was exported in; leave precision at fp32, or "
             "export the model cast to bfloat16"
@@ -95,19 +87,20 @@ def from_archive(source: Source, lengths: LengthSettings, precision: str) -> Tor
         raise LoadError(f"{source.path} changes its inputs in place, which batches forbid")
     shapes = _placeholders(program)
     _check_batch_axis(source, shapes)
-    length_input = _length_input(shapes, lengths)
-    symbol = _symbol(shapes[length_input].shape, lengths.axis) if length_input else None
+    length_input, axis = _length_input(shapes, settings), lengths.axis(settings)
+    symbol = _symbol(shapes[length_input].shape, axis) if length_input else None
+    longest = lengths.longest(settings, _bound(program, symbol)) if symbol else None
     outputs = _archive_outputs(program)
-    mask = _mask(shapes, lengths, symbol)
+    mask = _mask(shapes, settings, symbol)
     return TorchModel(
         call=_by_name(program.module(), program.call_spec.in_spec, tuple(outputs)),
         limits=Limits(
             inputs=_specs(shapes),
             outputs=_specs(outputs),
             max_rows=_bound(program, _symbol(next(iter(shapes.values())).shape, 0)),
-            max_length=_bound(program, symbol),
+            max_length=longest,
             length_input=length_input,
-            length_axis=lengths.axis,
+            length_axis=axis,
             mask_input=mask,
             optional_inputs=(mask,) if mask else (),
             platform="pytorch_export",
@@ -184,31 +177,32 @@ def _check_batch_axis(source: Source, shapes: Mapping[str, torch.Tensor]) -> Non
         )
 
 
-def _length_input(shapes: Mapping[str, torch.Tensor], lengths: LengthSettings) -> str | None:
+def _length_input(shapes: Mapping[str, torch.Tensor], settings: RuntimeSettings) -> str | None:
     """The one asked for, else `input_ids`, else the first whose length axis is dynamic."""
-    dynamic = [name for name, fake in shapes.items() if _symbol(fake.shape, lengths.axis)]
-    if lengths.input is None:
+    asked, axis = settings.length_input, lengths.axis(settings)
+    dynamic = [name for name, fake in shapes.items() if _symbol(fake.shape, axis)]
+    if asked is None:
         preferred = [name for name in dynamic if name == bert_graph.INPUT_IDS]
         return next(iter(preferred + dynamic), None)
-    if lengths.input not in dynamic:
+    if asked not in dynamic:
         raise LoadError(
-            f"option 'length_input' is '{lengths.input}', with a dynamic axis {lengths.axis} "
-            f"are: {', '.join(dynamic) or 'none'}"
+            f"lengths.input is '{asked}', with a dynamic axis {axis} are: "
+            f"{', '.join(dynamic) or 'none'}"
         )
-    return lengths.input
+    return asked
 
 
 def _mask(
-    shapes: Mapping[str, torch.Tensor], lengths: LengthSettings, symbol: str | None
+    shapes: Mapping[str, torch.Tensor], settings: RuntimeSettings, symbol: str | None
 ) -> str | None:
-    name = lengths.mask or bert_graph.ATTENTION_MASK
+    name = settings.mask_input or bert_graph.ATTENTION_MASK
     fits = (
         name in shapes and len(shapes[name].shape) == 2 and _symbol(shapes[name].shape, 1) == symbol
     )
     if symbol and fits and shapes[name].dtype == torch.int64:
         return name
-    if lengths.mask:
-        raise LoadError(f"option 'mask_input': '{name}' is no INT64 input of the length's shape")
+    if settings.mask_input:
+        raise LoadError(f"lengths.mask '{name}' is no INT64 input of the length's shape")
     return None
 
 

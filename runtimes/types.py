@@ -37,7 +37,7 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`rows` rows; `lengths` int64 [rows], tokens; `inputs` by name; `outputs` wanted (None: all)."""
+    """`lengths`: int64 [rows], tokens; `inputs` by name; `outputs`: those wanted, None for all."""
 
     rows: int
     lengths: np.ndarray[Any, Any]
@@ -70,7 +70,8 @@ class Limits:
     """What a loaded backend declares.
 
     pads: the device sees rows x longest (else the sum of lengths). fixed_edges: lengths it was
-    compiled for, empty when any will do. max_rows / max_length: hard bounds, None when unbounded.
+    compiled for, empty when any will do. max_rows / max_length: hard bounds, None when unbounded;
+    max_length is what the settings ask for, which is never more than the model takes.
     length_input / length_axis: whose and which axis (batch axis is 0) is "the length"; None when
     rows have no length. mask_input: which input is 1 for real tokens, made by the runtime when the
     caller leaves it out; None when the model has none.
@@ -97,6 +98,8 @@ class RuntimeSettings:
 
     source: a file or folder (None for synthetic). cache_dir: where staged artifacts live, keyed by
     content, runtime, version and processor. threads: 0 means what the cgroup allows.
+    length_input / length_axis / mask_input: what a row's length is, None for what the model
+    declares; max_length: the longest row to accept, tokens, None for the longest it takes.
     edges / max_size / max_tokens: the grid that warm-up covers. options: the backend's own
     settings, validated by the backend. progress: called with (phase, fraction 0..1), phases
     "staging", "compiling", "warming".
@@ -109,6 +112,10 @@ class RuntimeSettings:
     precision: str = "fp32"
     threads: int = 0
     task: str = "tensors"  # tensors | embed | classify
+    length_input: str | None = None
+    length_axis: int | None = None
+    mask_input: str | None = None
+    max_length: int | None = None
     edges: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
     max_size: int = 32
     max_tokens: int = 8192
@@ -120,8 +127,9 @@ class Runtime(Protocol):
     """A batch backend. One thread at a time calls it; `close` may be called once, from any.
 
     load: stage, compile, allocate; raises `LoadError`. warm: run real batches over the grid of
-    lengths x sizes; limits: after load. run: raises `BadRows` for input that is the caller's fault
-    and `RunError` for its own; never leaves the device in a state that fails the next batch.
+    lengths x sizes; raises `LoadError` where one fails. limits: after load. run: raises `BadRows`
+    for input that is the caller's fault and `RunError` for its own; never leaves the device in a
+    state that fails the next batch.
     health: raises `Unhealthy`. close: frees everything; idempotent.
     """
 

@@ -4,19 +4,23 @@ Every bucket edge with 1, 2, 4 … rows up to `max_size`, as far as `max_tokens`
 allows: those are the shapes for which lazy allocation, kernel choice and just-in-time compilation
 would otherwise fall to a caller. The largest comes first, so that memory is taken once.
 
-Values are zeros, which every model can take. Running the batches, and stopping after a while, is
-the backend's.
+Values are zeros, which every model can take. After a while nothing new is started: the largest
+batches have run by then, and what is left is not worth waiting for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
 
 import numpy as np
 
 from runtimes.datatypes import DTYPES
+from runtimes.errors import LoadError, RunError
 from runtimes.types import Batch, Limits, Ragged, RuntimeSettings, TensorSpec
+
+WARM_S = 30.0  # when a backend's settings say nothing else
 
 
 def sizes(max_size: int) -> tuple[int, ...]:
@@ -37,15 +41,28 @@ def grid(edges: Sequence[int], max_size: int, max_tokens: int) -> Iterator[tuple
     yield from sorted(pairs, key=lambda pair: (-pair[0] * pair[1], pair))
 
 
-def batches(settings: RuntimeSettings, limits: Limits) -> tuple[Batch, ...]:
-    """The grid's batches within the backend's own bounds; for rows without length, sizes alone."""
+def shapes(settings: RuntimeSettings, limits: Limits) -> tuple[tuple[int, int], ...]:
+    """(rows, length) of each batch, within the backend's own bounds; length 1 for rows without."""
     max_size = min(settings.max_size, limits.max_rows or settings.max_size)
     if limits.length_input is None:
-        return tuple(batch(limits, rows, 1) for rows in reversed(sizes(max_size)))
+        return tuple(grid((1,), max_size, max_size))
     longest = limits.max_length or max(settings.edges, default=1)
     edges = sorted({min(edge, longest) for edge in settings.edges})
-    pairs = grid(edges, max_size, settings.max_tokens)
-    return tuple(batch(limits, rows, length) for rows, length in pairs)
+    return tuple(grid(edges, max_size, settings.max_tokens))
+
+
+def warm(
+    settings: RuntimeSettings, limits: Limits, run: Callable[[Batch], object], warm_s: float
+) -> None:
+    """Runs the batches one by one, with progress, until `warm_s` seconds have passed. Raises
+    `LoadError` where one fails: callers would meet the same."""
+    begin, wanted = perf_counter(), shapes(settings, limits)
+    for done, (rows, length) in enumerate(wanted):
+        settings.progress("warming", done / len(wanted))
+        _try(run, batch(limits, rows, length), length)
+        if perf_counter() - begin > warm_s:
+            break
+    settings.progress("warming", 1.0)
 
 
 def batch(limits: Limits, rows: int, length: int) -> Batch:
@@ -59,6 +76,16 @@ def batch(limits: Limits, rows: int, length: int) -> Batch:
         if spec.name not in limits.optional_inputs
     }
     return Batch(rows, np.full(rows, length, np.int64), inputs)
+
+
+def _try(run: Callable[[Batch], object], tried: Batch, length: int) -> None:
+    try:
+        run(tried)
+    except RunError as error:
+        raise LoadError(
+            f"the model does not run {tried.rows} rows of {length} (lengths.max and batch bound "
+            f"what it is tried with): {error}"
+        ) from error
 
 
 def _zeros(spec: TensorSpec, rows: int, length: int, length_axis: int) -> Ragged:

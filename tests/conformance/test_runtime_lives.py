@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runtime_cases import (
+    LONGEST,
     MAX_SIZE,
     Case,
     answer_and_close,
@@ -26,7 +27,7 @@ from runtime_cases import (
 )
 
 from runtimes import catalog
-from runtimes.errors import LoadError, RefusedArtifact, RuntimeFault
+from runtimes.errors import BadRows, LoadError, RefusedArtifact, RuntimeFault
 
 # ---- declarations, health, times ----------------------------------------------------------
 
@@ -100,6 +101,33 @@ def test_unknown_option_is_a_load_error_that_names_it(case, sources, cache):
 def test_unknown_precision_is_a_load_error_that_names_it(case, sources, cache):
     with pytest.raises(LoadError, match="fp3"):
         catalog.create(replace(settings(case, sources, cache), precision="fp3"))
+
+
+@each_backend
+@pytest.mark.parametrize("longest", [1, 2, LONGEST])
+def test_longest_row_is_what_the_settings_say(case, longest, sources, cache):
+    runtime = catalog.create(settings(case, sources, cache, max_length=longest))
+    runtime.load()
+    limits = runtime.limits()
+    assert limits.max_length == longest
+    runtime.run(batch_of(limits, (longest,)))
+    with pytest.raises(BadRows):
+        runtime.run(batch_of(limits, (longest + 1,)))
+    runtime.close()
+
+
+@each_from_files
+def test_longest_row_beyond_the_model_is_a_load_error_that_says_what_would_do(case, sources, cache):
+    runtime = catalog.create(settings(case, sources, cache, max_length=LONGEST + 1))
+    with pytest.raises(LoadError, match=rf"set lengths\.max to {LONGEST} or less"):
+        runtime.load()
+
+
+@each_backend
+def test_length_input_that_the_model_lacks_is_a_load_error(case, sources, cache):
+    runtime = catalog.create(settings(case, sources, cache, length_input="no_such_input"))
+    with pytest.raises(LoadError, match=r"lengths\.input .*no_such_input"):
+        runtime.load()
 
 
 @each_from_files

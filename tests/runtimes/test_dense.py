@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -127,13 +126,3 @@ def test_output_is_cut_on_the_axes_that_follow_the_length() -> None:
 def test_output_without_the_batch_is_a_run_error(array) -> None:
     with pytest.raises(RunError, match="for 2 rows"):
         dense.rows_of(array, HIDDEN, texts([1], [2]), Signature(TEXT, {}))
-
-
-@pytest.mark.parametrize("datatype", ["BYTES", "BF16", "FP16", "BOOL", "UINT8"])
-def test_example_fits_its_own_limits(datatype) -> None:
-    limits = Limits((IDS, TensorSpec("x", datatype, (-1, 3))), (HIDDEN,), length_input="input_ids")
-    batch = dense.example(limits, 2, 5)
-    arrays, longest = dense.feed(batch, Signature(limits, {"input_ids": 1}))
-    assert longest == 5
-    assert arrays["x"].shape == (2, 3)
-    assert (arrays["x"].dtype == ml_dtypes.bfloat16) == (datatype == "BF16")

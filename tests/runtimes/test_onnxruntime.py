@@ -148,13 +148,18 @@ def test_normalised_embeddings_have_length_one(tmp_path) -> None:
         ({}, {}, "option pooling"),
         ({"opset": 11}, {"pooling": "mean"}, "opset 13"),
         ({"element": TensorProto.FLOAT16}, {"pooling": "mean"}, "FP32"),
-        ({}, {"pooling": "mean", "mask_input": "nope"}, "nope"),
         ({}, {"embed_output": "nope"}, "embed_output"),
     ],
 )
 def test_what_cannot_be_pooled_says_why(tmp_path, made, options, named) -> None:
     with pytest.raises(LoadError, match=named):
         loaded(tokens(tmp_path, **made), tmp_path, task="embed", options=options)
+
+
+def test_mean_pooling_without_the_mask_asks_for_it(tmp_path) -> None:
+    changes = {"options": {"pooling": "mean"}, "mask_input": "nope"}
+    with pytest.raises(LoadError, match=r"set lengths\.mask \(no 'nope'\)"):
+        loaded(tokens(tmp_path), tmp_path, task="embed", **changes)
 
 
 def test_embedding_that_the_model_pools_itself_is_taken(tmp_path) -> None:
@@ -222,7 +227,7 @@ def test_model_that_fails_at_its_own_lengths_is_a_load_error(tmp_path) -> None:
     outputs = [info("y", TensorProto.FLOAT, ["n", 1])]
     file = save(tmp_path / "m.onnx", nodes, inputs, outputs, [weight])
     with pytest.raises(LoadError, match="does not run"):
-        loaded(file, tmp_path, options={"length_input": "x"})
+        loaded(file, tmp_path, length_input="x")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "int8"])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from runtimes.errors import LoadError
 from runtimes.graph_options import GraphOptions
 from runtimes.options import parse
 from runtimes.signature import GraphFacts, declare, probe_lengths, with_length_axes
-from runtimes.types import Limits, TensorSpec
+from runtimes.types import Limits, RuntimeSettings, TensorSpec
 
 IDS = TensorSpec("input_ids", "INT64", (-1, -1))
 MASK = TensorSpec("attention_mask", "INT64", (-1, -1))
@@ -16,9 +18,12 @@ TYPES = TensorSpec("token_type_ids", "INT64", (-1, -1))
 HIDDEN = TensorSpec("hidden", "FP32", (-1, -1, 8))
 
 
-def limits_of(*inputs: TensorSpec, outputs=(HIDDEN,), **options) -> Limits:
-    facts = GraphFacts(inputs, tuple(outputs))
-    return declare(facts, GraphOptions(**options), "fp32", "p").limits
+def settings(**fields) -> RuntimeSettings:
+    return RuntimeSettings("m", "openvino", None, Path("unused"), **fields)
+
+
+def limits_of(*inputs: TensorSpec, outputs=(HIDDEN,), **fields) -> Limits:
+    return declare(GraphFacts(inputs, tuple(outputs)), settings(**fields), "p").limits
 
 
 def test_hugging_face_names_are_found_by_themselves() -> None:
@@ -27,7 +32,7 @@ def test_hugging_face_names_are_found_by_themselves() -> None:
     assert limits.optional_inputs == ("attention_mask", "token_type_ids")
 
 
-def test_other_names_have_no_length_unless_options_say_so() -> None:
+def test_other_names_have_no_length_unless_settings_say_so() -> None:
     other = TensorSpec("ids", "INT64", (-1, -1))
     assert limits_of(other).length_input is None
     assert limits_of(other, length_input="ids").length_input == "ids"
@@ -46,11 +51,23 @@ def test_fixed_length_axis_is_no_length() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"length_input": "nope"}, {"length_input": "input_ids", "mask_input": "nope"}]
+    "fields", [{"length_input": "nope"}, {"length_input": "input_ids", "mask_input": "nope"}]
 )
-def test_options_that_name_no_input_are_refused(options) -> None:
+def test_settings_that_name_no_input_are_refused(fields) -> None:
     with pytest.raises(LoadError, match="nope"):
-        limits_of(IDS, MASK, **options)
+        limits_of(IDS, MASK, **fields)
+
+
+def test_length_may_be_on_another_axis() -> None:
+    sound = TensorSpec("sound", "FP32", (-1, 80, -1))
+    limits = limits_of(sound, length_input="sound", length_axis=2, max_length=3000)
+    assert (limits.length_input, limits.length_axis, limits.max_length) == ("sound", 2, 3000)
+    with pytest.raises(LoadError, match=r"lengths\.axis 1"):
+        limits_of(sound, length_input="sound")
+
+
+def test_rows_without_a_length_have_no_longest() -> None:
+    assert limits_of(TensorSpec("x", "FP32", (-1, 4)), max_length=512).max_length is None
 
 
 def test_stored_batch_size_becomes_the_most_rows() -> None:
@@ -71,12 +88,20 @@ def test_single_number_is_no_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "option", "expected"), [(None, None, None), (512, 128, 128), (64, 128, 64)]
+    ("declared", "asked", "expected"),
+    [(None, None, None), (64, None, 64), (None, 128, 128), (64, 1, 1), (64, 64, 64)],
 )
-def test_the_shorter_maximum_holds(declared, option, expected) -> None:
+def test_longest_row_is_what_settings_ask_or_else_what_the_model_takes(
+    declared, asked, expected
+) -> None:
     facts = GraphFacts((IDS,), (HIDDEN,), {}, declared)
-    signature = declare(facts, GraphOptions(max_length=option), "fp32", "p")
-    assert signature.limits.max_length == expected
+    assert declare(facts, settings(max_length=asked), "p").limits.max_length == expected
+
+
+def test_asking_for_more_than_the_model_takes_is_refused_at_the_start() -> None:
+    facts = GraphFacts((IDS,), (HIDDEN,), {}, 64)
+    with pytest.raises(LoadError, match=r"lengths\.max is 65, .* set lengths\.max to 64 or less"):
+        declare(facts, settings(max_length=65), "p")
 
 
 @pytest.mark.parametrize(
@@ -93,16 +118,14 @@ def test_axes_that_grew_with_the_length_follow_it() -> None:
         TensorSpec("pooled", "FP32", (-1, -1)),
         TensorSpec("attention", "FP32", (-1, 2, -1, -1)),
     )
-    signature = declare(GraphFacts((IDS,), outputs), GraphOptions(), "fp32", "p")
+    signature = declare(GraphFacts((IDS,), outputs), settings(), "p")
     short = [(1, 15, 8), (1, 16), (1, 2, 15, 15)]
     long = [(1, 16, 8), (1, 16), (1, 2, 16, 16)]
     axes = with_length_axes(signature, (15, 16), (short, long)).length_axes
     assert axes == {"hidden": (1,), "pooled": (), "attention": (2, 3)}
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"length_axis": 0}, {"pad_multiple": 0}, {"max_length": 0}, {"warm_s": -1.0}]
-)
+@pytest.mark.parametrize("wrong", [{"pad_multiple": 0}, {"warm_s": -1.0}])
 def test_impossible_options_are_named(wrong) -> None:
     with pytest.raises(LoadError, match=next(iter(wrong))):
         parse(GraphOptions, wrong)

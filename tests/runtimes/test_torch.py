@@ -124,8 +124,12 @@ def test_archive_declares_its_sizes_and_bounds(archive, tmp_path):
     assert limits.mask_input is None
 
 
+def test_shorter_limit_than_the_archives_is_kept(archive, tmp_path):
+    assert runtime(archive, tmp_path, max_length=31).limits().max_length == 31
+
+
 def test_archives_mask_can_be_named(archive, tmp_path):
-    model = runtime(archive, tmp_path, options={"mask_input": "keep"})
+    model = runtime(archive, tmp_path, mask_input="keep")
     batch = tokens(1, 3, name="ids", top=50)
     result = model.run(batch)
     assert model.limits().optional_inputs == ("keep",)
@@ -136,7 +140,7 @@ def test_archives_mask_can_be_named(archive, tmp_path):
 
 @pytest.mark.parametrize("lengths", [(1,), (2,), (1, 1), (32,) * 16])
 def test_archive_runs_at_the_edges_of_its_sizes(archive, tmp_path, lengths):
-    model = runtime(archive, tmp_path, options={"mask_input": "keep"})
+    model = runtime(archive, tmp_path, mask_input="keep")
     result = model.run(tokens(*lengths, name="ids", top=50))
     assert result.outputs["output_1"].shapes == ((4,),) * len(lengths)
 
@@ -150,16 +154,17 @@ def test_inputs_that_share_the_length_must_agree(archive, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("fields", "message"),
     [
         ({"length_input": "nothing"}, "ids, keep"),
+        ({"length_input": "ids", "length_axis": 2}, "axis 2 are: none"),
         ({"mask_input": "nothing"}, "no INT64 input"),
-        ({"length_axis": 0}, "the batch is axis 0"),
+        ({"max_length": 33}, "set lengths.max to 32 or less"),
     ],
 )
-def test_wrong_names_in_options_are_load_errors(archive, tmp_path, options, message):
+def test_settings_that_the_archive_lacks_are_load_errors(archive, tmp_path, fields, message):
     with pytest.raises(LoadError, match=message):
-        runtime(archive, tmp_path, options=options)
+        runtime(archive, tmp_path, **fields)
 
 
 def test_archive_of_a_fixed_batch_is_refused_with_the_way_out(tmp_path):

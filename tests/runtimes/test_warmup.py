@@ -9,8 +9,9 @@ import pytest
 
 from runtimes import rows
 from runtimes.datatypes import DTYPES
-from runtimes.types import Limits, RuntimeSettings, TensorSpec
-from runtimes.warmup import batch, batches, grid, sizes
+from runtimes.errors import LoadError, RunError
+from runtimes.types import Batch, Limits, RuntimeSettings, TensorSpec
+from runtimes.warmup import batch, grid, shapes, sizes, warm
 
 
 @pytest.mark.parametrize(
@@ -62,26 +63,50 @@ def settings(**fields: Any) -> RuntimeSettings:
 
 
 def test_batches_stay_within_what_the_model_takes():
-    made = batches(settings(edges=(8, 64)), TEXT)
-    shapes = {(one.rows, int(one.lengths[0])) for one in made}
-    assert shapes == {(1, 8), (2, 8), (1, 16), (2, 16)}
+    made = shapes(settings(edges=(8, 64)), TEXT)
+    assert set(made) == {(1, 8), (2, 8), (1, 16), (2, 16)}
 
 
 def test_batches_leave_optional_inputs_out():
-    rows.check(batches(settings(), TEXT)[0], TEXT)
-    assert set(batches(settings(), TEXT)[0].inputs) == {"ids"}
+    made = batch(TEXT, 2, 16)
+    rows.check(made, TEXT)
+    assert set(made.inputs) == {"ids"}
 
 
 def test_rows_without_length_are_warmed_by_size_alone():
     image = Limits(inputs=(TensorSpec("x", "FP32", (-1, 3, 4, 4)),), outputs=())
-    made = batches(settings(max_size=4), image)
-    assert [one.rows for one in made] == [4, 2, 1]
-    assert made[0].inputs["x"].shapes[0] == (3, 4, 4)
+    assert shapes(settings(max_size=4), image) == ((4, 1), (2, 1), (1, 1))
+    assert batch(image, 4, 1).inputs["x"].shapes == ((3, 4, 4),) * 4
+
+
+def test_every_shape_is_run_and_progress_told():
+    ran, told = [], []
+    chosen = settings(edges=(8,), max_size=2, progress=lambda *step: told.append(step))
+    warm(chosen, TEXT, lambda made: ran.append((made.rows, int(made.lengths[0]))), 1e9)
+    assert ran == [(2, 8), (1, 8)]
+    assert told == [("warming", 0.0), ("warming", 0.5), ("warming", 1.0)]
+
+
+def test_nothing_is_started_after_the_time_is_up():
+    ran = []
+    warm(settings(), TEXT, ran.append, -1.0)
+    assert len(ran) == 1
+
+
+def test_batch_that_fails_is_a_load_error_that_says_which():
+    def fail(made: Batch) -> None:
+        raise RunError("table of 8 places")
+
+    with pytest.raises(LoadError, match=r"2 rows of 16 .* table of 8 places"):
+        warm(settings(), TEXT, fail, 1e9)
 
 
 def test_every_datatype_can_be_warmed():
     for datatype in DTYPES:
-        spec = Limits(inputs=(TensorSpec("x", datatype, (-1, -1)),), outputs=(), length_input="x")
+        inputs = (TensorSpec("x", datatype, (-1, -1)), TensorSpec("fixed", datatype, (-1, 4)))
+        spec = Limits(inputs, outputs=(), length_input="x")
         made = batch(spec, 2, 3)
         rows.check(made, spec)
         assert made.inputs["x"].data.dtype == DTYPES[datatype]
+        assert made.inputs["x"].shapes == ((3,), (3,))
+        assert made.inputs["fixed"].shapes == ((4,), (4,))

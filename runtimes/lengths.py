@@ -1,0 +1,48 @@
+"""What is a row's length, where both the settings and the model speak?
+
+The settings name an input, an axis, a mask and a longest length; each left out is what the model
+declares. Nothing is bent to fit: what the model does not have, and a longest length beyond what it
+takes, are `LoadError`s in the words of the settings file, at the start rather than at the first
+long row.
+
+Which input a model declares by itself is the backend's to find.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtimes.errors import LoadError
+from runtimes.types import Limits, RuntimeSettings
+
+
+def longest(settings: RuntimeSettings, taken: int | None) -> int | None:
+    """The longest row to declare; `taken`: what the model can take, None where it does not say."""
+    asked = settings.max_length
+    if asked is None:
+        return taken
+    if taken is not None and asked > taken:
+        raise LoadError(
+            f"lengths.max is {asked}, the model takes {taken} at most: set lengths.max to {taken} "
+            "or less"
+        )
+    return asked
+
+
+def axis(settings: RuntimeSettings) -> int:
+    """The batch is axis 0, and a row's length is the axis after it unless the settings say."""
+    return 1 if settings.length_axis is None else settings.length_axis
+
+
+def settled(limits: Limits, settings: RuntimeSettings) -> Limits:
+    """For a model whose length is where it is: `limits` with the settings' longest row."""
+    _refuse_other("input", settings.length_input, limits.length_input)
+    _refuse_other("axis", settings.length_axis, limits.length_axis)
+    _refuse_other("mask", settings.mask_input, limits.mask_input)
+    return replace(limits, max_length=longest(settings, limits.max_length))
+
+
+def _refuse_other(name: str, asked: str | int | None, own: str | int | None) -> None:
+    if asked not in (None, own):
+        own_words = "which has none" if own is None else f"where it is {own}"
+        raise LoadError(f"lengths.{name} is {asked} for a model {own_words}: leave it out")
