@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import httpx
@@ -70,11 +70,6 @@ class Cluster:
             for n in notes
         ]
 
-    def failed_replicas(self) -> dict[str, tuple[str, str]]:
-        """Model and reason, by replica, of those that could not start, ever."""
-        notes = ray.get(self._registry.progress.remote())
-        return {n.replica: (n.model, n.detail) for n in notes if n.phase == "failed"}
-
     def ready(self, gateways: int) -> bool:
         """Whether every model is hot, at every gateway."""
         try:
@@ -110,17 +105,15 @@ class Cluster:
             "problem": problems[0] if problems else None,
         }
 
-    def settle(
-        self, changed: Mapping[str, ModelSettings], before: Container[str], stop: threading.Event
-    ) -> dict[str, str]:
+    def settle(self, changed: Mapping[str, ModelSettings], stop: threading.Event) -> dict[str, str]:
         """Waits until `changed` run as declared and the undeclared are gone; why those that cannot
-        start cannot. `before`: replicas that had failed earlier."""
+        start cannot."""
         limit_s = max((m.replicas.start_timeout_s for m in changed.values()), default=60.0)
         end = time.monotonic() + limit_s
         failed: dict[str, str] = {}
         while not stop.is_set():
             apps = self.applications()
-            failed |= self._failures(changed, apps, before)
+            failed |= self._failures(changed, apps)
             declared = ray.get(self._registry.status.remote())["view"].declared
             waits = {n for n in changed if n not in failed and not _runs(apps, n)}
             waits |= {a for a in apps if is_model_app(a) and a not in map(model_app, declared)}
@@ -132,17 +125,14 @@ class Cluster:
         raise InterruptedError("the server is stopping")
 
     def _failures(
-        self,
-        names: Iterable[str],
-        apps: Mapping[str, tuple[str, str]],
-        before: Container[str] = (),
+        self, names: Collection[str], apps: Mapping[str, tuple[str, str]]
     ) -> dict[str, str]:
-        """By a replica's own words where it had any, else by Serve's."""
+        """Since they were declared last; in a replica's own words where it had any, else Serve's."""
         failed = {n: apps[model_app(n)][1] for n in names if _gave_up(apps, n)}
-        for replica, (name, reason) in self.failed_replicas().items():
-            if name in names and replica not in before:
-                failed[name] = reason
-        return failed
+        notes = ray.get(self._registry.progress.remote())
+        return failed | {
+            n.model: n.detail for n in notes if n.phase == "failed" and n.model in names
+        }
 
     def cannot_start(self, names: Collection[str]) -> dict[str, str]:
         """Which of these models cannot start, and why."""

@@ -194,12 +194,11 @@ class Host:
 
     def _put(self, new: Settings, changed: list[str]) -> dict[str, str]:
         """Makes the list of models that of `new`; why those of `changed` that failed did."""
-        before = set(self._cluster.failed_replicas())
         ports.write_tenants(new, Path(self._place.tenants_file))
         self._cluster.declare(list(new.models))
         self._cluster.put(serve_config(new, self._place))
         failures: dict[str, str] = self._cluster.settle(
-            {name: new.models[name] for name in changed}, before, self._stop
+            {name: new.models[name] for name in changed}, self._stop
         )
         return failures
 

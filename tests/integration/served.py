@@ -1,0 +1,318 @@
+"""A server under test, started as a user starts it: `headrace serve FILE`, in processes of its own.
+
+Every port is free at the moment of asking, state and cache lie in a folder of the test. Whatever
+the server starts inherits a mark in its environment, by which tests find its processes and, after
+it ended, what it left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import termios
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+MARK = "HEADRACE_TEST_MARK"
+HEADRACE = str(Path(sys.executable).with_name("headrace"))
+PORTS = ("port", "metrics_port", "haproxy_stats_port", "haproxy_metrics_port")
+
+
+def free_port(count: int = 1) -> int:
+    """The first of `count` ports in a row that nobody listens on, below the ephemeral range."""
+    for first in range(20_000 + os.getpid() % 6_000, 30_000, count):
+        with contextlib.ExitStack() as sockets:
+            try:
+                for port in range(first, first + count):
+                    probe = sockets.enter_context(socket.socket())
+                    probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if first not in _given:
+            _given.update(range(first, first + count))
+            return first
+    raise RuntimeError("no port is free")
+
+
+_given: set[int] = set()
+
+
+def synthetic(**fields: Any) -> dict[str, Any]:
+    """A model's settings; `options` and the rest as in a file."""
+    return {"runtime": "synthetic", "slo": {"latency_ms": 20_000}, **fields}
+
+
+class Server:
+    """`models`, `gateway`, `tenants`: as in a file. Nothing runs before `start`."""
+
+    def __init__(self, folder: Path, models: dict[str, Any], **sections: Any) -> None:
+        self.folder = folder
+        gateways = sections.get("gateway", {}).get("replicas", 1)
+        counts = {"metrics_port": gateways}
+        ports = {name: free_port(counts.get(name, 1)) for name in PORTS}
+        self.gateway = {**ports, **sections.pop("gateway", {})}
+        self.file = self.write("settings.yaml", models, **sections)
+        self.mark = uuid.uuid4().hex
+        self.environ = {
+            **os.environ,
+            "XDG_STATE_HOME": str(folder / "state"),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            MARK: self.mark,
+        }
+        self.started_s = 0.0
+        self._output = bytearray()
+
+    @property
+    def port(self) -> int:
+        return int(self.gateway["port"])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def write(self, name: str, models: dict[str, Any], **sections: Any) -> Path:
+        """A settings file for this server's gateway."""
+        path = self.folder / name
+        path.write_text(yaml.safe_dump({"models": models, "gateway": self.gateway} | sections))
+        return path
+
+    # ---- life -------------------------------------------------------------------------------
+
+    def start(self, *, ready: bool = True) -> Server:
+        """In a terminal of its own."""
+        began = time.monotonic()
+        self._terminal, inside = pty.openpty()
+        self.process = subprocess.Popen(
+            [HEADRACE, "serve", str(self.file)],
+            stdin=inside, stdout=inside, stderr=inside,
+            env=self.environ,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(inside)
+        threading.Thread(target=self._read, daemon=True).start()
+        if ready:
+            self.until(lambda: get(f"{self.url}/readyz") == 200 and "ready: " in self.output, 60)
+            self.started_s = time.monotonic() - began
+        return self
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := os.read(self._terminal, 65_536):
+                self._output += chunk
+
+    @property
+    def output(self) -> str:
+        """What the terminal has been shown so far."""
+        return self._output.decode(errors="replace")
+
+    def until(self, condition: Callable[[], bool], limit_s: float) -> None:
+        """Fails when the server ends or the limit passes before the condition holds."""
+        end = time.monotonic() + limit_s
+        while not condition():
+            assert self.process.poll() is None, f"the server ended:\n{self.output}"
+            assert time.monotonic() < end, f"not within {limit_s} s:\n{self.output}"
+            time.sleep(0.05)
+
+    def press_ctrl_c(self) -> None:
+        os.write(self._terminal, b"\x03")
+
+    def wait(self, limit_s: float = 40) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still there after {limit_s} s:\n{self.output}") from None
+
+    def end(self) -> list[str]:
+        """Ends what still runs; the command lines of what a server that had ended left behind."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(40)
+        left = [describe(process) for process in self.remaining()]
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        return left
+
+    # ---- what is there ----------------------------------------------------------------------
+
+    def processes(self) -> list[psutil.Process]:
+        """All that carries the mark, the foreground process included."""
+        return [p for p in psutil.process_iter() if _environ(p).get(MARK) == self.mark]
+
+    def remaining(self, grace_s: float = 5.0) -> list[psutil.Process]:
+        """What is left after a grace: a child of one that ended hears of it by a closed pipe."""
+        end = time.monotonic() + grace_s
+        while (left := self.processes()) and time.monotonic() < end:
+            time.sleep(0.1)
+        return left
+
+    def host(self) -> psutil.Process:
+        return next(p for p in self.processes() if "deployments.host_process" in p.cmdline())
+
+    def named(self, title: str) -> list[psutil.Process]:
+        """Processes whose command line begins with `title`, such as `ray::ServeReplica:gateway`."""
+        return [p for p in self.processes() if describe(p).startswith(title)]
+
+    def replicas(self, model: str) -> set[int]:
+        """Pids of a model's replicas."""
+        return {p.pid for p in self.named(f"ray::ServeReplica:model-{model}:model")}
+
+    def listening(self) -> list[tuple[str, int, str]]:
+        """Address, port and whose, of everything that the server listens on."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                found += [
+                    (c.laddr.ip, c.laddr.port, describe(process)[:80])
+                    for c in process.net_connections("inet")
+                    if c.status == psutil.CONN_LISTEN
+                ]
+        return found
+
+    # ---- use --------------------------------------------------------------------------------
+
+    def headrace(self, *arguments: str, limit_s: float = 90) -> subprocess.CompletedProcess[str]:
+        """Another command of the same user, on this server's state."""
+        return subprocess.run(
+            [HEADRACE, *arguments],
+            env={k: v for k, v in self.environ.items() if k != MARK},
+            capture_output=True, text=True, timeout=limit_s, check=False,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        asked = self.headrace("status", "--port", str(self.port), "--json")
+        assert asked.returncode == 0, asked.stderr
+        answer: dict[str, Any] = json.loads(asked.stdout)
+        return answer
+
+    def model_status(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(m for m in self.status()["models"] if m["name"] == name)
+        return found
+
+    def infer(
+        self, model: str, ids: list[int], *, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
+        return httpx.post(self._infer_url(model), json=_body(ids), headers=headers, timeout=60)
+
+    def _infer_url(self, model: str) -> str:
+        return f"{self.url}/v2/models/{model}/infer"
+
+    @contextlib.contextmanager
+    def load(self, model: str, clients: int = 4) -> Iterator[Load]:
+        """Steady requests on kept connections, one after another from each client."""
+        load = Load(self._infer_url(model), clients)
+        try:
+            yield load
+        finally:
+            load.stop()
+
+
+class Load:
+    """`failures`: what was not a right answer, as text."""
+
+    def __init__(self, url: str, clients: int) -> None:
+        self._url = url
+        self._over = threading.Event()
+        self.answered = 0
+        self.failures: list[str] = []
+        self._threads = [threading.Thread(target=self._ask, args=(n,)) for n in range(clients)]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, client: int) -> None:
+        ids = [client + 1, 2, 3]
+        with httpx.Client(timeout=60) as connection:
+            while not self._over.wait(0.005):
+                try:
+                    answer = connection.post(self._url, json=_body(ids))
+                except httpx.HTTPError as error:
+                    self.failures.append(f"{type(error).__name__}: {error}")
+                    continue
+                if answer.status_code == 200 and total(answer) == sum(ids):
+                    self.answered += 1
+                else:
+                    self.failures.append(f"{answer.status_code} {answer.text[:200]}")
+
+    def stop(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+
+class Later:
+    """A request on a thread of its own."""
+
+    def __init__(self, request: Callable[[], httpx.Response]) -> None:
+        self._answer: httpx.Response | Exception = RuntimeError("no answer yet")
+        self._thread = threading.Thread(target=self._run, args=(request,))
+        self._thread.start()
+
+    def _run(self, request: Callable[[], httpx.Response]) -> None:
+        try:
+            self._answer = request()
+        except Exception as error:
+            self._answer = error
+
+    def answer(self) -> httpx.Response:
+        """Raises what the request raised."""
+        self._thread.join()
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+def _body(ids: list[int]) -> dict[str, Any]:
+    ids_input = {"name": "ids", "datatype": "INT64", "shape": [1, len(ids)], "data": ids}
+    return {"inputs": [ids_input]}
+
+
+def total(answer: httpx.Response) -> float:
+    """The sum that a synthetic model answers one row with."""
+    value: float = answer.json()["outputs"][0]["data"][0]
+    return value
+
+
+def get(url: str) -> int:
+    """The status, 0 when nothing answers."""
+    try:
+        return httpx.get(url, timeout=5).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def describe(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _environ(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+    except (psutil.Error, OSError):
+        return {}

@@ -1,0 +1,135 @@
+"""`headrace apply` under load: what changes is changed, what stays is not touched, no request fails."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+from served import Server, synthetic, total
+
+from deployments.keys import new_key
+
+pytestmark = pytest.mark.integration
+
+A = synthetic(options={"base_ms": 2})
+B = synthetic(options={"base_ms": 3})
+C = synthetic(options={"base_ms": 4})
+BROKEN = {"runtime": "onnxruntime", "source": "rubbish.onnx"}
+
+
+@pytest.fixture(scope="module")
+def server(serve) -> Server:
+    made: Server = serve({"a": A, "b": B})
+    (made.folder / "rubbish.onnx").write_bytes(b"no graph")
+    return made.start()
+
+
+def apply(server: Server, models, **sections):
+    return server.headrace("apply", str(server.write("new.yaml", models, **sections)))
+
+
+def version(server: Server, model: str) -> str:
+    answer: str = server.infer(model, [1, 2]).json()["model_version"]
+    return answer
+
+
+def test_models_come_change_and_go_without_a_failure_of_the_others(server):
+    pids = server.replicas("a")
+    before = version(server, "b")
+    assert server.infer("c", [1]).status_code == 404
+    with server.load("a") as load:
+        added = apply(server, {"a": A, "b": B, "c": C})
+        assert (added.returncode, added.stdout) == (0, "added: c\n"), added.stderr
+        assert total(server.infer("c", [5, 6])) == 11
+
+        faster = {**B, "options": {"base_ms": 1}}
+        changed = apply(server, {"a": A, "b": faster, "c": C})
+        assert (changed.returncode, changed.stdout) == (0, "changed: b\n"), changed.stderr
+        assert version(server, "b") != before
+
+        removed = apply(server, {"a": A, "b": faster})
+        assert (removed.returncode, removed.stdout) == (0, "removed: c\n"), removed.stderr
+        assert server.infer("c", [1]).status_code == 404
+
+        unchanged = apply(server, {"a": A, "b": faster})
+        assert (unchanged.returncode, unchanged.stdout) == (0, "nothing changed\n")
+    assert load.failures == []
+    assert load.answered > 100
+    assert server.replicas("a") == pids
+
+
+def test_a_model_under_load_changes_hands_without_a_failure(server):
+    pids, before = server.replicas("a"), version(server, "a")
+    with server.load("a") as load:
+        swapped = apply(server, {"a": {**A, "options": {"base_ms": 5}}, "b": B})
+        assert swapped.returncode == 0, swapped.stderr
+        after = version(server, "a")
+        time.sleep(1.0)
+    assert load.failures == []
+    assert after != before
+    assert not server.replicas("a") & pids
+    apply(server, {"a": A, "b": B})
+
+
+def test_a_file_with_a_mistake_changes_nothing_and_says_why(server):
+    pids = server.replicas("a") | server.replicas("b")
+    refused = apply(server, {"a": {"runtime": "synthetic", "colour": "blue"}})
+    assert refused.returncode == 2
+    assert "models.a.colour" in refused.stderr
+    assert server.replicas("a") | server.replicas("b") == pids
+    assert server.infer("b", [1]).status_code == 200
+
+
+def test_gateway_settings_are_refused_while_it_runs(server):
+    gateway = {**server.gateway, "drain_s": 7}
+    refused = apply(server, {"a": A, "b": B}, gateway=gateway)
+    assert refused.returncode == 1
+    assert "gateway settings cannot change" in refused.stderr
+
+
+def test_a_new_model_that_cannot_load_is_left_out_and_harms_nobody(server):
+    pids = server.replicas("a")
+    with server.load("a") as load:
+        began = time.monotonic()
+        refused = apply(server, {"a": A, "b": B, "c": BROKEN})
+        assert time.monotonic() - began < 30
+    assert refused.returncode == 1
+    assert "model c cannot start and was left out: " in refused.stderr
+    assert "rubbish.onnx" in refused.stderr
+    assert load.failures == []
+    assert server.replicas("a") == pids
+    assert [m["name"] for m in server.status()["models"]] == ["a", "b"]
+    assert server.infer("c", [1]).status_code == 404
+
+
+def test_a_change_that_cannot_load_leaves_the_model_as_it_was(server):
+    pids, before = server.replicas("b"), version(server, "b")
+    with server.load("b") as load:
+        refused = apply(server, {"a": A, "b": BROKEN})
+    assert refused.returncode == 1
+    assert "model b cannot start and goes on as it was: " in refused.stderr
+    assert load.failures == []
+    assert version(server, "b") == before
+    assert server.replicas("b") == pids
+
+
+def test_tenants_are_in_force_within_seconds_and_a_spoilt_file_keeps_the_last(server):
+    key, hashed = new_key()
+    pids = server.replicas("a")
+    applied = apply(server, {"a": A, "b": B}, tenants={"acme": {"keys": [hashed]}})
+    assert (applied.returncode, applied.stdout) == (0, "tenants: acme\n"), applied.stderr
+    server.until(lambda: server.infer("a", [1]).status_code == 401, 5)
+    bearer = {"authorization": f"Bearer {key}"}
+    assert server.infer("a", [1], headers=bearer).status_code == 200
+
+    in_force = server.folder / "state" / "headrace" / str(server.port) / "tenants.yaml"
+    in_force.write_text("tenants: {acme: {weight: heavy}}")
+    server.until(lambda: bool(server.status()["problem"]), 10)
+    assert server.infer("a", [1], headers=bearer).status_code == 200
+    assert server.infer("a", [1]).status_code == 401
+    assert httpx.get(f"{server.url}/readyz").status_code == 200
+
+    apply(server, {"a": A, "b": B})
+    server.until(lambda: server.infer("a", [1]).status_code == 200, 5)
+    assert server.replicas("a") == pids

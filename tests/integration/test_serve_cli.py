@@ -1,0 +1,152 @@
+"""`headrace serve` from its first line to its last: start, refusals, drain, stop, and sudden deaths."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import time
+
+import httpx
+import pytest
+from served import Later, Server, get, listens, synthetic, total
+
+pytestmark = pytest.mark.integration
+
+PHASES = ("starting", "staging", "warming", "ready in")
+LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+SLOW = synthetic(options={"base_ms": 1500})
+PHASED = synthetic(options={"load_s": 1.0, "warm_s": 1.0})
+
+
+@pytest.fixture(scope="module")
+def server(serve) -> Server:
+    return serve({"phased": PHASED, "slow": SLOW}).start()
+
+
+def plain(text: str) -> str:
+    """Without what moves a terminal's cursor or colours its text."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n")
+
+
+def test_progress_is_shown_until_ready_within_a_minute(server):
+    shown = [line for line in plain(server.output).split("\n") if line.startswith("phased")]
+    first = [next(n for n, line in enumerate(shown) if word in line) for word in PHASES]
+    assert first == sorted(first)
+    assert server.started_s < 60
+
+
+def test_the_printed_curl_works(server):
+    line = next(s for s in plain(server.output).split("\n") if s.startswith("  curl"))
+    answer = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
+    assert '"data":[6.0]' in answer.stdout
+
+
+def test_it_listens_on_loopback_alone(server):
+    found = server.listening()
+    assert {port for _, port, _ in found} >= {server.gateway[name] for name in server.gateway}
+    open_to_all = [each for each in found if each[0] not in LOOPBACK]
+    assert not open_to_all
+
+
+def test_telemetry_is_off_in_every_process(server):
+    environ = server.named("ray::ServeReplica:gateway")[0].environ()
+    assert environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert environ["OPENVINO_TELEMETRY_OPT_OUT"] == "1"
+
+
+def test_workers_lines_reach_the_terminal(server):
+    assert '"logger":"headrace.metrics"' in server.output
+
+
+def test_a_second_server_on_the_port_is_refused_and_the_first_unharmed(server):
+    second = server.headrace("serve", str(server.file))
+    assert second.returncode == 1
+    assert f"port {server.port} is served by Headrace already" in second.stderr
+    elsewhere = dict(server.environ, XDG_STATE_HOME=str(server.folder / "elsewhere"))
+    third = subprocess.run(
+        [*second.args], env=elsewhere, capture_output=True, text=True, check=False
+    )
+    assert third.returncode == 1
+    assert "is served by Headrace already" in third.stderr
+    assert server.infer("phased", [1, 2]).status_code == 200
+
+
+def test_status_tells_models_and_replicas(server):
+    status = server.status()
+    assert [(m["name"], m["state"], m["replicas_ready"]) for m in status["models"]] == [
+        ("phased", "ready", 1),
+        ("slow", "ready", 1),
+    ]
+
+
+def test_ctrl_c_drains_and_leaves_nothing(server):
+    with httpx.Client(base_url=server.url, timeout=30) as kept_alive:
+        assert kept_alive.get("/readyz").status_code == 200
+        running = Later(lambda: server.infer("slow", [20, 22]))
+        time.sleep(0.4)
+        server.press_ctrl_c()
+        server.until(lambda: kept_alive.get("/readyz").status_code == 503, 5)
+        assert get(f"{server.url}/readyz") == 503
+    refused = server.infer("phased", [1])
+    server.press_ctrl_c()
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) >= 1
+    assert total(running.answer()) == 42
+    began = time.monotonic()
+    assert server.wait() == 0
+    assert time.monotonic() - began < 20
+    assert server.remaining() == []
+    assert not [port for port in server.gateway.values() if listens(port)]
+    assert "no server" in server.headrace("status").stderr
+
+
+def test_a_foreign_listener_is_named_and_nothing_is_started(serve):
+    server = serve({"device": synthetic()})
+    with socket.create_server(("127.0.0.1", server.gateway["haproxy_stats_port"])):
+        server.start(ready=False)
+        assert server.wait(20) == 1
+    assert "haproxy_stats_port" in server.output
+    assert "pytest" in server.output
+    assert "pid" in server.output
+    assert server.remaining(0) == []
+
+
+def test_the_host_stops_when_its_terminal_is_gone(serve):
+    server = serve({"device": synthetic()}).start()
+    server.process.send_signal(signal.SIGKILL)
+    server.wait()
+    end = time.monotonic() + 20
+    while server.processes() and time.monotonic() < end:
+        time.sleep(0.1)
+    assert server.remaining() == []
+    assert not listens(server.port)
+
+
+def test_what_a_killed_host_left_is_cleared_by_the_next_start(serve):
+    server = serve({"device": synthetic(), "slow": SLOW}).start()
+    server.host().kill()
+    assert server.wait() == 1
+    assert "SIGKILL" in server.output
+    assert [p for p in server.remaining() if p.name() == "haproxy"]
+    server.start()
+    assert server.infer("device", [1, 2]).status_code == 200
+
+    running = Later(lambda: server.infer("slow", [20, 22]))
+    time.sleep(0.4)
+    stopped = server.headrace("stop", "--port", str(server.port))
+    assert stopped.returncode == 0, stopped.stderr
+    assert total(running.answer()) == 42
+    assert server.wait() == 0
+
+
+def test_a_model_that_cannot_load_fails_the_start_with_its_reason(serve):
+    server = serve({"broken": {"runtime": "onnxruntime", "source": "rubbish.onnx"}})
+    (server.folder / "rubbish.onnx").write_bytes(b"no graph")
+    began = time.monotonic()
+    server.start(ready=False)
+    assert server.wait(60) == 1
+    assert time.monotonic() - began < 30
+    assert "model broken cannot start: " in server.output
+    assert "rubbish.onnx" in server.output
