@@ -6,7 +6,8 @@ and renames; whoever waited finds it there. A build that died leaves a folder th
 removes; an entry whose files are missing or of another size is built again.
 
 Sizes are checked, contents are not: the cache folder belongs to the user of the service, and is as
-trusted as the installed code. Old entries are not evicted.
+trusted as the installed code. A build also removes entries that no replica has started from for 30
+days, never one that another process holds; the age is the file system's own clock's.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from runtimes.errors import LoadError
 
 MANIFEST = "manifest.json"
+KEPT_UNUSED_S = 30 * 86_400
 
 
 def staged(cache_dir: Path, parts: Sequence[str], build: Callable[[Path], None]) -> Path:
@@ -34,22 +36,22 @@ def staged(cache_dir: Path, parts: Sequence[str], build: Callable[[Path], None])
     stays behind. Files that appear in the folder later are no part of the entry's check.
     """
     entry = cache_dir / "staged" / _key(parts)
-    if _whole(entry):
-        return entry
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
+        _lock_of(entry).touch()  # from here on it counts as used
     except OSError as error:
         raise LoadError(f"the cache folder {cache_dir} cannot be written: {error}") from error
     with exclusive(entry):
         if not _whole(entry):
             _rebuild(entry, parts, build)
+            _remove_unused(entry)
     return entry
 
 
 @contextlib.contextmanager
 def exclusive(entry: Path) -> Iterator[None]:
     """Held by one process of the host at a time, for this entry; a dead holder frees it."""
-    with entry.with_suffix(".lock").open("a") as lock:
+    with _lock_of(entry).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -73,11 +75,14 @@ def _key(parts: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()[:32]
 
 
+def _lock_of(entry: Path) -> Path:
+    """Its modification time is when the entry was last asked for. It outlives the entry: whoever
+    waits for a lock file that is deleted would hold a lock that nobody else sees."""
+    return entry.with_suffix(".lock")
+
+
 def _rebuild(entry: Path, parts: Sequence[str], build: Callable[[Path], None]) -> None:
-    for leftover in entry.parent.glob(f"{entry.name}.build-*"):
-        shutil.rmtree(leftover)  # we hold the lock, so its builder is dead
-    if entry.exists():
-        shutil.rmtree(entry)
+    _remove(entry)
     folder = Path(tempfile.mkdtemp(prefix=f"{entry.name}.build-", dir=entry.parent))
     try:
         build(folder)
@@ -87,6 +92,28 @@ def _rebuild(entry: Path, parts: Sequence[str], build: Callable[[Path], None]) -
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _remove_unused(fresh: Path) -> None:
+    """Of the entries beside `fresh`, which was asked for just now."""
+    now = _lock_of(fresh).stat().st_mtime
+    for lock in fresh.parent.glob("*.lock"):
+        if now - lock.stat().st_mtime > KEPT_UNUSED_S:
+            _remove_unless_held(lock, now)
+
+
+def _remove_unless_held(lock: Path, now: float) -> None:
+    with contextlib.suppress(OSError), lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if now - lock.stat().st_mtime > KEPT_UNUSED_S:  # still, now that nobody else can use it
+            _remove(lock.with_suffix(""))
+
+
+def _remove(entry: Path) -> None:
+    """With what dead builds left of it: we hold the lock, so their builders are dead."""
+    for folder in (entry, *entry.parent.glob(f"{entry.name}.build-*")):
+        if folder.exists():
+            shutil.rmtree(folder)
 
 
 def _seal(folder: Path, parts: Sequence[str]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from runtimes.errors import LoadError
-from runtimes.staging import MANIFEST, processor, staged
+from runtimes.staging import KEPT_UNUSED_S, MANIFEST, exclusive, processor, staged
 
 
 class Builder:
@@ -104,6 +105,60 @@ def test_threads_at_once_build_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert build.runs == 1
+
+
+def age(entry: Path, seconds: float) -> None:
+    """As if the entry had last been asked for so long before now."""
+    lock = entry.with_suffix(".lock")
+    then = lock.stat().st_mtime - seconds
+    os.utime(lock, (then, then))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept"), [(0, True), (KEPT_UNUSED_S - 60, True), (KEPT_UNUSED_S + 60, False)]
+)
+def test_build_removes_what_was_not_used_for_long(tmp_path: Path, seconds, kept) -> None:
+    old = staged(tmp_path, ["old"], Builder())
+    age(old, seconds)
+    staged(tmp_path, ["new"], Builder())
+    assert old.exists() == kept
+
+
+def test_leftovers_of_an_unused_entry_go_with_it(tmp_path: Path) -> None:
+    old = staged(tmp_path, ["old"], Builder())
+    old.with_name(f"{old.name}.build-dead").mkdir()
+    age(old, KEPT_UNUSED_S + 60)
+    fresh = staged(tmp_path, ["new"], Builder())
+    assert [path for path in fresh.parent.iterdir() if path.is_dir()] == [fresh]
+
+
+def test_use_keeps_an_entry(tmp_path: Path) -> None:
+    build = Builder()
+    old = staged(tmp_path, ["old"], build)
+    age(old, KEPT_UNUSED_S + 60)
+    staged(tmp_path, ["old"], build)
+    staged(tmp_path, ["new"], Builder())
+    assert old.exists()
+    assert build.runs == 1
+
+
+def test_held_entry_is_not_removed(tmp_path: Path) -> None:
+    old = staged(tmp_path, ["old"], Builder())
+    age(old, KEPT_UNUSED_S + 60)
+    with exclusive(old):
+        staged(tmp_path, ["new"], Builder())
+    assert old.exists()
+    staged(tmp_path, ["newer"], Builder())
+    assert not old.exists()
+
+
+def test_removed_entry_is_built_again(tmp_path: Path) -> None:
+    build = Builder()
+    age(staged(tmp_path, ["old"], build), KEPT_UNUSED_S + 60)
+    staged(tmp_path, ["new"], Builder())
+    again = staged(tmp_path, ["old"], build)
+    assert build.runs == 2
+    assert (again / "model.bin").read_bytes() == b"weights"
 
 
 def _build_in_process(cache: Path, log: Path, barrier) -> None:
