@@ -73,7 +73,12 @@ def _edges(value: Any) -> Any:
 
 
 class LengthSettings(Section):
-    max: int = Field(default=512, ge=1, le=LONGEST, description="Longest row accepted, in tokens.")
+    max: int = Field(
+        default=512,
+        ge=1,
+        le=LONGEST,
+        description="Longest row accepted, in tokens; a model that takes less does not start.",
+    )
     buckets: Annotated[Literal["auto"] | tuple[int, ...], BeforeValidator(_edges)] = Field(
         default="auto",
         description="Ascending upper edges, in tokens, of the length intervals that are batched "
