@@ -1,11 +1,13 @@
 """Runtimes of a few lines whose answers a test can tell by heart.
 
 `Encoder` gives each token's id and type back (ragged) and the row's sums (dense); `Shout` takes
-BYTES and gives them back in capitals, its second output being their lengths. `Moody` fails as told.
+BYTES and gives them back in capitals, its second output being their lengths. `Moody` fails as told,
+`Gated` waits until it may.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -100,3 +102,19 @@ class Moody(FakeRuntime):
             if fault is not None:
                 raise fault
         return Result({"y": values}, StageTimes(run_s=0.001), batch.rows)
+
+
+class Gated(FakeRuntime):
+    """Runs when let; says when it has begun."""
+
+    LIMITS = Moody.LIMITS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.let = threading.Event(), threading.Event()
+
+    def run(self, batch: Batch) -> Result:
+        self.begun.set()
+        assert self.let.wait(5.0)
+        self.batches.append(batch)
+        return Result({"y": batch.inputs["x"]}, StageTimes(), batch.rows)
