@@ -4,7 +4,8 @@ The staged batch must start the moment the running one ends, so the thread takes
 line; the event loop only hears of results. A batch that raises is bisected, whatever it raises, so
 that one bad row fails alone (O(k log n) extra runs for k bad rows); only a device that says it is
 unhealthy ends the whole batch. A run that lasts longer than `hang_limit_s` calls `on_hang`: nothing
-in Python can end it, so the replica's process ends instead.
+in Python can end it, so the replica's process ends instead. Health is asked on the same thread,
+between batches: a runtime is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from deployments.wire import Column, RowError, from_ragged
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import Batch, Ragged, Result, Runtime, StageTimes
 
+T = TypeVar("T")
 _DUTY_WINDOW_S = 10.0
 logger = logging.getLogger("headrace.replica")
 
@@ -44,6 +47,13 @@ class Job:
     fault: Exception | None = None
 
 
+@dataclass(slots=True)
+class Probe:
+    """A question for the runtime's health; `done` resolves to its fault, None when it is well."""
+
+    done: asyncio.Future[Exception | None]
+
+
 class DeviceWorker:
     """Runs jobs one after another. Times are `time.perf_counter` seconds of this process."""
 
@@ -53,7 +63,7 @@ class DeviceWorker:
         self._runtime = runtime
         self._hang_limit_s = hang_limit_s
         self._on_hang = on_hang
-        self._line: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._line: queue.SimpleQueue[Job | Probe | None] = queue.SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._running: Job | None = None
         self._busy_s = 0.0
@@ -65,6 +75,14 @@ class DeviceWorker:
         job = Job(batch, self._loop.create_future(), time.perf_counter())
         self._line.put(job)
         return job.done
+
+    async def health(self) -> None:
+        """Raises what the runtime's `health` raises; waits for the batches before it."""
+        probe = Probe(self._loop.create_future())
+        self._line.put(probe)
+        fault = await probe.done
+        if fault is not None:
+            raise fault
 
     def running_for_s(self) -> float:
         job = self._running
@@ -89,22 +107,38 @@ class DeviceWorker:
 
     def _work(self) -> None:
         while (job := self._line.get()) is not None:
-            job.started = time.perf_counter()
-            self._running = job
-            try:
-                run_bisected(self._runtime, job)
-            except Exception as fault:
-                job.fault = fault
-            job.finished = time.perf_counter()
-            self._running = None
-            self._busy_s += job.finished - job.started
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                self._loop.call_soon_threadsafe(_finish, job)
+            if isinstance(job, Probe):
+                self._tell(job.done, self._probe())
+            else:
+                self._run(job)
+                self._tell(job.done, job)
+
+    def _run(self, job: Job) -> None:
+        job.started = time.perf_counter()
+        self._running = job
+        try:
+            run_bisected(self._runtime, job)
+        except Exception as fault:
+            job.fault = fault
+        job.finished = time.perf_counter()
+        self._running = None
+        self._busy_s += job.finished - job.started
+
+    def _probe(self) -> Exception | None:
+        try:
+            self._runtime.health()
+        except Exception as fault:
+            return fault
+        return None
+
+    def _tell(self, done: asyncio.Future[T], result: T) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(_finish, done, result)
 
 
-def _finish(job: Job) -> None:
-    if not job.done.done():
-        job.done.set_result(job)
+def _finish(done: asyncio.Future[T], result: T) -> None:
+    if not done.done():
+        done.set_result(result)
 
 
 def run_bisected(runtime: Runtime, job: Job) -> None:

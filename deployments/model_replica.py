@@ -91,8 +91,8 @@ class ModelReplica:
         """The model's page and its tokeniser's bytes (empty without one)."""
         return self._description, self._tokenizer
 
-    def check_health(self) -> None:
-        self._runtime.health()
+    async def check_health(self) -> None:
+        await self._worker.health()
 
     async def __del__(self) -> None:
         watch = getattr(self, "_watch", None)

@@ -120,7 +120,9 @@ class OpenVINOEngine:
     ) -> list[Array]:
         request = self._request
         begin = perf_counter()
-        for name, array in arrays.items():
+        # The library shares the arrays' memory and keeps none of them alive.
+        kept = {name: _writable(array) for name, array in arrays.items()}
+        for name, array in kept.items():
             request.set_tensor(name, self._tensor(array))
         ready = perf_counter()
         try:
@@ -138,9 +140,7 @@ class OpenVINOEngine:
         self._request = self._compiled = None
 
     def _tensor(self, array: Array) -> Any:
-        """Over the array's own memory where it may be written to: the library insists, though it
-        does not write; what came off a network may be read-only, and is copied."""
-        array = np.require(array, requirements=["C", "W"])
+        """Over the array's own memory, which the caller keeps until the run has ended."""
         if array.dtype == BFLOAT16:
             return self._ov.Tensor(array.view(np.uint16), array.shape, self._ov.Type.bf16)
         return self._ov.Tensor(array, shared_memory=True)
@@ -151,6 +151,12 @@ class OpenVINOEngine:
         if tensor.element_type == self._ov.Type.bf16:
             data = data.view(BFLOAT16)
         return np.array(data)
+
+
+def _writable(array: Array) -> Array:
+    """The library insists on memory that it may write to, though it does not write; what came off
+    a network may be read-only, and is copied."""
+    return np.require(array, requirements=["C", "W"])
 
 
 def _check_precision(core: Any, precision: str) -> None:

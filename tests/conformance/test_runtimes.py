@@ -145,6 +145,20 @@ def test_read_only_input_is_left_alone(running):
     running.run(batch)
 
 
+@everything
+def test_read_only_input_answers_as_any_other(running):
+    """What came off a network is read-only; a backend that copies it must keep the copy while it
+    runs, or the next allocation writes over it."""
+    for seed in range(8):
+        batch = batch_of(running.limits(), (4, 4), seed=seed)
+        free = running.run(batch)
+        for ragged in batch.inputs.values():
+            ragged.data.flags.writeable = False
+        fixed = running.run(batch)
+        for name, ragged in free.outputs.items():
+            assert ragged.data.tolist() == fixed.outputs[name].data.tolist()
+
+
 # ---- bad rows -----------------------------------------------------------------------------
 
 

