@@ -267,7 +267,9 @@ class ModelSettings(Section):
     )
     options: Annotated[
         dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)
-    ] = Field(default_factory=dict, description="Settings of the backend's own, see docs/runtimes.md.")
+    ] = Field(
+        default_factory=dict, description="Settings of the backend's own, see docs/runtimes.md."
+    )
 
     @model_validator(mode="after")
     def _source_belongs_to_runtime(self) -> ModelSettings:
