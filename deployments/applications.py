@@ -145,5 +145,6 @@ def model(args: dict[str, Any]) -> Any:
         max_surge_percent=100,
         graceful_shutdown_timeout_s=GRACE_S,
         graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=2,
     )
     return anchor.bind(args, replica.bind(args))

@@ -13,6 +13,7 @@ from typing import Any
 from deployments.control import socket_path
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
+_POLL_S = 0.05  # how soon it notices that it is being closed
 logger = logging.getLogger("headrace.host")
 
 
@@ -37,7 +38,8 @@ class ControlSocket:
         os.chmod(self._path, 0o600)
 
     def __enter__(self) -> ControlSocket:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        serve = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), daemon=True)
+        serve.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -50,7 +50,8 @@ class Lease:
 @dataclass(slots=True, eq=False)
 class Holder:
     """A replica as the core sees it. `blocked_until`: no new lease before, after a busy answer or
-    a loss (`suspect`). `wake_at`: when it may next take a lease, if that is a matter of time."""
+    a loss (`suspect`). `wake_at`: when it may next take a lease, if that is a matter of time.
+    `lost_upto`: when it last lost what it ran, all leases up to this id were there already."""
 
     replica: Replica
     held: float = 0.0
@@ -63,6 +64,7 @@ class Holder:
     last_used: int = 0
     transport_s: float | None = None
     drift: int = 0
+    lost_upto: int = 0
 
     @property
     def streams(self) -> bool:
@@ -100,6 +102,17 @@ class Holder:
             self.transport_s = (before or 0.0) + gain * (report.transport_s - (before or 0.0))
         if report.seen:
             self.drift = self._accepted(report.seen) - report.held
+
+    def lose(self, lease: Lease) -> bool:
+        """Whether a lease that was lost here had been running. One that was staged behind another
+        has not been started, and cannot be what its replica died of."""
+        staged = lease.lease_id <= self.lost_upto or next(iter(self.leases), lease.lease_id) < (
+            lease.lease_id
+        )
+        if staged and not self.streams:
+            return False
+        self.lost_upto = self.last_used
+        return True
 
     def _accepted(self, seen: int) -> int:
         newer = 0

@@ -1,4 +1,4 @@
-"""`headrace apply` under load: what changes is changed, what stays is not touched, no request fails."""
+"""`headrace apply` under load: what changes is changed, the rest is not touched, nothing fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headrace serve` from its first line to its last: start, refusals, drain, stop, and sudden deaths."""
+"""`headrace serve` from first line to last: start, refusals, drain, stop, and sudden deaths."""
 
 from __future__ import annotations
 

@@ -1,0 +1,113 @@
+"""What callers notice when a process dies or hangs: nothing, unless their own request killed it."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+import pytest
+from served import Later, Server, get, synthetic, total
+
+pytestmark = pytest.mark.integration
+
+KILLER, HANGER = 666, 777
+MODEL = {
+    **synthetic(options={"base_ms": 200, "die_ids": [KILLER], "hang_ids": [HANGER]}),
+    "replicas": {"count": 2, "hang_limit_s": 1.0},
+}
+
+
+@pytest.fixture(scope="module")
+def server(serve) -> Server:
+    made: Server = serve({"frail": MODEL, "calm": synthetic(options={"base_ms": 5})})
+    return made.start()
+
+
+def until_whole(server: Server, without: set[int] = frozenset()) -> None:
+    """Two replicas of the frail model run, none of `without`, and hold nothing.
+
+    Status is up to a second old, so the processes are asked as well.
+    """
+    whole = {"replicas_ready": 2, "leases": 0, "drift": 0, "waiting_rows": 0}
+    server.until(lambda: len(server.replicas("frail") - without) == 2, 30)
+    server.until(lambda: whole.items() <= server.model_status("frail").items(), 30)
+
+
+def crowd(server: Server, culprit: int, innocents: int = 12) -> tuple[Later, list[Later]]:
+    """Many at once, so that the culprit shares a batch."""
+    asked = [
+        Later(lambda n=n: server.infer("frail", [culprit if n == 0 else n, 1]))
+        for n in range(innocents + 1)
+    ]
+    return asked[0], asked[1:]
+
+
+@pytest.mark.parametrize("culprit", [KILLER, HANGER])
+def test_only_the_request_that_ends_its_replica_fails(server, culprit):
+    before = server.replicas("frail")
+    guilty, innocent = crowd(server, culprit)
+    answers = [each.answer() for each in innocent]
+    assert [a.status_code for a in answers] == [200] * len(answers)
+    assert [total(a) for a in answers] == [n + 1 for n in range(1, len(answers) + 1)]
+    assert guilty.answer().status_code == 503
+    assert int(guilty.answer().headers["retry-after"]) >= 1
+    server.until(lambda: server.replicas("frail") != before, 20)
+    until_whole(server)
+
+
+def test_a_killed_replica_loses_no_request(server):
+    killed = min(server.replicas("frail"))
+    with server.load("frail", clients=8) as load:
+        time.sleep(0.5)
+        psutil.Process(killed).kill()
+        server.until(lambda: len(server.replicas("frail") - {killed}) == 2, 30)
+        time.sleep(0.5)
+    assert load.failures == []
+    assert load.answered > 20
+    until_whole(server, {killed})
+
+
+def test_the_only_replica_killed_under_load_delays_and_loses_nothing(server):
+    (killed,) = server.replicas("calm")
+    with server.load("calm") as load:
+        time.sleep(0.3)
+        psutil.Process(killed).kill()
+        server.until(lambda: bool(server.replicas("calm") - {killed}), 30)
+        before = load.answered
+        server.until(lambda: load.answered > before + 20, 30)
+    assert load.failures == []
+
+
+def test_a_killed_anchor_is_replaced_unnoticed(server):
+    title = "ray::ServeReplica:model-calm:anchor"
+    (anchor,) = server.named(title)
+    replicas = server.replicas("calm")
+    with server.load("calm") as load:
+        anchor.kill()
+        time.sleep(6.0)  # longer than the lease that the anchor kept
+        server.until(lambda: server.named(title) != [], 20)
+        server.until(lambda: get(f"{server.url}/v2/models/calm/ready") == 200, 20)
+    assert load.failures == []
+    assert server.replicas("calm") == replicas
+
+
+def test_models_stay_served_without_the_registry_and_status_recovers(server):
+    registry = server.named("ray::RegistryActor")[0]
+    with server.load("calm") as load:
+        registry.kill()
+        server.until(lambda: server.named("ray::RegistryActor") != [], 20)
+        time.sleep(3.0)
+        server.until(lambda: server.model_status("calm")["state"] == "ready", 20)
+    assert load.failures == []
+    assert {m["version"] != "" for m in server.status()["models"]} == {True}
+
+
+def test_a_killed_gateway_is_back_within_seconds(server):
+    gateway = server.named("ray::ServeReplica:gateway")[0]
+    gateway.kill()
+    began = time.monotonic()
+    server.until(lambda: server.infer("calm", [1, 2]).status_code == 200, 30)
+    assert time.monotonic() - began < 15
+    assert total(server.infer("calm", [1, 2])) == 3
+    assert server.infer("nobody", [1]).status_code == 404
+    until_whole(server)

@@ -1,0 +1,162 @@
+"""What we use of Ray that is alpha, underscored or only in its source: all of it, as installed.
+
+No cluster is started. When an upgrade of Ray fails here, the module named in a test is the one to
+look at; nothing else of ours touches these names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+import ray.util
+from ray import serve
+from ray.serve import schema
+from ray.serve._private import constants, http_util, replica
+from ray.serve._private.common import ReplicaID, RequestMetadata
+from ray.serve._private.haproxy import HAProxyApi
+from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from deployments import fast_path, loopback, ray_env
+from deployments.applications import Place, serve_config
+from deployments.settings import GatewaySettings, Settings
+
+pytestmark = pytest.mark.integration
+
+RAY = Path(ray.__file__).parent
+FOLDER = Path("/tmp/headrace-test")
+
+
+def parameters(function) -> set[str]:
+    return set(inspect.signature(function).parameters)
+
+
+def test_the_pin_router_finds_what_it_overrides_and_uses():
+    assert {"candidate_replicas", "pending_request"} <= parameters(RequestRouter.choose_replicas)
+    choose = inspect.signature(RequestRouter._choose_replica_for_request)
+    assert list(choose.parameters) == ["self", "pending_request", "is_retry"]
+    assert inspect.iscoroutinefunction(RequestRouter._choose_replica_for_request)
+    assert "replica_id" in parameters(RequestRouter.on_replica_actor_died)
+    for name in ("initialize_state", "update_replicas", "on_replica_actor_died"):
+        assert callable(getattr(RequestRouter, name))
+    assert isinstance(inspect.getattr_static(RequestRouter, "_replicas_updated_event"), property)
+    for name in ("replica_metadata", "replica_id", "node_id"):
+        assert isinstance(inspect.getattr_static(RunningReplica, name), property)
+    assert "unique_id" in {f.name for f in dataclasses.fields(ReplicaID)}
+    assert "metadata" in {f.name for f in dataclasses.fields(PendingRequest)}
+    assert "session_id" in {f.name for f in dataclasses.fields(RequestMetadata)}
+    assert {"request_router_class", "request_router_kwargs"} <= set(
+        RequestRouterConfig.model_fields
+    )
+
+
+def test_handles_take_the_options_of_the_transport():
+    options = {
+        "method_name",
+        "session_id",
+        "_by_reference",
+        "request_serialization",
+        "response_serialization",
+    }
+    assert options <= parameters(DeploymentHandle.options)
+    assert callable(DeploymentResponse.cancel)
+    assert parameters(serve.get_deployment_handle) >= {"deployment_name", "app_name"}
+
+
+def test_the_gateway_can_be_a_raw_asgi_app_behind_our_middleware():
+    assert "__serve_build_asgi_app__" in inspect.getsource(replica)
+    assert "configure_http_middlewares" in dir(http_util)
+    (middleware,) = fast_path.middlewares()
+    assert middleware.cls is fast_path.FastPath
+
+
+def test_replicas_are_asked_for_their_metadata_and_let_to_end_asynchronously():
+    source = inspect.getsource(replica)
+    assert "record_replica_metadata" in source
+    assert "__del__" in source
+    assert "check_health" in source
+
+
+def test_the_replica_opens_its_call_server_where_the_loopback_module_looks():
+    assert f'add_port_to_grpc_server(self._server, "{loopback.EVERY_INTERFACE}")' in (
+        inspect.getsource(replica)
+    )
+    assert callable(replica.add_port_to_grpc_server)
+    assert callable(ray.util.get_node_ip_address)
+
+
+def test_haproxy_is_called_and_configured_as_our_wrapper_expects():
+    source = inspect.getsource(HAProxyApi._start_and_wait_for_haproxy)
+    assert 'args = [haproxy_bin, "-db", "-f", self.config_file_path]' in source
+    binds = [s.strip() for s in HAPROXY_CONFIG_TEMPLATE.splitlines() if s.strip()[:5] == "bind "]
+    assert binds[0] == "bind :{{ config.metrics_port }}"
+    assert "bind *:{{ config.stats_port }}" in binds
+    assert "log {{ config.log_target }} local0 info" in HAPROXY_CONFIG_TEMPLATE
+    assert constants.RAY_SERVE_HAPROXY_LOG_TARGET == "127.0.0.1:514"
+
+
+def test_serve_reads_every_variable_that_we_set():
+    source = inspect.getsource(constants)
+    env = ray_env.serve_environment(GatewaySettings(ingress="haproxy"), FOLDER)
+    own = {"RAY_SERVE_FALLBACK_PROXY_HTTP_PORT", "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT"}
+    names = {name for name in env if name.startswith("RAY_SERVE_")} | own
+    assert [name for name in sorted(names) if f'"{name}"' not in source] == []
+
+
+def test_ray_reads_every_variable_that_we_set():
+    raylet = (RAY / "core/src/ray/raylet/raylet").read_bytes()
+    assert b"prestart_worker_first_driver" in raylet
+    assert b"RAY_AUTH_MODE" in raylet
+    assert b"RAY_AUTH_TOKEN" in raylet
+    for name, file in (
+        ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "_private/ray_constants.py"),
+        ("RAY_DEDUP_LOGS", "_private/ray_constants.py"),
+        ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "_private/accelerators/accelerator.py"),
+        ("RAY_USAGE_STATS_ENABLED", "_common/usage/usage_constants.py"),
+    ):
+        assert f'"{name}"' in (RAY / file).read_text()
+
+
+SHOW = """
+import json
+from ray.serve._private import constants as c
+print(json.dumps({n: getattr(c, n) for n in dir(c) if n.startswith("RAY_SERVE_")}, default=str))
+"""
+
+
+@pytest.mark.parametrize("ingress", ["haproxy", "proxy"])
+def test_the_environment_makes_serve_what_we_mean(ingress):
+    env = ray_env.serve_environment(GatewaySettings(ingress=ingress, drain_s=30), FOLDER)
+    shown = subprocess.run(
+        [sys.executable, "-c", SHOW], env=os.environ | env, capture_output=True, check=True
+    )
+    found = json.loads(shown.stdout)
+    with_haproxy = ingress == "haproxy"
+    assert found["RAY_SERVE_ENABLE_HA_PROXY"] is with_haproxy
+    assert found["RAY_SERVE_ENABLE_DIRECT_INGRESS"] is with_haproxy
+    assert found["RAY_SERVE_HAPROXY_METRICS_ENABLED"] is False
+    assert found["RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"] is False
+    assert found["RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP"] is False
+    assert found["RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"] == 256 * 1024 * 1024
+    if with_haproxy:
+        assert found["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] == 90
+
+
+def test_the_list_of_applications_fits_serves_rest_schema():
+    settings = Settings.model_validate({"models": {"device": {"runtime": "synthetic"}}})
+    config = serve_config(settings, Place("/cache", "/tenants.yaml"))
+    parsed = schema.ServeDeploySchema.model_validate(config)
+    assert {app.name for app in parsed.applications} == {"gateway", "model-device"}
+    details = schema.ApplicationDetails.model_fields
+    assert {"status", "message"} <= set(details)
+    assert {"RUNNING", "DEPLOY_FAILED"} <= {s.value for s in schema.ApplicationStatus}
