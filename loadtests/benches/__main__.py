@@ -1,0 +1,34 @@
+"""`python -m loadtests.benches`: every figure of `docs/benchmarks.md`, one after the other.
+
+Takes about half an hour on two processors and wants them to itself. A figure that misses its bound
+does not stop the others; the exit code says whether all held. Arguments name the figures to run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from loadtests.benches.document import ORDER
+
+
+def main(names: Sequence[str]) -> int:
+    unknown = [name for name in names if name not in ORDER]
+    if unknown:
+        print(f"unknown: {', '.join(unknown)}; known are {', '.join(ORDER)}", file=sys.stderr)
+        return 2
+    missed = []
+    for name in names or ORDER:
+        print(f"== {name}", flush=True)
+        done = subprocess.run([sys.executable, "-m", f"loadtests.benches.{name}"], check=False)
+        if done.returncode:
+            missed.append(name)
+    subprocess.run([sys.executable, "-m", "loadtests.benches.document"], check=True)
+    if missed:
+        print(f"bounds missed or runs failed: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
