@@ -17,14 +17,15 @@ class ReplicaGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunningReplica:
-    """`metadata` is what the replica recorded when it became ready (version, slots)."""
+    """`metadata` is what the replica recorded when it became ready: its version, and the digest of
+    the settings it was started with."""
 
     replica_id: str
     node_id: str
     metadata: tuple[tuple[str, str], ...] = ()
 
-    def version(self) -> str:
-        return dict(self.metadata).get("version", "")
+    def digest(self) -> str:
+        return dict(self.metadata).get("digest", "")
 
 
 Listener = Callable[[tuple[RunningReplica, ...]], None]

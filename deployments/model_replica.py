@@ -49,7 +49,7 @@ class ModelReplica:
                 self._name, self._settings, args["digest"], self._runtime
             )
         except Exception as fault:
-            logger.exception("the model cannot start", extra={"model": self._name})
+            _log_failure(self._name, fault)
             # Awaited, or the process might end before the note has left it.
             await self._note("failed", 0.0, _reason(fault))
             raise
@@ -82,7 +82,7 @@ class ModelReplica:
         os._exit(HUNG_EXIT_CODE)
 
     def record_replica_metadata(self) -> dict[str, str]:
-        return {"version": self._description.version, "slots": str(self._settings.replicas.slots)}
+        return {"version": self._description.version, "digest": self._description.digest}
 
     async def infer(self, call: BatchCall) -> BatchReply:
         return await self._core.infer(call)
@@ -101,6 +101,12 @@ class ModelReplica:
         runtime = getattr(self, "_runtime", None)
         if runtime is not None:
             runtime.close()
+
+
+def _log_failure(name: str, fault: Exception) -> None:
+    """What a backend says of a model is said by the caller; anything else shows where it arose."""
+    if not isinstance(fault, RuntimeFault):
+        logger.exception("the model cannot start", extra={"model": name})
 
 
 def _reason(fault: Exception) -> str:

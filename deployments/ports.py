@@ -64,6 +64,8 @@ def write_tenants(settings: Settings, path: Path) -> None:
     """Puts the tenants where gateways re-read them, in one rename."""
     tenants = {n: t.model_dump(mode="json") for n, t in settings.tenants.items()}
     new = path.with_suffix(".new")
-    new.write_text(yaml.safe_dump({"tenants": tenants}))
-    os.chmod(new, 0o600)
+    new.unlink(missing_ok=True)
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as stream:
+        stream.write(yaml.safe_dump({"tenants": tenants}))
     os.replace(new, path)

@@ -87,7 +87,7 @@ class ServedModel:
         self.queue.close()
 
     def _live(self) -> tuple[RunningReplica, ...]:
-        return tuple(r for r in self._running if r.version() == self.description.version)
+        return tuple(r for r in self._running if r.digest() == self.description.digest)
 
     def _heard(self, running: tuple[RunningReplica, ...]) -> None:
         self._running = running

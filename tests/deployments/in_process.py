@@ -165,8 +165,8 @@ class Stand:
         self.run_replicas(name, list(transport.cores))
 
     def run_replicas(self, name: str, ids: list[str]) -> None:
-        version = self.models._served[name].description.version
-        metadata = (("version", version),)
+        digest = self.models._served[name].description.digest
+        metadata = (("digest", digest),)
         self.books[name].update([RunningReplica(i, "node", metadata) for i in ids])
 
     def swap(self, name: str, **changes: Any) -> None:

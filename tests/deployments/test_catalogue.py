@@ -80,7 +80,7 @@ class Following:
         return FakeTransport(self.seeds.get(application, open_at_once))
 
     def run(self, page: ModelDescription) -> None:
-        metadata = (("version", page.version),)
+        metadata = (("digest", page.digest),)
         book_for(book_key(page.name)).update([RunningReplica(f"{page.name}-0", "n", metadata)])
 
 
@@ -160,11 +160,11 @@ async def test_a_new_version_replaces_the_page_and_keeps_the_queue(
     following.run(page())
     await following.registry.tell(page())
     queue = following.catalogue.find("device").queue
-    await following.registry.tell(page(version="2", generation=2))
+    await following.registry.tell(page(version="2", digest="d2", generation=2))
     assert following.catalogue.find("device").description.version == "2"
     assert following.catalogue.find("device").queue is queue
     assert not following.catalogue.ready("device")  # no replica of it runs yet
-    following.run(page(version="2"))
+    following.run(page(version="2", digest="d2"))
     assert following.catalogue.ready("device")
     with pytest.raises(errors.NotFound):
         following.catalogue.find("device", "1")
