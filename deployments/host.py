@@ -23,7 +23,8 @@ from deployments.terminal import Progress
 def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
     """The exit code: 0 after a clean stop, 1 when the start failed. Raises SettingsErrors."""
     models = list(load(settings_path).models)
-    command = [sys.executable, "-m", "deployments.host_process", str(settings_path)]
+    # -P: what lies in the user's folder must not be imported instead of ours.
+    command = [sys.executable, "-P", "-m", "deployments.host_process", str(settings_path)]
     command += ["--port", str(port)] if port is not None else []
     command += ["--host", host] if host is not None else []
     child = subprocess.Popen(
@@ -38,9 +39,11 @@ def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
     assert child.stdout is not None
     events = _events(child.stdout)
     with Progress(models) as progress:
-        message = _until_ready(events, progress)
-    if message:
-        click.echo(message)
+        turn = _until_ready(events, progress)
+    if turn.get("event") == "ready":
+        click.echo(turn["message"])
+    else:
+        _say(turn)
     for event in events:
         _say(event)
     return _exit_code(child.wait())
@@ -60,7 +63,7 @@ def _exit_code(code: int) -> int:
 
 
 def _say(event: dict[str, Any]) -> None:
-    if event["event"] in ("phase", "failed", "log"):
+    if event.get("event") in ("phase", "failed", "log"):
         click.echo(event["message"], err=True)
 
 
@@ -80,14 +83,15 @@ def _events(lines: IO[str]) -> Any:
             yield event
 
 
-def _until_ready(events: Any, progress: Progress) -> str:
-    """Shows phases; returns what to print once ready, "" when the start failed or was stopped."""
+def _until_ready(events: Any, progress: Progress) -> dict[str, Any]:
+    """Shows phases; returns the event that ends this: ready, failed or the beginning of a stop."""
     for event in events:
         if event["event"] == "progress":
             for model in event["models"]:
                 progress.update(model["model"], model["phase"], model["fraction"], model["detail"])
-        elif event["event"] == "ready":
-            return str(event["message"])
-        elif event.get("name") not in ("ray", "deploy"):
+        elif event["event"] == "log":
             _say(event)
-    return ""
+        elif event.get("name") not in ("ray", "deploy"):
+            turn: dict[str, Any] = event
+            return turn
+    return {}

@@ -51,7 +51,7 @@ class Host:
 
     def __init__(self, settings: Settings, path: Path) -> None:
         self._settings = settings
-        self._path = path
+        self._path = path.absolute()
         self._port = settings.gateway.port
         self._states = state_file.state_folder()
         self._folder = self._states / str(self._port)
@@ -93,6 +93,8 @@ class Host:
         self._write_state("", "")
         apply_environment(self._settings.gateway, run_folder.made(self._port), self._own())
         self._folder.mkdir(parents=True, exist_ok=True)
+        # Ray puts its driver's folder on every worker's import path: not the user's, then.
+        os.chdir(self._folder)
         ports.write_tenants(self._settings, Path(self._place.tenants_file))
         say("phase", name="ray", message="starting Ray")
         from deployments.cluster import Cluster

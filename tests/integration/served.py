@@ -101,6 +101,7 @@ class Server:
             [HEADRACE, "serve", str(self.file)],
             stdin=inside, stdout=inside, stderr=inside,
             env=self.environ,
+            cwd=self.folder,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip

@@ -22,7 +22,10 @@ PHASED = synthetic(options={"load_s": 1.0, "warm_s": 1.0})
 
 @pytest.fixture(scope="module")
 def server(serve) -> Server:
-    return serve({"phased": PHASED, "slow": SLOW}).start()
+    made: Server = serve({"phased": PHASED, "slow": SLOW})
+    for name in ("deployments", "socks", "runtimes"):
+        (made.folder / f"{name}.py").write_text("raise RuntimeError('from the user's folder')")
+    return made.start()
 
 
 def plain(text: str) -> str:
