@@ -1,11 +1,12 @@
 """Which rows form the next batch, now that a replica can take one?
 
-On-time rows before late ones. Within a lane: retried rows first, alone; then the bucket whose head
-has been passed over too long (oldest first), else the fullest relative to what one batch can hold,
-ties to the oldest head; late rows by age alone. Rows are taken first in, first out, while size and
-tokens allow, and always at least one. A stream replica takes one row, the oldest. Fair between
-lengths, not between tenants; it never waits for a batch to fill. Source: token budgets on padded
-size as in text-embeddings-inference.
+On-time rows before late ones. Within a lane: retried rows first, each alone on a replica that holds
+nothing else (one that may take it gets nothing more until it has emptied); then the bucket whose
+head has been passed over too long (oldest first), else the fullest relative to what one batch can
+hold, ties to the oldest head; late rows by age alone. Rows are taken first in, first out, while
+size and tokens allow, and always at least one. A stream replica takes one row, the oldest. Fair
+between lengths, not between tenants; it never waits for a batch to fill. Source: token budgets on
+padded size as in text-embeddings-inference.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def form_batch(
             continue
         retried = lane.solo.head()
         if retried is not None and replicas.allows(retried.avoid, holder):
-            return _alone(waiting, lane.solo, retried) if holder.fits(retried) else None
+            return _alone(waiting, lane.solo, retried) if holder.may_try(retried) else None
         if lane.rows == lane.solo.rows:
             continue
         if holder.streams:

@@ -130,10 +130,9 @@ class Dispatcher:
             self._replicas.block(holder, now + max(MIN_BLOCK_S, report.retry_in_s))
             self._requests.put_back(members, now, actions)
         else:
-            ran = end is LeaseEnd.ABORTED or holder.lose(lease)
             if end is LeaseEnd.LOST:
                 self._replicas.block(holder, now + SUSPECT_S, suspect=True)
-            self._requests.retry(members, holder.replica.replica_id if ran else "", now, actions)
+            self._requests.retry(members, holder.replica.replica_id, now, actions)
         holder.learn(report, answered=end is LeaseEnd.DONE)
         alive = end in (LeaseEnd.DONE, LeaseEnd.ABORTED)
         if self._replicas.closed(holder, now, alive=alive):

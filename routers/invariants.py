@@ -96,14 +96,17 @@ def _check_timers(state: State) -> None:
 
 
 def _check_no_idle_replica(state: State) -> None:
-    waiting = state.requests.waiting
-    ready = [holder for holder in state.replicas.ready if not holder.streams]
-    if ready and waiting.rows:
-        solo = [*waiting.on_time.solo.live(), *waiting.late.solo.live()]
-        assert len(solo) == waiting.rows, "a replica is ready while rows wait"
-        heads = [lane.solo.head() for lane in (waiting.on_time, waiting.late)]
-        assert not any(_may_take(state, row.avoid, ready) for row in heads if row is not None)
+    """One that is ready while rows wait empties for a retried row, or may take none of them."""
+    if state.requests.waiting.rows:
+        for holder in state.replicas.ready:
+            if not holder.streams:
+                _check_idle(state, holder)
 
 
-def _may_take(state: State, avoid: str, ready: list[Holder]) -> bool:
-    return any(state.replicas.allows(avoid, holder) for holder in ready)
+def _check_idle(state: State, holder: Holder) -> None:
+    for lane in (state.requests.waiting.on_time, state.requests.waiting.late):
+        head = lane.solo.head()
+        if head is not None and state.replicas.allows(head.avoid, holder):
+            assert holder.leases, "an empty replica is ready while a retried row waits"
+            return
+        assert lane.rows == lane.solo.rows, "a replica is ready while rows wait"

@@ -50,8 +50,7 @@ class Lease:
 @dataclass(slots=True, eq=False)
 class Holder:
     """A replica as the core sees it. `blocked_until`: no new lease before, after a busy answer or
-    a loss (`suspect`). `wake_at`: when it may next take a lease, if that is a matter of time.
-    `lost_upto`: when it last lost what it ran, all leases up to this id were there already."""
+    a loss (`suspect`). `wake_at`: when it may next take a lease, if that is a matter of time."""
 
     replica: Replica
     held: float = 0.0
@@ -64,7 +63,6 @@ class Holder:
     last_used: int = 0
     transport_s: float | None = None
     drift: int = 0
-    lost_upto: int = 0
 
     @property
     def streams(self) -> bool:
@@ -75,7 +73,15 @@ class Holder:
         capacity = self.replica.capacity
         if self.streams:
             return self.held < capacity or (not self.leases and capacity > 0)
-        return self.held + 1.0 <= capacity
+        return self.held + 1.0 <= capacity and not self._is_on_trial()
+
+    def may_try(self, row: Row) -> bool:
+        """Whether a retried row may go here: to a batch replica only when it holds nothing, so that
+        a second loss has one possible cause."""
+        return self.fits(row) if self.streams else not self.leases
+
+    def _is_on_trial(self) -> bool:
+        return any(lease.goods.rows[0].retried for lease in self.leases.values())
 
     def fits(self, row: Row) -> bool:
         if not self.streams or not self.leases:
@@ -102,17 +108,6 @@ class Holder:
             self.transport_s = (before or 0.0) + gain * (report.transport_s - (before or 0.0))
         if report.seen:
             self.drift = self._accepted(report.seen) - report.held
-
-    def lose(self, lease: Lease) -> bool:
-        """Whether a lease that was lost here had been running. One that was staged behind another
-        has not been started, and cannot be what its replica died of."""
-        staged = lease.lease_id <= self.lost_upto or next(iter(self.leases), lease.lease_id) < (
-            lease.lease_id
-        )
-        if staged and not self.streams:
-            return False
-        self.lost_upto = self.last_used
-        return True
 
     def _accepted(self, seen: int) -> int:
         newer = 0

@@ -97,21 +97,16 @@ class Requests:
                 self.waiting.add(row)
 
     def retry(self, members: list[Row], lost_by: str, now: float, actions: list[Action]) -> None:
-        """Rows of a lost lease go back once, each to travel alone; else their request fails.
-
-        `lost_by` is "" for a lease that its replica had not started on: that costs no retry.
-        """
+        """Rows of a lost lease go back once, each to travel alone; else their request fails."""
         for row in members:
             request = row.ticket.request
             if not row.ticket.open:
                 continue
-            spent = row.retried and lost_by != ""
-            if spent or not request.retryable or request.expires <= now:
+            if row.retried or not request.retryable or request.expires <= now:
                 self._evict(row.ticket, Reason.LOST, actions)
-                continue
-            if lost_by:
+            else:
                 row.retried, row.avoid = True, lost_by
-            self.put_back([row], now, actions)
+                self.put_back([row], now, actions)
 
     # -- going out
 
