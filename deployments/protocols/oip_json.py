@@ -179,9 +179,11 @@ def _flag(parameters: _Parameters, key: str, label: str) -> bool | None:
 
 
 def _refuse_duplicates(what: str, names: list[str]) -> None:
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadRequest(f"'{twice}' stands more than once in {what}; names must differ.")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise BadRequest(f"'{name}' stands more than once in {what}; names must differ.")
+        seen.add(name)
 
 
 def encode(call: InferCall, answer: InferAnswer) -> Encoded:
