@@ -30,11 +30,13 @@ Message = MutableMapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """`max_bytes` on the wire, `max_inflated_bytes` after gzip, `timeout_s` for the whole body."""
+    """`max_bytes` on the wire, `max_inflated_bytes` after gzip, `timeout_s` for the whole body;
+    `said_as`: what a refusal calls the first."""
 
     max_bytes: int
     max_inflated_bytes: int
     timeout_s: float
+    said_as: str = "gateway.limits.max_body_bytes"
 
 
 class Exchange:
@@ -77,7 +79,7 @@ class Exchange:
         """Refuses by header alone: a declared length over the bound, or one that is no length."""
         declared = self.number(b"content-length")
         if declared is not None and declared > limits.max_bytes:
-            raise _too_large(limits.max_bytes)
+            raise _too_large(limits)
 
     async def body(self, limits: BodyLimits) -> bytes:
         """The raw body. Raises BodyTooLarge, BodyTimeout or CallerLeft."""
@@ -88,38 +90,38 @@ class Exchange:
         except StopIteration as there:
             message: Message = there.value
             if not message.get("more_body", False):
-                return self._end(message, [], limits.max_bytes)
+                return self._end(message, [], limits)
         else:
             message = {}
         try:
             async with asyncio.timeout(limits.timeout_s):
                 first = message or await _resumed(waiting, pending)
-                return await self._rest(first, limits.max_bytes)
+                return await self._rest(first, limits)
         except TimeoutError:
             self._slow = True
             raise errors.BodyTimeout(
                 f"the body did not arrive within {limits.timeout_s:g} s"
             ) from None
 
-    async def _rest(self, message: Message, max_bytes: int) -> bytes:
+    async def _rest(self, message: Message, limits: BodyLimits) -> bytes:
         parts: list[bytes] = []
         size = 0
         while message.get("more_body", False):
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if size > max_bytes:
-                raise _too_large(max_bytes)
+            if size > limits.max_bytes:
+                raise _too_large(limits)
             message = await self._receive()
-        return self._end(message, parts, max_bytes)
+        return self._end(message, parts, limits)
 
-    def _end(self, message: Message, parts: list[bytes], max_bytes: int) -> bytes:
+    def _end(self, message: Message, parts: list[bytes], limits: BodyLimits) -> bytes:
         if message["type"] == "http.disconnect":
             raise errors.CallerLeft("the client left before its body was complete")
         self._whole = True
         last: bytes = message.get("body", b"")
         body = b"".join([*parts, last]) if parts else last
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+        if len(body) > limits.max_bytes:
+            raise _too_large(limits)
         return body
 
     async def until_disconnect(self) -> None:
@@ -176,8 +178,8 @@ class Exchange:
         return int(declared) > _READ_TO_KEEP_BYTES
 
 
-def _too_large(limit: int) -> errors.BodyTooLarge:
-    return errors.BodyTooLarge(f"the body is over gateway.limits.max_body_bytes ({limit} bytes)")
+def _too_large(limits: BodyLimits) -> errors.BodyTooLarge:
+    return errors.BodyTooLarge(f"the body is over {limits.said_as} ({limits.max_bytes} bytes)")
 
 
 def _request_id(given: bytes | None) -> bytes:

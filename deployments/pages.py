@@ -1,6 +1,7 @@
 """The pages about the server and its models: metadata, readiness, lists, metrics, documentation.
 
-Cheap, never queued, and open to everybody who can reach the gateway: they hold nothing of a tenant.
+Cheap, never queued, and open to everybody who can reach the gateway: of tenants they hold nothing
+but the names, which `/metrics` has as labels.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from deployments.protocols.metadata import ModelState
 from deployments.protocols.types import Encoded
 from deployments.router import Route
 
-_INDEX_LIMITS = BodyLimits(max_bytes=4096, max_inflated_bytes=4096, timeout_s=10.0)
+_INDEX_LIMITS = BodyLimits(
+    max_bytes=4096, max_inflated_bytes=4096, timeout_s=10.0, said_as="an index request's bound"
+)
 _HTML = b"text/html; charset=utf-8"
 _RETRY_AFTER = [(b"retry-after", b"2")]
 Page = tuple[int, Encoded]
