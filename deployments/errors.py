@@ -11,17 +11,28 @@ import math
 
 
 class HeadraceError(Exception):
-    """Base of all public errors. `retry_after_s` > 0 becomes a `Retry-After` header (whole s)."""
+    """Base of all public errors. `retry_after_s` > 0 becomes a `Retry-After` header (whole s).
+
+    `reason`: what exactly it was, for metrics and logs, where one code has several causes.
+    """
 
     status = 500
     outcome = "error"
     code = "internal_error"
 
-    def __init__(self, message: str, *, retry_after_s: float = 0.0, param: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float = 0.0,
+        param: str | None = None,
+        reason: str = "",
+    ):
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
         self.param = param
+        self.reason = reason or self.code
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         if self.retry_after_s <= 0:

@@ -18,7 +18,6 @@ from deployments.exchange import BodyLimits, Exchange
 from deployments.preprocess.texts import encode_texts
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.preprocess.turns import TurnPool
-from deployments.served_model import ServedModel
 from deployments.tenants import Caller, TenantsFile
 from deployments.tickets import Ticket
 from deployments.trace_context import TraceContext
@@ -69,7 +68,7 @@ class Flight:
 
     def failed(self, error: errors.HeadraceError) -> None:
         self.outcome = error.outcome
-        self.reason = error.code
+        self.reason = error.reason
         self.status = error.status
 
     def headers(self, error: errors.HeadraceError | None) -> list[tuple[bytes, bytes]]:
@@ -129,15 +128,8 @@ class Gate:
 
     def check_open(self) -> None:
         if self.models.draining:
-            raise errors.Overloaded("the server is draining", retry_after_s=_DRAIN_RETRY_S)
-
-    def check_room(self, model: ServedModel) -> None:
-        """A queue that is full refuses before the body is read; the dispatcher decides exactly."""
-        bound = model.description.scheduling.max_queue_rows
-        if model.queue.waiting_rows >= bound:
             raise errors.Overloaded(
-                "the model's queue is full (queue.max_rows)",
-                retry_after_s=max(model.queue.snapshot().backlog_s, 0.05),
+                "the server is draining", retry_after_s=_DRAIN_RETRY_S, reason="draining"
             )
 
     async def off_loop(

@@ -37,6 +37,7 @@ from routers.types import (
     Event,
     Evict,
     LeaseEnd,
+    Reason,
     Reject,
     Replica,
     Replicas,
@@ -151,6 +152,11 @@ class ModelQueue:
     @property
     def waiting_rows(self) -> int:
         return self._dispatcher.waiting_rows
+
+    def check_room(self) -> None:
+        """Raises the refusal of a queue that is full; the dispatcher decides exactly."""
+        if self.waiting_rows >= self._settings.max_queue_rows:
+            raise refusal(Reason.QUEUE_FULL, self._dispatcher.retry_after_s())
 
     @property
     def inflight(self) -> int:

@@ -3,8 +3,8 @@
 `answer` takes a request from its headers to its reply, in the one order that is cheap under load:
 what can be refused by headers is refused before a body is read, what is heavy leaves the event
 loop, what waits waits in the model's queue and nowhere else. Stages are functions of their own
-modules; this one only orders them and says why. Waiting rows are ordered, batched, hedged and sent
-by the model's dispatcher (`routers/`), which sees lengths, tenants and deadlines.
+modules; this one only orders them and says why. Waiting rows are ordered, batched and placed by the
+model's dispatcher (`routers/`), which sees lengths and deadlines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deployments.codecs import Codec
 from deployments.description import ModelDescription
 from deployments.exchange import BodyLimits, Exchange
 from deployments.inflight import Flight, Gate
-from deployments.protocols.inflate import inflate
+from deployments.protocols.inflate import MOST_INFLATION, inflate
 from deployments.rows import Rows
 from deployments.served_model import ServedModel
 from deployments.tenants import Caller
@@ -72,7 +72,7 @@ class Pipeline:
         budget_s = exchange.budget_s()
         exchange.check_length(gate.limits)
         if model is not None:
-            gate.check_room(model)
+            model.queue.check_room()
         # The body, bounded in size and time; inflated off the loop.
         body = await self._body(exchange, who)
         # Parse: small bodies at once, large ones in the pool, tenants in turn.
@@ -81,7 +81,7 @@ class Pipeline:
         if model is None:
             model = self._find(flight, who, call.model, None)
             assert model is not None
-            gate.check_room(model)
+            model.queue.check_room()
         # From here on by one version's page and terms, even if another goes live meanwhile.
         page, terms = model.description, model.queue.terms
         flight.mark("parse")
@@ -105,7 +105,7 @@ class Pipeline:
         if name is None:
             return None
         if not who.tenant.may_use(name):
-            raise errors.Forbidden(f"this tenant may not use model {name}", param="model")
+            raise errors.Forbidden("this tenant may not use this model", param="model")
         model = self._gate.models.find(name, version)
         flight.model = name
         self._gate.watcher.arrived(flight)
@@ -120,7 +120,7 @@ class Pipeline:
         if encoding != b"gzip":
             raise errors.UnsupportedMedia("Content-Encoding must be gzip or identity")
         inflated: bytes = await self._gate.off_loop(
-            who, len(body), inflate, body, limits.max_inflated_bytes
+            who, len(body) * MOST_INFLATION, inflate, body, limits.max_inflated_bytes
         )
         return inflated
 

@@ -76,7 +76,13 @@ def changed() -> errors.HeadraceError:
 
 
 def refusal(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
-    """The public error of a dispatcher's reason."""
+    """The public error of a dispatcher's reason, which it carries to metrics and logs."""
+    error = _error(reason, retry_after_s)
+    error.reason = reason.value
+    return error
+
+
+def _error(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
     if reason is Reason.EXPIRED:
         return errors.Expired("the request's time was up before it could be answered")
     if reason is Reason.TOO_LONG:

@@ -72,6 +72,10 @@ class Dispatcher:
         """Rows that wait, late ones included; O(1)."""
         return self._requests.waiting.rows
 
+    def retry_after_s(self) -> float:
+        """What a request that found the queue full would be told now."""
+        return self._requests.retry_after_s()
+
     def cost_error(self) -> CostError:
         """How far predictions of service time have lately been off."""
         return self._cost.error()

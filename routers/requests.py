@@ -213,5 +213,9 @@ class Requests:
     def _retry_after_s(self, reason: Reason) -> float:
         if reason not in (Reason.QUEUE_FULL, Reason.LATE):
             return 0.0
+        return self.retry_after_s()
+
+    def retry_after_s(self) -> float:
+        """Seconds after which asking a full queue again may help."""
         work_s = backlog_s(self.waiting, self._cost, pads=self.settings.pads)
         return retry_after_s(work_s, self._replicas.running)

@@ -145,11 +145,15 @@ class TurnPool:
     def _admit(self, lane: _Lane) -> None:
         own, free = len(lane.jobs), self._max_pending - self._waiting
         if self._closed:
-            raise Overloaded("the server is shutting down", retry_after_s=1.0)
+            raise _closing()
         if free <= 0 or (own and own >= _OWN_PER_FREE * free):
             self._refused += 1
             wait_s = self._waiting_turns * self._mean_turn_s / self._workers
-            raise Overloaded("too much input waits to be prepared", retry_after_s=max(1.0, wait_s))
+            raise Overloaded(
+                "too much input waits to be prepared",
+                retry_after_s=max(1.0, wait_s),
+                reason="preprocess_full",
+            )
 
     def _join_rotation(self, lane: _Lane) -> None:
         if not lane.in_rotation:
@@ -296,8 +300,11 @@ class TurnPool:
             self._wake.put(None)
         for job in waiting:
             if not job.future.done():
-                error = Overloaded("the server is shutting down", retry_after_s=1.0)
-                job.future.set_exception(error)
+                job.future.set_exception(_closing())
         if wait_s > 0:
             for thread in self._threads:
                 thread.join(wait_s)
+
+
+def _closing() -> Overloaded:
+    return Overloaded("the server is shutting down", retry_after_s=1.0, reason="draining")
