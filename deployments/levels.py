@@ -24,7 +24,8 @@ class ReplicaLevels:
 
 @dataclass(frozen=True, slots=True)
 class ModelLevels:
-    """`cost_error_*`: relative error of predicted service seconds over recent batches."""
+    """`cost_error_*`: relative error of predicted service seconds over recent batches.
+    `text_cache`: of a model that takes texts."""
 
     model: str
     waiting_rows: int
@@ -38,10 +39,10 @@ class ModelLevels:
     cost_error_median: float = 0.0
     cost_error_p99: float = 0.0
     replicas: tuple[ReplicaLevels, ...] = ()
+    text_cache: CacheStatistics | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayLevels:
     models: tuple[ModelLevels, ...] = ()
     preprocess: TurnStatistics | None = None
-    text_cache: CacheStatistics | None = None

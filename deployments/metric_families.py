@@ -21,6 +21,7 @@ from prometheus_client.utils import floatToGoString
 from deployments.histograms import HistogramTable
 from deployments.levels import GatewayLevels, ModelLevels, ReplicaLevels
 from deployments.metric_tables import BatchTables, RequestTables, StageTable
+from deployments.preprocess.text_cache import CacheStatistics
 
 FLOW = ("model", "tenant", "priority")
 
@@ -158,28 +159,40 @@ def _replica_levels(gateway: str, models: tuple[ModelLevels, ...]) -> Iterator[M
 
 
 def _preprocess_levels(gateway: str, levels: GatewayLevels) -> Iterator[Metric]:
-    pool, cache = levels.preprocess, levels.text_cache
-    gauges: list[tuple[str, str, float]] = []
-    counters: list[tuple[str, str, float]] = []
+    pool = levels.preprocess
     if pool is not None:
-        gauges += [
-            ("waiting_jobs", "Requests waiting for preprocessing.", pool.waiting_jobs),
-            ("busy_workers", "Preprocessing threads at work.", pool.busy_workers),
-        ]
-        counters += [
-            ("turns", "Pieces of preprocessing done.", pool.turns_total),
-            ("refused", "Requests refused by a full pool.", pool.refused_total),
-        ]
-    if cache is not None:
-        gauges += [("cache_bytes", "Memory of cached tokens.", cache.bytes)]
-        counters += [
-            ("cache_hits", "Texts found in the cache.", cache.hits_total),
-            ("cache_misses", "Texts not found in the cache.", cache.misses_total),
-        ]
-    for name, text, value in gauges:
-        yield _single(GaugeMetricFamily, f"headrace_preprocess_{name}", text, gateway, value)
-    for name, text, value in counters:
-        yield _single(CounterMetricFamily, f"headrace_preprocess_{name}", text, gateway, value)
+        for family, name, text, value in (
+            (GaugeMetricFamily, "waiting_jobs", "Requests waiting for it.", pool.waiting_jobs),
+            (GaugeMetricFamily, "busy_workers", "Threads at work.", pool.busy_workers),
+            (CounterMetricFamily, "turns", "Pieces of work done.", pool.turns_total),
+            (CounterMetricFamily, "refused", "Requests refused: it is full.", pool.refused_total),
+        ):
+            yield _single(family, f"headrace_preprocess_{name}", text, gateway, value)
+    yield from _text_caches(gateway, levels.models)
+
+
+_CACHE_LEVELS: tuple[
+    tuple[
+        type[CounterMetricFamily] | type[GaugeMetricFamily],
+        str,
+        str,
+        Callable[[CacheStatistics], float],
+    ],
+    ...,
+] = (
+    (GaugeMetricFamily, "bytes", "Memory of cached tokens.", lambda c: c.bytes),
+    (CounterMetricFamily, "hits", "Texts found in the cache.", lambda c: c.hits_total),
+    (CounterMetricFamily, "misses", "Texts not found in the cache.", lambda c: c.misses_total),
+)
+
+
+def _text_caches(gateway: str, models: tuple[ModelLevels, ...]) -> Iterator[Metric]:
+    caches = [(m.model, m.text_cache) for m in models if m.text_cache is not None]
+    for kind, name, text, read in _CACHE_LEVELS:
+        family = kind(f"headrace_preprocess_cache_{name}", text, labels=("gateway", "model"))
+        for model, cache in caches:
+            family.add_metric([gateway, model], read(cache))
+        yield family
 
 
 def _single(

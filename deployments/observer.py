@@ -16,6 +16,7 @@ from deployments.access_log import AccessLine, AccessLog
 from deployments.catalogue import Catalogue
 from deployments.inflight import Flight
 from deployments.levels import GatewayLevels, ModelLevels, ReplicaLevels
+from deployments.metric_tables import NOT_MEASURED
 from deployments.metrics import BatchSample, GatewayMetrics, RequestLabels, RequestTimes
 from deployments.metrics_server import MetricsServer
 from deployments.preprocess.turns import TurnPool
@@ -27,7 +28,6 @@ from deployments.tickets import BatchRecord
 from deployments.trace_context import TraceContext
 from deployments.tracing import SpanTimes, Tracing
 
-_NOT_MEASURED = float("nan")
 _MOST_CLIENTS = 65_536
 
 
@@ -104,10 +104,10 @@ class Observer:
             RequestTimes(
                 total_s,
                 _upstream(flight),
-                stages.get("parse", _NOT_MEASURED),
-                stages.get("tokenize", _NOT_MEASURED),
-                flight.queue_wait_s if flight.answers else _NOT_MEASURED,
-                stages.get("reply", _NOT_MEASURED),
+                stages.get("parse", NOT_MEASURED),
+                stages.get("tokenize", NOT_MEASURED),
+                flight.queue_wait_s if flight.answers else NOT_MEASURED,
+                stages.get("reply", NOT_MEASURED),
             ),
             flight.response_bytes,
         )
@@ -205,19 +205,16 @@ class Observer:
 
     def _levels(self) -> GatewayLevels:
         models = tuple(_model_levels(name, m) for name, m in self._models.served.items())
-        caches = [m.tokenizer for m in self._models.served.values() if m.tokenizer is not None]
-        return GatewayLevels(
-            models, self._pool.statistics(), caches[0].statistics() if caches else None
-        )
+        return GatewayLevels(models, self._pool.statistics())
 
 
 def _upstream(flight: Flight) -> float:
     stamp = flight.exchange.headers.get(b"x-request-start")
     if stamp is None:
-        return _NOT_MEASURED
+        return NOT_MEASURED
     waited_s = upstream_wait_s(stamp, time.time())
     if waited_s is None:
-        return _NOT_MEASURED
+        return NOT_MEASURED
     return max(waited_s - (time.perf_counter() - flight.exchange.arrived), 0.0)
 
 
@@ -255,4 +252,5 @@ def _model_levels(name: str, model: ServedModel) -> ModelLevels:
             ReplicaLevels(r.replica_id, r.leases, r.drift, duty.get(r.replica_id, 0.0))
             for r in snapshot.replicas
         ),
+        text_cache=model.tokenizer.statistics() if model.tokenizer is not None else None,
     )

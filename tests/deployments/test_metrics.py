@@ -33,10 +33,10 @@ LEVELS = GatewayLevels(
         ModelLevels(
             "m", 7, 2, 5, 1, 8, 0, 0.25, 0.05, 0.1, 0.9,
             replicas=(ReplicaLevels("r#1", 1, 0, 0.75),),
+            text_cache=CacheStatistics(1, 500, 1000, 11, 12),
         ),
     ),
     preprocess=TurnStatistics(3, 9, 1, 2, 2, 40, 6, 0.001),
-    text_cache=CacheStatistics(1, 500, 1000, 11, 12),
 )  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def test_levels_are_read_when_the_page_is_asked_for(metrics):
     assert value(metrics, "headrace_replica_duty_cycle", model="m", replica="r#1") == 0.75
     assert value(metrics, "headrace_preprocess_waiting_jobs") == 3
     assert value(metrics, "headrace_preprocess_refused_total") == 6
-    assert value(metrics, "headrace_preprocess_cache_hits_total") == 11
+    assert value(metrics, "headrace_preprocess_cache_hits_total", model="m") == 11
 
 
 def test_connections_opened_and_reused_are_counted(metrics):
