@@ -129,12 +129,16 @@ def test_the_host_stops_when_its_terminal_is_gone(serve):
 
 def test_what_a_killed_host_left_is_cleared_by_the_next_start(serve):
     server = serve({"device": synthetic(), "slow": SLOW}).start()
-    (manager,) = server.named("ray::HAProxyManager")
-    manager.kill()  # or it might end its HAProxy while the cluster falls apart
-    server.host().kill()
+    # In an order in which nobody is left who would end HAProxy while the cluster falls apart.
+    (raylet,) = [p for p in server.processes() if p.name() == "raylet"]
+    for process in (raylet, *server.named("ray::HAProxyManager"), server.host()):
+        process.kill()
     assert server.wait() == 1
     assert "SIGKILL" in server.output
-    assert {p.name() for p in server.remaining()} == {"haproxy"}
+    end = time.monotonic() + 10
+    while {p.name() for p in server.processes()} != {"haproxy"} and time.monotonic() < end:
+        time.sleep(0.1)
+    assert {p.name() for p in server.processes()} == {"haproxy"}
     assert listens(server.port)
     server.start()
     assert server.infer("device", [1, 2]).status_code == 200
