@@ -52,7 +52,8 @@ class View:
 
 @dataclass(slots=True)
 class Registry:
-    """`born_s`: when it started. `revision` must start above all that a predecessor gave."""
+    """`born_s`: when it started; times are seconds on one monotonic clock, but for `begin`'s.
+    `revision` must start above all that a predecessor gave."""
 
     born_s: float
     revision: int = 1
@@ -77,9 +78,10 @@ class Registry:
         self.whole = True
         self._changed()
 
-    def begin(self, name: str, now: float) -> int:
-        """A new anchor of `name`: declares it and returns its generation, above all before."""
-        self.last_generation = max(self.last_generation + 1, int(now * 1000))
+    def begin(self, name: str, wall_s: float) -> int:
+        """A new anchor of `name`: declares it and returns its generation, above all before, those
+        of an earlier registry included: that is what the wall clock is for."""
+        self.last_generation = max(self.last_generation + 1, int(wall_s * 1000))
         self.declared[name] = self.last_generation
         self._changed()
         return self.last_generation

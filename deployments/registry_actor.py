@@ -1,8 +1,9 @@
 """The registry as a small named Ray actor that gateways long-poll.
 
 One for a cluster, created by whoever comes first, restarted by Ray when it dies: anchors announce
-again on their next renewal, so what is lost is at most one renewal's time. Wall time is used for
-leases because generations must grow across restarts of the actor.
+again on their next renewal, so what is lost is at most one renewal's time. Leases run on the
+monotonic clock; generations and revisions come from the wall clock, because they must grow across
+restarts of the actor.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from deployments.registry import LEASE_S, Progress, Registry, View
 
 NAME = "headrace-registry"
 NAMESPACE = "headrace"
+clock = time.monotonic
 
 
 class RegistryActor:
     def __init__(self) -> None:
-        now = time.time()
-        self._registry = Registry(born_s=now, revision=int(now * 1000))
+        self._registry = Registry(born_s=clock(), revision=int(time.time() * 1000))
         self._changed = asyncio.Event()
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 10)
-            if self._registry.sweep(time.time()):
+            if self._registry.sweep(clock()):
                 self._wake()
 
     def _wake(self) -> None:
@@ -55,11 +56,11 @@ class RegistryActor:
         return generation
 
     async def announce(self, description: ModelDescription, tokenizer: bytes) -> None:
-        self._registry.announce(description, tokenizer, time.time())
+        self._registry.announce(description, tokenizer, clock())
         self._wake()
 
     async def renew(self, name: str, generation: int) -> bool:
-        return self._registry.renew(name, generation, time.time())
+        return self._registry.renew(name, generation, clock())
 
     async def withdraw(self, name: str, generation: int) -> bool:
         gone = self._registry.withdraw(name, generation)
@@ -80,7 +81,7 @@ class RegistryActor:
         return list(self._registry.progress.values())
 
     async def push(self, gateway: str, snapshot: dict[str, object]) -> None:
-        self._registry.push(gateway, snapshot, time.time())
+        self._registry.push(gateway, snapshot, clock())
 
     async def status(self) -> dict[str, Any]:
         """View, progress and the gateways' latest snapshots, for `headrace status`."""
