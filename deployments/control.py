@@ -43,9 +43,14 @@ def ask(port: int, request: dict[str, Any], timeout_s: float = _ANSWER_S) -> dic
             conn.connect(str(socket_path(port)))
         except OSError as error:
             raise NoServer(f"the server on port {port} is starting or stopping") from error
-        conn.sendall(json.dumps(request).encode() + b"\n")
-        with conn.makefile("rb") as lines:
-            line = lines.readline()
+        try:
+            conn.sendall(json.dumps(request).encode() + b"\n")
+            with conn.makefile("rb") as lines:
+                line = lines.readline()
+        except TimeoutError as late:
+            raise Refused(f"no answer within {timeout_s:g} s; it may still come about") from late
+        except OSError:
+            line = b""
     answer: dict[str, Any] = json.loads(line) if line else {"error": "the host went away"}
     if "error" in answer:
         raise Refused(answer["error"])

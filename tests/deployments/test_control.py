@@ -51,6 +51,19 @@ def test_nobody_there_is_no_server():
         control.ask(1, {"do": "status"})
 
 
+def test_a_host_that_does_not_answer_in_time_is_said_so():
+    answer = threading.Event()
+
+    def late(_):
+        answer.wait(1)
+        return {}
+
+    with ControlSocket(1, {"status": late}):
+        with pytest.raises(control.Refused, match=r"no answer within 0\.01 s"):
+            control.ask(1, {"do": "status"}, timeout_s=0.01)
+        answer.set()
+
+
 def test_changes_are_applied_one_after_another():
     inside, most = [], []
     never = threading.Event()
