@@ -127,7 +127,7 @@ class Cluster:
     def _failures(
         self, names: Collection[str], apps: Mapping[str, tuple[str, str]]
     ) -> dict[str, str]:
-        """Since they were declared last; in a replica's own words where it had any, else Serve's."""
+        """Since they were declared last; in a replica's own words, where it had any, or Serve's."""
         failed = {n: apps[model_app(n)][1] for n in names if _gave_up(apps, n)}
         notes = ray.get(self._registry.progress.remote())
         return failed | {

@@ -16,12 +16,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from deployments import haproxy, logs, ports, run_folder, state_file
 from deployments.applications import Place, serve_config
+from deployments.changes import changes_between, taken_back, without
 from deployments.log_socket import VARIABLE as LOG_SOCKET
 from deployments.log_socket import LogSocket
 from deployments.ray_env import apply_environment, resolved_ingress
@@ -184,15 +184,15 @@ class Host:
         if new.gateway.model_copy(update={"port": gateway.port, "host": gateway.host}) != gateway:
             return {"error": "gateway settings cannot change while it runs; stop and serve again"}
         new = new.model_copy(update={"gateway": gateway})
-        changes = _changes(self._settings, new)
+        changes = changes_between(self._settings, new)
         failed = self._put(new, changes["added"] + changes["changed"])
         if not failed:
             self._settings, self._path = new, path
             return changes
-        kept = _without(self._settings, new, failed)
+        kept = without(self._settings, new, failed)
         self._put(kept, [])
         self._settings = kept
-        return {"error": "\n".join(_taken_back(self._settings, failed))}
+        return {"error": "\n".join(taken_back(self._settings, failed))}
 
     def _put(self, new: Settings, changed: list[str]) -> dict[str, str]:
         """Makes the list of models that of `new`; why those of `changed` that failed did."""
@@ -219,35 +219,6 @@ class Host:
         run_folder.remove(self._port)
         state_file.remove(self._port, self._states)
         say("stopped")
-
-
-def _changes(old: Settings, new: Settings) -> dict[str, list[str]]:
-    before, after = dict(old.models), dict(new.models)
-    return {
-        "added": sorted(after.keys() - before.keys()),
-        "removed": sorted(before.keys() - after.keys()),
-        "changed": sorted(n for n in before.keys() & after.keys() if before[n] != after[n]),
-        "tenants": sorted(_different(old.tenants, new.tenants)),
-    }
-
-
-def _different(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Names of what was added, removed or changed."""
-    return (n for n in old.keys() | new.keys() if old.get(n) != new.get(n))
-
-
-def _without(old: Settings, new: Settings, failed: Collection[str]) -> Settings:
-    """`new`, but a failed model is what it was before, or not there."""
-    was = {name: old.models[name] for name in failed if name in old.models}
-    models = {n: m for n, m in new.models.items() if n not in failed}
-    return new.model_copy(update={"models": models | was})
-
-
-def _taken_back(kept: Settings, failed: Mapping[str, str]) -> Iterator[str]:
-    for name, reason in failed.items():
-        left = "goes on as it was" if name in kept.models else "was left out"
-        yield f"model {name} cannot start and {left}: {reason}"
-    yield "everything else is as the file says"
 
 
 def cache_dir() -> Path:
