@@ -59,9 +59,6 @@ class ModelAnchor:
         description = replace(description, generation=self._generation)
         await self._registry.announce.remote(description, tokenizer)
 
-    async def status(self) -> str:
-        return "ok"
-
     async def __del__(self) -> None:
         if self._task is not None:
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""Who listens on a port, and is it a leftover of ours?
+"""Who listens on a port?
 
 A listener counts when binding `host:port` would meet it: the same address, or either side bound to
 every interface, IPv4 or IPv6. The system tells whose it is where it may; else binding and
@@ -13,11 +13,8 @@ import ipaddress
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
-
-from deployments import state_file
 
 CONNECT_TIMEOUT_S = 0.5
 SOMEBODY = "another user's process"
@@ -53,32 +50,6 @@ def listener(host: str, port: int) -> Listener | None:
     if any(_bind_refused(address, port) or _answers(address, port) for address in wanted):
         return Listener(port, host)
     return None
-
-
-def is_ours(found: Listener, folder: Path) -> bool:
-    """Whether it belongs to a server that left a state file, or is an HAProxy of our folder."""
-    if found.pid is None:
-        return False
-    return is_our_process(found.pid, folder) or _is_our_haproxy(found, folder)
-
-
-def is_our_process(pid: int, folder: Path) -> bool:
-    """Named by a state file, and not another process that was given the same pid since."""
-    return any(
-        mark.pid == pid and mark.process() is not None
-        for state in state_file.listing(folder)
-        for mark in (state.server, *state.haproxy)
-    )
-
-
-def _is_our_haproxy(found: Listener, folder: Path) -> bool:
-    if "haproxy" not in found.name:
-        return False
-    inside = folder.resolve()
-    return any(
-        part.startswith("/") and Path(part).resolve().is_relative_to(inside)
-        for part in found.command
-    )
 
 
 def _addresses(host: str) -> set[str]:

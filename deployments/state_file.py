@@ -59,7 +59,6 @@ class ServerState:
     dashboard_url: str
     settings_path: str
     started_at_s: float
-    haproxy: tuple[ProcessMark, ...] = ()
     ports: Mapping[str, int] = field(default_factory=dict)
     host: str = "127.0.0.1"
 
@@ -131,10 +130,4 @@ def find(port: int | None, folder: Path) -> ServerState:
 
 
 def _state(data: dict[str, Any]) -> ServerState:
-    return ServerState(
-        **data
-        | {
-            "server": ProcessMark(**data["server"]),
-            "haproxy": tuple(ProcessMark(**each) for each in data["haproxy"]),
-        }
-    )
+    return ServerState(**data | {"server": ProcessMark(**data["server"])})

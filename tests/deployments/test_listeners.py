@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from deployments import listeners, state_file
-from deployments.listeners import Listener, is_ours, listener
-from deployments.state_file import ProcessMark, ServerState
+from deployments import listeners
+from deployments.listeners import listener
 
 Listen = Callable[[str], int]
 
@@ -121,39 +119,3 @@ def test_addresses_compare_as_the_system_binds_them() -> None:
     assert listeners._plain("::ffff:127.0.0.1") == "127.0.0.1"
     assert listeners._plain("fe80::1%eth0") == "fe80::1"
     assert listeners._plain("not an address") == "not an address"
-
-
-def described(pid: int | None, name: str = "python", *command: str) -> Listener:
-    return Listener(8000, "127.0.0.1", pid, name, command)
-
-
-def left_state(folder: Path, server: ProcessMark, *haproxy: ProcessMark) -> None:
-    state = ServerState(8000, server, "", "", "", 0.0, haproxy=haproxy)
-    state_file.write(state, folder)
-
-
-def test_processes_of_a_state_file_are_ours(tmp_path: Path) -> None:
-    gone, here = ProcessMark(2**22 + 1, 1.0), ProcessMark.of(os.getpid())
-    assert not is_ours(described(os.getpid()), tmp_path)
-    left_state(tmp_path, here)
-    assert is_ours(described(os.getpid()), tmp_path)
-    left_state(tmp_path, gone, here)
-    assert is_ours(described(os.getpid()), tmp_path)
-
-
-def test_recycled_pid_is_not_ours(tmp_path: Path) -> None:
-    left_state(tmp_path, ProcessMark(os.getpid(), 1.0))
-    assert not is_ours(described(os.getpid()), tmp_path)
-
-
-def test_haproxy_with_a_configuration_of_our_folder_is_ours(tmp_path: Path) -> None:
-    inside = str(tmp_path / "8000" / "haproxy.cfg")
-    assert is_ours(described(1, "haproxy", "haproxy", "-f", inside), tmp_path)
-    assert not is_ours(described(1, "haproxy", "-f", "/etc/haproxy.cfg"), tmp_path)
-    assert not is_ours(described(1, "vim", "vim", inside), tmp_path)
-    assert not is_ours(described(1, "haproxy", "-f", f"{tmp_path}-other/x.cfg"), tmp_path)
-    assert not is_ours(described(1, "haproxy", "-f", f"{tmp_path}/../x.cfg"), tmp_path)
-
-
-def test_process_without_a_pid_is_not_ours(tmp_path: Path) -> None:
-    assert not is_ours(described(None), tmp_path)

@@ -25,7 +25,6 @@ def state(port: int = 8000, server: ProcessMark = OURS) -> ServerState:
         dashboard_url="http://127.0.0.1:8265",
         settings_path="minilm.yaml",
         started_at_s=12.5,
-        haproxy=(GONE,),
         ports={"http": port},
     )
 
