@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from deployments.settings import PRIORITIES
+
 OTHER = "other"
-PRIORITIES = frozenset({"interactive", "standard", "bulk"})
 
 
 class LabelNames:

@@ -17,12 +17,12 @@ from deployments.errors import BadRequest, Unauthorized
 from deployments.keys import hash_key
 from deployments.settings import (
     DEFAULT_TENANT,
+    PRIORITIES,
     SettingsErrors,
     TenantSettings,
     load_tenants,
 )
 
-PRIORITIES = ("interactive", "standard", "bulk")  # most urgent first
 _RANK = {name: rank for rank, name in enumerate(PRIORITIES)}
 _BY_HEADER = {name.encode(): name for name in PRIORITIES}
 
@@ -69,15 +69,6 @@ class Tenants:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._by_name)
-
-    @property
-    def has_keys(self) -> bool:
-        return bool(self._by_key)
-
-    def weight(self, name: str) -> float:
-        """1 for a tenant that is no longer declared but whose requests still wait."""
-        tenant = self._by_name.get(name)
-        return 1.0 if tenant is None else tenant.weight
 
     def identify(
         self, authorization: bytes | None, x_tenant: bytes | None, x_priority: bytes | None

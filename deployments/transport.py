@@ -14,6 +14,7 @@ import ray.exceptions
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
+from deployments.applications import MODEL_DEPLOYMENT
 from deployments.ledger import ReplicaGone
 from deployments.wire import BatchCall, BatchReply
 
@@ -35,10 +36,10 @@ class Transport(Protocol):
 
 
 class ServeTransport:
-    """Calls `infer` on replicas of `app`'s deployment; must be used from one event loop."""
+    """Calls `infer` on the replicas of a model's application; must be used from one event loop."""
 
-    def __init__(self, app: str, deployment: str = "model") -> None:
-        handle: Any = serve.get_deployment_handle(deployment, app_name=app)
+    def __init__(self, app: str) -> None:
+        handle: Any = serve.get_deployment_handle(MODEL_DEPLOYMENT, app_name=app)
         self._describe = handle.options(method_name="describe")
         self._base = handle.options(
             method_name="infer",

@@ -1,7 +1,7 @@
 """The settings file: one frozen tree, validated once, with errors that say what would be right.
 
-`load(path)` for files, `parse` and `dump` for other processes. The sections are classes of their
-own, one file each; `docs/settings.md` lists every field.
+`load(path)` reads a file; `parse` and `dump` are its way from and to plain data. The sections are
+classes of their own, one file each; `docs/settings.md` lists every field.
 """
 
 from deployments.settings.gateway import (
@@ -24,11 +24,12 @@ from deployments.settings.model import (
 )
 from deployments.settings.sources import SourceError
 from deployments.settings.sources import resolve as source_path
-from deployments.settings.tenant import DEFAULT_TENANT, Priority, TenantSettings
+from deployments.settings.tenant import DEFAULT_TENANT, PRIORITIES, Priority, TenantSettings
 from deployments.settings.tree import Settings, TenantsSettings
 
 __all__ = [
     "DEFAULT_TENANT",
+    "PRIORITIES",
     "BatchSettings",
     "GatewaySettings",
     "LengthSettings",

@@ -6,7 +6,7 @@ A weight is relative to the other tenants' in the same priority. Only hashes sta
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -16,6 +16,7 @@ NAME = r"[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?"
 DEFAULT_TENANT = "default"
 
 Priority = Literal["interactive", "standard", "bulk"]
+PRIORITIES: tuple[str, ...] = get_args(Priority)  # most urgent first
 
 
 def _key_hash(value: str) -> str:
