@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ def serve_config(settings: Settings, place: Place) -> dict[str, Any]:
         "http_options": {
             "host": gateway.host,
             "port": gateway.port,
-            "keep_alive_timeout_s": int(gateway.keep_alive_s),
+            "keep_alive_timeout_s": math.ceil(gateway.keep_alive_s),
         },
         "logging_config": {"enable_access_log": False, "encoding": "JSON"},
         "applications": [
