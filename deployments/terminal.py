@@ -20,12 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.description import ModelDescription
-from runtimes.types import TensorSpec
+from deployments.protocols import openapi_examples
 
 PHASES = ("starting", "staging", "compiling", "warming", "ready", "failed")
-MOST_VALUES_SHOWN = 64
-TRY_LENGTH = 3
-_SAMPLES: dict[str, Any] = {"BOOL": True, "BYTES": "text", "FP16": 0.5, "FP32": 0.5, "FP64": 0.5}
 
 
 class ModelProgress:
@@ -128,32 +125,16 @@ def try_line(description: ModelDescription, url: str) -> str:
     """One `curl` that this model answers, to be pasted into a shell."""
     url = url.rstrip("/")
     if description.task == "embed" and description.tokenizer_digest:
-        body = {"model": description.name, "input": "Ragged traffic at an even flow."}
-        return _post(f"{url}/v1/embeddings", body)
-    inputs = [
-        _sample(spec, description)
-        for spec in description.inputs
-        if spec.name not in description.optional_inputs
-    ]
+        text = {"model": description.name, "input": "Ragged traffic at an even flow."}
+        return _post(f"{url}/v1/embeddings", text)
     model = f"{url}/v2/models/{description.name}"
-    if sum(len(each["data"]) for each in inputs) > MOST_VALUES_SHOWN:
-        return f"curl -s {shlex.quote(model)}"
-    return _post(f"{model}/infer", {"inputs": inputs})
+    body = openapi_examples.infer(description)
+    return f"curl -s {shlex.quote(model)}" if body is None else _post(f"{model}/infer", body)
 
 
 def _post(url: str, body: dict[str, Any]) -> str:
     text = shlex.quote(json.dumps(body))
     return f"curl -s {shlex.quote(url)} -H 'content-type: application/json' -d {text}"
-
-
-def _sample(spec: TensorSpec, description: ModelDescription) -> dict[str, Any]:
-    length = min(TRY_LENGTH, description.max_length)
-    shape = [1, *(length if size < 0 else size for size in spec.shape[1:])]
-    count = 1
-    for size in shape:
-        count = min(count * size, MOST_VALUES_SHOWN + 1)
-    data = [_SAMPLES.get(spec.datatype, at + 1) for at in range(count)]
-    return {"name": spec.name, "datatype": spec.datatype, "shape": shape, "data": data}
 
 
 def ready_message(url: str, descriptions: Iterable[ModelDescription]) -> str:

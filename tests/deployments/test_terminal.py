@@ -132,7 +132,7 @@ def test_model_without_a_tokeniser_is_tried_with_ids() -> None:
     url, body = body_of(try_line(described(task="embed"), URL))
     assert url == f"{URL}/v2/models/m/infer"
     assert body == {
-        "inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 3], "data": [1, 2, 3]}]
+        "inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 4], "data": [[1, 2, 3, 4]]}]
     }
 
 
@@ -148,7 +148,12 @@ def test_optional_inputs_are_left_out() -> None:
 def test_values_are_of_the_inputs_type(datatype: str, data: list[object]) -> None:
     _, body = body_of(try_line(described(TensorSpec("x", datatype, (-1, 2))), URL))
     only = body["inputs"][0]  # type: ignore[index]
-    assert (only["shape"], only["data"]) == ([1, 2], data)
+    assert (only["shape"], only["data"]) == ([1, 2], [data])
+
+
+def test_model_whose_input_has_no_json_form_is_asked_for_its_page() -> None:
+    line = try_line(described(TensorSpec("x", "BF16", (-1, 2))), URL)
+    assert line == f"curl -s {URL}/v2/models/m"
 
 
 def test_dynamic_axes_are_within_the_models_length() -> None:

@@ -138,6 +138,18 @@ def test_predict_examples_are_taken_by_schema_decoder_and_model(
         assert predict.rows_of(predict.decode(json.dumps(found[d.name]).encode()), d).count == 1
 
 
+@pytest.mark.parametrize(("values", "shown"), [(64, True), (65, False), (3 * 10**9, False)])
+def test_an_input_that_nobody_would_read_is_no_example(
+    page: Page, values: int, shown: bool
+) -> None:
+    inputs = (TensorSpec("image", "FP32", (-1, values)),)
+    described = [page(inputs=inputs, lengths_input=None)]
+    doc = json.loads(openapi.document(described, "http://127.0.0.1:8000"))
+    for path in ("/v2/models/{model}/infer", "/v1/models/{model}:predict"):
+        media = doc["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        assert ("examples" in media) is shown
+
+
 def test_embedding_examples_stand_for_models_that_embed(doc: Any) -> None:
     found = examples(doc, "/v1/embeddings")
     assert set(found) == {"encoder"}
