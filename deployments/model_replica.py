@@ -95,9 +95,14 @@ class ModelReplica:
         await self._worker.health()
 
     async def __del__(self) -> None:
+        """A constructor that failed leaves some of these unmade."""
         watch = getattr(self, "_watch", None)
         if watch is not None:
             watch.cancel()
+        worker = getattr(self, "_worker", None)
+        if worker is not None:
+            # Off the loop: it waits for a batch that still runs, and the loop delivers its answer.
+            await self._loop.run_in_executor(None, worker.close)
         runtime = getattr(self, "_runtime", None)
         if runtime is not None:
             runtime.close()
