@@ -81,7 +81,7 @@ class Gateway:
             except asyncio.CancelledError:
                 raise
             except Exception:
-                logger.exception("the snapshot did not reach the registry")
+                logger.exception("refreshing failed, or the registry took no snapshot; going on")
             await asyncio.sleep(_REFRESH_S if not self._models.draining else _REFRESH_S / 10)
 
     async def __del__(self) -> None:
