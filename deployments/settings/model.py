@@ -30,7 +30,8 @@ class SloSettings(Section):
         default=99,
         gt=0,
         lt=100,
-        description="Share of requests, in %, that should meet the deadline.",
+        description="Share of requests, in %, that should meet the deadline; stated for people, "
+        "nothing acts on it yet.",
     )
     late: Literal["demote", "refuse"] = Field(
         default="demote",

@@ -34,11 +34,15 @@ KeyHash = Annotated[str, AfterValidator(_key_hash)]
 
 class TenantSettings(Section):
     weight: float = Field(
-        default=1, gt=0, le=1_000_000, description="Share of the service relative to other tenants."
+        default=1,
+        gt=0,
+        le=1_000_000,
+        description="Share of the service relative to other tenants; queues do not act on it yet.",
     )
     priority: Priority = Field(
         default="standard",
-        description="Highest priority its requests may have; `x-priority` may lower one's own.",
+        description="Highest priority its requests may have; `x-priority` may lower one's own. A "
+        "label in metrics; queues do not act on it yet.",
     )
     max_length: int | None = Field(
         default=None,
