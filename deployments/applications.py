@@ -122,6 +122,9 @@ def model(args: dict[str, Any]) -> Any:
     settings = ModelSettings.model_validate(args["settings"])
     replicas = settings.replicas
     router: Any = {"request_router_class": "deployments.pin_router:PinRouter"}
+    # What a replica may have in hand at most: a health check waits behind it, a stop lets it end.
+    room = 1 + args["gateways"] * (replicas.slots - 1)
+    busy_s = replicas.hang_limit_s * room + GRACE_S
     replica: Any = serve.deployment(
         ModelReplica,
         name=MODEL_DEPLOYMENT,
@@ -130,9 +133,10 @@ def model(args: dict[str, Any]) -> Any:
         max_ongoing_requests=args["gateways"] * replicas.slots + 2,
         max_queued_requests=-1,
         max_surge_percent=replicas.surge_percent,
-        graceful_shutdown_timeout_s=GRACE_S,
+        graceful_shutdown_timeout_s=busy_s,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=2,
+        health_check_timeout_s=busy_s,
         request_router_config=RequestRouterConfig(
             **router,
             request_router_kwargs={"key": book_key(args["name"])},
