@@ -6,6 +6,7 @@ stateless; whatever belongs to one request is in its call. Generation has a code
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from deployments.protocols import (
     predict,
 )
 from deployments.protocols.types import EmbeddingsCall, Encoded, InferAnswer, InferCall
-from deployments.rows import Rows, from_tokens, split
+from deployments.rows import Rows, check_count, from_tokens, split
 from deployments.rows_joined import join
 
 
@@ -45,9 +46,10 @@ class InferCodec:
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> InferCall:
         header_bytes = exchange.number(oip_json.HEADER_LENGTH)
+        check_rows = None if d is None else partial(check_count, d=d)
         if header_bytes is None:
-            return oip_json.decode(body)
-        return oip_binary.decode(body, header_bytes)
+            return oip_json.decode(body, check_rows)
+        return oip_binary.decode(body, header_bytes, check_rows)
 
     def texts(self, call: InferCall) -> list[str] | None:
         return None

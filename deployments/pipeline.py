@@ -87,7 +87,7 @@ class Pipeline:
         flight.mark("parse")
         # How long: tokenise texts off the loop; rows get their lengths, too long ones are refused.
         tokens = await self._tokens(codec, call, model, who)
-        rows = codec.split(call, tokens, page)
+        rows = await gate.off_loop(who, len(body), codec.split, call, tokens, page)
         _check_own_length(who, rows.lengths)
         flight.mark("tokenize")
         # Queue: bounded, by deadline; late binding happens behind this line.

@@ -27,7 +27,16 @@ from deployments.rows_joined import RowsOut, join
 from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
 
-__all__ = ["RowColumn", "Rows", "RowsOut", "from_rows", "from_tokens", "join", "split"]
+__all__ = [
+    "RowColumn",
+    "Rows",
+    "RowsOut",
+    "check_count",
+    "from_rows",
+    "from_tokens",
+    "join",
+    "split",
+]
 
 
 def split(call: InferCall, d: ModelDescription) -> Rows:
@@ -44,6 +53,7 @@ def split(call: InferCall, d: ModelDescription) -> Rows:
                 f"the first axis of all inputs is the batch and must be equal."
             )
         count = size
+        check_count(count, d)
         columns[tensor.name] = [tensor.data[row, ...] for row in range(count)]
     _check_given(columns, d)
     return _measured(columns, specs, d, wanted_outputs(call, d))
@@ -72,11 +82,23 @@ def from_tokens(tokens: Sequence[Sequence[int] | Array], d: ModelDescription) ->
     if spec is None or len(spec.shape) != 2:
         raise BadRequest(f"The model '{d.name}' takes no token lists.", param="model")
     dtype = DTYPES[spec.datatype]
+    check_count(len(tokens), d)
     try:
         rows = [np.asarray(row, dtype=dtype) for row in tokens]
     except OverflowError:
         raise BadRequest(f"A token id is out of {spec.datatype}'s range.", param="input") from None
     return from_rows({spec.name: rows}, d)
+
+
+def check_count(count: int, d: ModelDescription) -> None:
+    """Before there is an object a row: a body of 64 MB can be seven million rows, which take 15 s
+    to make. More than may wait could not be queued anyway."""
+    if count > d.scheduling.max_queue_rows:
+        raise BadRequest(
+            f"the request has {count} rows; '{d.name}' takes at most "
+            f"{d.scheduling.max_queue_rows} at once (queue.max_rows)",
+            param="inputs",
+        )
 
 
 def wanted_outputs(call: InferCall, d: ModelDescription) -> tuple[str, ...] | None:

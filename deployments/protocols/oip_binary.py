@@ -10,12 +10,18 @@ Source: Triton's binary tensor data extension.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from deployments.errors import BadRequest
 from deployments.protocols import oip_json
 from deployments.protocols.types import InferCall
 
 
-def decode(body: bytes | memoryview, header_length: int) -> InferCall:
+def decode(
+    body: bytes | memoryview,
+    header_length: int,
+    check_rows: Callable[[int], None] | None = None,
+) -> InferCall:
     """The call in `body`, of which the first `header_length` bytes are JSON."""
     view = memoryview(body)
     if not 0 < header_length <= len(view):
@@ -23,4 +29,4 @@ def decode(body: bytes | memoryview, header_length: int) -> InferCall:
             f"Inference-Header-Content-Length is {header_length}; "
             f"1 to the body's {len(view)} bytes are right."
         )
-    return oip_json.parse(view[:header_length], view[header_length:])
+    return oip_json.parse(view[:header_length], view[header_length:], check_rows)

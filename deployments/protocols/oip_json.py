@@ -13,6 +13,7 @@ Source: Open Inference Protocol, REST; Triton's binary tensor data extension.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -64,20 +65,30 @@ _requests = msgspec.json.Decoder(_Request)
 _names = msgspec.json.Decoder(_Names)
 
 
-def decode(body: bytes) -> InferCall:
+def decode(body: bytes, check_rows: Callable[[int], None] | None = None) -> InferCall:
     """The call in a body that is all JSON; `BadRequest` names the tensor and what is wrong."""
-    return parse(body, None)
+    return parse(body, None, check_rows)
 
 
-def parse(header: bytes | memoryview, tail: memoryview | None) -> InferCall:
-    """The call whose JSON is `header` and whose binary tensors follow each other in `tail`."""
+def parse(
+    header: bytes | memoryview,
+    tail: memoryview | None,
+    check_rows: Callable[[int], None] | None = None,
+) -> InferCall:
+    """The call whose JSON is `header` and whose binary tensors follow each other in `tail`.
+
+    `check_rows` hears how many rows a tensor claims before its data is read, and may refuse them:
+    60 MB of one-element rows take 7 s to read, in which nothing else runs.
+    """
     try:
         request = _requests.decode(header)
     except malformed.DECODE_ERRORS as error:
         raise malformed.fault(error, header, lambda index: _name_of(header, index)) from None
     parameters = request.parameters or {}
     binary = _flag(parameters, "binary_data_output", "The request")
-    call = InferCall(_tensors(request.inputs, tail), request.id, [], binary is True, parameters)
+    call = InferCall(
+        _tensors(request.inputs, tail, check_rows), request.id, [], binary is True, parameters
+    )
     if request.outputs:
         call.outputs = [_requested(output, call.binary_outputs) for output in request.outputs]
         _refuse_duplicates("outputs", [output.name for output in call.outputs])
@@ -93,10 +104,14 @@ def _name_of(header: bytes | memoryview, index: int) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _tensors(inputs: list[_Input], tail: memoryview | None) -> list[Tensor]:
+def _tensors(
+    inputs: list[_Input], tail: memoryview | None, check_rows: Callable[[int], None] | None
+) -> list[Tensor]:
     decoded = []
     at = 0
     for item in inputs:
+        if check_rows is not None:
+            check_rows(item.shape[0])
         size = None if item.parameters is None else _binary_size(item, tail)
         if size is None:
             array = _from_json(item)

@@ -60,6 +60,7 @@ def rows_of(call: PredictCall, d: ModelDescription) -> rows.Rows:
 
 def _instances(instances: list[msgspec.Raw], d: ModelDescription) -> dict[str, list[Array]]:
     specs = {spec.name: spec for spec in d.inputs}
+    rows.check_count(len(instances), d)
     columns: dict[str, list[Array]] = {}
     for index, instance in enumerate(instances):
         named = _named(instance, d, "instances")
@@ -88,6 +89,7 @@ def _columns(inputs: msgspec.Raw, d: ModelDescription) -> dict[str, list[Array]]
                 f"Input '{name}' has {len(values)} rows; all inputs need equally many, at least 1."
             )
         count = len(values)
+        rows.check_count(count, d)
         columns[name] = [_value(value, name, specs, d) for value in values]
     return columns
 

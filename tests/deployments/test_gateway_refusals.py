@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -69,7 +70,8 @@ def tensor(**changes: Any) -> bytes:
         (tensor(shape=[1, 3]), "elements"),
         (tensor(shape=[-1, 2]), "shape"),
         (tensor(shape=[0, 2], data=[]), "shape"),
-        (tensor(shape=[2**31 - 1, 2**31 - 1]), "elements"),
+        (tensor(shape=[2**31 - 1, 2**31 - 1]), "queue.max_rows"),
+        (tensor(shape=[1, 2**31 - 1]), "elements"),
         (tensor(shape=[2**80, 1]), "shape"),
         (tensor(shape=[2]), "shape"),
         (tensor(shape=[]), "shape"),
@@ -140,6 +142,56 @@ async def test_a_bad_embeddings_body_is_400_in_openais_shape(
     error = openai_error(answer)
     assert answer.status == 400
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+def _binary(rows: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    given: dict[str, Any] = {"name": "ids", "datatype": "INT64", "shape": [rows, 1]}
+    given["parameters"] = {"binary_data_size": rows * 8}
+    header = json.dumps({"inputs": [given]}).encode()
+    return [(b"inference-header-content-length", b"%d" % len(header))], header + bytes(rows * 8)
+
+
+@pytest.mark.parametrize(("rows", "status"), [(4, 200), (5, 400)])
+async def test_more_rows_than_may_wait_are_refused_before_there_is_an_object_a_row(
+    tmp_path: Path, rows: int, status: int
+) -> None:
+    model = {**SYNTHETIC, "queue": {"max_rows": 4}}
+    async with standing({"device": model}, tmp_path) as stand:
+        ids = [[1]] * rows
+        bodies = {
+            INFER: [tensor(shape=[rows, 1], data=ids)],
+            "/v1/models/device:predict": [
+                json.dumps({"instances": ids}).encode(),
+                json.dumps({"inputs": ids}).encode(),
+            ],
+        }
+        answers = [
+            await ask(stand.app, "POST", path, body=body)
+            for path, each in bodies.items()
+            for body in each
+        ]
+        answers.append(await ask(stand.app, "POST", INFER, *_binary(rows)))
+        assert [answer.status for answer in answers] == [status] * 4
+        assert status == 200 or all("queue.max_rows" in oip_message(a) for a in answers)
+
+
+async def test_rows_are_counted_before_their_data_is_read(stand: Stand) -> None:
+    answer = await ask(stand.app, "POST", INFER, body=tensor(shape=[2049, 1], data=["no number"]))
+    assert (answer.status, "queue.max_rows" in oip_message(answer)) == (400, True)
+
+
+async def test_a_small_gzip_body_is_inflated_off_the_loop(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def inflated(body: bytes, limit: int) -> bytes:
+        threads.append(threading.current_thread().name)
+        return GOOD
+
+    monkeypatch.setattr("deployments.pipeline.inflate", inflated)
+    answer = await ask(stand.app, "POST", INFER, [(b"content-encoding", b"gzip")], b"x" * 100)
+    assert (answer.status, threads) == (200, ["preprocess-0"])
 
 
 async def test_an_unknown_model_is_404_in_each_protocols_shape(stand: Stand) -> None:

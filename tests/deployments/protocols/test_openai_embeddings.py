@@ -71,6 +71,13 @@ def test_inputs_over_the_limit_are_refused(one: Any) -> None:
         decode([one] * (MAX_INPUTS + 1))
 
 
+def test_long_lists_are_counted_before_their_entries_are_read() -> None:
+    with pytest.raises(BadRequest, match="1 to 2048"):
+        decode([["no token"]] * (MAX_INPUTS + 1))
+    with pytest.raises(BadRequest, match="expected"):
+        decode([["no token"]] * MAX_INPUTS)
+
+
 @pytest.mark.parametrize(("form", "expected"), [("float", False), ("base64", True), (None, False)])
 def test_encoding_format_is_read(form: str | None, expected: bool) -> None:
     assert decode("a", encoding_format=form, user="ignored").base64 is expected
