@@ -1,7 +1,7 @@
 """The gateway as a raw ASGI app: routes a request to the pipeline or to a page about the models.
 
-It answers `lifespan`, HEAD and unknown paths; it knows no queue and no metric of its own. Every
-answer to an error has the shape of the protocol the path belongs to.
+It answers `lifespan`, HEAD, unknown paths and attempts at WebSockets; it knows no queue and no
+metric of its own. Every answer to an error has the shape of the protocol the path belongs to.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class GatewayApp:
             await self._http(Exchange(scope, receive, send))
         elif scope["type"] == "lifespan":
             await _lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await _refuse_websocket(scope, receive, send)
 
     async def _http(self, exchange: Exchange) -> None:
         self._connection(exchange.client)
@@ -81,6 +83,24 @@ def _shape(path: str) -> Callable[[errors.HeadraceError], Encoded]:
     if path.startswith("/v1/") and ":" not in path:
         return error_shapes.openai_error
     return error_shapes.oip_error
+
+
+async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
+    """400 where the server lets us answer the handshake; else its own 403, by closing."""
+    await receive()
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close"})
+        return
+    error = errors.BadRequest("WebSockets are not spoken here; send the request without Upgrade")
+    answer = _shape(scope["path"])(error)
+    head = [
+        (b"content-type", answer.content_type),
+        (b"content-length", b"%d" % len(answer.body)),
+        (b"connection", b"close"),
+    ]
+    start = {"type": "websocket.http.response.start", "status": error.status, "headers": head}
+    await send(start)
+    await send({"type": "websocket.http.response.body", "body": answer.body})
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -204,6 +204,26 @@ async def test_lifespan_is_answered(stand: Stand) -> None:
     assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_websocket_is_refused_and_no_fault_of_ours(stand: Stand, answers: bool) -> None:
+    said: list[Any] = []
+
+    async def receive() -> dict[str, str]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    extensions: dict[str, Any] = {"websocket.http.response": {}} if answers else {}
+    scope = {"type": "websocket", "path": "/v2", "extensions": extensions}
+    await stand.app(scope, receive, send)
+    if answers:
+        assert said[0]["status"] == 400
+        assert "WebSockets" in json.loads(said[1]["body"])["error"]
+    else:
+        assert [message["type"] for message in said] == ["websocket.close"]
+
+
 async def test_a_model_without_lengths_batches_too(tmp_path: Path) -> None:
     moody = Moody(lambda value: None)
     async with standing({"moody": SYNTHETIC}, tmp_path, runtimes={"moody": moody}) as stand:
