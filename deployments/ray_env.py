@@ -1,9 +1,10 @@
 """The environment that Ray and Ray Serve read at import, set before anything imports them.
 
 Serve's constants are module-level: they must stand in the environment of every process of the
-cluster, so they are set by the process that starts Ray (children inherit them) and by our
-manifests. The plain proxy is the fallback where HAProxy cannot run; direct ingress stays off there,
-because Serve turns it on silently with the throughput settings (and then ignores proxy locations).
+cluster, so they are set by the process that starts Ray (children inherit them); a cluster started
+otherwise must be given the same. The plain proxy is the fallback where HAProxy cannot run; direct
+ingress stays off there, because Serve turns it on silently with the throughput settings (and then
+ignores proxy locations).
 Source: reading of ray 2.60 `serve/_private/constants.py`.
 """
 
