@@ -1,5 +1,6 @@
 """Callers that leave and requests whose time is up, queued or running: the place is free, nothing
-counts as an answer, a late reply harms nobody. The stand is empty and the books agree after each."""
+counts as an answer, a late reply harms nobody. The stand is empty and the books agree after
+each."""
 
 from __future__ import annotations
 
