@@ -26,6 +26,7 @@ from deployments.status_table import ModelStatus
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _POLL_S = 0.2
+_READY_ANSWER_S = 0.5  # HAProxy lets a request wait while no gateway is up; progress must not
 _LOGICAL_CPUS = 1000  # all replicas share this one machine: nothing may wait for a place
 
 
@@ -73,7 +74,7 @@ class Cluster:
     def ready(self, gateways: int) -> bool:
         """Whether every model is hot, at every gateway."""
         try:
-            if httpx.get(self._ready_url, timeout=2.0).status_code != 200:
+            if httpx.get(self._ready_url, timeout=_READY_ANSWER_S).status_code != 200:
                 return False
         except httpx.HTTPError:
             return False

@@ -58,6 +58,7 @@ class Registry:
     born_s: float
     revision: int = 1
     whole: bool = False
+    listed: bool = False  # somebody declares the whole list: anchors add no names to it
     draining: bool = False
     declared: dict[str, int] = field(default_factory=dict)
     entries: dict[tuple[str, int], Entry] = field(default_factory=dict)
@@ -75,14 +76,15 @@ class Registry:
             for k, p in self.progress.items()
             if p.model in self.declared and p.phase != "failed"
         }
-        self.whole = True
+        self.whole = self.listed = True
         self._changed()
 
     def begin(self, name: str, wall_s: float) -> int:
-        """A new anchor of `name`: declares it and returns its generation, above all before, those
-        of an earlier registry included: that is what the wall clock is for."""
+        """A new anchor of `name`: declares it (unless a list says it is not to be) and returns its
+        generation, above all before, those of an earlier registry included: that is what the wall
+        clock is for."""
         self.last_generation = max(self.last_generation + 1, int(wall_s * 1000))
-        self.declared[name] = self.last_generation
+        self._declare(name, self.last_generation)
         self._changed()
         return self.last_generation
 
@@ -91,8 +93,12 @@ class Registry:
             self.blobs[description.tokenizer_digest] = tokenizer
         key = (description.name, description.generation)
         self.entries[key] = Entry(description, now + LEASE_S)
-        self.declared.setdefault(description.name, description.generation)
+        self._declare(description.name, description.generation)
         self._changed()
+
+    def _declare(self, name: str, generation: int) -> None:
+        if name in self.declared or not self.listed:
+            self.declared[name] = max(self.declared.get(name, 0), generation)
 
     def renew(self, name: str, generation: int, now: float) -> bool:
         """False when the lease is unknown (expired, or the registry restarted): announce again."""

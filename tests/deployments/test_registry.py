@@ -146,3 +146,16 @@ def test_notes_of_progress_are_bounded(registry: Registry) -> None:
         registry.note(Progress("device", f"r{index}", "staging", 0.0))
     assert len(registry.progress) == 1024
     assert ("device", "r2999") in registry.progress
+
+
+def test_an_anchor_adds_no_name_to_a_declared_list(registry: Registry, page: Page) -> None:
+    registry.begin("stray", 1.0)
+    registry.announce(page(name="stray"), b"", 10.0)
+    assert registry.view().declared == {"device"}
+    assert registry.view().models == {}
+
+
+def test_anchors_declare_their_models_where_nobody_else_does(page: Page) -> None:
+    registry = Registry(born_s=0.0)
+    registry.begin("device", 1.0)
+    assert registry.view().declared == {"device"}
