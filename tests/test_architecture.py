@@ -1,4 +1,4 @@
-"""The layout's rules that import contracts cannot say: sizes, homes, words, and what is forbidden."""
+"""The layout's rules that import contracts cannot say: sizes, homes, words, what is forbidden."""
 
 from __future__ import annotations
 
