@@ -90,12 +90,12 @@ class Host:
         self._stop.set()
 
     def _start(self) -> None:
-        self._write_state("", "")
+        try:
+            self._make_folders()
+        except OSError as error:
+            at, why = error.filename or self._states, error.strerror or error
+            raise StartFailed(f"{at} cannot be written: {why}; XDG_STATE_HOME moves it") from None
         apply_environment(self._settings.gateway, run_folder.made(self._port), self._own())
-        self._folder.mkdir(parents=True, exist_ok=True)
-        # Ray puts its driver's folder on every worker's import path: not the user's, then.
-        os.chdir(self._folder)
-        ports.write_tenants(self._settings, Path(self._place.tenants_file))
         say("phase", name="ray", message="starting Ray")
         from deployments.cluster import Cluster
 
@@ -107,6 +107,13 @@ class Host:
         say("phase", name="deploy", message="deploying")
         self._cluster.put(serve_config(self._settings, self._place))
         self._until_ready()
+
+    def _make_folders(self) -> None:
+        self._write_state("", "")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Ray puts its driver's folder on every worker's import path: not the user's, then.
+        os.chdir(self._folder)
+        ports.write_tenants(self._settings, Path(self._place.tenants_file))
 
     def _own(self) -> dict[str, str]:
         """What this start adds to the cluster's environment."""

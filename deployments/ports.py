@@ -28,7 +28,8 @@ def of(gateway: GatewaySettings) -> dict[str, int]:
 
 
 def free_or_say(gateway: GatewaySettings, states: Path) -> list[str]:
-    """A sentence for every port that somebody else holds; empty when all are free."""
+    """A sentence for every port that somebody else holds, or for a host that is not here; empty
+    when all are free."""
     running = state_file.read(gateway.port, states)
     if running is not None and running.alive:
         return [_served(gateway.port, running.server.pid)]
@@ -37,8 +38,24 @@ def free_or_say(gateway: GatewaySettings, states: Path) -> list[str]:
         if haproxy.is_managed(process):
             return [_served(gateway.port, process.pid)]
     haproxy.end(left)
+    if unusable := _unusable(gateway.host):
+        return [unusable]
     held = ((what, port, listener(gateway.host, port)) for what, port in of(gateway).items())
     return [_sentence(what, port, str(who)) for what, port, who in held if who is not None]
+
+
+def _unusable(host: str) -> str | None:
+    """Why nobody can listen on `host` here; None where one can."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        return f"gateway.host {host} is no address of this machine ({why}); try 127.0.0.1"
+    return None
 
 
 def _served(port: int, pid: int) -> str:

@@ -106,7 +106,8 @@ def read(port: int, folder: Path) -> ServerState | None:
 
 
 def remove(port: int, folder: Path) -> None:
-    file_of(port, folder).unlink(missing_ok=True)
+    with contextlib.suppress(NotADirectoryError):  # then there was no state either
+        file_of(port, folder).unlink(missing_ok=True)
 
 
 def listing(folder: Path) -> list[ServerState]:

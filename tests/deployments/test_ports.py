@@ -32,6 +32,17 @@ def test_a_foreign_listener_is_named_with_the_setting_it_blocks(tmp_path):
     assert f"pid {os.getpid()}" in sentence
 
 
+@pytest.mark.parametrize("host", ["999.1.1.1", "192.0.2.1", "x" * 300])
+def test_a_host_that_is_not_here_is_said_before_anything_starts(tmp_path, host):
+    (sentence,) = ports.free_or_say(gateway(host=host), tmp_path)
+    assert f"gateway.host {host} is no address" in sentence
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_a_host_that_is_here_is_fine(tmp_path, host):
+    assert ports.free_or_say(gateway(host=host), tmp_path) == []
+
+
 def test_the_proxy_needs_no_port_of_haproxy(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]

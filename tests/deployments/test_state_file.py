@@ -110,3 +110,11 @@ def test_folder_follows_the_xdg_specification() -> None:
     assert state_file.state_folder({"XDG_STATE_HOME": "/x"}) == Path("/x/headrace")
     assert state_file.state_folder({"XDG_STATE_HOME": "relative"}) == home
     assert state_file.state_folder({}) == home
+
+
+def test_a_state_folder_that_is_a_file_holds_no_state(tmp_path):
+    folder = tmp_path / "headrace"
+    folder.write_text("in the way")
+    assert state_file.read(8000, folder) is None
+    state_file.remove(8000, folder)
+    assert folder.read_text() == "in the way"
