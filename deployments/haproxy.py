@@ -3,8 +3,9 @@
 It outlives Ray's end and keeps its port with port sharing, so the next server on that port would
 lose connections to it. Ours are told by the configuration's path on their command line, which lies
 in a folder of ours; nobody else's process is ever touched, nor one whose cluster still runs.
-Serve's template binds HAProxy's own pages to every interface and sends a line a request to the
-machine's syslog; a wrapper around the program takes both back before it reads its configuration.
+Serve's template binds HAProxy's own pages to every interface, sends a line a request to the
+machine's syslog and gives half-sent headers an hour; a wrapper around the program sets this right
+before it reads its configuration.
 """
 
 from __future__ import annotations
@@ -21,19 +22,26 @@ _MANAGER = "ray::HAProxyManager"
 _WRAPPER = """#!/bin/sh
 config=$3
 host={host}
+# A connection that never asked is closed without the 408 its first request would take for its own.
+silent="option http-ignore-probes"
 sed -e "s/^\\( *bind \\)\\*\\{{0,1\\}}:/\\1$host:/" -e "/^ *log 127.0.0.1:514 /d" \\
+  -e "s/^\\( *\\)timeout client .*/&\\n\\1timeout http-request {headers_s}s\\n\\1$silent/" \\
   "$config" > "$config.ours" && cat "$config.ours" > "$config"
 exec {program} "$@"
 """
 
 
-def wrapped(folder: Path, host: str) -> str:
-    """The path of a program that runs HAProxy with its own pages bound to `host` alone.
+def wrapped(folder: Path, host: str, headers_s: int) -> str:
+    """The path of a program that runs HAProxy with its own pages bound to `host` alone, and that
+    closes a connection whose request's headers take longer than `headers_s` to arrive.
 
     Raises FileNotFoundError where there is no HAProxy.
     """
     path = folder / "haproxy"
-    path.write_text(_WRAPPER.format(host=shlex.quote(host), program=shlex.quote(_program())))
+    script = _WRAPPER.format(
+        host=shlex.quote(host), program=shlex.quote(_program()), headers_s=headers_s
+    )
+    path.write_text(script)
     path.chmod(0o700)
     return str(path)
 

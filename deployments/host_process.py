@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -126,7 +127,9 @@ class Host:
         }
         gateway = self._settings.gateway
         if resolved_ingress(gateway.ingress) == "haproxy":
-            own["RAY_SERVE_HAPROXY_BINARY_PATH"] = haproxy.wrapped(folder, gateway.host)
+            own["RAY_SERVE_HAPROXY_BINARY_PATH"] = haproxy.wrapped(
+                folder, gateway.host, math.ceil(gateway.limits.body_timeout_s)
+            )
         return own
 
     def _write_state(self, address: str, dashboard_url: str) -> None:

@@ -27,7 +27,10 @@ class LimitSettings(Section):
         description="Largest size a gzip body may inflate to.",
     )
     body_timeout_s: float = Field(
-        default=30, gt=0, le=3600, description="A body must have arrived within this time."
+        default=30,
+        gt=0,
+        le=3600,
+        description="A body must have arrived within this time; behind HAProxy the headers too.",
     )
     pool_threshold_bytes: int = Field(
         default=65_536,

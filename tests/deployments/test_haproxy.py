@@ -12,6 +12,8 @@ from deployments import haproxy, run_folder
 CONFIG = """\
 global
     log 127.0.0.1:514 local0 info
+defaults
+    timeout client 3600s
 frontend prometheus
     bind :19101
 frontend http_frontend
@@ -41,18 +43,24 @@ def run(wrapper: str, folder) -> list[str]:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
 def test_every_page_is_bound_to_the_gateways_host_alone(tmp_path, program, host):
-    lines = run(haproxy.wrapped(tmp_path, host), tmp_path)
+    lines = run(haproxy.wrapped(tmp_path, host, 30), tmp_path)
     binds = [line for line in lines if line.startswith("bind")]
     assert binds == [f"bind {host}:19101", "bind 127.0.0.1:18000", f"bind {host}:18404"]
 
 
 def test_nothing_is_sent_to_the_machines_syslog(tmp_path, program):
-    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1"), tmp_path)
+    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 30), tmp_path)
     assert not [line for line in lines if line.startswith("log")]
 
 
+def test_headers_have_a_time_to_arrive_in(tmp_path, program):
+    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 7), tmp_path)
+    at = lines.index("timeout client 3600s")
+    assert lines[at + 1 : at + 3] == ["timeout http-request 7s", "option http-ignore-probes"]
+
+
 def test_a_host_is_no_shell_command(tmp_path, program):
-    lines = run(haproxy.wrapped(tmp_path, "$(id);'"), tmp_path)
+    lines = run(haproxy.wrapped(tmp_path, "$(id);'", 30), tmp_path)
     assert "bind $(id);':19101" in lines
 
 
