@@ -28,16 +28,19 @@ from runtimes.types import Batch, Ragged, Result, Runtime, StageTimes
 
 T = TypeVar("T")
 _DUTY_WINDOW_S = 10.0
+_TOO_LATE = "its time was up before its turn came"
 logger = logging.getLogger("headrace.replica")
 
 
 @dataclass(slots=True)
 class Job:
-    """A batch with its answer. `done` is a future of the loop that submitted it."""
+    """A batch with its answer. `done` is a future of the loop that submitted it; `budget_s`: how
+    long after its arrival anybody waits."""
 
     batch: Batch
     done: asyncio.Future[Job]
     arrived: float
+    budget_s: float = float("inf")
     started: float = 0.0
     finished: float = 0.0
     outputs: dict[str, Column] = field(default_factory=dict)
@@ -71,8 +74,9 @@ class DeviceWorker:
         self._thread = threading.Thread(target=self._work, name="device", daemon=True)
         self._thread.start()
 
-    def submit(self, batch: Batch) -> asyncio.Future[Job]:
-        job = Job(batch, self._loop.create_future(), time.perf_counter())
+    def submit(self, batch: Batch, budget_s: float = float("inf")) -> asyncio.Future[Job]:
+        """A batch whose budget has run out before its turn is not run: all its rows fail."""
+        job = Job(batch, self._loop.create_future(), time.perf_counter(), budget_s)
         self._line.put(job)
         return job.done
 
@@ -115,6 +119,10 @@ class DeviceWorker:
 
     def _run(self, job: Job) -> None:
         job.started = time.perf_counter()
+        if job.started - job.arrived > job.budget_s:
+            job.finished = job.started
+            job.errors = tuple(RowError(row, False, _TOO_LATE) for row in range(job.batch.rows))
+            return
         self._running = job
         try:
             run_bisected(self._runtime, job)

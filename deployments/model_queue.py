@@ -51,6 +51,7 @@ from routers.types import (
 logger = logging.getLogger("headrace.queue")
 clock = time.monotonic
 _UNREACHED_RETRY_S = 0.01
+_IDLE_S = 20.0  # a replica that has not answered for so long is not busy
 
 
 class ModelQueue:
@@ -76,7 +77,7 @@ class ModelQueue:
         self._tickets: dict[int, Ticket] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._duty: dict[str, float] = {}
+        self._duty: dict[str, tuple[float, float]] = {}
 
     # ---- what the gateway calls -----------------------------------------------------------
 
@@ -120,7 +121,7 @@ class ModelQueue:
 
     def set_replicas(self, replicas: Sequence[RunningReplica], slots: int) -> None:
         known = tuple(Replica(r.replica_id, slots) for r in replicas)
-        self._duty = {r.replica_id: self._duty.get(r.replica_id, 0.0) for r in replicas}
+        self._duty = {r.replica_id: self._duty.get(r.replica_id, (0.0, 0.0)) for r in replicas}
         self._step(Replicas(known), clock())
 
     def adopt(self, settings: DispatcherSettings, terms: Terms) -> None:
@@ -147,7 +148,9 @@ class ModelQueue:
 
     @property
     def duty(self) -> dict[str, float]:
-        return dict(self._duty)
+        """Busy share of wall time by replica, 0..1, as of its last answer; 0 when that is old."""
+        now = clock()
+        return {r: duty if now - at < _IDLE_S else 0.0 for r, (duty, at) in self._duty.items()}
 
     @property
     def waiting_rows(self) -> int:
@@ -196,7 +199,8 @@ class ModelQueue:
                 end = LeaseEnd.BUSY
                 return
             terms = self.terms
-            call = build_call(self._gateway, lease, [m.rows for m in members], terms.call_limit_s)
+            budget_s = max(m.request.expires for m in members) - clock()
+            call = build_call(self._gateway, lease, [m.rows for m in members], budget_s)
             reply = await self._transport.call(lease.replica_id, call, terms.call_limit_s)
             end = LeaseEnd.BUSY if reply.busy else LeaseEnd.DONE
             round_trip_s = clock() - started
@@ -230,7 +234,7 @@ class ModelQueue:
         round_trip_s: float,
         reply: BatchReply,
     ) -> None:
-        self._duty[lease.replica_id] = reply.duty
+        self._duty[lease.replica_id] = reply.duty, clock()
         tokens = sum(
             m.request.lengths[row] for m, (_, row) in zip(members, lease.rows, strict=True)
         )
@@ -251,16 +255,18 @@ class ModelQueue:
     ) -> None:
         answers = deliver_rows(lease, started, version, reply)
         for ticket, of, answer in zip(members, lease.rows, answers, strict=True):
-            self._row_done(ticket, of, answer)
+            self._row_done(ticket, of, answer, lease.replica_id)
 
-    def _row_done(self, ticket: Ticket, of: tuple[int, int], answer: RowAnswer) -> None:
+    def _row_done(
+        self, ticket: Ticket, of: tuple[int, int], answer: RowAnswer, replica_id: str
+    ) -> None:
         """A row's answer or error; the last row resolves the caller's future. `of` is the lease's
         (request id, row): an answer to what the ticket was before its retry is ignored."""
         request_id, row = of
         if ticket.future.done() or ticket.request.request_id != request_id:
             return
         if answer.error is not None:
-            if isinstance(answer.error, errors.RowFailed) and self._retry(ticket):
+            if isinstance(answer.error, errors.RowFailed) and self._retry(ticket, replica_id):
                 return
             self._finish(ticket, answer.error)
             return
@@ -281,15 +287,16 @@ class ModelQueue:
             ticket.future.set_exception(error)
         self._step(Cancel(ticket.request.request_id), clock())
 
-    def _retry(self, ticket: Ticket) -> bool:
-        """A row that a runtime failed on, alone, runs once more as a request of its own."""
+    def _retry(self, ticket: Ticket, replica_id: str) -> bool:
+        """A row that a runtime failed on, alone, runs once more as a request of its own, on another
+        replica than `replica_id` where there is one."""
         old = ticket.request
         now = clock()
         if ticket.retried or not old.retryable or old.expires <= now:
             return False
         ticket.retried = True
         del self._tickets[old.request_id]
-        again = replace(old, request_id=next(self._ids))
+        again = replace(old, request_id=next(self._ids), avoid=replica_id)
         ticket.request = again
         ticket.answers = [None] * len(old.lengths)
         ticket.missing = len(old.lengths)

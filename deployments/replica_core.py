@@ -69,7 +69,7 @@ class ReplicaCore:
             return self._busy(gateway)
         gateway.seen = max(gateway.seen, call.lease_id)
         gateway.held.add(call.lease_id)
-        done = self._worker.submit(batch)
+        done = self._worker.submit(batch, call.budget_s)
         try:
             job = await asyncio.shield(done)
         except asyncio.CancelledError:

@@ -27,7 +27,8 @@ class Column(NamedTuple):
 
 
 class BatchCall(NamedTuple):
-    """`lengths`: int32 [rows] as bytes. `outputs`: wanted names, None for all."""
+    """`budget_s`: how long anybody still waits for it. `lengths`: int32 [rows] as bytes.
+    `outputs`: wanted names, None for all."""
 
     gateway: str
     lease_id: int

@@ -56,6 +56,9 @@ class Requests:
         self._rows_seen += len(lengths)
         ticket = Ticket(request, now, latest, len(lengths))
         ticket.rows = tuple([Row(ticket, i, length, order + i) for i, length in enumerate(lengths)])
+        if request.avoid:
+            for row in ticket.rows:
+                row.retried, row.avoid = True, request.avoid
         return ticket
 
     def _enqueue(self, ticket: Ticket, now: float) -> Reason | None:

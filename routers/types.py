@@ -44,7 +44,9 @@ class Request:
     """One caller's request: one or more rows that share a fate (all answered or none).
 
     `deadline` is when it should be answered (its SLO), `expires` when nobody waits any longer
-    (its timeout); `deadline <= expires`, both absolute. The dispatcher owns it after `Arrive`.
+    (its timeout); `deadline <= expires`, both absolute. `avoid`: a replica that failed on it once;
+    it goes to another where one runs, travels alone and is not retried again. The dispatcher owns
+    it after `Arrive`.
     """
 
     request_id: int
@@ -55,6 +57,7 @@ class Request:
     tenant: str = "default"
     priority: int = 0
     retryable: bool = True
+    avoid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

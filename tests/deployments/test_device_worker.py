@@ -128,3 +128,15 @@ async def test_the_duty_cycle_is_that_of_late(monkeypatch: pytest.MonkeyPatch) -
     worker._busy_s, now[0] = 15.0, 30.0
     assert worker.duty() == pytest.approx(1.0)
     worker.close()
+
+
+async def test_a_batch_whose_budget_ran_out_is_not_run() -> None:
+    runtime = Moody(lambda value: None)
+    worker = DeviceWorker(runtime, hang_limit_s=30, on_hang=lambda: None)
+    try:
+        await worker.submit(batch_of([1]), budget_s=30.0)
+        job = await worker.submit(batch_of([2, 3]), budget_s=-1.0)
+    finally:
+        worker.close()
+    assert [(error.row, error.callers_fault) for error in job.errors] == [(0, False), (1, False)]
+    assert (job.outputs, len(runtime.batches)) == ({}, 1)

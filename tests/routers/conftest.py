@@ -61,12 +61,11 @@ class Driver:
         at: float | None = None,
         slo_s: float = 10.0,
         timeout_s: float = 100.0,
-        retryable: bool = True,
+        **more: Any,
     ) -> list[Action]:
+        """`more`: further fields of the request (`retryable`, `avoid` …)."""
         now = self.now if at is None else at
-        request = Request(
-            request_id, lengths or (10,), now, now + slo_s, now + timeout_s, retryable=retryable
-        )
+        request = Request(request_id, lengths or (10,), now, now + slo_s, now + timeout_s, **more)
         return self.step(Arrive(request), at)
 
     def replicas(self, *ids: str, capacity: float = 1, at: float | None = None) -> list[Action]:

@@ -59,3 +59,11 @@ def test_a_stream_replica_tries_rows_beside_others(start):
     assert {lost.replica_id, other.replica_id} == {"a", "b"}
     (again,) = core.close(lost, LeaseEnd.LOST)
     assert again.replica_id == other.replica_id
+
+
+def test_a_request_that_comes_back_avoids_the_replica_that_failed_on_it(start):
+    core = start(max_size=2)
+    core.replicas("a", "b", capacity=1)
+    (lease,) = core.arrive(1, avoid="a")
+    assert lease.replica_id == "b"
+    assert core.close(lease, LeaseEnd.LOST) == [Evict(1, Reason.LOST)]
