@@ -18,6 +18,7 @@ from types import coroutine
 from typing import Any
 
 from deployments import errors
+from deployments.body_room import BodyRoom
 from deployments.fast_path import NAMED_BY_SERVE, Receive, Scope, Send
 from deployments.protocols.types import Encoded
 
@@ -31,11 +32,12 @@ Message = MutableMapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
     """`max_bytes` on the wire, `max_inflated_bytes` after gzip, `timeout_s` for the whole body;
-    `said_as`: what a refusal calls the first."""
+    `room`: what all bodies share; `said_as`: what a refusal calls `max_bytes`."""
 
     max_bytes: int
     max_inflated_bytes: int
     timeout_s: float
+    room: BodyRoom
     said_as: str = "gateway.limits.max_body_bytes"
 
 
@@ -44,8 +46,8 @@ class Exchange:
     caller's, or one made here; every reply carries it."""
 
     __slots__ = (
-        "_named", "_receive", "_send", "_slow", "_whole", "arrived", "client", "headers", "method",
-        "path", "replied", "request_id",
+        "_held_bytes", "_named", "_receive", "_room", "_send", "_slow", "_whole", "arrived",
+        "client", "headers", "method", "path", "replied", "request_id",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,6 +62,8 @@ class Exchange:
         self.request_id = _request_id(self.headers.get(b"x-request-id"))
         self._named = NAMED_BY_SERVE in scope
         self._slow = self._whole = False
+        self._held_bytes = 0
+        self._room: BodyRoom | None = None
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
@@ -82,7 +86,7 @@ class Exchange:
             raise _too_large(limits)
 
     async def body(self, limits: BodyLimits) -> bytes:
-        """The raw body. Raises BodyTooLarge, BodyTimeout or CallerLeft."""
+        """The raw body. Raises BodyTooLarge, BodyTimeout, Overloaded or CallerLeft."""
         # Most bodies arrive with their headers: then no timer is set (it costs 3 us a request).
         waiting = self._receive().__await__()
         try:
@@ -111,6 +115,7 @@ class Exchange:
             size += len(parts[-1])
             if size > limits.max_bytes:
                 raise _too_large(limits)
+            self.hold(len(parts[-1]), limits.room)
             message = await self._receive()
         return self._end(message, parts, limits)
 
@@ -123,6 +128,17 @@ class Exchange:
         if len(body) > limits.max_bytes:
             raise _too_large(limits)
         return body
+
+    def hold(self, size_bytes: int, room: BodyRoom) -> None:
+        """Memory that this request keeps to its end, `release`. Raises Overloaded."""
+        room.take(size_bytes, self._held_bytes)
+        self._room = room
+        self._held_bytes += size_bytes
+
+    def release(self) -> None:
+        if self._room is not None:
+            self._room.give(self._held_bytes)
+            self._held_bytes = 0
 
     async def until_disconnect(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

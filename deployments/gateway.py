@@ -14,6 +14,7 @@ from typing import Any
 from ray import serve
 
 from deployments import fast_path
+from deployments.body_room import BodyRoom
 from deployments.catalogue import Catalogue
 from deployments.exchange import BodyLimits
 from deployments.gateway_app import GatewayApp
@@ -54,7 +55,10 @@ class Gateway:
             models=self._models,
             pool=self._pool,
             limits=BodyLimits(
-                limits.max_body_bytes, limits.max_inflated_bytes, limits.body_timeout_s
+                limits.max_body_bytes,
+                limits.max_inflated_bytes,
+                limits.body_timeout_s,
+                BodyRoom(limits.max_held_bytes),
             ),
             pool_threshold_bytes=limits.pool_threshold_bytes,
             watcher=self._observer,

@@ -57,6 +57,8 @@ class GatewayApp:
             if not exchange.replied:
                 fault = errors.HeadraceError("an unexpected error; the log has it by request id")
                 await exchange.reply(500, _shape(exchange.path)(fault))
+        finally:
+            exchange.release()
 
     async def _route(self, exchange: Exchange) -> None:
         route = router.match(exchange.path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deployments import errors
+from deployments.body_room import BodyRoom
 from deployments.catalogue import Catalogue
 from deployments.exchange import BodyLimits, Exchange
 from deployments.observer import Observer
@@ -18,7 +19,11 @@ from deployments.protocols.types import Encoded
 from deployments.router import Route
 
 _INDEX_LIMITS = BodyLimits(
-    max_bytes=4096, max_inflated_bytes=4096, timeout_s=10.0, said_as="an index request's bound"
+    max_bytes=4096,
+    max_inflated_bytes=4096,
+    timeout_s=10.0,
+    room=BodyRoom(1 << 20),
+    said_as="an index request's bound",
 )
 _HTML = b"text/html; charset=utf-8"
 _RETRY_AFTER = [(b"retry-after", b"2")]

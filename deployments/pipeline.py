@@ -122,6 +122,7 @@ class Pipeline:
         inflated: bytes = await self._gate.off_loop(
             who, len(body) * MOST_INFLATION, inflate, body, limits.max_inflated_bytes
         )
+        exchange.hold(len(inflated), limits.room)
         return inflated
 
     async def _tokens(

@@ -26,6 +26,12 @@ class LimitSettings(Section):
         le=8192 * MIB,
         description="Largest size a gzip body may inflate to.",
     )
+    max_held_bytes: int = Field(
+        default=1024 * MIB,
+        ge=1024,
+        le=1_048_576 * MIB,
+        description="Memory that large bodies under way may take together at one gateway.",
+    )
     body_timeout_s: float = Field(
         default=30,
         gt=0,

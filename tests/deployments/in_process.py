@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from deployments import describe
+from deployments.body_room import BodyRoom
 from deployments.catalogue import Catalogue
 from deployments.device_worker import DeviceWorker
 from deployments.exchange import BodyLimits
@@ -135,7 +136,10 @@ class Stand:
             models=self.models,
             pool=self.pool,
             limits=BodyLimits(
-                limits.max_body_bytes, limits.max_inflated_bytes, limits.body_timeout_s
+                limits.max_body_bytes,
+                limits.max_inflated_bytes,
+                limits.body_timeout_s,
+                BodyRoom(limits.max_held_bytes),
             ),
             pool_threshold_bytes=limits.pool_threshold_bytes,
             watcher=self.observer,
