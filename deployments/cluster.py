@@ -64,12 +64,9 @@ class Cluster:
             raise RuntimeError(f"Ray Serve refused the applications: {answer.text}")
 
     def progress(self) -> list[dict[str, Any]]:
-        """A row for each replica that has said something."""
+        """For each replica that has said something: what it passed, then what it does."""
         notes = ray.get(self._registry.progress.remote())
-        return [
-            {"model": n.model, "phase": n.phase, "fraction": n.fraction, "detail": n.detail}
-            for n in notes
-        ]
+        return [row for note in notes for row in _progress_rows(note)]
 
     def ready(self, gateways: int) -> bool:
         """Whether every model is hot, at every gateway."""
@@ -162,6 +159,14 @@ class Cluster:
         self._rest.close()
         serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
+
+
+def _progress_rows(note: Progress) -> list[dict[str, Any]]:
+    past = [(phase, 1.0, "") for phase in note.passed]
+    return [
+        {"model": note.model, "phase": phase, "fraction": fraction, "detail": detail}
+        for phase, fraction, detail in [*past, (note.phase, note.fraction, note.detail)]
+    ]
 
 
 def _runs(apps: Mapping[str, tuple[str, str]], name: str) -> bool:

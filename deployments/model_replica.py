@@ -43,6 +43,7 @@ class ModelReplica:
         self._loop = asyncio.get_running_loop()
         self._replica = serve.get_replica_context().replica_id.unique_id
         self._registry = registry()
+        self._phases: dict[str, None] = {}
         try:
             await self._loop.run_in_executor(None, self._start, Path(args["cache_dir"]))
             self._description, self._tokenizer = describe.describe(
@@ -72,7 +73,9 @@ class ModelReplica:
         self._runtime.warm()
 
     def _note(self, phase: str, fraction: float, detail: str = "") -> Any:
-        note = Progress(self._name, self._replica, phase, fraction, detail)
+        passed = tuple(self._phases)
+        self._phases[phase] = None
+        note = Progress(self._name, self._replica, phase, fraction, detail, passed)
         return self._registry.note.remote(note)
 
     def _hung(self) -> None:

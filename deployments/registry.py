@@ -29,13 +29,15 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one replica of a model has come: phase (staging … ready | failed), fraction 0..1."""
+    """How far one replica of a model has come: phase (staging … ready | failed), fraction 0..1.
+    `passed`: the phases before it, so that a short one is not lost between two looks."""
 
     model: str
     replica: str
     phase: str
     fraction: float
     detail: str = ""
+    passed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
