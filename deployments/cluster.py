@@ -20,6 +20,7 @@ from deployments import ports
 from deployments.applications import is_model_app, model_app
 from deployments.description import ModelDescription
 from deployments.ray_env import auth_headers
+from deployments.registry import Progress
 from deployments.registry_actor import NAMESPACE, registry
 from deployments.settings import ModelSettings, Settings
 from deployments.status_table import ModelStatus
