@@ -7,6 +7,7 @@ because its standard input closes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -41,7 +42,7 @@ def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
     with Progress(models) as progress:
         turn = _until_ready(events, progress)
     if turn.get("event") == "ready":
-        click.echo(turn["message"])
+        _show(turn["message"], err=False)
     else:
         _say(turn)
     for event in events:
@@ -64,7 +65,13 @@ def _exit_code(code: int) -> int:
 
 def _say(event: dict[str, Any]) -> None:
     if event.get("event") in ("phase", "failed", "log"):
-        click.echo(event["message"], err=True)
+        _show(event["message"], err=True)
+
+
+def _show(text: str, *, err: bool) -> None:
+    """A log on a full disk, or a reader that left, must not end the server."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=err)
 
 
 def _ask_to_stop(child: subprocess.Popen[str]) -> None:

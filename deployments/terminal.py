@@ -7,6 +7,7 @@ here but elapsed seconds as seen from this side.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import time
@@ -96,7 +97,8 @@ class Progress:
     def _say(self, found: ModelProgress, now: float) -> None:
         note = f": {found.note}" if found.note else ""
         line = f"{found.name}: {found.phase}{note} ({now - found.started:.1f} s)"
-        self._console.print(Text(line), soft_wrap=True)
+        with contextlib.suppress(OSError):  # a full disk; the start goes on
+            self._console.print(Text(line), soft_wrap=True)
 
     def _table(self) -> Table:
         table = Table.grid(padding=(0, 2))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 
@@ -17,3 +18,14 @@ def test_rubbish_between_the_hosts_lines_is_passed_over():
 def test_the_hosts_end_becomes_an_exit_code(code, expected, capsys):
     assert host._exit_code(code) == expected
     assert ("SIGKILL" in capsys.readouterr().err) == (code == -9)
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("event", ["phase", "failed", "log"])
+def test_a_full_disk_under_the_log_does_not_end_the_server(event, monkeypatch):
+    monkeypatch.setattr("sys.stderr", FullDisk())
+    host._say({"event": event, "message": "said"})
