@@ -13,23 +13,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from deployments.app_names import GATEWAY_APP, MODEL_DEPLOYMENT, book_key, model_app
 from deployments.settings import GatewaySettings, ModelSettings, Settings
 
-GATEWAY_APP = "gateway"
-MODEL_DEPLOYMENT = "model"
 GRACE_S = 20.0
-
-
-def model_app(name: str) -> str:
-    return f"model-{name}"
-
-
-def is_model_app(app: str) -> bool:
-    return app.startswith(model_app(""))
-
-
-def book_key(name: str) -> str:
-    return f"{model_app(name)}/{MODEL_DEPLOYMENT}"
 
 
 @dataclass(frozen=True, slots=True)

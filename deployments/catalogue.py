@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments import errors
-from deployments.applications import book_key, model_app
+from deployments.app_names import book_key, model_app
 from deployments.description import ModelDescription
 from deployments.ledger import book_for
 from deployments.preprocess.tokenizer import TextTokenizer

@@ -17,7 +17,7 @@ import ray
 from ray import serve
 
 from deployments import ports
-from deployments.applications import is_model_app, model_app
+from deployments.app_names import is_model_app, model_app
 from deployments.description import ModelDescription
 from deployments.ray_env import auth_headers
 from deployments.registry import Progress

@@ -23,10 +23,11 @@ from deployments.preprocess.turns import TurnPool
 from deployments.request_start import upstream_wait_s
 from deployments.served_model import ServedModel
 from deployments.settings import GatewaySettings
+from deployments.span_times import SpanTimes
 from deployments.tenants import Tenants
 from deployments.tickets import BatchRecord
 from deployments.trace_context import TraceContext
-from deployments.tracing import SpanTimes, Tracing
+from deployments.tracing import Tracing
 
 _MOST_CLIENTS = 65_536
 

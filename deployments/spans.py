@@ -30,8 +30,8 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
+from deployments.span_times import Attributes, SpanTimes
 from deployments.trace_context import TraceContext
-from deployments.tracing import Attributes, SpanTimes
 
 _EXPORT_TIMEOUT_S = 5
 _EXPORT_EVERY_MS = 1000

@@ -13,8 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from deployments.span_times import Attributes, SpanTimes
 from deployments.trace_context import Sampler, TraceContext
 
 if TYPE_CHECKING:
@@ -22,17 +23,8 @@ if TYPE_CHECKING:
 
     from deployments.spans import SpanWriter
 
-Attributes = Mapping[str, str | int | float | bool]
 
 _MOST_TRACES_PER_S = 100
-
-
-class SpanTimes(NamedTuple):
-    """One span below a request or a batch: wall-clock nanoseconds since the epoch."""
-
-    name: str
-    start_ns: int
-    end_ns: int
 
 
 class Tracing:

@@ -14,7 +14,7 @@ import ray.exceptions
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
-from deployments.applications import MODEL_DEPLOYMENT
+from deployments.app_names import MODEL_DEPLOYMENT
 from deployments.ledger import ReplicaGone
 from deployments.wire import BatchCall, BatchReply
 

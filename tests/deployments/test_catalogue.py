@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments import errors
-from deployments.applications import book_key
+from deployments.app_names import book_key
 from deployments.catalogue import Catalogue
 from deployments.description import ModelDescription
 from deployments.ledger import RunningReplica, book_for

@@ -11,8 +11,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from deployments.span_times import SpanTimes
 from deployments.trace_context import Sampler, TraceContext, parse
-from deployments.tracing import SpanTimes, Tracing
+from deployments.tracing import Tracing
 
 TRACE, PARENT = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 HEADER = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
