@@ -160,7 +160,7 @@ class Exchange:
         if raw is None:
             return None
         try:
-            value = float(raw)
+            value = -1.0 if b"_" in raw else float(raw)
         except ValueError:
             value = -1.0
         if not 0.0 < value < 1e9:
