@@ -48,11 +48,14 @@ def as_json(snapshot: StatusSnapshot) -> str:
 
 
 def status_table(snapshot: StatusSnapshot) -> Table:
-    table = Table(title=_title(snapshot), title_justify="left", box=None, pad_edge=False)
+    table = Table(
+        title=_title(snapshot), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for heading in ("MODEL", "VERSION", "RUNTIME", "STATE"):
         table.add_column(heading, overflow="fold")
-    for heading in ("REPLICAS", "WAITING", "LATE", "OLDEST", "INFLIGHT", "BACKLOG", "DRIFT"):
-        table.add_column(heading, justify="right")
+    # Short words, so that a line fits into 80 columns.
+    for heading in ("REPL", "WAIT", "LATE", "OLDEST", "RUN", "BACKLOG", "DRIFT"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for model in snapshot["models"]:
         table.add_row(*_cells(model))
     return table
