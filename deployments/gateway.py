@@ -14,14 +14,10 @@ from typing import Any
 from ray import serve
 
 from deployments import fast_path
-from deployments.body_room import BodyRoom
 from deployments.catalogue import Catalogue
-from deployments.exchange import BodyLimits
-from deployments.gateway_app import GatewayApp
-from deployments.inflight import Gate
+from deployments.gateway_app import assembled
 from deployments.loopback import keep_replica_calls_local
 from deployments.observer import Observer
-from deployments.pages import Pages
 from deployments.preprocess.turns import TurnPool
 from deployments.registry_actor import registry
 from deployments.settings import GatewaySettings
@@ -49,22 +45,7 @@ class Gateway:
             self._registry, self._uid, settings.preprocess.cache_bytes, self._observer.batch
         )
         self._observer.watch(self._models, self._pool, self._tenants)
-        limits = settings.limits
-        gate = Gate(
-            tenants=self._tenants,
-            models=self._models,
-            pool=self._pool,
-            limits=BodyLimits(
-                limits.max_body_bytes,
-                limits.max_inflated_bytes,
-                limits.body_timeout_s,
-                BodyRoom(limits.max_held_bytes),
-            ),
-            pool_threshold_bytes=limits.pool_threshold_bytes,
-            watcher=self._observer,
-        )
-        pages = Pages(self._models, self._observer)
-        self._app = GatewayApp(gate, pages, self._observer.connection)
+        self._app = assembled(settings, self._tenants, self._models, self._pool, self._observer)
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._models.follow()),

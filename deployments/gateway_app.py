@@ -10,14 +10,20 @@ import logging
 from collections.abc import Callable
 
 from deployments import errors, router
+from deployments.body_room import BodyRoom
+from deployments.catalogue import Catalogue
 from deployments.codecs import Codec, EmbeddingsCodec, InferCodec, PredictCodec
-from deployments.exchange import Exchange
+from deployments.exchange import BodyLimits, Exchange
 from deployments.fast_path import Receive, Scope, Send
 from deployments.inflight import Gate
+from deployments.observer import Observer
 from deployments.pages import Pages
 from deployments.pipeline import Pipeline
+from deployments.preprocess.turns import TurnPool
 from deployments.protocols import error_shapes
 from deployments.protocols.types import Encoded
+from deployments.settings import GatewaySettings
+from deployments.tenants import TenantsFile
 
 _CODECS: dict[str, Codec] = {
     "infer": InferCodec(),
@@ -103,6 +109,31 @@ async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
     start = {"type": "websocket.http.response.start", "status": error.status, "headers": head}
     await send(start)
     await send({"type": "websocket.http.response.body", "body": answer.body})
+
+
+def assembled(
+    settings: GatewaySettings,
+    tenants: TenantsFile,
+    models: Catalogue,
+    pool: TurnPool,
+    observer: Observer,
+) -> GatewayApp:
+    """The app over parts that its owner made, and ends."""
+    limits = settings.limits
+    gate = Gate(
+        tenants=tenants,
+        models=models,
+        pool=pool,
+        limits=BodyLimits(
+            limits.max_body_bytes,
+            limits.max_inflated_bytes,
+            limits.body_timeout_s,
+            BodyRoom(limits.max_held_bytes),
+        ),
+        pool_threshold_bytes=limits.pool_threshold_bytes,
+        watcher=observer,
+    )
+    return GatewayApp(gate, Pages(models, observer), observer.connection)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

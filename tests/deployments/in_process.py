@@ -17,15 +17,11 @@ from typing import Any
 import httpx
 
 from deployments import describe
-from deployments.body_room import BodyRoom
 from deployments.catalogue import Catalogue
 from deployments.device_worker import DeviceWorker
-from deployments.exchange import BodyLimits
-from deployments.gateway_app import GatewayApp
-from deployments.inflight import Gate
+from deployments.gateway_app import assembled
 from deployments.ledger import ReplicaBook, RunningReplica
 from deployments.observer import Observer
-from deployments.pages import Pages
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.preprocess.turns import TurnPool
 from deployments.replica_core import ReplicaCore
@@ -130,22 +126,7 @@ class Stand:
         self.models._declared = frozenset(models)
         self.models._awaited = set()
         self.observer.refresh()
-        limits = self.settings.limits
-        gate = Gate(
-            tenants=self.tenants,
-            models=self.models,
-            pool=self.pool,
-            limits=BodyLimits(
-                limits.max_body_bytes,
-                limits.max_inflated_bytes,
-                limits.body_timeout_s,
-                BodyRoom(limits.max_held_bytes),
-            ),
-            pool_threshold_bytes=limits.pool_threshold_bytes,
-            watcher=self.observer,
-        )
-        pages = Pages(self.models, self.observer)
-        self.app = GatewayApp(gate, pages, self.observer.connection)
+        self.app = assembled(self.settings, self.tenants, self.models, self.pool, self.observer)
 
     def _serve(self, name: str, model: ModelSettings, cache_dir: Path, replicas: int) -> None:
         transport, book = LocalTransport(), ReplicaBook()
