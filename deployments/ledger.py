@@ -21,7 +21,6 @@ class RunningReplica:
     the settings it was started with."""
 
     replica_id: str
-    node_id: str
     metadata: tuple[tuple[str, str], ...] = ()
 
     def digest(self) -> str:

@@ -28,7 +28,7 @@ def _entry(replica: ServeReplica) -> Any:
     from deployments.ledger import RunningReplica
 
     metadata = tuple(sorted((k, str(v)) for k, v in replica.replica_metadata.items()))
-    return RunningReplica(replica.replica_id.unique_id, replica.node_id, metadata)
+    return RunningReplica(replica.replica_id.unique_id, metadata)
 
 
 def _gone(uid: str) -> Exception:

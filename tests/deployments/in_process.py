@@ -152,7 +152,7 @@ class Stand:
     def run_replicas(self, name: str, ids: list[str]) -> None:
         digest = self.models._served[name].description.digest
         metadata = (("digest", digest),)
-        self.books[name].update([RunningReplica(i, "node", metadata) for i in ids])
+        self.books[name].update([RunningReplica(i, metadata) for i in ids])
 
     def swap(self, name: str, **changes: Any) -> None:
         """Another version of the model goes live, on the same replicas."""

@@ -81,7 +81,7 @@ class Following:
 
     def run(self, page: ModelDescription) -> None:
         metadata = (("digest", page.digest),)
-        book_for(book_key(page.name)).update([RunningReplica(f"{page.name}-0", "n", metadata)])
+        book_for(book_key(page.name)).update([RunningReplica(f"{page.name}-0", metadata)])
 
 
 @pytest.fixture
