@@ -25,6 +25,7 @@ from deployments.transport import ReplicaDied, ReplicaFault, Transport, Unreache
 from deployments.wire import BatchReply
 from routers.cost import CostError
 from routers.dispatcher import Dispatcher
+from routers.settings import DispatcherSettings
 from routers.types import (
     Abort,
     Action,
@@ -33,7 +34,6 @@ from routers.types import (
     Close,
     Closed,
     Dispatch,
-    DispatcherSettings,
     Event,
     Evict,
     LeaseEnd,

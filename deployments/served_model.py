@@ -15,7 +15,7 @@ from deployments.model_queue import ModelQueue
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.tickets import BatchRecord, Terms
 from deployments.transport import ServeTransport
-from routers.types import DispatcherSettings
+from routers.settings import DispatcherSettings
 
 _CALL_MARGIN_S = 5.0
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from routers.buckets import Bucket, Lane, Waiting
 from routers.leases import Goods, Holder
 from routers.replicas import ReplicaSet
+from routers.settings import DispatcherSettings
 from routers.tickets import Row
-from routers.types import DispatcherSettings
 
 _OVERDUE = 2.0  # above any fullness
 

@@ -13,7 +13,8 @@ from itertools import pairwise
 from routers.buckets import Bucket, Waiting
 from routers.cost import CostModel
 from routers.errors import BadSettings
-from routers.types import DispatcherSettings, Reason, Request
+from routers.settings import DispatcherSettings
+from routers.types import Reason, Request
 
 MIN_RETRY_S = 0.05
 MAX_RETRY_S = 60.0

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from routers.settings import DispatcherSettings
 from routers.tickets import Row
-from routers.types import DispatcherSettings
 
 _SLACK = 32
 

@@ -16,6 +16,7 @@ from routers.invariants import check
 from routers.leases import Lease, LeaseBook
 from routers.replicas import MIN_BLOCK_S, SUSPECT_S, ReplicaSet
 from routers.requests import Requests
+from routers.settings import DispatcherSettings
 from routers.snapshots import State, take_snapshot
 from routers.types import (
     Action,
@@ -24,7 +25,6 @@ from routers.types import (
     Close,
     Closed,
     Dispatch,
-    DispatcherSettings,
     Event,
     LeaseEnd,
     Opened,

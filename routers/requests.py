@@ -15,8 +15,9 @@ from routers.cost import CostModel
 from routers.deadlines import Timers, Turnaround
 from routers.errors import BadRequestEvent
 from routers.replicas import ReplicaSet
+from routers.settings import DispatcherSettings
 from routers.tickets import Row, Ticket
-from routers.types import Abort, Action, DispatcherSettings, Evict, Reason, Reject, Request
+from routers.types import Abort, Action, Evict, Reason, Reject, Request
 
 
 class Requests:

@@ -16,12 +16,12 @@ from heapq import heappop, heappush
 from math import inf
 
 from routers.dispatcher import Dispatcher
+from routers.settings import DispatcherSettings
 from routers.types import (
     Arrive,
     Cancel,
     Closed,
     Dispatch,
-    DispatcherSettings,
     Event,
     Evict,
     LeaseEnd,

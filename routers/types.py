@@ -21,6 +21,8 @@ class Reason(Enum):
     TOO_LARGE = "too_large"  # a request has more rows than the queue holds (rejected)
     EXPIRED = "expired"  # its timeout passed before it was answered, queued or in a running batch
     LATE = "late"  # past its deadline and `late="refuse"`, or the queue of late ones is full
+    TENANT_FULL = "tenant_full"  # its tenant's own bound on waiting rows reached (rejected)
+    SHED = "shed"  # a controller of queueing delay refused it
     LOST = "lost"  # its replica died or hung twice, or it may not be retried
     CLOSED = "closed"  # the model was withdrawn
 
@@ -39,12 +41,19 @@ class ReplicaKind(Enum):
     STREAM = "stream"  # a lease is one request; its answers flow; capacity counts tokens
 
 
+FlowWork = tuple[int, str, float]
+"""(priority, tenant, predicted or measured device seconds) of one flow."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One caller's request: one or more rows that share a fate (all answered or none).
 
     `deadline` is when it should be answered (its SLO), `expires` when nobody waits any longer
-    (its timeout); `deadline <= expires`, both absolute. `avoid`: a replica that failed on it once;
+    (its timeout); `deadline <= expires`, both absolute. `priority` 0 is the most urgent. `weight`:
+    its tenant's share relative to the others' in its priority; `tenant_rows`: rows its tenant may
+    have waiting, 0: no bound. `session`: prefers the replica that served it last, "": none.
+    `retryable`: it may run twice (a retry, a hedge). `avoid`: a replica that failed on it once;
     it goes to another where one runs, travels alone and is not retried again. The dispatcher owns
     it after `Arrive`.
     """
@@ -58,6 +67,9 @@ class Request:
     priority: int = 0
     retryable: bool = True
     avoid: str = ""
+    weight: float = 1.0
+    tenant_rows: int = 0
+    session: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +90,11 @@ class Report:
     held / seen: leases of *this* gateway still held after this one, and the highest lease id of
     this gateway it has ever accepted; together they make `accounted - actual` exact.
     retry_in_s: for BUSY, predicted seconds until it has room. transport_s: round trip less service
-    and waiting at the replica.
+    and waiting at the replica. free_in_s: predicted seconds until it has finished the batches of
+    other gateways that it has started. virtual_time: by priority, the highest start tag it has
+    started, of any gateway. served: seconds that flows were served here for other gateways, since
+    its last answer to this one. waiting: seconds of work that wait at other gateways, by flow, as
+    they last said.
     """
 
     service_s: float = 0.0
@@ -88,6 +104,10 @@ class Report:
     seen: int = 0
     retry_in_s: float = 0.0
     transport_s: float = 0.0
+    free_in_s: float = 0.0
+    virtual_time: tuple[float, ...] = ()
+    served: tuple[FlowWork, ...] = ()
+    waiting: tuple[FlowWork, ...] = ()
 
 
 # ---- events -------------------------------------------------------------------------------
@@ -153,18 +173,32 @@ Event = Arrive | Cancel | Replicas | Opened | Progress | Closed | Tick | Close
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send these rows, as one lease, to this replica. `rows` are (request_id, row index)."""
+    """Send these rows, as one lease, to this replica. `rows` are (request_id, row index).
+
+    rank: (late, priority, start tag) of the row that leads; of the batches staged at a replica the
+    lowest starts next, and the others are returned unstarted. charges: what each flow in it is
+    charged, their sum is `predicted_s`. waiting: what waits here, by flow. copy_of: the lease of
+    the same rows that this one races, 0: none; tied: the first of the two to start cancels the
+    other, so the replica reports `Opened`.
+    """
 
     lease_id: int
     replica_id: str
     rows: tuple[tuple[int, int], ...]
     bucket: int  # upper edge of the bucket that led the batch, tokens
     predicted_s: float
+    rank: tuple[int, int, float] = (0, 0, 0.0)
+    charges: tuple[FlowWork, ...] = ()
+    waiting: tuple[FlowWork, ...] = ()
+    copy_of: int = 0
+    tied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Every member of this running lease has left; a stream replica should stop working on it."""
+    """Nobody waits for this lease (its members left, or its copy won), or its rows are wanted back
+    (preempted): a replica drops it unstarted where it can, a stream replica stops working on it.
+    Best effort: whatever happens, `Closed` follows."""
 
     lease_id: int
     replica_id: str
@@ -198,31 +232,7 @@ class WakeAt:
 Action = Dispatch | Abort | Reject | Evict | WakeAt
 
 
-# ---- settings and snapshot ----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class DispatcherSettings:
-    """What the core needs to know of one model.
-
-    bucket_edges: ascending upper bounds in tokens, inclusive; the last is the longest row.
-    max_size rows and max_tokens a batch (padded tokens, rows x longest, when `pads`; else the sum).
-    max_queue_rows: bound on waiting rows; max_late_rows: of those, how many may be late ones.
-    max_passed_over_s: a bucket whose head has waited this long goes before any fuller one.
-    late: what happens to a request that can no longer be expected to meet its deadline: it goes
-    behind all that still can. There "demote" keeps it until it expires, "refuse" until its
-    deadline.
-    """
-
-    bucket_edges: tuple[int, ...]
-    max_size: int = 32
-    max_tokens: int = 16384
-    pads: bool = True
-    max_queue_rows: int = 2048
-    max_late_rows: int = 1024
-    max_passed_over_s: float = 0.05
-    late: str = "demote"
-    initial_cost_s: float = 0.0  # assumed seconds a batch until one was measured
+# ---- snapshot ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

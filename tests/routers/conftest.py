@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from routers.dispatcher import Dispatcher
+from routers.settings import DispatcherSettings
 from routers.types import (
     Action,
     Arrive,
     Cancel,
     Closed,
     Dispatch,
-    DispatcherSettings,
     Event,
     LeaseEnd,
     Replica,

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from routers.dispatcher import Dispatcher
+from routers.settings import DispatcherSettings
 from routers.types import (
     Abort,
     Arrive,
     Cancel,
     Closed,
     Dispatch,
-    DispatcherSettings,
     Evict,
     LeaseEnd,
     Opened,

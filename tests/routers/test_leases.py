@@ -3,16 +3,8 @@
 import pytest
 
 from routers.errors import BadRequestEvent, BadSettings
-from routers.types import (
-    Close,
-    Dispatch,
-    DispatcherSettings,
-    Evict,
-    LeaseEnd,
-    Progress,
-    Reason,
-    Reject,
-)
+from routers.settings import DispatcherSettings
+from routers.types import Close, Dispatch, Evict, LeaseEnd, Progress, Reason, Reject
 
 
 def requests_of(*actions):

@@ -1,0 +1,142 @@
+"""What the core is told of one model: lengths, batches, bounds, and how each controller behaves.
+
+Plain frozen values without defaults of the shell's: `deployments.settings` declares what users
+write and translates. Every shedding policy has a `Mode`; every controller has a fixed value beside
+what it would learn, and `frozen` stops all learning at once: state stays as it is, decisions go on.
+Lengths are tokens, times seconds, costs predicted device seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Mode(Enum):
+    """Whether a shedding policy acts, only counts what it would have done, or is not asked."""
+
+    OFF = "off"
+    OBSERVE = "observe"
+    ENFORCE = "enforce"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSettings:
+    """How bucket edges follow the lengths that arrive.
+
+    adaptive: solve edges anew from the live histogram, at most `max_edges` of them, every
+    `solve_every_s`, and switch when predicted waste falls by `min_gain` (relative). minimise:
+    "seconds" of device time or "padding". half_life_s: of the histogram. Fixed shapes (compiled
+    profiles) are never adaptive: the edges are the shapes, every batch is padded to its bucket's
+    edge, and running another shape than the last one costs `switch_s`.
+    """
+
+    adaptive: bool = False
+    max_edges: int = 8
+    minimise: str = "seconds"
+    solve_every_s: float = 60.0
+    half_life_s: float = 600.0
+    min_gain: float = 0.1
+    fixed_shapes: bool = False
+    switch_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CodelSettings:
+    """Shed what waited over 2 x `target_s` while no row of the last `interval_s` waited less than
+    `target_s`."""
+
+    mode: Mode = Mode.OBSERVE
+    target_s: float = 0.02
+    interval_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings:
+    """A bound on requests in the core (waiting and running) at one gateway, learnt from queueing
+    delay; `fixed`: this many, nothing is learnt."""
+
+    mode: Mode = Mode.OBSERVE
+    fixed: int | None = None
+    least: int = 16
+    most: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    """feasibility: call a request late on arrival when what is ahead of it cannot be served before
+    its deadline. max_queue_s: bound on predicted seconds of waiting work a replica; inf: none."""
+
+    feasibility: Mode = Mode.ENFORCE
+    max_queue_s: float = float("inf")
+    codel: CodelSettings = field(default_factory=CodelSettings)
+    limit: LimitSettings = field(default_factory=LimitSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeSettings:
+    """mode "off"; "hedge": a second copy of a batch on another replica once it has taken longer
+    than the `quantile` of its bucket (`fixed_delay_s`: than that); "tied": besides, a batch staged
+    behind a running one gets a copy at once where another replica has a free slot. One budget of
+    `budget` x primary cost (seconds) pays for hedges, ties and retries. Off above
+    `max_utilisation` and until `min_samples` batches of the bucket were measured."""
+
+    mode: str = "off"
+    quantile: float = 0.95
+    fixed_delay_s: float | None = None
+    budget: float = 0.05
+    max_utilisation: float = 0.8
+    min_samples: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class OutlierSettings:
+    """A replica slower than `eject_ratio` x the pool's median (after the cost model) is ejected,
+    at most `max_ejected` of them (share); it gets one batch every `probe_s`, doubling to
+    `max_probe_s` while it stays slow. eject_ratio inf: never."""
+
+    eject_ratio: float = 2.0
+    max_ejected: float = 0.5
+    probe_s: float = 1.0
+    max_probe_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherSettings:
+    """What the core needs to know of one model.
+
+    bucket_edges: ascending upper bounds in tokens, inclusive; the last is the longest row; what
+    adaptive edges start from. max_size rows and max_tokens a batch (padded tokens, rows x longest,
+    when `pads`; else the sum). slo_s and max_slo_share: a batch of more than one row is predicted
+    to take at most this share of the SLO. fixed_size: rows a batch at most instead of what these
+    two say. hold: "never" waits for a batch to fill; "auto" waits on an idle replica while slack
+    and arrival rate pay for it. max_queue_rows: bound on waiting rows; max_late_rows: of those, how
+    many may be late ones. ageing_s: a priority passed over for so long leads one batch. late: what
+    happens to a request that can no longer be expected to meet its deadline: it goes behind all
+    that still can. There "demote" keeps it until it expires, "refuse" until its deadline.
+    profile: (rows, width, seconds) measured while warming up. preempt_streams: running work of the
+    least urgent priority on a stream replica may be stopped and requeued for the most urgent.
+    """
+
+    bucket_edges: tuple[int, ...]
+    max_size: int = 32
+    max_tokens: int = 16384
+    pads: bool = True
+    slo_s: float = 0.1
+    max_slo_share: float = 0.45
+    fixed_size: int | None = None
+    hold: str = "never"
+    priorities: int = 3
+    ageing_s: float = 1.0
+    max_passed_over_s: float = 0.05
+    max_queue_rows: int = 2048
+    max_late_rows: int = 1024
+    late: str = "demote"
+    initial_cost_s: float = 0.0  # assumed seconds a batch until one was measured
+    profile: tuple[tuple[int, int, float], ...] = ()
+    preempt_streams: bool = False
+    frozen: bool = False
+    buckets: BucketSettings = field(default_factory=BucketSettings)
+    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    hedge: HedgeSettings = field(default_factory=HedgeSettings)
+    outliers: OutlierSettings = field(default_factory=OutlierSettings)
