@@ -12,33 +12,28 @@ padded size as in text-embeddings-inference.
 from __future__ import annotations
 
 from routers.buckets import Bucket, Lane, Waiting
-from routers.leases import Goods, Holder
-from routers.replicas import ReplicaSet
+from routers.offers import Goods, Offer
+from routers.requests import Requests
 from routers.settings import DispatcherSettings
 from routers.tickets import Row
 
 _OVERDUE = 2.0  # above any fullness
 
 
-def form_batch(
-    waiting: Waiting,
-    settings: DispatcherSettings,
-    holder: Holder,
-    replicas: ReplicaSet,
-    now: float,
-) -> Goods | None:
+def form_batch(requests: Requests, offer: Offer, now: float) -> Goods | None:
     """The rows for this replica, taken out of the queue; None when it may take none of them."""
+    waiting, settings = requests.waiting, requests.settings
     for lane in (waiting.on_time, waiting.late):
         if not lane.rows:
             continue
         retried = lane.solo.head()
-        if retried is not None and replicas.allows(retried.avoid, holder):
-            return _alone(waiting, lane.solo, retried) if holder.may_try(retried) else None
+        if retried is not None and offer.allows(retried.avoid):
+            return _alone(waiting, lane.solo, retried) if offer.may_try(retried) else None
         if lane.rows == lane.solo.rows:
             continue
-        if holder.streams:
+        if offer.streams:
             bucket, head = _oldest(lane)
-            return _alone(waiting, bucket, head) if holder.fits(head) else None
+            return _alone(waiting, bucket, head) if offer.fits(head) else None
         bucket, _ = _oldest(lane) if lane.late else _fullest(lane, settings, now)
         return _fill(waiting, bucket, settings)
     return None

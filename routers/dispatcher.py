@@ -170,7 +170,7 @@ class Dispatcher:
         """One more lease, on the first replica in order that may take any of what waits."""
         requests = self._requests
         for holder in self._replicas.in_order():
-            goods = form_batch(requests.waiting, requests.settings, holder, self._replicas, now)
+            goods = form_batch(requests, self._replicas.offer(holder), now)
             if goods is None:
                 continue
             replica_id = holder.replica.replica_id

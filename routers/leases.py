@@ -12,20 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import ceil
 
+from routers.offers import Goods
 from routers.tickets import Row
-from routers.types import Replica, ReplicaKind, Report
+from routers.types import Abort, Action, Replica, ReplicaKind, Report
 
 _TRANSPORT_GAIN = 0.2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Goods:
-    """What a lease is made of: rows in order, the width they are predicted with (the longest row,
-    or the mean where batches are packed), and the edge of the bucket that led."""
-
-    rows: list[Row]
-    width: int
-    edge: int
 
 
 @dataclass(slots=True, eq=False)
@@ -75,18 +66,8 @@ class Holder:
             return self.held < capacity or (not self.leases and capacity > 0)
         return self.held + 1.0 <= capacity and not self._is_on_trial()
 
-    def may_try(self, row: Row) -> bool:
-        """Whether a retried row may go here: to a batch replica only when it holds nothing, so that
-        a second loss has one possible cause."""
-        return self.fits(row) if self.streams else not self.leases
-
     def _is_on_trial(self) -> bool:
         return any(lease.goods.rows[0].retried for lease in self.leases.values())
-
-    def fits(self, row: Row) -> bool:
-        if not self.streams or not self.leases:
-            return True
-        return self.held + stream_share(row.length) <= self.replica.capacity
 
     def reckon(self, now: float) -> None:
         """Predict anew when all open leases will have finished, one after another."""
@@ -156,6 +137,16 @@ class LeaseBook:
         share = float(max(0, ceil(held)))
         lease.holder.held += share - lease.share
         lease.share = share
+
+
+def abandon(row: Row, actions: list[Action]) -> None:
+    """Nobody waits for this leased row any more; a lease that nobody waits for is aborted."""
+    lease = row.lease
+    if lease is not None:
+        row.lease = None
+        lease.live -= 1
+        if not lease.live:
+            actions.append(Abort(lease.lease_id, lease.holder.replica.replica_id))
 
 
 def stream_share(length: int) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 from routers.leases import Holder
+from routers.offers import Offer
 from routers.types import Replica
 
 MIN_BLOCK_S = 0.001  # a busy answer that names no time may not become a busy loop
@@ -105,9 +106,16 @@ class ReplicaSet:
         self.refresh(holder, now)
         return False
 
-    def allows(self, avoid: str, holder: Holder) -> bool:
-        """Whether a row that `avoid` has lost may go to this one: not there, while others run."""
-        return avoid != holder.replica.replica_id or self.running <= 1
+    def offer(self, holder: Holder) -> Offer:
+        """What the holder can take now, in the batcher's words."""
+        replica = holder.replica
+        return Offer(
+            replica.replica_id,
+            streams=holder.streams,
+            room=replica.capacity - holder.held,
+            idle=not holder.leases,
+            alone=self.running <= 1,
+        )
 
     def _due_at(self, holder: Holder) -> float | None:
         if holder.draining or not holder.has_room():

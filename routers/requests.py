@@ -14,10 +14,11 @@ from routers.buckets import Waiting
 from routers.cost import CostModel
 from routers.deadlines import Timers, Turnaround
 from routers.errors import BadRequestEvent
+from routers.leases import abandon
 from routers.replicas import ReplicaSet
 from routers.settings import DispatcherSettings
 from routers.tickets import Row, Ticket
-from routers.types import Abort, Action, Evict, Reason, Reject, Request
+from routers.types import Action, Evict, Reason, Reject, Request
 
 
 class Requests:
@@ -146,14 +147,10 @@ class Requests:
         del self.live[ticket.request.request_id]
         ticket.open = 0
         for row in ticket.rows:
-            lease = row.lease
             if row.queue is not None:
                 self.waiting.remove(row)
-            elif lease is not None:
-                row.lease = None
-                lease.live -= 1
-                if not lease.live:
-                    actions.append(Abort(lease.lease_id, lease.holder.replica.replica_id))
+            else:
+                abandon(row, actions)
         self.timers.trim(len(self.live))
 
     # -- being late

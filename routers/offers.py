@@ -1,0 +1,56 @@
+"""What can a replica take now, and what is it given? The words between batcher and dispatcher.
+
+An offer is a replica's side: what is free and what it would rather not have. Goods are the answer:
+rows taken out of the queue, already charged to their flows. Neither decides anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from routers.tickets import Row
+from routers.types import FlowWork
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one replica can take now.
+
+    room: units of capacity that are free (tokens, for a stream). idle: it holds nothing. trusted:
+    it has answered before, so its costs are known. last_edge: bucket of the last batch it was sent,
+    0: none. alone: no other replica runs.
+    """
+
+    replica_id: str
+    streams: bool = False
+    room: float = 1.0
+    idle: bool = True
+    trusted: bool = True
+    last_edge: int = 0
+    alone: bool = True
+
+    def allows(self, avoid: str) -> bool:
+        """Whether a row that `avoid` has lost may go to this one: not there, while others run."""
+        return self.alone or avoid != self.replica_id
+
+    def fits(self, row: Row) -> bool:
+        return not self.streams or self.idle or max(1, row.length) <= self.room
+
+    def may_try(self, row: Row) -> bool:
+        """Whether a retried row may go here: to a batch replica only when it holds nothing, so that
+        a second loss has one possible cause."""
+        return self.fits(row) if self.streams else self.idle
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Goods:
+    """What a lease is made of: rows in order, the width they are predicted with (the longest row,
+    or the mean where batches are packed), and the edge of the bucket that led. rank, predicted_s:
+    see `routers.types.Dispatch`. charges: what each flow paid, for `Requests.settle`."""
+
+    rows: list[Row]
+    width: int
+    edge: int
+    rank: tuple[int, int, float] = (0, 0, 0.0)
+    predicted_s: float = 0.0
+    charges: tuple[FlowWork, ...] = ()
