@@ -43,8 +43,8 @@ def _explained(error: Exception) -> int | None:
     # Looked up rather than imported: only what a command has imported can have been raised.
     for module, name, code in (
         ("deployments.settings.mistakes", "SettingsErrors", 2),
-        ("deployments.state_file", "NoServer", 1),
-        ("deployments.control", "Refused", 1),
+        ("deployments.cluster.state_file", "NoServer", 1),
+        ("deployments.cluster.control", "Refused", 1),
     ):
         loaded = sys.modules.get(module)
         if loaded is not None and isinstance(error, getattr(loaded, name)):
@@ -68,7 +68,7 @@ def serve(file: Path | None, port: int | None, host: str | None) -> None:
 
     Without FILE: the built-in example, sentence embeddings on this machine's CPU.
     """
-    _call("deployments.host", "serve", file or built_in_example(), port=port, host=host)
+    _call("deployments.cluster.host", "serve", file or built_in_example(), port=port, host=host)
 
 
 @main.command()
@@ -88,7 +88,7 @@ def check(file: Path, elsewhere: bool) -> None:
 @_port_of_server
 def apply(file: Path, port: int | None) -> None:
     """Make a running server's models those of FILE; models that stay the same are not touched."""
-    _call("deployments.control", "apply", file, port)
+    _call("deployments.cluster.control", "apply", file, port)
 
 
 @main.command()
@@ -96,8 +96,8 @@ def apply(file: Path, port: int | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def status(port: int | None, as_json: bool) -> None:
     """Show a running server's models, replicas and queues."""
-    snapshot = _function("deployments.control", "status")(port)
-    from deployments import status_table
+    snapshot = _function("deployments.cluster.control", "status")(port)
+    from deployments.console import status_table
 
     if as_json:
         click.echo(status_table.as_json(snapshot))
@@ -109,7 +109,7 @@ def status(port: int | None, as_json: bool) -> None:
 @_port_of_server
 def stop(port: int | None) -> None:
     """Let a running server finish what it has, and end it."""
-    _call("deployments.control", "stop", port)
+    _call("deployments.cluster.control", "stop", port)
 
 
 @main.group()

@@ -1,8 +1,8 @@
 """One table of everything a caller can be refused with: class, status, outcome label, Retry-After.
 
 Foreign exceptions are mapped to these where they enter (HTTP parsing, Ray, a runtime). The shape in
-which an error is written is its protocol's business (`deployments/protocols`). Messages are public:
-they say what is wrong and what would be right, and never show internals.
+which an error is written is its protocol's business (`deployments/http/protocols`). Messages are
+public: they say what is wrong and what would be right, and never show internals.
 """
 
 from __future__ import annotations

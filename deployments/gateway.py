@@ -13,13 +13,13 @@ from typing import Any
 
 from ray import serve
 
-from deployments import fast_path
-from deployments.catalogue import Catalogue
+from deployments.cluster.loopback import keep_replica_calls_local
+from deployments.cluster.registry_actor import registry
 from deployments.gateway_app import assembled
-from deployments.loopback import keep_replica_calls_local
-from deployments.observer import Observer
+from deployments.http import fast_path
+from deployments.observability.observer import Observer
 from deployments.preprocess.turns import TurnPool
-from deployments.registry_actor import registry
+from deployments.queues.catalogue import Catalogue
 from deployments.settings import GatewaySettings
 from deployments.tenants import TenantsFile
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from deployments import errors, router
-from deployments.body_room import BodyRoom
-from deployments.catalogue import Catalogue
-from deployments.codecs import Codec, EmbeddingsCodec, InferCodec, PredictCodec
-from deployments.exchange import BodyLimits, Exchange
-from deployments.fast_path import Receive, Scope, Send
+from deployments import errors
+from deployments.http import router
+from deployments.http.body_room import BodyRoom
+from deployments.http.codecs import Codec, EmbeddingsCodec, InferCodec, PredictCodec
+from deployments.http.exchange import BodyLimits, Exchange
+from deployments.http.fast_path import Receive, Scope, Send
+from deployments.http.pages import Pages
+from deployments.http.protocols import error_shapes
+from deployments.http.protocols.types import Encoded
 from deployments.inflight import Gate
-from deployments.observer import Observer
-from deployments.pages import Pages
+from deployments.observability.observer import Observer
 from deployments.pipeline import Pipeline
 from deployments.preprocess.turns import TurnPool
-from deployments.protocols import error_shapes
-from deployments.protocols.types import Encoded
+from deployments.queues.catalogue import Catalogue
 from deployments.settings import GatewaySettings
 from deployments.tenants import TenantsFile
 

@@ -12,15 +12,15 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from deployments import errors
-from deployments.batch_calls import RowAnswer
-from deployments.catalogue import Catalogue
-from deployments.exchange import BodyLimits, Exchange
+from deployments.http.exchange import BodyLimits, Exchange
+from deployments.observability.trace_context import TraceContext
 from deployments.preprocess.texts import encode_texts
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.preprocess.turns import TurnPool
+from deployments.queues.batch_calls import RowAnswer
+from deployments.queues.catalogue import Catalogue
+from deployments.queues.tickets import Ticket
 from deployments.tenants import Caller, TenantsFile
-from deployments.tickets import Ticket
-from deployments.trace_context import TraceContext
 
 T = TypeVar("T")
 _DRAIN_RETRY_S = 2.0

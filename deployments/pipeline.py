@@ -17,16 +17,16 @@ from time import perf_counter
 from typing import Any
 
 from deployments import errors
-from deployments.batch_calls import RowAnswer
-from deployments.codecs import Codec
 from deployments.description import ModelDescription
-from deployments.exchange import BodyLimits, Exchange
+from deployments.http.codecs import Codec
+from deployments.http.exchange import BodyLimits, Exchange
+from deployments.http.protocols.inflate import MOST_INFLATION, inflate
 from deployments.inflight import Flight, Gate
-from deployments.protocols.inflate import MOST_INFLATION, inflate
-from deployments.rows import Rows
-from deployments.served_model import ServedModel
+from deployments.queues.batch_calls import RowAnswer
+from deployments.queues.served_model import ServedModel
+from deployments.queues.tickets import Terms
+from deployments.rows.columns import Rows
 from deployments.tenants import Caller
-from deployments.tickets import Terms
 
 _WATCH_AFTER_S = 0.05
 

@@ -2,8 +2,8 @@
 
 `python -m loadtests.benches.ragged_embeddings`: MiniLM under the ragged mix, tokens a second
 through `/v2/models/minilm/infer`, against the same backend with the same settings called in a loop
-with perfectly sorted, full batches (`python -m deployments.backend_loop`). The two alternate. The
-client shares the processors with the server; the loop has them for itself.
+with perfectly sorted, full batches (`python -m deployments.replica.backend_loop`). The two
+alternate. The client shares the processors with the server; the loop has them for itself.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def looped(settings: Settings, lengths: list[int], seconds: float) -> dict[str, 
     file, rows = SETTINGS_DIR / "loop.yaml", SETTINGS_DIR / "lengths.txt"
     file.write_text(yaml.safe_dump(settings))
     rows.write_text("\n".join(map(str, lengths)))
-    command = [sys.executable, "-m", "deployments.backend_loop", str(file), "minilm"]
+    command = [sys.executable, "-m", "deployments.replica.backend_loop", str(file), "minilm"]
     command += ["--lengths", str(rows), "--seconds", str(seconds)]
     environ = {**os.environ, "XDG_CACHE_HOME": str(Path(HOME_DIR, "cache").absolute())}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)

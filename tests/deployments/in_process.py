@@ -16,20 +16,20 @@ from typing import Any
 
 import httpx
 
-from deployments import describe
-from deployments.catalogue import Catalogue
-from deployments.device_worker import DeviceWorker
 from deployments.gateway_app import assembled
-from deployments.ledger import ReplicaBook, RunningReplica
-from deployments.observer import Observer
+from deployments.observability.observer import Observer
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.preprocess.turns import TurnPool
-from deployments.replica_core import ReplicaCore
-from deployments.served_model import ServedModel
+from deployments.queues.catalogue import Catalogue
+from deployments.queues.ledger import ReplicaBook, RunningReplica
+from deployments.queues.served_model import ServedModel
+from deployments.queues.transport import ReplicaDied, ReplicaFault, Unreached
+from deployments.queues.wire import BatchCall, BatchReply
+from deployments.replica import describe
+from deployments.replica.device_worker import DeviceWorker
+from deployments.replica.replica_core import ReplicaCore
 from deployments.settings import GatewaySettings, ModelSettings, TenantSettings
 from deployments.tenants import Tenants
-from deployments.transport import ReplicaDied, ReplicaFault, Unreached
-from deployments.wire import BatchCall, BatchReply
 from runtimes import catalog
 from runtimes.types import Runtime
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from deployments import cli, control, host
+from deployments import cli
+from deployments.cluster import control, host
+from deployments.cluster.state_file import NoServer
 from deployments.keys import hash_key
 from deployments.settings import load
-from deployments.state_file import NoServer
 
 GOOD = "models: {device: {runtime: synthetic}}\ntenants: {a: {}, b: {}}\n"
 

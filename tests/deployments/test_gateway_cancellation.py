@@ -14,7 +14,7 @@ from fake_runtimes import Encoder
 from held_calls import INFER, SYNTHETIC, busy, data, fill, send
 from in_process import Stand, ask, standing
 
-from deployments.wire import RowError
+from deployments.queues.wire import RowError
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from fake_runtimes import Moody
 from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
 from in_process import Answer, Stand, ask, standing
 
-from deployments.transport import ReplicaDied, ReplicaFault
-from deployments.wire import Column
+from deployments.queues.transport import ReplicaDied, ReplicaFault
+from deployments.queues.wire import Column
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import TensorSpec
 

@@ -381,7 +381,7 @@ async def test_a_fault_of_ours_is_500_and_counted_as_one(
     def broken(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("deployments.codecs.InferCodec.split", broken)
+    monkeypatch.setattr("deployments.http.codecs.InferCodec.split", broken)
     answer = await ask(stand.app, "POST", INFER, body=GOOD)
     assert (answer.status, "request id" in oip_message(answer)) == (500, True)
     page = (await ask(stand.app, "GET", "/metrics")).body.decode()

@@ -166,7 +166,9 @@ class Server:
         return left
 
     def host(self) -> psutil.Process:
-        return next(p for p in self.processes() if "deployments.host_process" in p.cmdline())
+        return next(
+            p for p in self.processes() if "deployments.cluster.host_process" in p.cmdline()
+        )
 
     def named(self, title: str) -> list[psutil.Process]:
         """Processes whose command line begins with `title`, such as `ray::ServeReplica:gateway`."""

@@ -1,0 +1,210 @@
+"""A local Ray cluster with Serve on it, as the host drives it: declarative, over Serve's REST.
+
+Importing this module imports Ray: `ray_env.apply_environment` must have run before. Every call here
+blocks and belongs to the host's threads, never to a gateway.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+
+from deployments.cluster import ports
+from deployments.cluster.app_names import is_model_app, model_app
+from deployments.cluster.ray_env import auth_headers
+from deployments.cluster.registry import Progress
+from deployments.cluster.registry_actor import NAMESPACE, registry
+from deployments.console.status_table import ModelStatus
+from deployments.description import ModelDescription
+from deployments.settings import ModelSettings, Settings
+
+_OBJECT_STORE_BYTES = 128 * 1024 * 1024
+_POLL_S = 0.2
+_READY_ANSWER_S = 0.5  # HAProxy lets a request wait while no gateway is up; progress must not
+_LOGICAL_CPUS = 1000  # all replicas share this one machine: nothing may wait for a place
+
+
+class Cluster:
+    """Starts Ray (never joins one). `port`: where the gateway will listen."""
+
+    def __init__(self, port: int) -> None:
+        context: Any = ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=_LOGICAL_CPUS,
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            dashboard_port=ports.any_free(),
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+        )
+        self.address = str(context.address_info["gcs_address"])
+        self.dashboard_url = f"http://{context.dashboard_url}"
+        self.logs = f"{context.address_info['session_dir']}/logs"
+        self._ready_url = f"http://127.0.0.1:{port}/readyz"
+        self._rest = httpx.Client(
+            base_url=self.dashboard_url, headers=auth_headers(), timeout=120.0
+        )
+        self._registry = registry()
+
+    def declare(self, names: list[str]) -> None:
+        ray.get(self._registry.declare.remote(names))
+
+    def put(self, config: dict[str, Any]) -> None:
+        """Raises RuntimeError with Serve's words when it refuses the list."""
+        answer = self._rest.put("/api/serve/applications/", json=config)
+        if answer.status_code != 200:
+            raise RuntimeError(f"Ray Serve refused the applications: {answer.text}")
+
+    def progress(self) -> list[dict[str, Any]]:
+        """For each replica that has said something: what it passed, then what it does."""
+        notes = ray.get(self._registry.progress.remote())
+        return [row for note in notes for row in _progress_rows(note)]
+
+    def ready(self, gateways: int) -> bool:
+        """Whether every model is hot, at every gateway."""
+        try:
+            if httpx.get(self._ready_url, timeout=_READY_ANSWER_S).status_code != 200:
+                return False
+        except httpx.HTTPError:
+            return False
+        return gateways == 1 or self._all_see_all(gateways)
+
+    def _all_see_all(self, gateways: int) -> bool:
+        raw = ray.get(self._registry.status.remote())
+        seen = [g["models"] for g in raw["gateways"].values()]
+        names = raw["view"].declared
+        return len(seen) >= gateways and all(
+            name in models and models[name]["replicas"] > 0 for models in seen for name in names
+        )
+
+    def descriptions(self) -> list[ModelDescription]:
+        view = ray.get(self._registry.status.remote())["view"]
+        return [view.models[name] for name in sorted(view.models)]
+
+    def status(self, settings: Settings) -> dict[str, Any]:
+        """Models, number of gateways and problems, as `status_table.StatusSnapshot` has them."""
+        raw = ray.get(self._registry.status.remote())
+        gateways = list(raw["gateways"].values())
+        problems = [str(g["problem"]) for g in gateways if g.get("problem")]
+        return {
+            "models": [
+                _model_status(name, settings.models[name], raw, gateways)
+                for name in sorted(settings.models)
+            ],
+            "gateways": len(gateways),
+            "problem": problems[0] if problems else None,
+        }
+
+    def settle(self, changed: Mapping[str, ModelSettings], stop: threading.Event) -> dict[str, str]:
+        """Waits until `changed` run as declared and the undeclared are gone; why those that cannot
+        start cannot."""
+        limit_s = max((m.replicas.start_timeout_s for m in changed.values()), default=60.0)
+        end = time.monotonic() + limit_s
+        failed: dict[str, str] = {}
+        while not stop.is_set():
+            apps = self.applications()
+            failed |= self._failures(changed, apps)
+            declared = ray.get(self._registry.status.remote())["view"].declared
+            waits = {n for n in changed if n not in failed and not _runs(apps, n)}
+            waits |= {a for a in apps if is_model_app(a) and a not in map(model_app, declared)}
+            if not waits:
+                return failed
+            if time.monotonic() > end:
+                return failed | dict.fromkeys(waits, f"not ready after {limit_s:g} s")
+            stop.wait(_POLL_S)
+        raise InterruptedError("the server is stopping")
+
+    def _failures(
+        self, names: Collection[str], apps: Mapping[str, tuple[str, str]]
+    ) -> dict[str, str]:
+        """Since they were declared last; in a replica's own words, where it had any, or Serve's."""
+        failed = {n: apps[model_app(n)][1] for n in names if _gave_up(apps, n)}
+        notes = ray.get(self._registry.progress.remote())
+        return failed | {
+            n.model: n.detail for n in notes if n.phase == "failed" and n.model in names
+        }
+
+    def cannot_start(self, names: Collection[str]) -> dict[str, str]:
+        """Which of these models cannot start, and why."""
+        return self._failures(names, self.applications())
+
+    def applications(self) -> dict[str, tuple[str, str]]:
+        """State and Serve's message of each application."""
+        answer = self._rest.get("/api/serve/applications/")
+        apps = answer.json()["applications"]
+        return {name: (app["status"], app["message"]) for name, app in apps.items()}
+
+    def drain(self, limit_s: float) -> None:
+        """New requests get 503 from now on; returns when none is in flight, or at the limit."""
+        try:
+            ray.get(self._registry.drain.remote(True), timeout=5)
+        except ray.exceptions.RayError:
+            return
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            gateways = ray.get(self._registry.status.remote())["gateways"].values()
+            if all(g.get("draining") and g.get("inflight", 0) == 0 for g in gateways):
+                return
+            time.sleep(_POLL_S / 2)
+
+    def close(self) -> None:
+        self._rest.close()
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+
+
+def _progress_rows(note: Progress) -> list[dict[str, Any]]:
+    past = [(phase, 1.0, "") for phase in note.passed]
+    return [
+        {"model": note.model, "phase": phase, "fraction": fraction, "detail": detail}
+        for phase, fraction, detail in [*past, (note.phase, note.fraction, note.detail)]
+    ]
+
+
+def _runs(apps: Mapping[str, tuple[str, str]], name: str) -> bool:
+    return apps.get(model_app(name), ("", ""))[0] == "RUNNING"
+
+
+def _gave_up(apps: Mapping[str, tuple[str, str]], name: str) -> bool:
+    return apps.get(model_app(name), ("", ""))[0] == "DEPLOY_FAILED"
+
+
+def _model_status(
+    name: str, model: ModelSettings, raw: dict[str, Any], gateways: list[dict[str, Any]]
+) -> ModelStatus:
+    """Rows, leases and drift are sums over gateways; replicas are what a gateway sees."""
+    seen = [g["models"][name] for g in gateways if name in g["models"]]
+    live = raw["view"].models.get(name)
+    ready = max((s["replicas"] for s in seen), default=0)
+    phases = {p.phase for p in raw["progress"] if p.model == name}
+    return ModelStatus(
+        name=name,
+        version=live.version if live else "",
+        runtime=model.runtime,
+        state=_state(live is not None and ready > 0, phases),
+        replicas_ready=ready,
+        replicas=model.replicas.count,
+        waiting_rows=sum(s["waiting_rows"] for s in seen),
+        late_rows=sum(s["late_rows"] for s in seen),
+        oldest_wait_s=max((s["oldest_wait_s"] for s in seen), default=0.0),
+        leases=sum(s["leases"] for s in seen),
+        backlog_s=max((s["backlog_s"] for s in seen), default=0.0),
+        drift=sum(s["drift"] for s in seen),
+    )
+
+
+def _state(ready: bool, phases: set[str]) -> str:
+    if ready:
+        return "ready"
+    if "failed" in phases:
+        return "failed"
+    return "starting" if phases else "declared"

@@ -1,0 +1,64 @@
+"""The host's end of `control`: a Unix socket that answers one JSON line a connection."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socketserver
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from deployments.cluster.control import socket_path
+
+Handler = Callable[[dict[str, Any]], dict[str, Any]]
+_POLL_S = 0.05  # how soon it notices that it is being closed
+logger = logging.getLogger("headrace.host")
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+
+class ControlSocket:
+    """Context manager; handlers run on a thread a connection, `apply` one at a time."""
+
+    def __init__(self, port: int, handlers: dict[str, Handler]) -> None:
+        self._path = socket_path(port)
+        self._path.unlink(missing_ok=True)
+        lock = threading.Lock()
+
+        class Answer(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                answer = _answer(self.rfile.readline(), handlers, lock)
+                self.wfile.write(json.dumps(answer).encode() + b"\n")
+
+        self._server = _Server(str(self._path), Answer)
+        os.chmod(self._path, 0o600)
+
+    def __enter__(self) -> ControlSocket:
+        serve = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), daemon=True)
+        serve.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._path.unlink(missing_ok=True)
+
+
+def _answer(line: bytes, handlers: dict[str, Handler], lock: threading.Lock) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+        handler = handlers[request["do"]]
+    except (ValueError, KeyError, TypeError):
+        return {"error": "not a request this host knows"}
+    try:
+        if request["do"] == "apply":
+            with lock:
+                return handler(request)
+        return handler(request)
+    except Exception as fault:
+        logger.exception("control request failed")
+        return {"error": f"{type(fault).__name__}: {fault}"}

@@ -1,0 +1,1 @@
+"""What the command line writes for people: progress, the status table, the page of settings."""

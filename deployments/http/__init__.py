@@ -1,0 +1,1 @@
+"""One HTTP exchange: where a path leads, how a body is read, what each protocol says."""

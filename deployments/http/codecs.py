@@ -1,0 +1,137 @@
+"""The three ways to ask for inference, each as one object: bytes → call → rows, answers → bytes.
+
+A codec joins what `protocols/` reads and writes with the rows that the queue carries. It is
+stateless; whatever belongs to one request is in its call. Generation has a codec of its own later.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from deployments import errors
+from deployments.description import ModelDescription
+from deployments.http.exchange import Exchange
+from deployments.http.protocols import (
+    error_shapes,
+    oip_binary,
+    oip_json,
+    openai_embeddings,
+    predict,
+)
+from deployments.http.protocols.types import EmbeddingsCall, Encoded, InferAnswer, InferCall
+from deployments.queues.batch_calls import RowAnswer
+from deployments.rows.columns import Rows
+from deployments.rows.joined import join
+from deployments.rows.split import check_count, from_tokens, split
+
+
+class Codec(Protocol):
+    label: str
+
+    def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any: ...
+    def texts(self, call: Any) -> list[str] | None: ...
+    def split(self, call: Any, tokens: list[Any] | None, d: ModelDescription) -> Rows: ...
+    def encode(
+        self, call: Any, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
+    ) -> Encoded: ...
+    def error(self, error: errors.HeadraceError) -> Encoded: ...
+
+
+class InferCodec:
+    """Open Inference Protocol, JSON or binary tensors."""
+
+    label = "oip"
+
+    def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> InferCall:
+        header_bytes = exchange.number(oip_json.HEADER_LENGTH)
+        check_rows = None if d is None else partial(check_count, d=d)
+        if header_bytes is None:
+            return oip_json.decode(body, check_rows)
+        return oip_binary.decode(body, header_bytes, check_rows)
+
+    def texts(self, call: InferCall) -> list[str] | None:
+        return None
+
+    def split(self, call: InferCall, tokens: list[Any] | None, d: ModelDescription) -> Rows:
+        return split(call, d)
+
+    def encode(
+        self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
+    ) -> Encoded:
+        tensors = join(call, rows, _by_output(answers), d)
+        return oip_json.encode(call, InferAnswer(d.name, d.version, tensors))
+
+    def error(self, error: errors.HeadraceError) -> Encoded:
+        return error_shapes.oip_error(error)
+
+
+class PredictCodec:
+    """TensorFlow Serving's `:predict`, rows of any length."""
+
+    label = "predict"
+
+    def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any:
+        return predict.decode(body)
+
+    def texts(self, call: Any) -> list[str] | None:
+        return None
+
+    def split(self, call: Any, tokens: list[Any] | None, d: ModelDescription) -> Rows:
+        return predict.rows_of(call, d)
+
+    def encode(
+        self, call: Any, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
+    ) -> Encoded:
+        return predict.encode(call, _by_output(answers), d)
+
+    def error(self, error: errors.HeadraceError) -> Encoded:
+        return error_shapes.oip_error(error)
+
+
+class EmbeddingsCodec:
+    """OpenAI embeddings of texts or token lists."""
+
+    label = "openai"
+
+    def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> EmbeddingsCall:
+        return openai_embeddings.decode(body)
+
+    def texts(self, call: EmbeddingsCall) -> list[str] | None:
+        return call.texts
+
+    def split(self, call: EmbeddingsCall, tokens: list[Any] | None, d: ModelDescription) -> Rows:
+        if d.task != "embed":
+            raise errors.BadRequest(f"model {d.name} makes no embeddings", param="model")
+        openai_embeddings.check_dimensions(call, d)
+        rows = from_tokens(call.tokens if tokens is None else tokens, d)  # type: ignore[arg-type]
+        rows.outputs = (d.embed_output,)
+        return rows
+
+    def encode(
+        self,
+        call: EmbeddingsCall,
+        rows: Rows,
+        answers: tuple[RowAnswer, ...],
+        d: ModelDescription,
+    ) -> Encoded:
+        vectors = np.stack([a.outputs[d.embed_output][1] for a in answers]).astype(
+            np.float32, copy=False
+        )
+        return openai_embeddings.encode(call, vectors, sum(rows.lengths))
+
+    def error(self, error: errors.HeadraceError) -> Encoded:
+        return error_shapes.openai_error(error)
+
+
+def _by_output(
+    answers: tuple[RowAnswer, ...],
+) -> dict[str, tuple[str, list[np.ndarray[Any, Any]]]]:
+    """name → (datatype, one array a row)."""
+    first = answers[0].outputs
+    return {
+        name: (datatype, [answer.outputs[name][1] for answer in answers])
+        for name, (datatype, _) in first.items()
+    }

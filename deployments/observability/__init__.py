@@ -1,0 +1,1 @@
+"""What a gateway measures and says of it: metrics, traces, log lines."""

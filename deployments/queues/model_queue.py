@@ -1,0 +1,336 @@
+"""One model's dispatcher at work: performs its actions, keeps payloads and futures, sets timers.
+
+The dispatcher decides, this loop obeys: it owns the map from request id to waiting caller, turns
+leases into calls and calls' ends into events. Every lease ends in `finally`; a future is registered
+before its rows can be dispatched. Lease tasks run in an empty context: inside a request's context
+one caller's disconnect would cancel the whole batch (Serve cancels a request's children).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from deployments import errors
+from deployments.queues.batch_calls import RowAnswer, build_call, deliver_rows
+from deployments.queues.ledger import RunningReplica
+from deployments.queues.tickets import BatchRecord, Terms, Ticket, changed, refusal
+from deployments.queues.transport import ReplicaDied, ReplicaFault, Transport, Unreached
+from deployments.queues.wire import BatchReply
+from deployments.rows.columns import Rows
+from routers.cost import CostError
+from routers.dispatcher import Dispatcher
+from routers.settings import DispatcherSettings
+from routers.types import (
+    Abort,
+    Action,
+    Arrive,
+    Cancel,
+    Close,
+    Closed,
+    Dispatch,
+    Event,
+    Evict,
+    LeaseEnd,
+    Reason,
+    Reject,
+    Replica,
+    Replicas,
+    Report,
+    Request,
+    Snapshot,
+    Tick,
+    WakeAt,
+)
+
+logger = logging.getLogger("headrace.queue")
+clock = time.monotonic
+_UNREACHED_RETRY_S = 0.01
+_IDLE_S = 20.0  # a replica that has not answered for so long is not busy
+
+
+class ModelQueue:
+    """`terms` are the live version's; `on_batch` hears of every batch that was answered."""
+
+    def __init__(
+        self,
+        settings: DispatcherSettings,
+        terms: Terms,
+        transport: Transport,
+        *,
+        gateway: str,
+        on_batch: Callable[[BatchRecord], None],
+    ) -> None:
+        self.terms = terms
+        self._settings = settings
+        self._dispatcher = Dispatcher(settings)
+        self._transport = transport
+        self._gateway = gateway
+        self._on_batch = on_batch
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count(1)
+        self._tickets: dict[int, Ticket] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._duty: dict[str, tuple[float, float]] = {}
+
+    # ---- what the gateway calls -----------------------------------------------------------
+
+    def submit(
+        self,
+        rows: Rows,
+        terms: Terms,
+        *,
+        tenant: str,
+        priority: int,
+        deadline_s: float,
+        expires_s: float,
+    ) -> Ticket:
+        """Queues a request whose SLO and timeout are `deadline_s` / `expires_s` from now, and whose
+        rows were parsed under `terms`.
+
+        Raises the error of an immediate rejection. The ticket's future gets the row answers, in
+        order, or the error.
+        """
+        if not self.terms.take(terms):
+            raise changed()
+        now = clock()
+        request = Request(
+            next(self._ids), rows.lengths, now, now + deadline_s, now + expires_s, tenant,
+            priority, terms.retryable,
+        )  # fmt: skip
+        count = len(rows.lengths)
+        future: asyncio.Future[tuple[RowAnswer, ...]] = self._loop.create_future()
+        ticket = Ticket(request, rows, terms, future, [None] * count, count)
+        self._tickets[request.request_id] = ticket
+        self._step(Arrive(request), now)
+        if ticket.future.done():
+            ticket.future.result()
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The caller left: its place is free, its future raises `CallerLeft`; idempotent."""
+        self._finish(ticket, errors.CallerLeft("the client left"))
+        if ticket.future.done():
+            ticket.future.exception()  # seen: perhaps nobody awaits it any more
+
+    def set_replicas(self, replicas: Sequence[RunningReplica], slots: int) -> None:
+        known = tuple(Replica(r.replica_id, slots) for r in replicas)
+        self._duty = {r.replica_id: self._duty.get(r.replica_id, (0.0, 0.0)) for r in replicas}
+        self._step(Replicas(known), clock())
+
+    def adopt(self, settings: DispatcherSettings, terms: Terms) -> None:
+        """Goes on under another version: what waits is queued anew, or refused where the version's
+        tensors are others. No replica is left to send to until the next `set_replicas`."""
+        if terms == self.terms and settings == self._settings:
+            return
+        self.set_replicas((), 0)  # nothing may be sent to the old version's by the new settings
+        if not terms.take(self.terms):
+            self._step(Close(), clock())
+        self.terms, self._settings = terms, settings
+        now = clock()
+        self._perform(self._dispatcher.reconfigure(settings, now), now)
+
+    def close(self) -> None:
+        self._step(Close(), clock())
+
+    def snapshot(self) -> Snapshot:
+        return self._dispatcher.snapshot(clock())
+
+    def cost_error(self) -> CostError:
+        """How far predictions of service time have lately been off."""
+        return self._dispatcher.cost_error()
+
+    @property
+    def duty(self) -> dict[str, float]:
+        """Busy share of wall time by replica, 0..1, as of its last answer; 0 when that is old."""
+        now = clock()
+        return {r: duty if now - at < _IDLE_S else 0.0 for r, (duty, at) in self._duty.items()}
+
+    @property
+    def waiting_rows(self) -> int:
+        return self._dispatcher.waiting_rows
+
+    def check_room(self) -> None:
+        """Raises the refusal of a queue that is full; the dispatcher decides exactly."""
+        if self.waiting_rows >= self._settings.max_queue_rows:
+            raise refusal(Reason.QUEUE_FULL, self._dispatcher.retry_after_s())
+
+    @property
+    def inflight(self) -> int:
+        """Requests that wait or run."""
+        return len(self._tickets)
+
+    # ---- obeying ----------------------------------------------------------------------------
+
+    def _step(self, event: Event, now: float) -> None:
+        self._perform(self._dispatcher.step(event, now), now)
+
+    def _perform(self, actions: list[Action], now: float) -> None:
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self._open(action, now)
+            elif isinstance(action, WakeAt):
+                self._wake_at(action.at)
+            elif isinstance(action, Reject | Evict):
+                self._refuse(action)
+            else:
+                self._abort(action)
+
+    def _open(self, lease: Dispatch, now: float) -> None:
+        members = [self._tickets[request_id] for request_id, _ in lease.rows]
+        context = contextvars.Context()
+        task = self._loop.create_task(self._run(lease, members, now), context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _abort(self, action: Abort) -> None:
+        """A batch replica is not waited for and not interrupted; its lease closes by itself."""
+
+    async def _run(self, lease: Dispatch, members: list[Ticket], started: float) -> None:
+        end, report = LeaseEnd.LOST, Report()
+        try:
+            if self._refuse_changed(members):
+                end = LeaseEnd.BUSY
+                return
+            terms = self.terms
+            budget_s = max(m.request.expires for m in members) - clock()
+            call = build_call(self._gateway, lease, [m.rows for m in members], budget_s)
+            reply = await self._transport.call(lease.replica_id, call, terms.call_limit_s)
+            end = LeaseEnd.BUSY if reply.busy else LeaseEnd.DONE
+            round_trip_s = clock() - started
+            report = _report(reply, round_trip_s)
+            if not reply.busy:
+                self._record(lease, members, started, round_trip_s, reply)
+                self._deliver(lease, members, started, terms.version, reply)
+        except Unreached:
+            end, report = LeaseEnd.BUSY, Report(retry_in_s=_UNREACHED_RETRY_S)
+        except (ReplicaDied, ReplicaFault) as died:
+            logger.warning("replica %s lost a batch: %s", lease.replica_id, died)
+        except Exception:
+            logger.exception("a batch could not be sent or taken in")
+            self._fail_members(members, lease)
+            end = LeaseEnd.DONE if end is LeaseEnd.DONE else LeaseEnd.ABORTED
+        finally:
+            self._step(Closed(lease.lease_id, end, report), clock())
+
+    def _refuse_changed(self, members: list[Ticket]) -> bool:
+        """Refuses those whose rows the live version would not take; whether there were any."""
+        stale = [m for m in members if not self.terms.take(m.terms)]
+        for ticket in stale:
+            self._finish(ticket, changed())
+        return bool(stale)
+
+    def _record(
+        self,
+        lease: Dispatch,
+        members: list[Ticket],
+        started: float,
+        round_trip_s: float,
+        reply: BatchReply,
+    ) -> None:
+        self._duty[lease.replica_id] = reply.duty, clock()
+        tokens = sum(
+            m.request.lengths[row] for m, (_, row) in zip(members, lease.rows, strict=True)
+        )
+        self._on_batch(
+            BatchRecord(
+                lease.replica_id, len(lease.rows), lease.bucket, lease.predicted_s, started,
+                round_trip_s, tokens, reply, tuple(dict.fromkeys(m.trace for m in members)),
+            )
+        )  # fmt: skip
+
+    def _deliver(
+        self,
+        lease: Dispatch,
+        members: list[Ticket],
+        started: float,
+        version: str,
+        reply: BatchReply,
+    ) -> None:
+        answers = deliver_rows(lease, started, version, reply)
+        for ticket, of, answer in zip(members, lease.rows, answers, strict=True):
+            self._row_done(ticket, of, answer, lease.replica_id)
+
+    def _row_done(
+        self, ticket: Ticket, of: tuple[int, int], answer: RowAnswer, replica_id: str
+    ) -> None:
+        """A row's answer or error; the last row resolves the caller's future. `of` is the lease's
+        (request id, row): an answer to what the ticket was before its retry is ignored."""
+        request_id, row = of
+        if ticket.future.done() or ticket.request.request_id != request_id:
+            return
+        if answer.error is not None:
+            if isinstance(answer.error, errors.RowFailed) and self._retry(ticket, replica_id):
+                return
+            self._finish(ticket, answer.error)
+            return
+        ticket.answers[row] = answer
+        ticket.missing -= 1
+        if ticket.missing == 0:
+            self._resolve(ticket)
+
+    def _resolve(self, ticket: Ticket) -> None:
+        self._tickets.pop(ticket.request.request_id, None)
+        ticket.future.set_result(tuple(a for a in ticket.answers if a is not None))
+
+    def _finish(self, ticket: Ticket, error: errors.HeadraceError) -> None:
+        """Ends a ticket with an error and tells the dispatcher that nobody waits any more."""
+        if self._tickets.pop(ticket.request.request_id, None) is None:
+            return
+        if not ticket.future.done():
+            ticket.future.set_exception(error)
+        self._step(Cancel(ticket.request.request_id), clock())
+
+    def _retry(self, ticket: Ticket, replica_id: str) -> bool:
+        """A row that a runtime failed on, alone, runs once more as a request of its own, on another
+        replica than `replica_id` where there is one."""
+        old = ticket.request
+        now = clock()
+        if ticket.retried or not old.retryable or old.expires <= now:
+            return False
+        ticket.retried = True
+        del self._tickets[old.request_id]
+        again = replace(old, request_id=next(self._ids), avoid=replica_id)
+        ticket.request = again
+        ticket.answers = [None] * len(old.lengths)
+        ticket.missing = len(old.lengths)
+        self._tickets[again.request_id] = ticket
+        self._step(Cancel(old.request_id), now)
+        self._step(Arrive(again), now)
+        return True
+
+    def _fail_members(self, members: list[Ticket], lease: Dispatch) -> None:
+        """A fault of ours: whoever has no answer yet gets an error, and no second try."""
+        for ticket, (request_id, _) in zip(members, lease.rows, strict=True):
+            if ticket.request.request_id == request_id:
+                self._finish(ticket, errors.RowFailed("the request could not be answered"))
+
+    def _refuse(self, action: Reject | Evict) -> None:
+        ticket = self._tickets.pop(action.request_id, None)
+        if ticket is None:
+            return
+        if not ticket.future.done():
+            ticket.future.set_exception(refusal(action.reason, action.retry_after_s))
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(at - clock(), 0.0), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._step(Tick(), clock())
+
+
+def _report(reply: BatchReply, round_trip_s: float) -> Report:
+    transport_s = max(round_trip_s - reply.wait_s - reply.service_s, 0.0)
+    return Report(
+        reply.service_s, reply.padded_tokens, reply.inflight, reply.held, reply.seen,
+        reply.retry_in_s, transport_s,
+    )  # fmt: skip

@@ -1,0 +1,95 @@
+"""One model as a gateway sees it: its page, its queue, its way to the replicas, its tokeniser.
+
+Lives from the model's first announcement until it is no longer declared; a new version replaces the
+page and keeps the queue. Only replicas of the announced version get batches; rows that were parsed
+for an earlier one go to them only if both take and give the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from deployments.description import ModelDescription
+from deployments.preprocess.tokenizer import TextTokenizer
+from deployments.queues.ledger import ReplicaBook, RunningReplica
+from deployments.queues.model_queue import ModelQueue
+from deployments.queues.tickets import BatchRecord, Terms
+from deployments.queues.transport import ServeTransport
+from routers.settings import DispatcherSettings
+
+_CALL_MARGIN_S = 5.0
+
+
+def dispatcher_settings(d: ModelDescription) -> DispatcherSettings:
+    s = d.scheduling
+    return DispatcherSettings(
+        bucket_edges=d.bucket_edges,
+        max_size=s.max_size if d.max_rows is None else min(s.max_size, d.max_rows),
+        max_tokens=s.max_tokens,
+        pads=d.pads,
+        max_queue_rows=s.max_queue_rows,
+        max_late_rows=s.max_late_rows,
+        max_passed_over_s=s.max_passed_over_s,
+        late=s.late,
+    )
+
+
+def terms(d: ModelDescription) -> Terms:
+    """Rows of equal inputs, outputs and vocabulary may go to either version."""
+    signature = (
+        d.inputs, d.outputs, d.lengths_input, d.lengths_axis, d.mask_input, d.optional_inputs,
+        d.tokenizer_digest,
+    )  # fmt: skip
+    s = d.scheduling
+    return Terms(d.version, signature, s.retry, s.hang_limit_s * s.slots + _CALL_MARGIN_S)
+
+
+class ServedModel:
+    """`on_batch(name, record)` hears of every finished batch."""
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        tokenizer: TextTokenizer | None,
+        transport: ServeTransport,
+        book: ReplicaBook,
+        gateway: str,
+        on_batch: Callable[[str, BatchRecord], None],
+    ) -> None:
+        self.description = description
+        self.tokenizer = tokenizer
+        self._transport = transport
+        self._running: tuple[RunningReplica, ...] = ()
+        self.queue = ModelQueue(
+            dispatcher_settings(description),
+            terms(description),
+            transport,
+            gateway=gateway,
+            on_batch=lambda record: on_batch(description.name, record),
+        )
+        self._stop_listening = book.listen(self._heard)
+
+    def replace(self, description: ModelDescription, tokenizer: TextTokenizer | None) -> None:
+        """A new version is live: what waits is queued again by its settings, or refused where the
+        version's tensors are others."""
+        self.description = description
+        self.tokenizer = tokenizer
+        self.queue.adopt(dispatcher_settings(description), terms(description))
+        self._heard(self._running)
+
+    @property
+    def replicas(self) -> int:
+        """Running replicas of the live version."""
+        return len(self._live())
+
+    def close(self) -> None:
+        self._stop_listening()
+        self.queue.close()
+
+    def _live(self) -> tuple[RunningReplica, ...]:
+        return tuple(r for r in self._running if r.digest() == self.description.digest)
+
+    def _heard(self, running: tuple[RunningReplica, ...]) -> None:
+        self._running = running
+        self._transport.forget({r.replica_id for r in running})
+        self.queue.set_replicas(self._live(), self.description.scheduling.slots)

@@ -1,0 +1,65 @@
+"""The root of a model's application: publishes the model while its replicas are hot.
+
+A model as root would be an ingress (an HTTP server of its own, no custom router), so the root is
+this idle actor. Its constructor begins a generation, waits for a replica that has its own settings
+and announces what that replica says of itself: so Serve stops the old anchor only when the new
+version is hot, and the application runs when the model does. Then it renews the lease, and
+withdraws it when it goes. It is never on a request's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+from deployments.cluster.loopback import keep_replica_calls_local
+from deployments.cluster.registry import LEASE_S
+from deployments.cluster.registry_actor import registry
+from deployments.observability import logs
+
+logger = logging.getLogger("headrace.anchor")
+
+
+class ModelAnchor:
+    """`args` as of `ModelReplica`; `model` is the handle of the deployment below."""
+
+    async def __init__(self, args: dict[str, Any], model: Any) -> None:  # type: ignore[misc]
+        keep_replica_calls_local()
+        logs.configure(args["log"]["level"], args["log"]["format"])
+        self._name: str = args["name"]
+        self._digest: str = args["digest"]
+        self._model = model
+        self._registry = registry()
+        self._task: asyncio.Task[None] | None = None
+        self._generation: int = await self._registry.begin.remote(self._name)
+        await self._announce()
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    async def _keep(self) -> None:
+        while True:
+            try:
+                await asyncio.sleep(LEASE_S / 4)
+                if not await self._registry.renew.remote(self._name, self._generation):
+                    await self._announce()
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                logger.exception("announcing failed; trying again", extra={"model": self._name})
+                await asyncio.sleep(LEASE_S / 10)
+
+    async def _announce(self) -> None:
+        """During a change replicas of both versions run: waits for one that has our settings."""
+        while True:
+            description, tokenizer = await self._model.describe.remote()
+            if description.digest == self._digest:
+                break
+            await asyncio.sleep(0.1)
+        description = replace(description, generation=self._generation)
+        await self._registry.announce.remote(description, tokenizer)
+
+    async def __del__(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        await self._registry.withdraw.remote(self._name, self._generation)

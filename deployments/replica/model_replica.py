@@ -1,0 +1,123 @@
+"""The Ray Serve deployment of one model: wires a runtime to the replica core, delegates the rest.
+
+The constructor stages, compiles and warms before it returns, so a replica that runs is hot. It
+reports its progress to the registry. A hung run ends the process (`os._exit`): Serve replaces the
+replica and gateways retry its batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from deployments.cluster.loopback import keep_replica_calls_local
+from deployments.cluster.registry import Progress
+from deployments.cluster.registry_actor import registry
+from deployments.description import ModelDescription
+from deployments.observability import logs
+from deployments.queues.wire import BatchCall, BatchReply
+from deployments.replica import describe
+from deployments.replica.device_worker import DeviceWorker
+from deployments.replica.replica_core import ReplicaCore, watch_hangs
+from deployments.settings import ModelSettings
+from runtimes import catalog
+from runtimes.errors import RuntimeFault
+from runtimes.types import Runtime
+
+HUNG_EXIT_CODE = 70
+logger = logging.getLogger("headrace.replica")
+
+
+class ModelReplica:
+    """`args`: {"name", "settings" (plain dict), "digest" of them, "cache_dir", "log"}."""
+
+    async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
+        keep_replica_calls_local()
+        logs.configure(args["log"]["level"], args["log"]["format"])
+        self._name: str = args["name"]
+        self._settings = ModelSettings.model_validate(args["settings"])
+        self._loop = asyncio.get_running_loop()
+        self._replica = serve.get_replica_context().replica_id.unique_id
+        self._registry = registry()
+        self._phases: dict[str, None] = {}
+        try:
+            await self._loop.run_in_executor(None, self._start, Path(args["cache_dir"]))
+            self._description, self._tokenizer = describe.describe(
+                self._name, self._settings, args["digest"], self._runtime
+            )
+        except Exception as fault:
+            _log_failure(self._name, fault)
+            # Awaited, or the process might end before the note has left it.
+            await self._note("failed", 0.0, _reason(fault))
+            raise
+        self._worker = DeviceWorker(
+            self._runtime,
+            hang_limit_s=self._settings.replicas.hang_limit_s,
+            on_hang=self._hung,
+        )
+        self._core = ReplicaCore(self._worker, self._settings.replicas.slots)
+        self._watch = self._loop.create_task(
+            watch_hangs(self._worker, min(1.0, self._settings.replicas.hang_limit_s / 4))
+        )
+        self._note("ready", 1.0)
+
+    def _start(self, cache_dir: Path) -> None:
+        self._runtime: Runtime = catalog.create(
+            describe.runtime_settings(self._name, self._settings, cache_dir, self._note)
+        )
+        self._runtime.load()
+        self._runtime.warm()
+
+    def _note(self, phase: str, fraction: float, detail: str = "") -> Any:
+        passed = tuple(self._phases)
+        self._phases[phase] = None
+        note = Progress(self._name, self._replica, phase, fraction, detail, passed)
+        return self._registry.note.remote(note)
+
+    def _hung(self) -> None:
+        logger.error(
+            "a batch ran longer than hang_limit_s; the replica ends", extra={"model": self._name}
+        )
+        os._exit(HUNG_EXIT_CODE)
+
+    def record_replica_metadata(self) -> dict[str, str]:
+        return {"version": self._description.version, "digest": self._description.digest}
+
+    async def infer(self, call: BatchCall) -> BatchReply:
+        return await self._core.infer(call)
+
+    async def describe(self) -> tuple[ModelDescription, bytes]:
+        """The model's page and its tokeniser's bytes (empty without one)."""
+        return self._description, self._tokenizer
+
+    async def check_health(self) -> None:
+        await self._worker.health()
+
+    async def __del__(self) -> None:
+        """A constructor that failed leaves some of these unmade."""
+        watch = getattr(self, "_watch", None)
+        if watch is not None:
+            watch.cancel()
+        worker = getattr(self, "_worker", None)
+        if worker is not None:
+            # Off the loop: it waits for a batch that still runs, and the loop delivers its answer.
+            await self._loop.run_in_executor(None, worker.close)
+        runtime = getattr(self, "_runtime", None)
+        if runtime is not None:
+            runtime.close()
+
+
+def _log_failure(name: str, fault: Exception) -> None:
+    """What a backend says of a model is said by the caller; anything else shows where it arose."""
+    if not isinstance(fault, RuntimeFault):
+        logger.exception("the model cannot start", extra={"model": name})
+
+
+def _reason(fault: Exception) -> str:
+    """A backend's own sentence as it is; of anything else also what it is."""
+    return str(fault) if isinstance(fault, RuntimeFault) else f"{type(fault).__name__}: {fault}"

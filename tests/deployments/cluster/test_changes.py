@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from deployments.cluster.changes import changes_between, taken_back, without
+from deployments.settings import Settings
+
+
+def settings(models, **sections) -> Settings:
+    return Settings.model_validate({"models": models, **sections})
+
+
+FAST = {"runtime": "synthetic", "options": {"base_ms": 1}}
+SLOW = {"runtime": "synthetic", "options": {"base_ms": 9}}
+
+
+def test_changes_name_what_came_went_and_differs():
+    old = settings({"a": FAST, "b": FAST, "c": FAST}, tenants={"t": {}, "u": {}})
+    new = settings({"a": FAST, "b": SLOW, "d": FAST}, tenants={"t": {"weight": 2}, "u": {}})
+    assert changes_between(old, new) == {
+        "added": ["d"], "removed": ["c"], "changed": ["b"], "tenants": ["t"],
+    }  # fmt: skip
+
+
+def test_nothing_differs_between_equal_files():
+    old = settings({"a": FAST})
+    assert not any(changes_between(old, settings({"a": FAST})).values())
+
+
+def test_what_failed_is_what_it_was_or_not_there():
+    old, new = settings({"a": FAST}), settings({"a": SLOW, "b": FAST, "c": FAST})
+    kept = without(old, new, {"a", "b"})
+    assert {name: m.options["base_ms"] for name, m in kept.models.items()} == {"a": 1, "c": 1}
+    assert list(taken_back(kept, {"a": "no", "b": "nor this"})) == [
+        "model a cannot start and goes on as it was: no",
+        "model b cannot start and was left out: nor this",
+        "everything else is as the file says",
+    ]

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from deployments.cluster import haproxy, run_folder
+
+CONFIG = """\
+global
+    log 127.0.0.1:514 local0 info
+defaults
+    timeout client 3600s
+frontend prometheus
+    bind :19101
+frontend http_frontend
+    bind 127.0.0.1:18000
+listen stats
+  bind *:18404
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """A stand-in for HAProxy that prints the configuration it was given."""
+    stand_in = tmp_path / "stand-in"
+    stand_in.write_text('#!/bin/sh\ncat "$3"\n')
+    stand_in.chmod(0o700)
+    monkeypatch.setattr(haproxy, "_program", lambda: str(stand_in))
+
+
+def run(wrapper: str, folder) -> list[str]:
+    config = folder / "haproxy.cfg"
+    config.write_text(CONFIG)
+    shown = subprocess.run(
+        [wrapper, "-db", "-f", str(config)], capture_output=True, text=True, check=True
+    )
+    return [line.strip() for line in shown.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_every_page_is_bound_to_the_gateways_host_alone(tmp_path, program, host):
+    lines = run(haproxy.wrapped(tmp_path, host, 30), tmp_path)
+    binds = [line for line in lines if line.startswith("bind")]
+    assert binds == [f"bind {host}:19101", "bind 127.0.0.1:18000", f"bind {host}:18404"]
+
+
+def test_nothing_is_sent_to_the_machines_syslog(tmp_path, program):
+    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 30), tmp_path)
+    assert not [line for line in lines if line.startswith("log")]
+
+
+def test_headers_have_a_time_to_arrive_in(tmp_path, program):
+    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 7), tmp_path)
+    at = lines.index("timeout client 3600s")
+    assert lines[at + 1 : at + 3] == ["timeout http-request 7s", "option http-ignore-probes"]
+
+
+def test_a_host_is_no_shell_command(tmp_path, program):
+    lines = run(haproxy.wrapped(tmp_path, "$(id);'", 30), tmp_path)
+    assert "bind $(id);':19101" in lines
+
+
+def test_a_process_of_another_name_is_not_ours_though_it_names_our_folder(tmp_path):
+    sleeper = [sys.executable, "-c", "input()", str(tmp_path / "haproxy.cfg")]
+    with subprocess.Popen(sleeper, stdin=subprocess.PIPE) as process:
+        assert haproxy.find(tmp_path) == []
+        process.communicate(b"\n")
+
+
+def test_one_whose_parent_is_no_manager_is_a_leftover():
+    assert not haproxy.is_managed(psutil.Process())
+
+
+def test_ending_nobody_returns_at_once():
+    began = time.monotonic()
+    haproxy.end([])
+    assert time.monotonic() - began < 0.5
+
+
+def test_a_run_folder_belongs_to_its_owner_and_goes(monkeypatch, tmp_path):
+    monkeypatch.setattr(run_folder, "path_of", lambda port: tmp_path / str(port))
+    folder = run_folder.made(1)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert run_folder.made(1) == folder
+    run_folder.remove(1)
+    assert not folder.exists()
+    run_folder.remove(1)
+
+
+def test_a_run_folder_that_is_a_link_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "1").symlink_to(tmp_path / "target")
+    monkeypatch.setattr(run_folder, "path_of", lambda port: tmp_path / str(port))
+    with pytest.raises(PermissionError, match="remove it"):
+        run_folder.made(1)

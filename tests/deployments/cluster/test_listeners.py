@@ -1,0 +1,121 @@
+"""Whoever listens on a port is found and named, also where the system does not say who it is."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from deployments.cluster import listeners
+from deployments.cluster.listeners import listener
+
+Listen = Callable[[str], int]
+
+
+@pytest.fixture
+def listen() -> Iterator[Listen]:
+    """Listens on an address and gives the port."""
+    opened: list[socket.socket] = []
+
+    def start(address: str) -> int:
+        made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        opened.append(made)
+        made.bind((address, 0))
+        made.listen()
+        port: int = made.getsockname()[1]
+        return port
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "localhost"),
+        ("127.0.0.1", "0.0.0.0"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("::", "127.0.0.1"),
+        ("::", "::1"),
+    ],
+)
+def test_listener_is_named_with_its_process(listen: Listen, bound: str, asked: str) -> None:
+    if ":" in bound and not socket.has_ipv6:
+        pytest.skip("no IPv6 on this machine")
+    port = listen(bound)
+    found = listener(asked, port)
+    assert found is not None
+    assert (found.pid, found.port) == (os.getpid(), port)
+    assert found.name == psutil.Process().name()
+    assert str(os.getpid()) in str(found)
+
+
+def test_free_port_has_no_listener(free_port: int) -> None:
+    assert listener("127.0.0.1", free_port) is None
+    assert listener("0.0.0.0", free_port) is None
+
+
+def test_other_address_of_the_same_port_does_not_meet(listen: Listen) -> None:
+    port = listen("127.0.0.1")
+    assert listener("127.0.0.2", port) is None
+
+
+def test_bound_socket_that_does_not_listen_is_not_free(free_port: int) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", free_port))
+        found = listener("127.0.0.1", free_port)
+    assert found is not None
+    assert found.pid is None
+
+
+def test_connection_that_has_ended_is_no_listener() -> None:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        server.accept()[0].close()  # closes first: its end stays in TIME_WAIT
+        client.close()
+    assert listener("127.0.0.1", port) is None
+
+
+def test_listener_is_found_where_the_table_is_closed_to_us(
+    listen: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(kind: str) -> list[object]:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil, "net_connections", closed)
+    found = listener("127.0.0.1", listen("127.0.0.1"))
+    assert found is not None
+    assert found.pid == os.getpid()
+
+
+def test_listener_of_another_user_is_found_without_a_name(
+    listen: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "net_connections", lambda kind: [])
+    found = listener("127.0.0.1", listen("127.0.0.1"))
+    assert found is not None
+    assert found.pid is None
+    assert "another user's process" in str(found)
+
+
+def test_addresses_compare_as_the_system_binds_them() -> None:
+    assert listeners._plain("::ffff:127.0.0.1") == "127.0.0.1"
+    assert listeners._plain("fe80::1%eth0") == "fe80::1"
+    assert listeners._plain("not an address") == "not an address"

@@ -1,0 +1,93 @@
+"""The table and the JSON of `status` say what the snapshot says."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from deployments.console.status_table import ModelStatus, StatusSnapshot, _seconds, as_json, show
+
+MODEL: ModelStatus = {
+    "name": "[red]m",
+    "version": "abc",
+    "runtime": "openvino",
+    "state": "ready",
+    "replicas_ready": 1,
+    "replicas": 2,
+    "waiting_rows": 7,
+    "late_rows": 3,
+    "oldest_wait_s": 0.012,
+    "leases": 4,
+    "backlog_s": 2.5,
+    "drift": 0,
+}
+SNAPSHOT: StatusSnapshot = {
+    "url": "http://127.0.0.1:8000",
+    "pid": 42,
+    "uptime_s": 7500.0,
+    "gateways": 1,
+    "models": [MODEL],
+    "problem": None,
+}
+
+
+def shown(snapshot: StatusSnapshot) -> str:
+    out = io.StringIO()
+    show(snapshot, Console(file=out, width=160))
+    return out.getvalue()
+
+
+def test_table_holds_every_figure_of_a_model() -> None:
+    title, headings, row = (line.split() for line in shown(SNAPSHOT).strip().splitlines())
+    assert " ".join(title) == "http://127.0.0.1:8000 pid 42 up 2 h 5 min 1 gateway"
+    assert headings[0] == "MODEL"
+    assert row == [
+        "[red]m",
+        "abc",
+        "openvino",
+        "ready",
+        "1/2",
+        "7",
+        "3",
+        "12",
+        "ms",
+        "4",
+        "2.5",
+        "s",
+        "0",
+    ]
+
+
+def test_problem_stands_below_the_table() -> None:
+    assert (
+        shown(SNAPSHOT | {"problem": "tenants [x] are stale"})
+        .strip()
+        .endswith("problem: tenants [x] are stale")
+    )
+
+
+def test_server_without_models_is_shown() -> None:
+    assert "2 gateways" in shown(SNAPSHOT | {"models": [], "gateways": 2})
+
+
+def test_json_is_the_snapshot() -> None:
+    assert json.loads(as_json(SNAPSHOT)) == SNAPSHOT
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 ms"),
+        (0.999, "999 ms"),
+        (1, "1.0 s"),
+        (119.9, "119.9 s"),
+        (120, "2 min"),
+        (7199, "119 min"),
+        (7200, "2 h 0 min"),
+    ],
+)
+def test_times_are_in_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert _seconds(seconds) == text

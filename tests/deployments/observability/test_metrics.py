@@ -1,0 +1,380 @@
+"""Metrics: exact against prometheus_client, bounded in labels, and served on a port of its own."""
+
+import asyncio
+import logging
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from deployments.http.request_start import sent_at_s, upstream_wait_s
+from deployments.observability.histograms import LATENCY_EDGES_S, HistogramTable, SampleLog
+from deployments.observability.label_names import LabelNames
+from deployments.observability.levels import GatewayLevels, ModelLevels, ReplicaLevels
+from deployments.observability.metric_tables import BATCH_STAGES, REQUEST_STAGES, WAITING_ROWS
+from deployments.observability.metrics import (
+    BatchSample,
+    GatewayMetrics,
+    RequestLabels,
+    RequestTimes,
+)
+from deployments.observability.metrics_server import MetricsServer
+from deployments.preprocess.text_cache import CacheStatistics
+from deployments.preprocess.turns import TurnStatistics
+
+OK = RequestLabels("m", "acme", "bulk", "openai")
+BATCH = BatchSample("m", 128, 8, 0.25, 0.010, 0.008, 0.001, 0.0005, 0.008, 0.0005)
+LEVELS = GatewayLevels(
+    models=(
+        ModelLevels(
+            "m", 7, 2, 5, 1, 8, 0, 0.25, 0.05, 0.1, 0.9,
+            replicas=(ReplicaLevels("r#1", 1, 0, 0.75),),
+            text_cache=CacheStatistics(1, 500, 1000, 11, 12),
+        ),
+    ),
+    preprocess=TurnStatistics(3, 9, 1, 2, 2, 40, 6, 0.001),
+)  # fmt: skip
+
+
+@pytest.fixture
+def metrics():
+    return GatewayMetrics("gw-0", models=["m"], tenants=["acme"], levels=lambda: LEVELS)
+
+
+def samples(metrics):
+    """{(sample name, sorted label pairs without the gateway's): value}."""
+    page, _ = metrics.exposition()
+    found = {}
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            assert sample.labels.pop("gateway") == "gw-0"
+            found[(sample.name, *sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def value(metrics, name, **labels):
+    return samples(metrics).get((name, *sorted(labels.items())))
+
+
+# ---- histograms ---------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from([0.0, *LATENCY_EDGES_S, 61.0]), st.floats(0, 100))))
+def test_counts_and_sums_are_those_of_prometheus_client(values):
+    reference = Histogram("h", "h", buckets=LATENCY_EDGES_S, registry=None)
+    table = HistogramTable(LATENCY_EDGES_S)
+    number = table.series(("x",))
+    for observed in values:
+        reference.observe(observed)
+    table.add(np.full(len(values), number), np.array(values, dtype=np.float64))
+    expected = {(s.name, s.labels.get("le")): s.value for s in reference.collect()[0].samples}
+    if not values:
+        assert list(table) == []
+        return
+    ((_, counts, total),) = table
+    buckets = [v for (name, _), v in expected.items() if name == "h_bucket"]
+    assert counts == buckets
+    assert math.isclose(total, expected[("h_sum", None)], rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_what_was_not_observed_is_not_counted():
+    table = HistogramTable((1.0,))
+    number = table.series(("x",))
+    table.add(np.array([number, number]), np.array([math.nan, 0.5]))
+    assert list(table) == [(("x",), [1, 1], 0.5)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 100])
+def test_series_keep_their_counts_while_the_table_grows(count):
+    table = HistogramTable((1.0,))
+    for index in range(count):
+        number = table.series((str(index),))
+        table.add(np.array([number]), np.array([2.0]))
+    assert [(key, counts) for key, counts, _ in table] == [
+        ((str(index),), [0, 1]) for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 7])
+def test_a_log_drains_every_row_once_and_in_order(count):
+    drained = []
+    log = SampleLog(2, 3, lambda rows: drained.extend(rows[:, 0].tolist()))
+    for index in range(count):
+        log.append(index, 0.0)
+    assert len(drained) + len(log) == count
+    log.drain()
+    log.drain()
+    assert drained == list(range(count))
+
+
+# ---- what requests and batches leave ------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, WAITING_ROWS, WAITING_ROWS + 1])
+def test_every_request_is_counted_once(metrics, count):
+    for _ in range(count):
+        metrics.arrival("m", "acme", "bulk")
+        metrics.request(OK, RequestTimes(0.02), 700)
+    flow = {"model": "m", "tenant": "acme", "priority": "bulk"}
+    ended = value(
+        metrics, "headrace_requests_total", **flow, protocol="openai", outcome="ok", reason=""
+    )
+    assert ended == (count or None)
+    assert value(metrics, "headrace_request_seconds_count", **flow) == (count or None)
+    assert value(metrics, "headrace_arrivals_total", **flow) == (count or None)
+
+
+def test_each_stage_of_a_request_has_its_histogram(metrics):
+    metrics.request(OK, RequestTimes(0.1, 0.001, 0.002, 0.003, 0.004, 0.005), 10)
+    sums = [
+        value(metrics, "headrace_stage_seconds_sum", model="m", stage=s) for s in REQUEST_STAGES
+    ]
+    assert sums == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.005])
+    flow = {"model": "m", "tenant": "acme", "priority": "bulk"}
+    assert value(metrics, "headrace_queue_wait_seconds_sum", **flow) == pytest.approx(0.004)
+    assert value(metrics, "headrace_response_bytes_sum", model="m") == 10
+
+
+def test_a_stage_that_did_not_happen_is_no_sample(metrics):
+    metrics.request(OK, RequestTimes(0.1, queue_s=0.004))
+    stages = {dict(key[1:]).get("stage") for key in samples(metrics) if "stage_seconds" in key[0]}
+    assert stages == {"queue"}
+
+
+def test_what_was_refused_is_counted_by_outcome_and_is_no_latency_sample(metrics):
+    metrics.request(OK._replace(outcome="shed", reason="queue_full"), RequestTimes(0.0001))
+    found = samples(metrics)
+    shed = [v for key, v in found.items() if ("outcome", "shed") in key]
+    assert shed == [1.0]
+    assert ("reason", "queue_full") in next(k for k in found if ("outcome", "shed") in k)
+    assert not [key for key in found if key[0].startswith("headrace_request_seconds")]
+
+
+def test_a_batch_leaves_size_padding_service_cost_ratio_and_stages(metrics):
+    metrics.batch(BATCH)
+    assert value(metrics, "headrace_batch_size_sum", model="m") == 8
+    assert value(metrics, "headrace_padding_ratio_sum", model="m") == 0.25
+    assert value(metrics, "headrace_service_seconds_sum", model="m", bucket="128") == 0.01
+    assert value(metrics, "headrace_cost_ratio_sum", model="m") == pytest.approx(1.25)
+    sums = [value(metrics, "headrace_stage_seconds_sum", model="m", stage=s) for s in BATCH_STAGES]
+    assert sums == pytest.approx([0.001, 0.0005, 0.008, 0.0005])
+
+
+def test_a_batch_without_a_prediction_has_no_cost_ratio(metrics):
+    metrics.batch(BATCH._replace(predicted_s=0.0))
+    assert value(metrics, "headrace_cost_ratio_count", model="m") is None
+
+
+def test_requests_of_different_models_and_tenants_stay_apart():
+    metrics = GatewayMetrics("gw-0", models=["m", "n"], tenants=["a", "b"])
+    for index, (model, tenant) in enumerate([("m", "a"), ("m", "b"), ("n", "a")]):
+        for _ in range(index + 1):
+            metrics.request(OK._replace(model=model, tenant=tenant), RequestTimes(1.0, queue_s=0.5))
+    counts = [
+        value(
+            metrics, "headrace_request_seconds_count", model=model, tenant=tenant, priority="bulk"
+        )
+        for model, tenant in [("m", "a"), ("m", "b"), ("n", "a")]
+    ]
+    assert counts == [1, 2, 3]
+    assert value(metrics, "headrace_stage_seconds_count", model="m", stage="queue") == 3
+
+
+def test_names_that_callers_make_up_become_other_and_are_not_remembered(metrics):
+    for index in range(500):
+        metrics.arrival(f"model-{index}", f"tenant-{index}", f"priority-{index}")
+        metrics.request(
+            RequestLabels(f"model-{index}", f"tenant-{index}", f"p{index}", "oip"),
+            RequestTimes(1.0),
+        )
+        metrics.batch(BATCH._replace(model=f"model-{index}"))
+    other = {"model": "other", "tenant": "other", "priority": "other"}
+    assert value(metrics, "headrace_arrivals_total", **other) == 500
+    assert value(metrics, "headrace_request_seconds_count", **other) == 500
+    assert len(metrics._recorded.requests._ids) == 1
+    assert len(metrics._recorded.batches._ids) == len(metrics._recorded.arrivals) == 1
+
+
+def test_a_tenant_declared_later_gets_its_own_label():
+    names = LabelNames(["m"], ["a"])
+    assert names.flow("m", "b", "bulk") == ("m", "other", "bulk")
+    names.declare(tenants=["b"])
+    assert names.flow("m", "b", "bulk") == ("m", "b", "bulk")
+    assert names.flow("m", "a", "bulk")[1] == "other"
+    names.declare(models=[])
+    assert names.model("m") == "other"
+
+
+def test_levels_are_read_when_the_page_is_asked_for(metrics):
+    for name, expected in [
+        ("queue_rows", 7), ("queue_late_rows", 2), ("queue_requests", 5), ("inflight_batches", 1),
+        ("inflight_rows", 8), ("accounting_drift", 0), ("backlog_seconds", 0.25),
+        ("queue_oldest_wait_seconds", 0.05), ("cost_error_median", 0.1), ("cost_error_p99", 0.9),
+        ("replicas", 1),
+    ]:  # fmt: skip
+        assert value(metrics, f"headrace_{name}", model="m") == expected
+    assert value(metrics, "headrace_replica_duty_cycle", model="m", replica="r#1") == 0.75
+    assert value(metrics, "headrace_preprocess_waiting_jobs") == 3
+    assert value(metrics, "headrace_preprocess_refused_total") == 6
+    assert value(metrics, "headrace_preprocess_cache_hits_total", model="m") == 11
+
+
+def test_connections_opened_and_reused_are_counted(metrics):
+    metrics.connection_opened()
+    metrics.connection_reused()
+    metrics.connection_reused()
+    assert value(metrics, "headrace_connections_opened_total") == 1
+    assert value(metrics, "headrace_connections_reused_total") == 2
+
+
+# ---- the page -----------------------------------------------------------------------------
+
+
+def test_the_page_is_byte_for_byte_what_prometheus_client_writes():
+    metrics = GatewayMetrics('g"w\\0\n', ["m"], ["acme"], lambda: LEVELS)
+    metrics.request(OK, RequestTimes(0.1, queue_s=1e-7), 12_345_678)
+    metrics.batch(BATCH)
+    for _ in range(3):
+        metrics.arrival("m", "acme", "bulk")
+    metrics._recorded.connections_opened = 12_345_678
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    assert metrics.exposition()[0] == generate_latest(registry)
+
+
+def test_a_scraper_that_takes_only_openmetrics_gets_it(metrics):
+    metrics.request(OK, RequestTimes(0.1))
+    page, content_type = metrics.exposition("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    names = {family.name for family in openmetrics_families(page.decode())}
+    assert "headrace_requests" in names
+
+
+def test_the_documentation_lists_exactly_the_metrics_there_are(metrics):
+    metrics.request(OK, RequestTimes(0.1, queue_s=0.1), 1)
+    metrics.batch(BATCH)
+    page = metrics.exposition()[0].decode()
+    served = set(re.findall(r"^# TYPE (headrace_\w+)", page, re.MULTILINE))
+    text = Path(__file__).parents[3].joinpath("docs", "observability.md").read_text()
+    assert set(re.findall(r"^\| `(headrace_\w+)`", text, re.MULTILINE)) == served
+
+
+# ---- x-request-start ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"t=1700000000.250", b"1700000000.250", b"t=1700000000250", b"1700000000250",
+        b"t=1700000000250000", b"1700000000250000000", b" t=1700000000.25 ",
+    ],
+)  # fmt: skip
+def test_seconds_milliseconds_micros_and_nanos_are_told_apart(header):
+    assert sent_at_s(header) == pytest.approx(1_700_000_000.25, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"", b"t=", b"soon", b"nan", b"inf", b"-1700000000", b"0", b"17", b"1e300", b"1" * 33,
+     b"t=1700000000,1700000001", b"\xff"],
+)  # fmt: skip
+def test_nonsense_is_no_time(header):
+    assert sent_at_s(header) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (1_700_000_000.0, 0.0), (1_700_000_000.5, 0.5), (1_700_003_600.0, 3600.0),
+        (1_700_003_600.1, None), (1_699_999_999.9, None),
+    ],
+)  # fmt: skip
+def test_a_wait_from_the_future_or_over_an_hour_is_left_out(now, expected):
+    assert upstream_wait_s(b"t=1700000000.000", now) == expected
+
+
+def test_no_header_is_no_wait():
+    assert upstream_wait_s(None, 1_700_000_000.0) is None
+
+
+# ---- the port -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def server():
+    made = MetricsServer("127.0.0.1", 0, lambda accept: (b"page " + accept.encode(), "text/x"))
+    made.start()
+    await made.listening()
+    yield made
+    await made.close()
+
+
+async def ask(server, request):
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_the_port_serves_the_page_with_what_the_scraper_accepts(server):
+    answer = await ask(server, b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\nAccept: text/x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\ncontent-type: text/x\r\ncontent-length: 11\r\n")
+    assert answer.endswith(b"\r\n\r\npage text/x")
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (b"HEAD /metrics HTTP/1.1", b"200"), (b"POST /metrics HTTP/1.1", b"405"),
+        (b"GET /other HTTP/1.1", b"404"), (b"rubbish", b"404"), (b"\xff\xfe", b"404"),
+    ],
+)  # fmt: skip
+async def test_other_requests_get_their_status(server, request_line, status):
+    answer = await ask(server, request_line + b"\r\n\r\n")
+    assert answer.split()[1] == status
+    assert b"page" not in answer
+
+
+async def test_a_head_that_is_too_long_is_hung_up_on(server):
+    with pytest.raises((ConnectionError, AssertionError)):
+        assert await ask(server, b"x" * 40_000)
+
+
+async def test_a_taken_port_is_tried_again_until_it_is_free_and_mentioned_once(server, caplog):
+    pauses, freed = [], asyncio.Event()
+
+    async def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            freed.set()
+            await server.close()
+
+    second = MetricsServer("127.0.0.1", server.port, lambda accept: (b"2", "t"), pause=pause)
+    with caplog.at_level(logging.WARNING, "headrace.metrics"):
+        second.start()
+        assert second.port is None
+        await second.listening()
+    assert freed.is_set()
+    assert len(pauses) == 3
+    assert len([r for r in caplog.records if "cannot be had" in r.message]) == 1
+    assert (await ask(second, b"GET /metrics HTTP/1.1\r\n\r\n")).endswith(b"2")
+    await second.close()
+
+
+async def test_closing_while_the_port_is_still_taken_ends_the_retries(server):
+    second = MetricsServer("127.0.0.1", server.port, lambda accept: (b"", "t"))
+    second.start()
+    await asyncio.sleep(0)
+    await second.close()
+    assert second.port is None

@@ -1,0 +1,51 @@
+"""Are the sorted batches full, within bounds, and counted for what they are?"""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.replica.backend_loop import batch_of, loop, sorted_groups
+from runtimes.types import Limits, RuntimeSettings, TensorSpec
+
+LIMITS = Limits(
+    inputs=(TensorSpec("ids", "INT64", (-1, -1)), TensorSpec("mask", "INT64", (-1, -1))),
+    outputs=(),
+    length_input="ids",
+    optional_inputs=("mask",),
+)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 512), max_size=60),
+    max_size=st.integers(1, 8),
+    max_tokens=st.integers(1, 2048),
+)
+def test_every_row_is_in_one_batch_within_bounds(lengths, max_size, max_tokens):
+    groups = list(sorted_groups(lengths, max_size, max_tokens))
+    assert [length for group in groups for length in group] == sorted(lengths, reverse=True)
+    for group in groups:
+        assert len(group) <= max_size
+        assert len(group) * group[0] <= max_tokens or len(group) == 1
+
+
+@pytest.mark.parametrize(("rows", "batches"), [(0, 0), (1, 1), (4, 1), (5, 2)])
+def test_batches_are_full_before_the_next_begins(rows, batches):
+    assert len(list(sorted_groups([8] * rows, 4, 10_000))) == batches
+
+
+def test_batch_gives_ids_to_the_length_input_and_leaves_optional_ones_out():
+    batch = batch_of(LIMITS, (3, 2), seed=0)
+    assert list(batch.inputs) == ["ids"]
+    assert batch.inputs["ids"].shapes == ((3,), (2,))
+    assert batch.inputs["ids"].data.size == 5
+
+
+def test_loop_counts_rows_tokens_and_padding():
+    settings = RuntimeSettings(
+        "device", "synthetic", None, Path(), max_size=2, max_tokens=100, options={"base_ms": 0}
+    )
+    record = loop(settings, [4, 4, 2, 1], seconds=0.0).record()
+    assert (record["passes"], record["batches"], record["rows"]) == (1, 2, 4)
+    assert record["padding"] == pytest.approx(1 - 11 / 12)

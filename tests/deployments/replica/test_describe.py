@@ -1,0 +1,109 @@
+"""What a loaded model says of itself, and what its runtime is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_runtimes import Encoder, Moody, Shout
+
+from deployments.replica import describe
+from deployments.settings import ModelSettings
+from runtimes.errors import LoadError
+from runtimes.types import Limits, TensorSpec
+
+
+def model(**fields: Any) -> ModelSettings:
+    return ModelSettings.model_validate({"runtime": "synthetic", **fields})
+
+
+def test_the_runtime_is_told_what_the_settings_say(tmp_path: Path) -> None:
+    told: list[tuple[str, float]] = []
+    settings = model(
+        lengths={"max": 64, "buckets": [8, 64]},
+        batch={"max_size": 4, "max_tokens": 256},
+        replicas={"threads": 3},
+        options={"base_ms": 1},
+    )
+    found = describe.runtime_settings("m", settings, tmp_path, lambda *p: told.append(p))
+    assert (found.edges, found.max_size, found.max_tokens) == ((8, 64), 4, 256)
+    assert (found.threads, found.options, found.source) == (3, {"base_ms": 1}, None)
+    found.progress("warming", 0.5)
+    assert told == [("warming", 0.5)]
+
+
+@pytest.mark.parametrize(("cpus", "count", "threads"), [(8, 2, 4), (8, 3, 2), (1, 2, 1)])
+def test_replicas_share_the_processors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpus: int, count: int, threads: int
+) -> None:
+    monkeypatch.setattr("deployments.replica.describe.allowed_cpus", lambda: cpus)
+    settings = model(replicas={"count": count})
+    found = describe.runtime_settings("m", settings, tmp_path, lambda *_: None)
+    assert found.threads == threads
+
+
+def test_the_page_joins_settings_and_limits() -> None:
+    settings = model(
+        slo={"latency_ms": 50, "late": "refuse"}, queue={"max_rows": 9}, retry=False, version="1.2"
+    )
+    page, tokenizer = describe.describe("m", settings, "digest", Encoder())  # type: ignore[arg-type]
+    assert (page.name, page.version, page.digest, page.generation) == ("m", "1.2", "digest", 0)
+    assert (page.inputs, page.lengths_input) == (Encoder.LIMITS.inputs, "ids")
+    s = page.scheduling
+    assert (s.slo_s, s.timeout_s, s.late, s.max_queue_rows) == (0.05, 0.5, "refuse", 9)
+    assert (s.retry, tokenizer, page.tokenizer_digest) == (False, b"", "")
+
+
+def test_a_model_without_lengths_has_one_bucket() -> None:
+    page, _ = describe.describe("m", model(), "d", Moody(lambda v: None))  # type: ignore[arg-type]
+    assert (page.bucket_edges, page.lengths_input) == ((1,), None)
+
+
+def test_a_backend_compiled_for_some_lengths_sets_the_buckets() -> None:
+    runtime = Encoder()
+    runtime.LIMITS = Limits(  # type: ignore[misc]
+        inputs=Encoder.LIMITS.inputs, outputs=Encoder.LIMITS.outputs, length_input="ids",
+        fixed_edges=(32, 128),
+    )  # fmt: skip
+    page, _ = describe.describe("m", model(lengths={"max": 128}), "d", runtime)  # type: ignore[arg-type]
+    assert page.bucket_edges == (32, 128)
+
+
+def test_the_embedding_is_the_first_output_of_a_fixed_width() -> None:
+    page, _ = describe.describe("m", model(task="embed"), "d", Encoder())  # type: ignore[arg-type]
+    assert (page.embed_output, page.embed_width) == ("sums", 2)
+
+
+def test_a_model_without_such_an_output_embeds_nothing() -> None:
+    with pytest.raises(LoadError, match="width"):
+        describe.describe("m", model(task="embed"), "d", Shout())  # type: ignore[arg-type]
+
+
+def test_the_version_changes_with_what_shapes_the_answers() -> None:
+    def version(**fields: Any) -> str:
+        page, _ = describe.describe("m", model(**fields), "d", Encoder())  # type: ignore[arg-type]
+        return page.version
+
+    assert version() == version(queue={"max_rows": 3})
+    assert version() != version(options={"base_ms": 7})
+
+
+@pytest.mark.parametrize("source", ["folder", "folder/model.onnx"])
+def test_the_tokeniser_lies_in_the_models_folder_or_beside_its_file(
+    tmp_path: Path, source: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "model.onnx").touch()
+    assert describe.tokenizer_bytes(tmp_path / source) == b""
+    (tmp_path / "folder" / "tokenizer.json").write_bytes(b"{}")
+    assert describe.tokenizer_bytes(tmp_path / source) == b"{}"
+
+
+def test_a_spec_with_a_free_last_axis_is_no_embedding() -> None:
+    runtime = Encoder()
+    runtime.LIMITS = Limits(  # type: ignore[misc]
+        inputs=Encoder.LIMITS.inputs, outputs=(TensorSpec("o", "FP32", (-1, -1)),)
+    )
+    with pytest.raises(LoadError):
+        describe.describe("m", model(task="embed"), "d", runtime)  # type: ignore[arg-type]
