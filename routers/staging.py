@@ -1,0 +1,210 @@
+"""Which of the batches that stand at a replica starts next, and what are the gateways told of it?
+
+One batch runs; behind it each gateway may stage `slots` - 1. When the device is free the lowest
+rank starts, of whichever gateway, and what other gateways have staged goes back to them unstarted:
+so shares hold however skewed the ingress is, and rows stay unbound until their turn. One gateway's
+batch too many pushes out its own highest rank, which is how an urgent one takes a bulk one's place.
+Fair in the gateways' common start tags; it never interrupts what runs and predicts nothing itself.
+
+Pure: the caller owns device, clock and payloads, and performs the `Turn`s in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from routers.types import FlowWork, Report
+
+HEARD_S = 1.0  # what a gateway said of its queue holds so long, and while it has a batch here
+FORGET_S = 60.0  # a gateway that was restarted has a new name; its old one keeps nothing
+_OVERRUN = 0.25  # of the time by which a batch has overrun, as a guess at what is left of it
+
+Flow = tuple[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A batch as its gateway described it: see `routers.types.Dispatch`."""
+
+    gateway: str
+    lease_id: int
+    rank: tuple[int, int, float] = (0, 0, 0.0)
+    predicted_s: float = 0.0
+    charges: tuple[FlowWork, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """`start` runs on the device now; `returned` are answered busy, unstarted."""
+
+    start: Staged | None = None
+    returned: tuple[Staged, ...] = ()
+
+
+@dataclass(slots=True)
+class _Gateway:
+    """`seen`: highest lease id accepted; `served`: seconds by flow that its next answer tells."""
+
+    heard_at: float
+    seen: int = 0
+    waiting: tuple[FlowWork, ...] = ()
+    served: dict[Flow, float] = field(default_factory=dict)
+
+
+class Staging:
+    """What one replica holds, for all its gateways. Times are the caller's clock, in seconds."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._gateways: dict[str, _Gateway] = {}
+        self._staged: list[Staged] = []  # in order of arrival; at most slots - 1 a gateway
+        self._running: Staged | None = None
+        self._started_at = 0.0
+        self._virtual_time: list[float] = []
+
+    @property
+    def running(self) -> Staged | None:
+        return self._running
+
+    @property
+    def inflight(self) -> int:
+        return len(self._staged) + (self._running is not None)
+
+    def held(self, gateway: str) -> int:
+        running = self._running
+        staged = sum(each.gateway == gateway for each in self._staged)
+        return staged + (running is not None and running.gateway == gateway)
+
+    # -- what happens
+
+    def arrive(self, batch: Staged, waiting: tuple[FlowWork, ...], now: float) -> Turn:
+        """A batch has come, with what waits at its gateway."""
+        gateway = self._heard(batch.gateway, now)
+        gateway.waiting = waiting
+        if self._running is None:
+            gateway.seen = max(gateway.seen, batch.lease_id)
+            self._start(batch, now)
+            return Turn(start=batch)
+        own = [each for each in self._staged if each.gateway == batch.gateway]
+        if len(own) < self._slots - 1:
+            gateway.seen = max(gateway.seen, batch.lease_id)
+            self._staged.append(batch)
+            return Turn()
+        last = max(own, key=_rank, default=batch)
+        if batch.rank >= last.rank:
+            return Turn(returned=(batch,))
+        gateway.seen = max(gateway.seen, batch.lease_id)
+        self._staged.remove(last)
+        self._staged.append(batch)
+        return Turn(returned=(last,))
+
+    def finish(self, service_s: float, now: float) -> Turn:
+        """The running batch has left the device after `service_s`; 0 when it was never served."""
+        done, self._running = self._running, None
+        assert done is not None, "nothing runs"
+        self._account(done, service_s)
+        if not self._staged:
+            return Turn()
+        batch = min(self._staged, key=_rank)
+        returned = tuple(each for each in self._staged if each.gateway != batch.gateway)
+        own = [each for each in self._staged if each.gateway == batch.gateway]
+        self._staged = [each for each in own if each is not batch]
+        self._start(batch, now)
+        return Turn(batch, returned)
+
+    def drop(self, gateway: str, lease_id: int) -> bool:
+        """Take out a batch that nobody waits for; False when it runs, or is not here any more."""
+        for each in self._staged:
+            if each.gateway == gateway and each.lease_id == lease_id:
+                self._staged.remove(each)
+                return True
+        return False
+
+    # -- what is told
+
+    def report(
+        self, gateway: str, now: float, service_s: float = 0.0, padded_tokens: int = 0
+    ) -> Report:
+        """For an answer to that gateway, which has sent something here before. `transport_s` is for
+        whoever measures the round trip.
+
+        `retry_in_s` and `free_in_s` count from now: the gateway takes off what the answer and the
+        next batch need on their way, else that batch comes when another has been started.
+        """
+        told = self._gateways[gateway]
+        served = tuple([(*flow, seconds) for flow, seconds in told.served.items()])
+        told.served = {}
+        left_s = self._left_s(now)
+        running = self._running
+        foreign = running is not None and running.gateway != gateway
+        return Report(
+            service_s=service_s,
+            padded_tokens=padded_tokens,
+            inflight=self.inflight,
+            held=self.held(gateway),
+            seen=told.seen,
+            retry_in_s=left_s,
+            free_in_s=left_s if foreign else 0.0,
+            virtual_time=tuple(self._virtual_time),
+            served=served,
+            waiting=self._waiting_elsewhere(gateway, now),
+        )
+
+    def _left_s(self, now: float) -> float:
+        if self._running is None:
+            return 0.0
+        left_s = self._started_at + self._running.predicted_s - now
+        return left_s if left_s > 0.0 else -left_s * _OVERRUN
+
+    def _waiting_elsewhere(self, gateway: str, now: float) -> tuple[FlowWork, ...]:
+        said = [
+            other.waiting
+            for name, other in self._gateways.items()
+            if name != gateway and (now - other.heard_at <= HEARD_S or self.held(name))
+        ]
+        return said[0] if len(said) == 1 else _summed(said)
+
+    # -- accounts
+
+    def _start(self, batch: Staged, now: float) -> None:
+        self._running, self._started_at = batch, now
+        _, priority, tag = batch.rank
+        while len(self._virtual_time) <= priority:
+            self._virtual_time.append(0.0)
+        self._virtual_time[priority] = max(self._virtual_time[priority], tag)
+
+    def _account(self, done: Staged, service_s: float) -> None:
+        """Everybody else is told who was served, in seconds measured."""
+        charged = sum(cost for _, _, cost in done.charges)
+        if charged <= 0.0 or service_s <= 0.0:
+            return
+        for name, gateway in self._gateways.items():
+            if name == done.gateway:
+                continue
+            for priority, tenant, cost in done.charges:
+                flow, seconds = (priority, tenant), service_s * cost / charged
+                gateway.served[flow] = gateway.served.get(flow, 0.0) + seconds
+
+    def _heard(self, name: str, now: float) -> _Gateway:
+        gateway = self._gateways.get(name)
+        if gateway is None:
+            for old in [n for n, g in self._gateways.items() if now - g.heard_at > FORGET_S]:
+                if not self.held(old):
+                    del self._gateways[old]
+            gateway = self._gateways[name] = _Gateway(now)
+        gateway.heard_at = now
+        return gateway
+
+
+def _rank(batch: Staged) -> tuple[int, int, float]:
+    return batch.rank
+
+
+def _summed(said: Iterable[tuple[FlowWork, ...]]) -> tuple[FlowWork, ...]:
+    total: dict[Flow, float] = {}
+    for flows in said:
+        for priority, tenant, seconds in flows:
+            flow = priority, tenant
+            total[flow] = total.get(flow, 0.0) + seconds
+    return tuple([(*flow, seconds) for flow, seconds in total.items()])
