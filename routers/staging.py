@@ -124,10 +124,14 @@ class Staging:
     # -- what is told
 
     def report(
-        self, gateway: str, now: float, service_s: float = 0.0, padded_tokens: int = 0
+        self,
+        gateway: str,
+        now: float,
+        service_s: float = 0.0,
+        padded_tokens: int = 0,
+        transport_s: float = 0.0,
     ) -> Report:
-        """For an answer to that gateway, which has sent something here before. `transport_s` is for
-        whoever measures the round trip.
+        """For an answer to that gateway, which has sent something here before.
 
         `retry_in_s` and `free_in_s` count from now: the gateway takes off what the answer and the
         next batch need on their way, else that batch comes when another has been started.
@@ -145,6 +149,7 @@ class Staging:
             held=self.held(gateway),
             seen=told.seen,
             retry_in_s=left_s,
+            transport_s=transport_s,
             free_in_s=left_s if foreign else 0.0,
             virtual_time=tuple(self._virtual_time),
             served=served,

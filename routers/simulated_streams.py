@@ -1,0 +1,83 @@
+"""How does a simulated stream replica treat the requests that it is sent?
+
+As an engine that batches by itself: it works on all that it holds at once, each as long as a batch
+of what it then holds would take, so that each is slower the more there are. A stream that nobody
+waits for is stopped at once. Half-way each reports progress: from then on it occupies half as much.
+Its memory is not modelled beyond `capacity`, which the dispatcher keeps.
+"""
+
+from __future__ import annotations
+
+from routers.simulated_devices import Device, Flight, Scene
+from routers.types import LeaseEnd, Report
+
+
+class StreamReplica:
+    """One that is sent single rows. Answers go to the scene half of the transport time later."""
+
+    def __init__(self, device: Device, scene: Scene) -> None:
+        self.device = device
+        self._scene = scene
+        self._held: dict[tuple[str, int], Flight] = {}
+        self._seen: dict[str, int] = {}
+        self._dead = False
+        self._buried = False
+
+    def receive(self, flight: Flight) -> None:
+        scene, device = self._scene, self.device
+        if self._buried:
+            scene.closed((flight, LeaseEnd.LOST, Report()))
+            return
+        now = scene.now
+        self._held[flight.gateway, flight.lease.lease_id] = flight
+        self._seen[flight.gateway] = flight.lease.lease_id
+        for fate, _ in flight.members:
+            fate.started_at = now
+        service_s = device.time_s(len(self._held), flight.width, now)
+        scene.at(now + device.transport_s / 2, scene.opened, flight)
+        if now + service_s <= device.hangs_at:
+            scene.at(now + service_s / 2, self._half_way, flight)
+            scene.at(now + service_s, self._finish, (flight, service_s))
+        else:
+            scene.at(max(now, device.hangs_at) + device.hang_limit_s, self.die, None)
+
+    def abort(self, flight: Flight) -> None:
+        if not self._dead and self._take(flight):
+            self._answer(flight, LeaseEnd.ABORTED, 0.0)
+
+    def die(self, _: None = None) -> None:
+        if not self._dead:
+            self._dead = True
+            self._scene.died(self.device)
+
+    def lose_all(self) -> None:
+        self._buried = True
+        held, self._held = list(self._held.values()), {}
+        for flight in held:
+            self._scene.closed((flight, LeaseEnd.LOST, Report()))
+
+    def _half_way(self, flight: Flight) -> None:
+        if not self._dead and (flight.gateway, flight.lease.lease_id) in self._held:
+            scene = self._scene
+            scene.at(scene.now + self.device.transport_s / 2, scene.progressed, flight)
+
+    def _finish(self, run: tuple[Flight, float]) -> None:
+        flight, service_s = run
+        if not self._dead and self._take(flight):
+            self._scene.served(flight, service_s)
+            self._answer(flight, LeaseEnd.DONE, service_s)
+
+    def _take(self, flight: Flight) -> bool:
+        return self._held.pop((flight.gateway, flight.lease.lease_id), None) is not None
+
+    def _answer(self, flight: Flight, end: LeaseEnd, service_s: float) -> None:
+        scene, half_s = self._scene, self.device.transport_s / 2
+        report = Report(
+            service_s=service_s,
+            padded_tokens=flight.padded_tokens if service_s else 0,
+            inflight=len(self._held),
+            held=sum(gateway == flight.gateway for gateway, _ in self._held),
+            seen=self._seen[flight.gateway],
+            transport_s=self.device.transport_s,
+        )
+        scene.at(scene.now + half_s, scene.closed, (flight, end, report))

@@ -1,0 +1,138 @@
+"""What comes to the simulated gateways, and how does each request end?
+
+An `Arrival` is one caller's request; a `Fate` is what becomes of it, from its arrival to its one
+end. Who wants to know is a `Witness`; who sends again after a refusal, or sends the next request
+once the last has ended, is a `Follow`. Times are virtual seconds. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+from routers.types import Dispatch, Reason, Snapshot
+
+
+@dataclass(slots=True)
+class Arrival:
+    """One request; nobody changes it. `leaves_at`: when its caller gives up without an answer;
+    inf: never. `gateway`: index of the one it comes to. `attempt`: which try of its caller's this
+    is, from 1; `caller`: whatever a `Follow` wants to know again. The rest as in `types.Request`.
+    """
+
+    at: float
+    lengths: tuple[int, ...]
+    slo_s: float = 0.1
+    timeout_s: float = 1.0
+    leaves_at: float = inf
+    tenant: str = "default"
+    priority: int = 0
+    weight: float = 1.0
+    tenant_rows: int = 0
+    session: str = ""
+    retryable: bool = True
+    gateway: int = 0
+    attempt: int = 1
+    caller: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Fate:
+    """How one request ended: answered, refused for a reason, or its caller left.
+
+    `missing`: one bit a row that has no answer yet, 0 once it has ended. `started_at`: when a
+    device began with the last of its rows. `answers`: how often it ended, its caller's leaving
+    aside: 1, or the simulated service is broken.
+    """
+
+    arrival: Arrival
+    missing: int = 0
+    started_at: float | None = None
+    answered_at: float | None = None
+    reason: Reason | None = None
+    retry_after_s: float = 0.0
+    left: bool = False
+    answers: int = 0
+
+    @property
+    def in_slo(self) -> bool:
+        arrival = self.arrival
+        return self.answered_at is not None and self.answered_at <= arrival.at + arrival.slo_s
+
+
+Follow = Callable[[Fate, float], Arrival | None]
+"""Called when a request has ended, with the time; the arrival that follows from it, not before
+that time, or None."""
+
+
+class Load(Protocol):
+    """A lease on its way, as a witness sees it: `width` is its longest row (packed batches: its
+    mean), `tokens` are without padding, `padded_tokens` with."""
+
+    @property
+    def lease(self) -> Dispatch: ...
+
+    @property
+    def members(self) -> list[tuple[Fate, int]]:
+        """Requests and row indices, in order."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def padded_tokens(self) -> int: ...
+
+
+class Witness(Protocol):
+    """Hears of everything that happens, in order of time."""
+
+    def arrived(self, fate: Fate, now: float) -> None: ...
+
+    def ended(self, fate: Fate, now: float) -> None: ...
+
+    def sent(self, load: Load, now: float) -> None: ...
+
+    def served(self, load: Load, service_s: float, now: float) -> None:
+        """A device has finished with a batch that it worked on for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`ends`: what each gateway's core holds at the end, `end` the first one's."""
+
+    fates: tuple[Fate, ...]
+    batches: tuple[tuple[float, Dispatch], ...]
+    ends: tuple[Snapshot, ...]
+
+    @property
+    def end(self) -> Snapshot:
+        return self.ends[0]
+
+    def share_in_slo(self) -> float:
+        """Of all that were offered, the share answered within their SLO."""
+        return sum(fate.in_slo for fate in self.fates) / max(1, len(self.fates))
+
+
+class Keeper:
+    """A witness that keeps every fate and every batch: for tests, not for a million requests."""
+
+    def __init__(self) -> None:
+        self.fates: list[Fate] = []
+        self.batches: list[tuple[float, Dispatch]] = []
+
+    def arrived(self, fate: Fate, now: float) -> None:
+        self.fates.append(fate)
+
+    def ended(self, fate: Fate, now: float) -> None:
+        pass
+
+    def sent(self, load: Load, now: float) -> None:
+        self.batches.append((now, load.lease))
+
+    def served(self, load: Load, service_s: float, now: float) -> None:
+        pass
