@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from routers.settings import AdmissionSettings, BucketSettings, HedgeSettings, OutlierSettings
 from runtimes.types import TensorSpec
 
 
@@ -17,19 +18,28 @@ class Scheduling:
 
     slo_s: deadline of a request without a budget; timeout_s: when nobody waits any longer.
     slots: batches one replica may hold for one gateway. hang_limit_s: longest run on the device.
+    retry: whether a request may run again. The rest is the core's: `routers.settings`.
     """
 
     slo_s: float
     timeout_s: float
-    late: str
-    max_size: int
-    max_tokens: int
-    max_passed_over_s: float
-    max_queue_rows: int
-    max_late_rows: int
     slots: int
     hang_limit_s: float
     retry: bool
+    late: str
+    max_size: int
+    max_tokens: int
+    max_slo_share: float
+    fixed_size: int | None
+    hold: str
+    max_queue_rows: int
+    max_late_rows: int
+    ageing_s: float
+    preempt_streams: bool
+    buckets: BucketSettings
+    admission: AdmissionSettings
+    hedge: HedgeSettings
+    outliers: OutlierSettings
 
 
 @dataclass(frozen=True, slots=True)

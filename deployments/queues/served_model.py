@@ -15,23 +15,9 @@ from deployments.queues.ledger import ReplicaBook, RunningReplica
 from deployments.queues.model_queue import ModelQueue
 from deployments.queues.tickets import BatchRecord, Terms
 from deployments.queues.transport import ServeTransport
-from routers.settings import DispatcherSettings
+from deployments.scheduling import dispatcher_settings
 
 _CALL_MARGIN_S = 5.0
-
-
-def dispatcher_settings(d: ModelDescription) -> DispatcherSettings:
-    s = d.scheduling
-    return DispatcherSettings(
-        bucket_edges=d.bucket_edges,
-        max_size=s.max_size if d.max_rows is None else min(s.max_size, d.max_rows),
-        max_tokens=s.max_tokens,
-        pads=d.pads,
-        max_queue_rows=s.max_queue_rows,
-        max_late_rows=s.max_late_rows,
-        max_passed_over_s=s.max_passed_over_s,
-        late=s.late,
-    )
 
 
 def terms(d: ModelDescription) -> Terms:

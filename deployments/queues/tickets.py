@@ -95,8 +95,15 @@ def _error(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
         )
     if reason is Reason.CLOSED:
         return errors.NotReady("the model is being withdrawn or replaced", retry_after_s=1.0)
+    retry_after_s = max(retry_after_s, 0.05)
+    if reason is Reason.TENANT_FULL:
+        return errors.OverOwnLimit(
+            "as many of this tenant's rows wait as may (max_queue_rows)",
+            retry_after_s=retry_after_s,
+        )
     message = {
-        Reason.QUEUE_FULL: "the model's queue is full (queue.max_rows)",
+        Reason.QUEUE_FULL: "the model's queue is full (queue.max_rows, queue.max_work_s)",
         Reason.LATE: "the request could no longer be answered within the model's SLO",
+        Reason.SHED: "the model has more requests than it can answer in time",
     }[reason]
-    return errors.Overloaded(message, retry_after_s=max(retry_after_s, 0.05))
+    return errors.Overloaded(message, retry_after_s=retry_after_s)

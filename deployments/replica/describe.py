@@ -10,7 +10,8 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from deployments.description import ModelDescription, Scheduling
+from deployments.description import ModelDescription
+from deployments.scheduling import scheduling
 from deployments.settings import ModelSettings, bucket_edges, source_path
 from deployments.settings import digest as version_digest
 from runtimes import source as artifacts
@@ -74,7 +75,7 @@ def describe(
         pads=limits.pads,
         precision=limits.precision,
         device=limits.device,
-        scheduling=_scheduling(model),
+        scheduling=scheduling(model, fixed_shapes=bool(limits.fixed_edges)),
         digest=digest,
         tokenizer_digest=hashlib.sha256(tokenizer).hexdigest() if tokenizer else "",
         embed_output=embed.name if embed else "",
@@ -114,19 +115,3 @@ def _embed_output(limits: Limits) -> TensorSpec:
         if len(spec.shape) == 2 and spec.shape[-1] > 0:
             return spec
     raise LoadError("task embed needs an output of shape [batch, width]; the model has none")
-
-
-def _scheduling(model: ModelSettings) -> Scheduling:
-    return Scheduling(
-        slo_s=model.slo.latency_ms / 1000,
-        timeout_s=model.slo.timeout_s,
-        late=model.slo.late,
-        max_size=model.batch.max_size,
-        max_tokens=model.batch.max_tokens,
-        max_passed_over_s=model.batch.max_passed_over_ms / 1000,
-        max_queue_rows=model.queue.max_rows,
-        max_late_rows=model.queue.max_late_rows,
-        slots=model.replicas.slots,
-        hang_limit_s=model.replicas.hang_limit_s,
-        retry=model.retry,
-    )

@@ -11,16 +11,16 @@ from deployments.settings.gateway import (
     PreprocessSettings,
     TracingSettings,
 )
+from deployments.settings.lengths import LengthSettings, bucket_edges
 from deployments.settings.load import digest, dump, load, load_tenants, parse, with_address
 from deployments.settings.mistakes import Mistake, SettingsErrors
-from deployments.settings.model import (
+from deployments.settings.model import ModelSettings, ReplicaSettings, SloSettings
+from deployments.settings.scheduling import (
+    AdmissionSettings,
     BatchSettings,
-    LengthSettings,
-    ModelSettings,
+    HedgeSettings,
+    OutlierSettings,
     QueueSettings,
-    ReplicaSettings,
-    SloSettings,
-    bucket_edges,
 )
 from deployments.settings.sources import SourceError
 from deployments.settings.sources import resolve as source_path
@@ -30,13 +30,16 @@ from deployments.settings.tree import Settings, TenantsSettings
 __all__ = [
     "DEFAULT_TENANT",
     "PRIORITIES",
+    "AdmissionSettings",
     "BatchSettings",
     "GatewaySettings",
+    "HedgeSettings",
     "LengthSettings",
     "LimitSettings",
     "LogSettings",
     "Mistake",
     "ModelSettings",
+    "OutlierSettings",
     "PreprocessSettings",
     "Priority",
     "QueueSettings",

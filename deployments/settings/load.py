@@ -24,7 +24,7 @@ from deployments.settings.model_checks import model_mistakes
 from deployments.settings.tree import Settings, TenantsSettings, dangling
 
 _SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}
-_SHAPE_NO_ANSWERS = {"lengths": {"buckets"}}
+_SHAPE_NO_ANSWERS = {"lengths": {"buckets", "adapt"}}
 
 
 def load(path: Path | str, *, here: bool = True) -> Settings:

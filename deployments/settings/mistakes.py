@@ -104,6 +104,8 @@ def _unknown(path: Path, root: type[Section]) -> str:
     if section is None:
         return "unknown setting"
     name = str(path[-1])
+    if name in section.gone:
+        return f"is no setting any more; leave it out: {section.gone[name]}"
     close = difflib.get_close_matches(name, section.model_fields, 1, 0.6)
     if close:
         return f"unknown setting; did you mean {close[0]}?"

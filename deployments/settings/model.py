@@ -1,22 +1,27 @@
-"""One model's settings: what runs it, what it promises, how its batches and replicas are made.
+"""One model's settings: what runs it, what it promises, how its replicas are made.
 
-Times in ms are promises to callers, times in s are limits of the machinery. Lengths are tokens, or
-whatever the model's length axis counts. What a backend understands beyond this stands in `options`
-and is checked by the backend's own table, not here; files are looked for by `sources`.
+Times in ms are promises to callers or lie within them, times in s are limits of the machinery. What
+a backend understands beyond this stands in `options` and is checked by the backend's own table, not
+here; files are looked for by `sources`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from deployments.settings.section import Section, listed, wrong
+from deployments.settings.lengths import LengthSettings
+from deployments.settings.scheduling import (
+    AdmissionSettings,
+    BatchSettings,
+    HedgeSettings,
+    OutlierSettings,
+    QueueSettings,
+)
+from deployments.settings.section import Section, wrong
 
 NAME = r"[a-z0-9]([-a-z0-9._]{0,61}[a-z0-9])?"
-SHORTEST_BUCKET = 16
-LONGEST = 1_048_576
 
 
 class SloSettings(Section):
@@ -58,117 +63,6 @@ class SloSettings(Section):
                 "timeout_ms",
             )
         return self
-
-
-def _edges(value: Any) -> Any:
-    """`auto` or a list of whole numbers; one sentence for whatever else stands there."""
-    if value == "auto":
-        return value
-    edges = listed(value)
-    if not isinstance(edges, tuple):
-        raise wrong("must be auto or a list of lengths such as [32, 128, 512]")
-    for position, edge in enumerate(edges):
-        if isinstance(edge, bool) or not isinstance(edge, int) or not 1 <= edge <= LONGEST:
-            raise wrong(f"is {edge!r}; must be a whole number of at least 1", position)
-    return edges
-
-
-class LengthSettings(Section):
-    max: int = Field(
-        default=512,
-        ge=1,
-        le=LONGEST,
-        description="Longest row accepted, in tokens; a model that takes less does not start.",
-    )
-    buckets: Annotated[Literal["auto"] | tuple[int, ...], BeforeValidator(_edges)] = Field(
-        default="auto",
-        description="Ascending upper edges, in tokens, of the length intervals that are batched "
-        "together, the last one equal to `max`; `auto` is powers of two from 16.",
-    )
-    input: str | None = Field(
-        default=None,
-        description="Input whose axis is a row's length; unset, what the model declares.",
-    )
-    axis: int | None = Field(
-        default=None,
-        ge=1,
-        le=16,
-        description="That axis, the batch being axis 0; unset, what the model declares.",
-    )
-    mask: str | None = Field(
-        default=None,
-        description="Input that is 1 for real tokens and 0 for padding; unset, what the model "
-        "declares.",
-    )
-    truncate: bool = Field(
-        default=False, description="Cut longer rows to `max` instead of refusing the request."
-    )
-
-    @model_validator(mode="after")
-    def _edges_ascend_to_max(self) -> LengthSettings:
-        if self.buckets == "auto":
-            return self
-        edges = self.buckets
-        if not edges:
-            raise wrong("is empty; must be auto or end with max", "buckets")
-        for position in range(1, len(edges)):
-            if edges[position] <= edges[position - 1]:
-                raise wrong(
-                    f"is {edges[position]} after {edges[position - 1]}; edges must ascend",
-                    "buckets",
-                    position,
-                )
-        if edges[-1] != self.max:
-            raise wrong(
-                f"ends with {edges[-1]}; the last edge must equal max ({self.max})", "buckets"
-            )
-        return self
-
-
-def bucket_edges(lengths: LengthSettings) -> tuple[int, ...]:
-    """Ascending inclusive upper edges, in tokens; the last is `lengths.max`."""
-    if lengths.buckets != "auto":
-        return lengths.buckets
-    return (*_powers_below(lengths.max), lengths.max)
-
-
-def _powers_below(limit: int) -> Iterator[int]:
-    edge = SHORTEST_BUCKET
-    while edge < limit:
-        yield edge
-        edge *= 2
-
-
-class BatchSettings(Section):
-    max_size: int = Field(default=32, ge=1, le=65_536, description="Rows in a batch at most.")
-    max_tokens: int = Field(
-        default=8192,
-        ge=1,
-        le=1_073_741_824,
-        description="Tokens in a batch at most, padding included; a longer single row runs alone.",
-    )
-    max_passed_over_ms: float = Field(
-        default=50,
-        ge=0,
-        le=3_600_000,
-        description="A length interval whose oldest row has waited this long goes before fuller "
-        "ones.",
-    )
-
-
-class QueueSettings(Section):
-    max_rows: int = Field(
-        default=2048,
-        ge=1,
-        le=10_000_000,
-        description="Rows that may wait at one gateway; more are refused.",
-    )
-    max_late_rows: int = Field(
-        default=1024,
-        ge=0,
-        le=10_000_000,
-        description="Of those, rows that may wait although they have missed their deadline.",
-    )
 
 
 class ReplicaSettings(Section):
@@ -258,7 +152,16 @@ class ModelSettings(Section):
         default_factory=BatchSettings, description="How large a batch may become."
     )
     queue: QueueSettings = Field(
-        default_factory=QueueSettings, description="How much may wait at one gateway."
+        default_factory=QueueSettings, description="How much may wait at one gateway, and how long."
+    )
+    admission: AdmissionSettings = Field(
+        default_factory=AdmissionSettings, description="What is refused because of load."
+    )
+    hedge: HedgeSettings = Field(
+        default_factory=HedgeSettings, description="Second copies of batches that take long."
+    )
+    outliers: OutlierSettings = Field(
+        default_factory=OutlierSettings, description="Replicas that are slower than the others."
     )
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many run the model and with what."

@@ -8,8 +8,8 @@ section's own rules raise `wrong(message, at)`, which points at the field that h
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,8 +18,10 @@ RULE = "headrace_rule"  # type of the errors that carry a finished sentence
 
 
 class Section(BaseModel):
-    """Base of every section. Values are immutable; unknown names are refused."""
+    """Base of every section. Values are immutable; unknown names are refused. `gone`: names that
+    older files have here, with what to know about them."""
 
+    gone: ClassVar[Mapping[str, str]] = {}
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=False
     )
@@ -38,6 +40,11 @@ def wrong(message: str, *at: str | int) -> PydanticCustomError:
 def listed(value: Any) -> Any:
     """Sequences are kept as tuples (immutable) and written as lists."""
     return tuple(value) if isinstance(value, list) else value
+
+
+def off_is_a_word(value: Any) -> Any:
+    """YAML reads a bare `off` as false; where `off` is one of the words, that is what was meant."""
+    return "off" if value is False else value
 
 
 def name_check(pattern: str, what: str) -> Callable[[str], str]:

@@ -101,7 +101,8 @@ def _kind_in_words(kind: Any) -> str:
     if origin is Literal:
         return choice(inner)
     if origin in (Union, types.UnionType):
-        return " or ".join(_kind_in_words(each) for each in inner)
+        words = [_kind_in_words(_unwrapped(each).kind) for each in inner]
+        return choice(tuple(words))
     if origin is tuple:
         return _LISTS.get(_unwrapped(inner[0]).kind, "a list")
     if origin is dict or is_section(kind):

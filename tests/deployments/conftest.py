@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from deployments.description import ModelDescription, Scheduling
+from deployments.description import ModelDescription
+from deployments.scheduling import scheduling
+from deployments.settings import ModelSettings
 from runtimes.types import TensorSpec
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-SCHEDULING = Scheduling(0.1, 1.0, "demote", 32, 8192, 0.05, 2048, 1024, 2, 30.0, True)
+SCHEDULING = scheduling(ModelSettings(runtime="synthetic"))
 
 
 def _page(**changes: Any) -> ModelDescription:

@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from deployments.console.terminal import Progress, ready_message, try_line
-from deployments.description import ModelDescription, Scheduling
+from deployments.description import ModelDescription
+from deployments.scheduling import scheduling
+from deployments.settings import ModelSettings
 from runtimes.types import TensorSpec
 
 IDS = TensorSpec("ids", "INT64", (-1, -1))
@@ -47,7 +49,7 @@ def described(*inputs: TensorSpec, **changes: object) -> ModelDescription:
         "pads": True,
         "precision": "fp32",
         "device": "cpu",
-        "scheduling": Scheduling(0.1, 1.0, "demote", 32, 8192, 0.05, 2048, 1024, 2, 30.0, True),
+        "scheduling": scheduling(ModelSettings(runtime="synthetic")),
         "digest": "",
     }
     return ModelDescription(**(plain | changes))  # type: ignore[arg-type]

@@ -15,6 +15,8 @@ STATUSES = {
     Reason.TOO_LONG: 400,
     Reason.TOO_LARGE: 400,
     Reason.EXPIRED: 504,
+    Reason.TENANT_FULL: 429,
+    Reason.SHED: 503,
 }
 
 
@@ -25,8 +27,8 @@ def test_a_refusal_keeps_its_reason_beside_its_status(reason: Reason) -> None:
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_every_503_says_when_to_ask_again(reason: Reason) -> None:
-    assert bool(refusal(reason, 0.0).headers()) == (STATUSES[reason] == 503)
+def test_every_refusal_for_load_says_when_to_ask_again(reason: Reason) -> None:
+    assert bool(refusal(reason, 0.0).headers()) == (STATUSES[reason] in (429, 503))
 
 
 def test_a_full_queue_passes_on_what_the_dispatcher_said() -> None:

@@ -54,6 +54,17 @@ def test_empty_section_is_all_defaults(tmp_path: Path) -> None:
     assert settings.gateway.port == 8000
 
 
+@pytest.mark.parametrize("written", ["off", "Off", "'off'", "no", "false"])
+def test_a_bare_off_is_the_word_though_yaml_reads_a_boolean(tmp_path: Path, written: str) -> None:
+    text = (
+        f"    admission: {{feasibility: {{mode: {written}}}, codel: {{mode: {written}}}}}\n"
+        f"    hedge: {{mode: {written}}}\n    outliers: {{mode: {written}}}\n"
+    )
+    model = load(write(tmp_path, DEVICE + text)).models["device"]
+    assert model.admission.feasibility.mode == model.admission.codel.mode == "off"
+    assert model.hedge.mode == model.outliers.mode == "off"
+
+
 def test_set_timeout_wins_over_ten_times_the_latency(tmp_path: Path) -> None:
     slo = load(write(tmp_path, DEVICE + "    slo: {latency_ms: 50, timeout_ms: 60}")).models
     assert slo["device"].slo.timeout_s == pytest.approx(0.06)
@@ -75,7 +86,8 @@ def test_setting_of_another_section_is_shown_its_place(tmp_path: Path) -> None:
 def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
     (only,) = mistakes(tmp_path, DEVICE + "    queue: {zzz: 1}\n")
     assert only == (
-        "4: models.device.queue.zzz: unknown setting; known here: max_rows, max_late_rows"
+        "4: models.device.queue.zzz: unknown setting; known here: "
+        "max_rows, max_late_rows, max_work_s, ageing_ms, preempt_streams"
     )
 
 
@@ -108,7 +120,23 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
         ("    lengths: {buckets: [16, 16, 512]}", "buckets[1]: is 16 after 16; edges must ascend"),
         ("    lengths: {buckets: [16, 64]}", "the last edge must equal max (512)"),
         ("    lengths: {buckets: []}", "is empty; must be auto or end with max"),
-        ("    lengths: {buckets: autp}", "must be auto or a list of lengths"),
+        ("    lengths: {buckets: autp}", "must be auto, a number of buckets or a list of lengths"),
+        ("    lengths: {buckets: 0}", "buckets: is 0; must be auto, a number of buckets from 1 to"),
+        ("    lengths: {buckets: 65}", "is 65; must be auto, a number of buckets from 1 to 64"),
+        ("    lengths: {buckets: true}", "must be auto, a number of buckets or a list of lengths"),
+        ("    lengths: {adapt: {minimise: waste}}", "is 'waste'; must be seconds or padding"),
+        ("    batch: {max_slo_share: 0}", "is 0; must be a number, above 0 and at most 1"),
+        ("    batch: {fixed_size: 33}", "is 33, above max_size (32); must be at most 32"),
+        ("    batch: {max_passed_over_ms: 50}", "is no setting any more; leave it out: "),
+        ("    batch: {max_passed_over_ms: 50}", "queue.ageing_ms says how long"),
+        ("    queue: {ageing_ms: 0}", "ageing_ms: is 0; must be a number, above 0"),
+        ("    admission: {codel: {mode: on}}", "is true; must be off, observe or enforce"),
+        ("    admission: {codel: {interval_ms: 10}}", "is 10, shorter than target_ms (20)"),
+        ("    admission: {limit: {most: 15}}", "most: is 15; must be at least 16 (least)"),
+        ("    admission: off", "admission: is false; must be a mapping"),
+        ("    hedge: {mode: enforce}", "is 'enforce'; must be off, hedge or tied"),
+        ("    hedge: {quantile: 1}", "is 1; must be a number, above 0 and below 1"),
+        ("    outliers: {probe_s: 60}", "max_probe_s: is 30; must be at least 60 (probe_s)"),
         ("    lengths: {buckets: [0, 512]}", "buckets[0]: is 0; must be a whole number"),
         ("    lengths: {buckets: [true, 512]}", "buckets[0]: is True; must be a whole number"),
         ("gateway: {port: 0}", "gateway.port: is 0; must be a whole number, 1 to 65535"),
@@ -334,7 +362,10 @@ def test_version_follows_what_shapes_answers_alone(tmp_path: Path) -> None:
     assert digest(model_of(tmp_path, "options: {base_ms: 3}"), "d1") != plain
     assert digest(model_of(tmp_path, "lengths: {max: 64}"), "d1") != plain
     assert digest(model_of(tmp_path, "lengths: {buckets: [512]}"), "d1") == plain
+    assert digest(model_of(tmp_path, "lengths: {adapt: {every_s: 5}}"), "d1") == plain
     assert digest(model_of(tmp_path, "batch: {max_size: 1}"), "d1") == plain
+    assert digest(model_of(tmp_path, "admission: {codel: {mode: off}}"), "d1") == plain
+    assert digest(model_of(tmp_path, "hedge: {mode: hedge}"), "d1") == plain
     assert digest(model_of(tmp_path, "replicas: {count: 2}"), "d1") == plain
 
 

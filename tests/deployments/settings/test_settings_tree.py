@@ -49,9 +49,30 @@ def test_automatic_edges_are_powers_of_two_up_to_the_longest(
     assert bucket_edges(LengthSettings(max=longest)) == edges
 
 
+@pytest.mark.parametrize(
+    ("buckets", "edges"),
+    [(1, (512,)), (2, (64, 512)), (4, (16, 64, 128, 512)), (6, (16, 32, 64, 128, 256, 512))],
+)
+def test_a_number_of_buckets_thins_the_powers_and_keeps_the_longest(
+    buckets: int, edges: tuple[int, ...]
+) -> None:
+    lengths = LengthSettings.model_validate({"max": 512, "buckets": buckets})
+    assert bucket_edges(lengths) == edges
+    assert lengths.most_buckets == buckets
+
+
+@pytest.mark.parametrize("buckets", range(1, 65))
+def test_any_number_of_buckets_starts_with_ascending_edges(buckets: int) -> None:
+    edges = bucket_edges(LengthSettings.model_validate({"max": 1_048_576, "buckets": buckets}))
+    assert len(edges) == min(buckets, 17)
+    assert list(edges) == sorted(set(edges))
+    assert edges[-1] == 1_048_576
+
+
 def test_listed_edges_are_taken_as_they_are() -> None:
     lengths = LengthSettings.model_validate({"max": 64, "buckets": [10, 64]})
     assert bucket_edges(lengths) == (10, 64)
+    assert lengths.most_buckets is None
 
 
 @pytest.mark.parametrize(
@@ -59,7 +80,8 @@ def test_listed_edges_are_taken_as_they_are() -> None:
     [
         (("models", "x", "batch", "max_size"), "a whole number, 1 to 65536"),
         (("models", "x", "slo", "timeout_ms"), "a number, above 0 and at most 86400000"),
-        (("models", "x", "lengths", "buckets"), "auto or a list of whole numbers"),
+        (("models", "x", "lengths", "buckets"), "auto, a whole number or a list of whole numbers"),
+        (("models", "x", "admission", "codel", "mode"), "off, observe or enforce"),
         (("models", "x", "retry"), "true or false"),
         (("models", "x", "runtime"), "onnxruntime, openvino, torch or synthetic"),
         (("models", "x"), "a mapping"),

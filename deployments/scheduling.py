@@ -1,0 +1,125 @@
+"""From what users write of one model's scheduling to what its core is told.
+
+The one translation, for the service and for simulations: settings to `Scheduling`, which rides on
+the model's page, and that, with what the loaded model declares, to the core's own settings. Units
+change here (ms to s), words become the core's, nothing is decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deployments.description import ModelDescription, Scheduling
+from deployments.settings import LengthSettings, ModelSettings, OutlierSettings
+from routers.settings import (
+    AdmissionSettings,
+    BucketSettings,
+    CodelSettings,
+    DispatcherSettings,
+    HedgeSettings,
+    LimitSettings,
+    Mode,
+)
+from routers.settings import OutlierSettings as CoreOutliers
+
+_NEVER = float("inf")
+
+
+def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Scheduling:
+    """`fixed_shapes`: the backend is compiled for certain lengths, which then are the edges."""
+    batch, queue, slo = model.batch, model.queue, model.slo
+    return Scheduling(
+        slo_s=slo.latency_ms / 1000,
+        timeout_s=slo.timeout_s,
+        late=slo.late,
+        max_size=batch.max_size,
+        max_tokens=batch.max_tokens,
+        max_slo_share=batch.max_slo_share,
+        fixed_size=batch.fixed_size,
+        hold=batch.hold,
+        max_queue_rows=queue.max_rows,
+        max_late_rows=queue.max_late_rows,
+        ageing_s=queue.ageing_ms / 1000,
+        preempt_streams=queue.preempt_streams,
+        slots=model.replicas.slots,
+        hang_limit_s=model.replicas.hang_limit_s,
+        retry=model.retry,
+        buckets=_buckets(model.lengths, fixed_shapes),
+        admission=_admission(model),
+        hedge=_hedge(model),
+        outliers=_outliers(model.outliers),
+    )
+
+
+def dispatcher_settings(
+    d: ModelDescription, *, priorities: int = 3, frozen: bool = False
+) -> DispatcherSettings:
+    """What the gateway's core of this model is told. `priorities`: how many the gateway has."""
+    s = d.scheduling
+    return DispatcherSettings(
+        bucket_edges=d.bucket_edges,
+        max_size=s.max_size if d.max_rows is None else min(s.max_size, d.max_rows),
+        max_tokens=s.max_tokens,
+        pads=d.pads,
+        slo_s=s.slo_s,
+        max_slo_share=s.max_slo_share,
+        fixed_size=s.fixed_size,
+        hold=s.hold,
+        priorities=priorities,
+        ageing_s=s.ageing_s,
+        max_queue_rows=s.max_queue_rows,
+        max_late_rows=s.max_late_rows,
+        late=s.late,
+        preempt_streams=s.preempt_streams,
+        frozen=frozen,
+        buckets=s.buckets,
+        admission=s.admission,
+        hedge=s.hedge,
+        outliers=s.outliers,
+    )
+
+
+def _buckets(lengths: LengthSettings, fixed_shapes: bool) -> BucketSettings:
+    adapt, most = lengths.adapt, lengths.most_buckets
+    settings = BucketSettings(
+        adaptive=most is not None and not fixed_shapes,
+        minimise=adapt.minimise,
+        solve_every_s=adapt.every_s,
+        half_life_s=adapt.half_life_s,
+        min_gain=adapt.min_gain,
+        fixed_shapes=fixed_shapes,
+    )
+    return settings if most is None else replace(settings, max_edges=most)
+
+
+def _admission(model: ModelSettings) -> AdmissionSettings:
+    admission, work_s = model.admission, model.queue.max_work_s
+    codel, limit = admission.codel, admission.limit
+    return AdmissionSettings(
+        feasibility=Mode(admission.feasibility.mode),
+        max_queue_s=_NEVER if work_s is None else work_s,
+        codel=CodelSettings(Mode(codel.mode), codel.target_ms / 1000, codel.interval_ms / 1000),
+        limit=LimitSettings(Mode(limit.mode), limit.fixed, limit.least, limit.most),
+    )
+
+
+def _hedge(model: ModelSettings) -> HedgeSettings:
+    hedge = model.hedge
+    return HedgeSettings(
+        # A copy is a second run: what may run once only has none.
+        mode=hedge.mode if model.retry else "off",
+        quantile=hedge.quantile,
+        fixed_delay_s=None if hedge.delay_ms is None else hedge.delay_ms / 1000,
+        budget=hedge.budget,
+        max_utilisation=hedge.max_utilisation,
+        min_samples=hedge.min_samples,
+    )
+
+
+def _outliers(outliers: OutlierSettings) -> CoreOutliers:
+    return CoreOutliers(
+        eject_ratio=outliers.eject_ratio if outliers.mode == "eject" else _NEVER,
+        max_ejected=outliers.max_ejected,
+        probe_s=outliers.probe_s,
+        max_probe_s=outliers.max_probe_s,
+    )
