@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from routers.batcher import form_batch
 from routers.cost import CostError, CostModel
+from routers.endings import close_lease
+from routers.holders import Holder
 from routers.invariants import check
-from routers.leases import Lease, LeaseBook
-from routers.replicas import MIN_BLOCK_S, SUSPECT_S, ReplicaSet
+from routers.leases import LeaseBook
+from routers.replicas import ReplicaSet
 from routers.requests import Requests
 from routers.settings import DispatcherSettings
 from routers.snapshots import State, take_snapshot
@@ -26,11 +28,9 @@ from routers.types import (
     Closed,
     Dispatch,
     Event,
-    LeaseEnd,
     Opened,
     Progress,
     Replicas,
-    Report,
     Snapshot,
     Tick,
     WakeAt,
@@ -45,6 +45,7 @@ class Dispatcher:
         self._replicas = ReplicaSet()
         self._leases = LeaseBook()
         self._requests = Requests(settings, self._replicas, self._cost)
+        self._state = State(self._requests, self._replicas, self._leases, self._cost)
         self._asked: float | None = None
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -65,7 +66,7 @@ class Dispatcher:
         return actions
 
     def snapshot(self, now: float) -> Snapshot:
-        return take_snapshot(self._state(), now)
+        return take_snapshot(self._state, now)
 
     @property
     def waiting_rows(self) -> int:
@@ -82,7 +83,7 @@ class Dispatcher:
 
     def check(self) -> None:
         """Raises AssertionError when an invariant is broken. Scans everything: for tests."""
-        check(self._state())
+        check(self._state)
 
     # -- events
 
@@ -91,7 +92,7 @@ class Dispatcher:
             case Arrive():
                 self._requests.arrive(event.request, now, actions)
             case Closed():
-                self._closed(event, now, actions)
+                close_lease(self._state, event, now, actions)
             case Opened():
                 self._opened(event.lease_id, now)
             case Progress():
@@ -119,47 +120,13 @@ class Dispatcher:
             self._leases.resize(lease, event.held)
             self._replicas.refresh(lease.holder, now)
 
-    def _closed(self, event: Closed, now: float, actions: list[Action]) -> None:
-        lease = self._leases.close(event.lease_id)
-        if lease is None:
-            return
-        members = lease.members()
-        for row in members:
-            row.lease = None
-        holder, end, report = lease.holder, event.end, event.report
-        if end is LeaseEnd.DONE:
-            self._sample(lease, report, now)
-            self._requests.answered(members)
-        elif end is LeaseEnd.BUSY:
-            self._replicas.block(holder, now + max(MIN_BLOCK_S, report.retry_in_s))
-            self._requests.put_back(members, now, actions)
-        else:
-            if end is LeaseEnd.LOST:
-                self._replicas.block(holder, now + SUSPECT_S, suspect=True)
-            self._requests.retry(members, holder.replica.replica_id, now, actions)
-        holder.learn(report, answered=end is LeaseEnd.DONE)
-        alive = end in (LeaseEnd.DONE, LeaseEnd.ABORTED)
-        if self._replicas.closed(holder, now, alive=alive):
-            self._cost.forget(holder.replica.replica_id)
-
-    def _sample(self, lease: Lease, report: Report, now: float) -> None:
-        goods = lease.goods
-        self._cost.observe(
-            len(goods.rows),
-            goods.width,
-            report.service_s,
-            predicted_s=lease.predicted_s,
-            replica_id=lease.holder.replica.replica_id,
-        )
-        self._requests.turnaround.observe(goods.edge, now - lease.sent_at)
-
     # -- what follows from every event
 
     def _settle(self, now: float, actions: list[Action]) -> None:
         self._requests.run_timers(now, actions)
         replicas, waiting = self._replicas, self._requests.waiting
         replicas.promote(now)
-        while waiting.rows and replicas.ready:
+        while waiting.rows and replicas.has_ready:
             dispatch = self._dispatch_one(now)
             if dispatch is None:
                 break
@@ -168,18 +135,26 @@ class Dispatcher:
 
     def _dispatch_one(self, now: float) -> Dispatch | None:
         """One more lease, on the first replica in order that may take any of what waits."""
-        requests = self._requests
-        for holder in self._replicas.in_order():
-            goods = form_batch(requests, self._replicas.offer(holder), now)
-            if goods is None:
-                continue
-            replica_id = holder.replica.replica_id
-            predicted_s = self._cost.predict(len(goods.rows), goods.width, replica_id)
-            lease = self._leases.sign(holder, goods, predicted_s, now)
-            self._replicas.refresh(holder, now)
-            rows = tuple([(row.ticket.request.request_id, row.index) for row in goods.rows])
-            return Dispatch(lease.lease_id, replica_id, rows, goods.edge, predicted_s)
-        return None
+        replicas = self._replicas
+        return replicas.ready.first(
+            lambda holder: self._send(holder, now),
+            now,
+            replicas.batch_s,
+            spare=not replicas.healthy,
+        )
+
+    def _send(self, holder: Holder, now: float) -> Dispatch | None:
+        """A lease of what the batcher gives this replica, if anything."""
+        goods = form_batch(self._requests, self._replicas.offer(holder), now)
+        if goods is None:
+            return None
+        replica_id = holder.replica.replica_id
+        predicted_s = self._cost.predict(len(goods.rows), goods.width, replica_id)
+        lease = self._leases.sign(holder, goods, predicted_s, now)
+        self._replicas.took(predicted_s)
+        self._replicas.refresh(holder, now)
+        rows = tuple([(row.ticket.request.request_id, row.index) for row in goods.rows])
+        return Dispatch(lease.lease_id, replica_id, rows, goods.edge, predicted_s)
 
     def _ask(self, actions: list[Action]) -> None:
         """Ask for a timer, unless one that is early enough is outstanding."""
@@ -191,6 +166,3 @@ class Dispatcher:
         if at is not None and (self._asked is None or at < self._asked):
             self._asked = at
             actions.append(WakeAt(at))
-
-    def _state(self) -> State:
-        return State(self._requests, self._replicas, self._leases, self._cost)

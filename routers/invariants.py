@@ -9,7 +9,8 @@ validates itself after every event under test.
 from __future__ import annotations
 
 from routers.buckets import Bucket, Waiting
-from routers.leases import Holder
+from routers.holders import Holder
+from routers.leases import Lease
 from routers.snapshots import State
 from routers.tickets import Ticket
 
@@ -69,8 +70,23 @@ def _check_leases(state: State) -> None:
         assert all(live[row.ticket.request.request_id] is row.ticket for row in members)
         assert lease.holder.leases[lease_id] is lease
         assert lease.share >= 0
-    leased = [row for ticket in live.values() for row in ticket.rows if row.lease is not None]
-    assert len(leased) == sum(lease.live for lease in state.leases.open.values())
+        _check_race(lease)
+    rows = [row for ticket in live.values() for row in ticket.rows]
+    assert sum(row.lease is not None for row in rows) == state.leases.rows()
+    assert not any(row.copy for row in rows if row.lease is None), "a copy of nothing"
+
+
+def _check_race(lease: Lease) -> None:
+    """A copy runs elsewhere, and holds rows of the lease it copies and no others."""
+    copy = lease.copy
+    if copy is None:
+        assert not any(row.copy for row in lease.goods.rows if row.lease is lease)
+        return
+    assert copy.copy_of is lease
+    assert copy.holder is not lease.holder
+    assert copy.owes is None
+    assert all(row.lease is lease and row.copy is copy for row in copy.members())
+    assert all(row.copied and not row.retried for row in copy.goods.rows)
 
 
 def _check_replicas(state: State) -> None:
@@ -82,10 +98,17 @@ def _check_replicas(state: State) -> None:
         assert holder.replica.replica_id == replica_id
         assert holder.held == sum(lease.share for lease in holder.leases.values()) >= 0
         assert holder.leases or not holder.draining, "a drained replica was kept"
+        assert holder.sick == (holder.suspect or holder.overdue or holder.ejected)
         if holder in state.replicas.ready:
             assert holder.has_room()
             assert not holder.draining
-    assert all(holders.get(holder.replica.replica_id) is holder for holder in state.replicas.ready)
+    well = [holder for holder in holders.values() if not holder.draining and not holder.sick]
+    assert state.replicas.healthy == len(well)
+    assert state.replicas.ready.count(spare=True) == len(_ready(state))
+
+
+def _ready(state: State) -> list[Holder]:
+    return [each for each in state.replicas.holders.values() if each in state.replicas.ready]
 
 
 def _check_timers(state: State) -> None:
@@ -98,8 +121,8 @@ def _check_timers(state: State) -> None:
 def _check_no_idle_replica(state: State) -> None:
     """One that is ready while rows wait empties for a retried row, or may take none of them."""
     if state.requests.waiting.rows:
-        for holder in state.replicas.ready:
-            if not holder.streams:
+        for holder in _ready(state):
+            if not holder.streams and (not holder.sick or not state.replicas.healthy):
                 _check_idle(state, holder)
 
 

@@ -2,26 +2,31 @@
 
 A lease takes a share of its replica's capacity when it opens and gives back exactly that when it
 closes: one slot for a batch, tokens for a stream (its row's length until progress says otherwise).
-Shares are whole units, so sums are exact. Drift is accounted less actual: the open leases that the
-replica says it has accepted, less those it says it still holds, as of its last answer. Leases on
-one replica are predicted to run one after another; timing decisions are `replicas`'.
+Shares are whole units, so sums are exact. A row may stand in a lease and in a copy of it on another
+replica: the first answer takes it out of both, a lease that nobody waits for any more is aborted,
+and it keeps its share until it has really closed. Timing decisions are `replicas`' and `hedging`'s.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import ceil
+from dataclasses import dataclass
+from math import ceil, inf
 
+from routers.holders import Holder
 from routers.offers import Goods
 from routers.tickets import Row
-from routers.types import Abort, Action, Replica, ReplicaKind, Report
-
-_TRANSPORT_GAIN = 0.2
+from routers.types import Abort, Action
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """`live`: members that have not left meanwhile. `starts_at` is predicted until `opened`."""
+    """`live`: members that have not left meanwhile. `starts_at` is predicted until `opened`.
+    `since`: when its rows were first sent, in this lease or in the one it copies.
+    `owes`: the goods whose charge is to be settled when it ends. `copy_of`: the lease whose rows
+    it repeats, while that is open; `copy`: the reverse. `tied`: the first of the two to start
+    cancels the other. `probe`: asks how its replica does; runs to its end. `paid_s`: what the copy
+    cost the budget. `overdue`: far beyond its prediction. `wanted_back`: the dispatcher has asked
+    for its rows. `moment`: when `hedging` looks at it next."""
 
     lease_id: int
     holder: Holder
@@ -30,73 +35,26 @@ class Lease:
     predicted_s: float
     sent_at: float
     starts_at: float
+    since: float
     live: int
+    owes: Goods | None = None
     opened: bool = False
+    copy_of: Lease | None = None
+    copy: Lease | None = None
+    tied: bool = False
+    probe: bool = False
+    paid_s: float = 0.0
+    overdue: bool = False
+    wanted_back: bool = False
+    moment: float = inf
 
     def members(self) -> list[Row]:
         """Rows that still wait for this lease, in the order they were sent."""
-        return [row for row in self.goods.rows if row.lease is self]
-
-
-@dataclass(slots=True, eq=False)
-class Holder:
-    """A replica as the core sees it. `blocked_until`: no new lease before, after a busy answer or
-    a loss (`suspect`). `wake_at`: when it may next take a lease, if that is a matter of time."""
-
-    replica: Replica
-    held: float = 0.0
-    leases: dict[int, Lease] = field(default_factory=dict)
-    draining: bool = False
-    suspect: bool = False
-    blocked_until: float = 0.0
-    wake_at: float | None = None
-    finish_at: float = 0.0
-    last_used: int = 0
-    transport_s: float | None = None
-    drift: int = 0
+        return [row for row in self.goods.rows if row.lease is self or row.copy is self]
 
     @property
-    def streams(self) -> bool:
-        return self.replica.kind is ReplicaKind.STREAM
-
-    def has_room(self) -> bool:
-        """Whether any further lease could fit; an empty stream replica takes any one row."""
-        capacity = self.replica.capacity
-        if self.streams:
-            return self.held < capacity or (not self.leases and capacity > 0)
-        return self.held + 1.0 <= capacity and not self._is_on_trial()
-
-    def _is_on_trial(self) -> bool:
-        return any(lease.goods.rows[0].retried for lease in self.leases.values())
-
-    def reckon(self, now: float) -> None:
-        """Predict anew when all open leases will have finished, one after another."""
-        if not self.leases or self.streams:
-            self.finish_at = 0.0
-            return
-        finish = now
-        for lease in self.leases.values():
-            if not lease.opened:
-                lease.starts_at = finish
-            finish = max(finish, lease.starts_at + lease.predicted_s)
-        self.finish_at = finish
-
-    def learn(self, report: Report, *, answered: bool) -> None:
-        """Take in what an answer says; `seen == 0` says nothing of what the replica holds."""
-        if answered:
-            before = self.transport_s
-            gain = 1.0 if before is None else _TRANSPORT_GAIN
-            self.transport_s = (before or 0.0) + gain * (report.transport_s - (before or 0.0))
-        if report.seen:
-            self.drift = self._accepted(report.seen) - report.held
-
-    def _accepted(self, seen: int) -> int:
-        newer = 0
-        for lease_id in reversed(self.leases):
-            if lease_id <= seen:
-                break
-            newer += 1
-        return len(self.leases) - newer
+    def replica_id(self) -> str:
+        return self.holder.replica.replica_id
 
 
 class LeaseBook:
@@ -108,29 +66,55 @@ class LeaseBook:
         self._last_id = 0
 
     def sign(self, holder: Holder, goods: Goods, predicted_s: float, now: float) -> Lease:
-        self._last_id = lease_id = self._last_id + 1
-        rows = goods.rows
-        share = stream_share(rows[0].length) if holder.streams else 1.0
-        starts_at = max(now, holder.finish_at)
-        lease = Lease(lease_id, holder, goods, share, predicted_s, now, starts_at, len(rows))
-        for row in rows:
+        lease = self._open(holder, goods, predicted_s, now)
+        lease.owes = goods
+        for row in goods.rows:
             row.lease = lease
+        return lease
+
+    def sign_copy(
+        self, lease: Lease, holder: Holder, rows: list[Row], predicted_s: float, now: float
+    ) -> Lease:
+        """A copy of some of the lease's members; its flows have paid already."""
+        goods = Goods(rows, lease.goods.width, lease.goods.edge, lease.goods.rank)
+        copy = self._open(holder, goods, predicted_s, now)
+        copy.copy_of, lease.copy = lease, copy
+        copy.since = lease.since
+        for row in rows:
+            row.copy, row.copied = copy, True
+        return copy
+
+    def _open(self, holder: Holder, goods: Goods, predicted_s: float, now: float) -> Lease:
+        self._last_id = lease_id = self._last_id + 1
+        share = stream_share(goods.rows[0].length) if holder.streams else 1.0
+        starts_at = now if holder.streams else max(now, holder.finish_at)
+        size = len(goods.rows)
+        lease = Lease(lease_id, holder, goods, share, predicted_s, now, starts_at, now, size)
         holder.held += share
         holder.leases[lease_id] = lease
         holder.last_used = lease_id
+        holder.last_edge = goods.edge
         holder.finish_at = 0.0 if holder.streams else starts_at + predicted_s
         self.open[lease_id] = lease
         return lease
 
-    def close(self, lease_id: int) -> Lease | None:
+    def close(self, lease_id: int, now: float) -> Lease | None:
         """The lease, its share given back; None, and counted, when there is no such lease."""
         lease = self.open.pop(lease_id, None)
         if lease is None:
             self.unknown_closes += 1
             return None
-        del lease.holder.leases[lease_id]
-        lease.holder.held -= lease.share
+        holder = lease.holder
+        was_head = holder.head() is lease
+        del holder.leases[lease_id]
+        holder.held -= lease.share
+        if was_head:
+            holder.freed(now)
         return lease
+
+    def rows(self) -> int:
+        """Rows that stand in leases, those in a copy as well counted once."""
+        return sum(lease.live for lease in self.open.values() if lease.copy_of is None)
 
     def resize(self, lease: Lease, held: float) -> None:
         """A stream lease now occupies `held` units of capacity (rounded up, never negative)."""
@@ -139,14 +123,71 @@ class LeaseBook:
         lease.share = share
 
 
+# ---- how rows leave leases ----------------------------------------------------------------
+
+
+def win(lease: Lease, actions: list[Action]) -> list[Row]:
+    """It was answered: its members, which now stand in no lease."""
+    members = lease.members()
+    for row in members:
+        other = row.copy if row.lease is lease else row.lease
+        row.lease = row.copy = None
+        if other is not None:
+            _leave(other, actions)
+    _part(lease, lease)
+    return members
+
+
+def fail(lease: Lease) -> list[Row]:
+    """It brought nothing: its members that stand in no other lease. The others race on alone."""
+    stranded = []
+    for row in lease.members():
+        if row.lease is lease:
+            row.lease = row.copy
+        if row.lease is None:
+            stranded.append(row)
+        row.copy = None
+    _part(lease, lease.copy or lease.copy_of)
+    return stranded
+
+
+def start_first(lease: Lease, actions: list[Action]) -> None:
+    """Of two tied leases it has started first: its rows leave the other one."""
+    other = lease.copy or lease.copy_of
+    if other is None:
+        return
+    for row in lease.members():
+        if row.copy is not None:
+            row.lease, row.copy = lease, None
+            _leave(other, actions)
+    _part(lease, lease)
+
+
 def abandon(row: Row, actions: list[Action]) -> None:
     """Nobody waits for this leased row any more; a lease that nobody waits for is aborted."""
-    lease = row.lease
+    lease, copy = row.lease, row.copy
+    row.lease = row.copy = None
     if lease is not None:
-        row.lease = None
-        lease.live -= 1
-        if not lease.live:
-            actions.append(Abort(lease.lease_id, lease.holder.replica.replica_id))
+        _leave(lease, actions)
+    if copy is not None:
+        _leave(copy, actions)
+
+
+def _part(lease: Lease, heir: Lease | None) -> None:
+    """The race is over; who goes on with the rows also settles what is owed for them."""
+    other = lease.copy or lease.copy_of
+    if other is None:
+        return
+    loser = other if heir is lease else lease
+    if heir is not None and heir.owes is None and (heir is lease or heir.live):
+        heir.owes, loser.owes = loser.owes, None
+    lease.copy = lease.copy_of = other.copy = other.copy_of = None
+
+
+def _leave(lease: Lease, actions: list[Action]) -> None:
+    lease.live -= 1
+    if not lease.live and not lease.probe:
+        actions.append(Abort(lease.lease_id, lease.replica_id))
 
 
 def stream_share(length: int) -> float:

@@ -1,11 +1,11 @@
-"""Which replica takes the next lease, and when may it?
+"""Which replicas run, and when may each take its next lease?
 
 A replica is *ready* when it has room and its next lease is due: at once when it runs nothing (or
 streams), just in time when it runs a batch, so that the staged batch binds its rows as late as it
 can without the device waiting: at the predicted finish less the measured transport. While nothing
-has been measured there, at once. Among the ready: fewest leases, then earliest predicted finish,
-then least recently used. Cost: a look at each ready replica a dispatch; replicas that are full or
-not due are in no list that is looked through. Ejecting slow replicas is not done here.
+has been measured there, at once. Behind a lease that is far overdue nothing is staged while another
+replica runs that is not sick: what is bound there waits for the straggler. Which of the ready ones
+is used is `choice`'s question.
 """
 
 from __future__ import annotations
@@ -13,20 +13,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
-from routers.leases import Holder
+from routers.choice import Ready
+from routers.holders import Holder
 from routers.offers import Offer
 from routers.types import Replica
 
 MIN_BLOCK_S = 0.001  # a busy answer that names no time may not become a busy loop
 SUSPECT_S = 1.0  # after a loss, unless the replica answers or is listed as running again
+_BATCH_GAIN = 0.05
 _SLACK = 32
 
 
 class ReplicaSet:
+    """`batch_s`: predicted seconds of a typical batch (EWMA). `healthy`: running and not sick."""
+
     def __init__(self) -> None:
         self.holders: dict[str, Holder] = {}
-        self.ready: dict[Holder, None] = {}
+        self.ready = Ready()
         self.running = 0  # not draining
+        self.healthy = 0
+        self.batch_s = 0.0
         self.timers: list[tuple[float, int, Holder]] = []
         self._pushed = 0
 
@@ -42,21 +48,29 @@ class ReplicaSet:
                 self._unblock(holder)
         for replica_id, holder in self.holders.items():
             holder.draining = replica_id not in listed
-        self.running = len(listed)
         gone = [key for key, holder in self.holders.items() if self._is_over(holder)]
         for replica_id in gone:
             self._drop(self.holders.pop(replica_id))
+        for holder in self.holders.values():
+            holder.sick = holder.suspect or holder.overdue or holder.ejected
+        self.running = len(listed)
+        self.healthy = sum(not (h.draining or h.sick) for h in self.holders.values())
         for holder in self.holders.values():
             self.refresh(holder, now)
         return gone
 
     def refresh(self, holder: Holder, now: float) -> None:
         """Find the holder's place again after anything about it has changed."""
+        sick = holder.suspect or holder.overdue or holder.ejected
+        if sick != holder.sick:
+            holder.sick = sick
+            if not holder.draining:
+                self.healthy += -1 if sick else 1
         due_at = self._due_at(holder)
         if due_at is None or due_at > now:
-            self.ready.pop(holder, None)
+            self.ready.drop(holder)
         else:
-            self.ready[holder] = None
+            self.ready.place(holder, now)
             due_at = None
         if due_at is not None and due_at != holder.wake_at:
             self._pushed += 1
@@ -83,11 +97,14 @@ class ReplicaSet:
             heappop(timers)
         return None
 
-    def in_order(self) -> list[Holder]:
-        """The ready replicas, the one to use first in front."""
-        if len(self.ready) == 1:
-            return list(self.ready)
-        return sorted(self.ready, key=_preference)
+    @property
+    def has_ready(self) -> bool:
+        return self.ready.count(spare=not self.healthy) > 0
+
+    def took(self, predicted_s: float) -> None:
+        """A batch was sent that is predicted to take so long."""
+        known = self.batch_s
+        self.batch_s = known + (_BATCH_GAIN if known else 1.0) * (predicted_s - known)
 
     def block(self, holder: Holder, until: float, *, suspect: bool = False) -> None:
         holder.blocked_until = max(holder.blocked_until, until)
@@ -98,6 +115,8 @@ class ReplicaSet:
         when it was draining and that was its last lease: it is gone."""
         if alive:
             self._unblock(holder)
+        if holder.overdue:
+            holder.overdue = any(lease.overdue for lease in holder.leases.values())
         holder.reckon(now)
         if self._is_over(holder):
             del self.holders[holder.replica.replica_id]
@@ -106,27 +125,30 @@ class ReplicaSet:
         self.refresh(holder, now)
         return False
 
-    def offer(self, holder: Holder) -> Offer:
-        """What the holder can take now, in the batcher's words."""
+    def offer(self, holder: Holder, *, trusted: bool = True) -> Offer:
+        """What the holder can take now, in the batcher's words; `trusted`: costs are known even of
+        replicas that have not answered yet."""
         replica = holder.replica
         return Offer(
             replica.replica_id,
             streams=holder.streams,
             room=replica.capacity - holder.held,
             idle=not holder.leases,
+            trusted=trusted or holder.answers > 0,
+            last_edge=holder.last_edge,
             alone=self.running <= 1,
         )
 
     def _due_at(self, holder: Holder) -> float | None:
         if holder.draining or not holder.has_room():
             return None
-        staged = holder.leases and not holder.streams and holder.transport_s is not None
+        staged = not holder.streams and holder.transport_s is not None
         at = holder.finish_at - (holder.transport_s or 0.0) if staged else 0.0
         return max(at, holder.blocked_until)
 
     def _drop(self, holder: Holder) -> None:
         holder.wake_at = None
-        self.ready.pop(holder, None)
+        self.ready.drop(holder)
 
     @staticmethod
     def _is_over(holder: Holder) -> bool:
@@ -135,7 +157,3 @@ class ReplicaSet:
     @staticmethod
     def _unblock(holder: Holder) -> None:
         holder.blocked_until, holder.suspect = 0.0, False
-
-
-def _preference(holder: Holder) -> tuple[int, float, int]:
-    return len(holder.leases), holder.finish_at, holder.last_used

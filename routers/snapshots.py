@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from routers.bounds import backlog_s
 from routers.buckets import Waiting
 from routers.cost import CostModel
-from routers.leases import Holder, LeaseBook
+from routers.holders import Holder
+from routers.leases import LeaseBook
 from routers.replicas import ReplicaSet
 from routers.requests import Requests
 from routers.types import ReplicaSnapshot, Snapshot
@@ -36,7 +37,7 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         waiting_requests=waiting.requests,
         oldest_wait_s=_oldest_wait_s(waiting, now),
         leases=len(state.leases.open),
-        leased_rows=sum(lease.live for lease in state.leases.open.values()),
+        leased_rows=state.leases.rows(),
         drift=sum(replica.drift for replica in replicas),
         rows_by_bucket=_rows_by_bucket(waiting),
         backlog_s=backlog_s(waiting, state.cost, pads=requests.settings.pads),

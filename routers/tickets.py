@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """`order` numbers rows by arrival, across all requests. `retried` rows travel alone and, where
-    another replica runs, not to `avoid`, the replica that lost them."""
+    """`order` numbers rows by arrival, across all requests. `lease`, `copy`: where it stands, and
+    what races that. `retried` rows travel alone and, where another replica runs, not to `avoid`,
+    the replica that lost them. `copied`: it was in a copy once, and will not be again."""
 
     ticket: Ticket
     index: int
@@ -29,7 +30,9 @@ class Row:
     order: int
     queue: Bucket | None = None
     lease: Lease | None = None
+    copy: Lease | None = None
     retried: bool = False
+    copied: bool = False
     avoid: str = ""
 
 

@@ -1,0 +1,150 @@
+"""Of the replicas that may take a lease now, which takes the next one?
+
+The one predicted to finish it first: what it still has to do, and a typical batch at its own pace.
+Idle replicas of about the same pace take turns. One that runs beyond its prediction is expected to
+go on for as long as it already has. Stream replicas go by the share of their room that is taken.
+Sick ones (suspect, overdue, ejected) are asked only while no other replica runs. Work: O(log n) a
+choice, by one lazy heap a kind; at most a few of a kind are asked, since what one of them may not
+take the next may not take either, save for the one replica that a row avoids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from math import inf, log
+from typing import TypeVar
+
+from routers.holders import Holder
+
+_T = TypeVar("_T")
+
+IDLE, DUE, OVERRUN, STREAM, SPARE = range(5)
+Entry = tuple[float, float, int, int, Holder]
+"""Order within its kind (two keys, then the order of pushing), its kind, and whose it is."""
+
+_TRIES = 4  # replicas of one kind that are asked for one batch
+_BAND = log(1.25)  # replicas whose pace differs by less take turns
+_SLACK = 32
+
+
+class Ready:
+    """Replicas that may take a lease now. An entry is valid while its holder says so."""
+
+    def __init__(self) -> None:
+        self._heaps: tuple[list[Entry], ...] = ([], [], [], [], [])
+        self._counts = [0, 0, 0, 0, 0]
+        self._pushed = 0
+
+    def __contains__(self, holder: Holder) -> bool:
+        return holder.entry is not None
+
+    def count(self, *, spare: bool) -> int:
+        """How many there are; `spare`: the sick ones too."""
+        total = sum(self._counts)
+        return total if spare else total - self._counts[SPARE]
+
+    def place(self, holder: Holder, now: float) -> None:
+        kind, first, second = _place(holder, now)
+        entry = holder.entry
+        if entry is not None:
+            if entry[:2] == (first, second) and entry[3] == kind:
+                return
+            self._counts[entry[3]] -= 1
+        self._pushed += 1
+        holder.entry = entry = (first, second, self._pushed, kind, holder)
+        self._counts[kind] += 1
+        self._push(entry)
+
+    def drop(self, holder: Holder) -> None:
+        if holder.entry is not None:
+            self._counts[holder.entry[3]] -= 1
+            holder.entry = None
+
+    def first(
+        self,
+        accept: Callable[[Holder], _T | None],
+        now: float,
+        batch_s: float,
+        *,
+        spare: bool = False,
+    ) -> _T | None:
+        """Ask one after another, the one to use first in front, until one accepts: its answer.
+        `batch_s`: predicted seconds of a typical batch."""
+        asked: list[Entry] = []
+        tries = [_TRIES] * len(self._heaps)
+        if not spare:
+            tries[SPARE] = 0
+        answer = None
+        while answer is None and (entry := self._best(now, batch_s, tries)) is not None:
+            tries[entry[3]] -= 1
+            asked.append(heappop(self._heaps[entry[3]]))
+            answer = accept(entry[4])
+        for entry in asked:
+            if entry[4].entry is entry:
+                self._push(entry)
+        return answer
+
+    def _best(self, now: float, batch_s: float, tries: list[int]) -> Entry | None:
+        best, best_s = None, inf
+        for kind, left in enumerate(tries):
+            if left and self._counts[kind]:
+                entry = self._top(kind, now)
+                if entry is not None:
+                    finish_s = finish_in_s(entry[4], now, batch_s)
+                    if finish_s < best_s:
+                        best, best_s = entry, finish_s
+        return best
+
+    def _top(self, kind: int, now: float) -> Entry | None:
+        heap = self._heaps[kind]
+        while heap:
+            entry = heap[0]
+            holder = entry[4]
+            if holder.entry is not entry:
+                heappop(heap)
+            elif kind == DUE and entry[0] < now:
+                heappop(heap)
+                self.place(holder, now)
+            else:
+                return entry
+        return None
+
+    def _push(self, entry: Entry) -> None:
+        kind = entry[3]
+        heap = self._heaps[kind]
+        heappush(heap, entry)
+        if len(heap) > 2 * self._counts[kind] + _SLACK:
+            heap[:] = [each for each in heap if each[4].entry is each]
+            heapify(heap)
+
+
+def finish_in_s(holder: Holder, now: float, batch_s: float) -> float:
+    """Predicted seconds until it would have finished a typical batch that it is sent now."""
+    own_s = batch_s * holder.ratio
+    if holder.streams:
+        return own_s * (1.0 + load(holder))
+    if not holder.leases and holder.foreign_until <= now:
+        return own_s
+    return abs(holder.finish_at - now) + own_s
+
+
+def load(holder: Holder) -> float:
+    """The share of a stream replica's capacity that is taken."""
+    return holder.held / holder.replica.capacity
+
+
+def _place(holder: Holder, now: float) -> tuple[int, float, float]:
+    if holder.sick:
+        return SPARE, len(holder.leases), holder.finish_at
+    if holder.streams:
+        return STREAM, load(holder) + _band(holder), holder.last_used
+    if not holder.leases and holder.foreign_until <= now:
+        return IDLE, _band(holder), holder.last_used
+    if holder.finish_at >= now:
+        return DUE, holder.finish_at, len(holder.leases)
+    return OVERRUN, -holder.finish_at, len(holder.leases)
+
+
+def _band(holder: Holder) -> float:
+    return float(round(log(holder.ratio) / _BAND)) if holder.ratio > 0.0 else 0.0

@@ -1,0 +1,105 @@
+"""What does this gateway know of one replica: what it holds, when it will be free, how it has done?
+
+Leases on a batch replica are predicted to run one after another, behind what other gateways have
+started there; those of a stream replica run beside each other. `starts_at` of a lease is predicted
+until the replica says `Opened`, or until the lease before it has closed. Drift is accounted less
+actual: the open leases that the replica says it has accepted, less those it says it still holds.
+Nothing here decides anything; seconds are on the caller's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from routers.types import Replica, ReplicaKind, Report
+
+if TYPE_CHECKING:
+    from routers.choice import Entry
+    from routers.leases import Lease
+
+_TRANSPORT_GAIN = 0.2
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """A replica as the core sees it. `blocked_until`: no new lease before, after a busy answer or
+    a loss (`suspect`). `foreign_until`: predicted end of what other gateways have started there.
+    `overdue`: it is far beyond the prediction of a lease. `ejected`: slower than its peers; gets
+    probes only. `sick`: any of suspect, overdue and ejected. `ratio`: to the pool's predictions.
+    `wake_at`: when it may next take a lease, if that is a matter of time. `entry`: its place among
+    the ready ones."""
+
+    replica: Replica
+    held: float = 0.0
+    leases: dict[int, Lease] = field(default_factory=dict)
+    draining: bool = False
+    suspect: bool = False
+    overdue: bool = False
+    ejected: bool = False
+    sick: bool = False
+    blocked_until: float = 0.0
+    foreign_until: float = 0.0
+    wake_at: float | None = None
+    finish_at: float = 0.0
+    last_used: int = 0
+    last_edge: int = 0
+    answers: int = 0
+    ratio: float = 1.0
+    transport_s: float | None = None
+    drift: int = 0
+    entry: Entry | None = None
+
+    @property
+    def streams(self) -> bool:
+        return self.replica.kind is ReplicaKind.STREAM
+
+    def has_room(self) -> bool:
+        """Whether any further lease could fit; an empty stream replica takes any one row."""
+        capacity = self.replica.capacity
+        if self.streams:
+            return self.held < capacity or (not self.leases and capacity > 0)
+        return self.held + 1.0 <= capacity and not self._is_on_trial()
+
+    def _is_on_trial(self) -> bool:
+        return any(lease.goods.rows[0].retried for lease in self.leases.values())
+
+    def head(self) -> Lease | None:
+        """The lease that is believed to run: the oldest."""
+        return next(iter(self.leases.values()), None)
+
+    def reckon(self, now: float) -> None:
+        """Predict anew when all open leases will have finished, one after another."""
+        if self.streams:
+            return
+        finish = self.foreign_until if self.foreign_until > now else 0.0
+        for position, lease in enumerate(self.leases.values()):
+            if position and not lease.opened:
+                lease.starts_at = max(now, finish)
+            finish = max(finish, lease.starts_at + lease.predicted_s)
+        self.finish_at = finish
+
+    def freed(self, now: float) -> None:
+        """The lease that ran has closed: whatever was staged behind it starts now."""
+        head = self.head()
+        if head is not None and not head.opened:
+            head.starts_at = max(now, self.foreign_until)
+
+    def learn(self, report: Report, now: float, *, answered: bool) -> None:
+        """Take in what an answer says; `seen == 0` says nothing of what the replica holds."""
+        if answered:
+            self.answers += 1
+            before = self.transport_s
+            gain = 1.0 if before is None else _TRANSPORT_GAIN
+            self.transport_s = (before or 0.0) + gain * (report.transport_s - (before or 0.0))
+        if report.seen:
+            self.drift = self._accepted(report.seen) - report.held
+            self.foreign_until = now + report.free_in_s if report.free_in_s > 0.0 else 0.0
+
+    def _accepted(self, seen: int) -> int:
+        newer = 0
+        for lease_id in reversed(self.leases):
+            if lease_id <= seen:
+                break
+            newer += 1
+        return len(self.leases) - newer
