@@ -1,4 +1,4 @@
-"""The command line: `headrace serve | check | apply | status | stop | key new`.
+"""The command line: `headrace serve | check | apply | status | freeze | stop | key new`.
 
 Each command translates its arguments, calls one function and prints the outcome; the work is done
 elsewhere, imported only by the command that needs it, so that `--help` stays instant. Exit codes:
@@ -103,6 +103,18 @@ def status(port: int | None, as_json: bool) -> None:
         click.echo(status_table.as_json(snapshot))
     else:
         status_table.show(snapshot)
+
+
+@main.command()
+@click.argument("switch", type=click.Choice(["on", "off"]))
+@_port_of_server
+def freeze(switch: str, port: int | None) -> None:
+    """Stop all that learns in a running server (on), or let it learn again (off).
+
+    Batches go on by what has been learnt. Holds until the next `freeze` or `apply`, whose file has
+    its own word: controllers.frozen.
+    """
+    _call("deployments.cluster.control", "freeze", switch == "on", port)
 
 
 @main.command()

@@ -38,7 +38,7 @@ class Gateway:
         self._name = f"gateway-{rank}"
         self._uid = context.replica_id.unique_id
         self._registry = registry()
-        self._tenants = TenantsFile(Path(args["tenants_file"]))
+        self._tenants = TenantsFile(Path(args["tenants_file"]), settings.priorities)
         self._pool = TurnPool(settings.preprocess.workers, settings.preprocess.max_pending)
         self._observer = Observer(self._name, settings, rank)
         self._models = Catalogue(

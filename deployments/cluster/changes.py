@@ -13,14 +13,22 @@ from deployments.settings import Settings
 
 
 def changes_between(old: Settings, new: Settings) -> dict[str, list[str]]:
-    """Names of models by what happens to them, and of tenants that differ."""
+    """Names of models by what happens to them, of tenants that differ, and what becomes of the
+    controllers where that changes."""
     before, after = dict(old.models), dict(new.models)
     return {
         "added": sorted(after.keys() - before.keys()),
         "removed": sorted(before.keys() - after.keys()),
         "changed": sorted(n for n in before.keys() & after.keys() if before[n] != after[n]),
         "tenants": sorted(_different(old.tenants, new.tenants)),
+        "controllers": _switched(old.controllers.frozen, new.controllers.frozen),
     }
+
+
+def _switched(was: bool, frozen: bool) -> list[str]:
+    if was == frozen:
+        return []
+    return ["frozen" if frozen else "no longer frozen"]
 
 
 def _different(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:

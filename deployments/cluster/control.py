@@ -1,8 +1,8 @@
 """The command line's way to a running Headrace on this machine: its host's control socket.
 
 One request a connection, one JSON line each way, over a Unix socket in its run folder; so
-`status`, `apply` and `stop` need not import Ray. On Kubernetes the same is done by the cluster's
-own means.
+`status`, `apply`, `freeze` and `stop` need not import Ray. On Kubernetes the same is done by the
+cluster's own means.
 """
 
 from __future__ import annotations
@@ -72,9 +72,26 @@ def apply(path: Path, port: int | None) -> int:
     except Refused as refused:
         click.echo(str(refused), err=True)
         return 1
+    _say(changes)
+    return 0
+
+
+def freeze(frozen: bool, port: int | None) -> int:
+    """Freezes the controllers of all models, or lets them learn again; the exit code. Waits for a
+    change that is under way. Raises NoServer."""
+    state = find(port, state_folder())
+    try:
+        changes = ask(state.port, {"do": "freeze", "frozen": frozen}, _APPLY_S)
+    except Refused as refused:
+        click.echo(str(refused), err=True)
+        return 1
+    _say(changes)
+    return 0
+
+
+def _say(changes: dict[str, Any]) -> None:
     said = [f"{what}: {', '.join(names)}" for what, names in changes.items() if names]
     click.echo("; ".join(said) or "nothing changed")
-    return 0
 
 
 def stop(port: int | None) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from deployments.cluster.control import socket_path
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
+_CHANGES = ("apply", "freeze")
 _POLL_S = 0.05  # how soon it notices that it is being closed
 logger = logging.getLogger("headrace.host")
 
@@ -22,7 +23,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 class ControlSocket:
-    """Context manager; handlers run on a thread a connection, `apply` one at a time."""
+    """Context manager; handlers run on a thread a connection, those that change something one at a
+    time."""
 
     def __init__(self, port: int, handlers: dict[str, Handler]) -> None:
         self._path = socket_path(port)
@@ -55,7 +57,7 @@ def _answer(line: bytes, handlers: dict[str, Handler], lock: threading.Lock) -> 
     except (ValueError, KeyError, TypeError):
         return {"error": "not a request this host knows"}
     try:
-        if request["do"] == "apply":
+        if request["do"] in _CHANGES:
             with lock:
                 return handler(request)
         return handler(request)

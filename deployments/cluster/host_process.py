@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from deployments.console.terminal import ready_message
 from deployments.observability import logs
 from deployments.observability.log_socket import VARIABLE as LOG_SOCKET
 from deployments.observability.log_socket import LogSocket
-from deployments.settings import Settings, SettingsErrors, load, with_address
+from deployments.settings import ControllerSettings, Settings, SettingsErrors, load, with_address
 
 _POLL_S = 0.2
 logger = logging.getLogger("headrace.host")
@@ -176,8 +177,11 @@ class Host:
     def _serve_until_stopped(self) -> None:
         from deployments.cluster.control_socket import ControlSocket
 
-        with ControlSocket(self._port, {"status": self._status, "apply": self._apply}):
+        with ControlSocket(self._port, self._handlers()):
             self._stop.wait()
+
+    def _handlers(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+        return {"status": self._status, "apply": self._apply, "freeze": self._freeze}
 
     def _status(self, _: dict[str, Any]) -> dict[str, Any]:
         status: dict[str, Any] = self._cluster.status(self._settings)
@@ -204,6 +208,15 @@ class Host:
         self._put(kept, [])
         self._settings = kept
         return {"error": "\n".join(taken_back(self._settings, failed))}
+
+    def _freeze(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Until it is asked for the opposite, or a file is applied: then that one holds."""
+        switched = {"controllers": ControllerSettings(frozen=request["frozen"])}
+        new = self._settings.model_copy(update=switched)
+        ports.write_tenants(new, Path(self._place.tenants_file))
+        changes = changes_between(self._settings, new)
+        self._settings = new
+        return changes
 
     def _put(self, new: Settings, changed: list[str]) -> dict[str, str]:
         """Makes the list of models that of `new`; why those of `changed` that failed did."""

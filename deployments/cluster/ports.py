@@ -15,7 +15,7 @@ import yaml
 from deployments.cluster import haproxy, run_folder, state_file
 from deployments.cluster.listeners import listener
 from deployments.cluster.ray_env import resolved_ingress
-from deployments.settings import GatewaySettings, Settings
+from deployments.settings import GatewaySettings, Settings, TenantsSettings
 
 
 def of(gateway: GatewaySettings) -> dict[str, int]:
@@ -78,11 +78,11 @@ def any_free() -> int:
 
 
 def write_tenants(settings: Settings, path: Path) -> None:
-    """Puts the tenants where gateways re-read them, in one rename."""
-    tenants = {n: t.model_dump(mode="json") for n, t in settings.tenants.items()}
+    """Puts what gateways take up while they run where they re-read it, in one rename."""
+    taken_up = settings.model_dump(mode="json", include=set(TenantsSettings.model_fields))
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w") as stream:
-        stream.write(yaml.safe_dump({"tenants": tenants}))
+        stream.write(yaml.safe_dump(taken_up))
     os.replace(new, path)

@@ -13,7 +13,13 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from deployments.settings import GatewaySettings, ModelSettings, Settings, TenantSettings
+from deployments.settings import (
+    ControllerSettings,
+    GatewaySettings,
+    ModelSettings,
+    Settings,
+    TenantSettings,
+)
 from deployments.settings.section import Section
 from deployments.settings.shape import expected, fields_below, is_section, place_of
 
@@ -29,6 +35,7 @@ This page is written by `python -m deployments.console.settings_page` from `depl
 _CHAPTERS: tuple[tuple[str, str, type[Section]], ...] = (
     ("models.&lt;name&gt;", "models", ModelSettings),
     ("tenants.&lt;name&gt;", "tenants", TenantSettings),
+    ("controllers", "controllers", ControllerSettings),
     ("gateway", "gateway", GatewaySettings),
 )
 

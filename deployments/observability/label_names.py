@@ -15,8 +15,16 @@ OTHER = "other"
 
 
 class LabelNames:
-    def __init__(self, models: Iterable[str] = (), tenants: Iterable[str] = ()) -> None:
+    """`priorities`: the gateway's, which don't change while it runs."""
+
+    def __init__(
+        self,
+        models: Iterable[str] = (),
+        tenants: Iterable[str] = (),
+        priorities: Iterable[str] = PRIORITIES,
+    ) -> None:
         self._models, self._tenants = frozenset(models), frozenset(tenants)
+        self._priorities = frozenset(priorities)
 
     def declare(
         self, models: Iterable[str] | None = None, tenants: Iterable[str] | None = None
@@ -34,5 +42,5 @@ class LabelNames:
         return (
             self.model(model),
             tenant if tenant in self._tenants else OTHER,
-            priority if priority in PRIORITIES else OTHER,
+            priority if priority in self._priorities else OTHER,
         )

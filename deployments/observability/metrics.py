@@ -28,6 +28,7 @@ from deployments.observability.metric_tables import (
     RequestTimes,
     StageTable,
 )
+from deployments.settings import PRIORITIES
 
 __all__ = ["ANSWERED", "BatchSample", "GatewayMetrics", "RequestLabels", "RequestTimes"]
 
@@ -41,8 +42,9 @@ class GatewayMetrics:
         models: Iterable[str] = (),
         tenants: Iterable[str] = (),
         levels: Callable[[], GatewayLevels] = GatewayLevels,
+        priorities: Iterable[str] = PRIORITIES,
     ) -> None:
-        self.names = LabelNames(models, tenants)
+        self.names = LabelNames(models, tenants, priorities)
         stages = StageTable()
         self._recorded = Recorded(
             RequestTables(self.names, stages), BatchTables(self.names, stages), stages

@@ -53,7 +53,7 @@ class Observer:
         logs.configure(settings.log.level, settings.log.format)
         tracing = settings.tracing
         self._gateway = gateway
-        self._metrics = GatewayMetrics(gateway, levels=self._levels)
+        self._metrics = GatewayMetrics(gateway, levels=self._levels, priorities=settings.priorities)
         self._tracing = Tracing("headrace", tracing.otlp_endpoint, tracing.sample_ratio)
         self._access = AccessLog()
         self._clients: dict[object, None] = {}

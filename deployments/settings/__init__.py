@@ -5,6 +5,7 @@ classes of their own, one file each; `docs/settings.md` lists every field.
 """
 
 from deployments.settings.gateway import (
+    PRIORITIES,
     GatewaySettings,
     LimitSettings,
     LogSettings,
@@ -24,14 +25,15 @@ from deployments.settings.scheduling import (
 )
 from deployments.settings.sources import SourceError
 from deployments.settings.sources import resolve as source_path
-from deployments.settings.tenant import DEFAULT_TENANT, PRIORITIES, Priority, TenantSettings
-from deployments.settings.tree import Settings, TenantsSettings
+from deployments.settings.tenant import DEFAULT_TENANT, RateSettings, TenantSettings
+from deployments.settings.tree import ControllerSettings, Settings, TenantsSettings
 
 __all__ = [
     "DEFAULT_TENANT",
     "PRIORITIES",
     "AdmissionSettings",
     "BatchSettings",
+    "ControllerSettings",
     "GatewaySettings",
     "HedgeSettings",
     "LengthSettings",
@@ -41,8 +43,8 @@ __all__ = [
     "ModelSettings",
     "OutlierSettings",
     "PreprocessSettings",
-    "Priority",
     "QueueSettings",
+    "RateSettings",
     "ReplicaSettings",
     "Settings",
     "SettingsErrors",

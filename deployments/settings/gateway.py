@@ -6,14 +6,31 @@ its port here, Ray Serve's HAProxy included. What a model accepts stands with th
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from deployments.settings.section import Section, wrong
+from deployments.settings.section import Section, listed, wrong
 
 MIB = 1024 * 1024
+PRIORITIES = ("interactive", "standard", "bulk")
+MOST_PRIORITIES = 16
+_PRIORITY = re.compile(r"[a-z0-9]([-a-z0-9_]{0,30}[a-z0-9])?")
 Port = Annotated[int, Field(ge=1, le=65_535)]
+
+
+def _priorities(value: Any) -> Any:
+    names = listed(value)
+    if not isinstance(names, tuple) or not 1 <= len(names) <= MOST_PRIORITIES:
+        raise wrong(f"must be a list of 1 to {MOST_PRIORITIES} names, the most urgent first")
+    for position, name in enumerate(names):
+        if not isinstance(name, str) or not _PRIORITY.fullmatch(name):
+            raise wrong("must be 1 to 32 of a-z 0-9 - _, in quotes where YAML reads something "
+                        "else", position)  # fmt: skip
+        if name in names[:position]:
+            raise wrong(f"is {name}, which stands above already; must be there once", position)
+    return names
 
 
 class LimitSettings(Section):
@@ -111,6 +128,10 @@ class GatewaySettings(Section):
     )
     keep_alive_s: float = Field(
         default=90, gt=0, le=86_400, description="An idle connection is kept open this long."
+    )
+    priorities: Annotated[tuple[str, ...], BeforeValidator(_priorities)] = Field(
+        default=PRIORITIES,
+        description="Names of the priorities that requests may have, the most urgent first.",
     )
     limits: LimitSettings = Field(
         default_factory=LimitSettings, description="What a request may weigh and take to arrive."

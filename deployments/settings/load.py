@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from pydantic import ValidationError
 
 from deployments.settings import sources
 from deployments.settings.file import read_file
+from deployments.settings.gateway import PRIORITIES, GatewaySettings
 from deployments.settings.lines import Document
 from deployments.settings.mistakes import Mistake, SettingsErrors, explain
 from deployments.settings.model import ModelSettings
 from deployments.settings.model_checks import model_mistakes
-from deployments.settings.tree import Settings, TenantsSettings, dangling
+from deployments.settings.tree import Settings, TenantsSettings, dangling, unranked
 
 _SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}
 _SHAPE_NO_ANSWERS = {"lengths": {"buckets", "adapt"}}
@@ -44,11 +45,13 @@ def load(path: Path | str, *, here: bool = True) -> Settings:
     return settings
 
 
-def load_tenants(path: Path | str) -> TenantsSettings:
-    """The tenants of a whole settings file, or of one that has `tenants:` alone.
+def load_tenants(path: Path | str, priorities: Collection[str] = PRIORITIES) -> TenantsSettings:
+    """What gateways take up while they run: of a whole settings file, or of one that has only
+    `tenants:` and perhaps `controllers:`.
 
-    Models are not looked at. A file that mentions neither is refused: a truncated file must not
-    open the door. Raises SettingsErrors.
+    Models are not looked at; `priorities` are those of the gateway that runs. A file that mentions
+    neither tenants nor models is refused: a truncated file must not open the door. Raises
+    SettingsErrors.
     """
     document = read_file(path)
     data: Mapping[str, Any] = document.data
@@ -57,11 +60,15 @@ def load_tenants(path: Path | str) -> TenantsSettings:
     for name in data.keys() - Settings.model_fields.keys():
         document.mistakes += _explained(document, Settings, {"models": {}, name: None}, name)
     try:
-        tenants = TenantsSettings.model_validate({k: v for k, v in data.items() if k == "tenants"})
+        tenants = TenantsSettings.model_validate(
+            {k: v for k, v in data.items() if k in TenantsSettings.model_fields}
+        )
     except ValidationError as error:
         raise SettingsErrors(
             [*document.mistakes, *explain(error, TenantsSettings, document.mistake)]
         ) from None
+    ranks = {name: tenant.priority for name, tenant in tenants.tenants.items()}
+    document.mistakes += [document.mistake(*each) for each in unranked(ranks, priorities)]
     if document.mistakes:
         raise SettingsErrors(document.mistakes)
     return tenants
@@ -120,12 +127,26 @@ def _mistakes_between_sections(document: Document) -> list[Mistake]:
         TenantsSettings.model_validate({"tenants": tenants})
     except ValidationError as error:
         mistakes += explain(error, TenantsSettings, document.mistake)
+    given = {name: tenant for name, tenant in tenants.items() if isinstance(tenant, dict)}
     if isinstance(models, dict) and models:
-        wanted = {name: _listed_models(tenant) for name, tenant in tenants.items()}
+        wanted = {name: _listed(tenant.get("models")) for name, tenant in given.items()}
         mistakes += [document.mistake(*each) for each in dangling(wanted, models)]
+    if (priorities := _priorities(document.data.get("gateway"))) is not None:
+        ranks = {name: tenant.get("priority") for name, tenant in given.items()}
+        mistakes += [document.mistake(*each) for each in unranked(ranks, priorities)]
     return mistakes
 
 
-def _listed_models(tenant: Any) -> list[Any]:
-    names = tenant.get("models") if isinstance(tenant, dict) else None
+def _priorities(gateway: Any) -> tuple[str, ...] | None:
+    """Those of a gateway that may be wrong elsewhere; None where they are wrong themselves."""
+    given = gateway if isinstance(gateway, dict) else {}
+    try:
+        return GatewaySettings.model_validate(
+            {name: given[name] for name in ("priorities",) if name in given}
+        ).priorities
+    except ValidationError:
+        return None
+
+
+def _listed(names: Any) -> list[Any]:
     return names if isinstance(names, list) else []

@@ -6,7 +6,7 @@ A weight is relative to the other tenants' in the same priority. Only hashes sta
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -14,9 +14,6 @@ from deployments.settings.section import Section, listed, wrong
 
 NAME = r"[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?"
 DEFAULT_TENANT = "default"
-
-Priority = Literal["interactive", "standard", "bulk"]
-PRIORITIES: tuple[str, ...] = get_args(Priority)  # most urgent first
 
 
 def _key_hash(value: str) -> str:
@@ -32,17 +29,50 @@ def _key_hash(value: str) -> str:
 KeyHash = Annotated[str, AfterValidator(_key_hash)]
 
 
+class RateSettings(Section):
+    requests_per_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=10_000_000,
+        description="Requests a second, over all gateways; unset, no bound.",
+    )
+    tokens_per_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=10_000_000_000,
+        description="Tokens a second (lengths of rows), over all gateways; unset, no bound.",
+    )
+    burst_s: float = Field(
+        default=1,
+        gt=0,
+        le=3600,
+        description="What was left unused for so many seconds may be used at once.",
+    )
+
+
 class TenantSettings(Section):
     weight: float = Field(
         default=1,
         gt=0,
         le=1_000_000,
-        description="Share of the service relative to other tenants; queues do not act on it yet.",
+        description="Share of a model's device time relative to other tenants of the same "
+        "priority that have work waiting.",
     )
-    priority: Priority = Field(
-        default="standard",
-        description="Highest priority its requests may have; `x-priority` may lower one's own. A "
-        "label in metrics; queues do not act on it yet.",
+    priority: str | None = Field(
+        default=None,
+        examples=["interactive"],
+        description="Highest priority its requests may have, one of `gateway.priorities`; "
+        "`x-priority` may lower one's own; unset, the middle one of them (`standard`).",
+    )
+    rate: RateSettings = Field(
+        default_factory=RateSettings, description="What it may ask for in a second; more is 429."
+    )
+    max_queue_rows: int | None = Field(
+        default=None,
+        ge=1,
+        le=10_000_000,
+        description="Rows it may have waiting for one model at one gateway, more is 429; unset, "
+        "`queue.max_rows` of the model.",
     )
     max_length: int | None = Field(
         default=None,

@@ -1,13 +1,14 @@
-"""The whole of a settings file: models, tenants, gateway.
+"""The whole of a settings file: models, tenants, controllers, gateway.
 
 Parsed and validated once, then immutable and passed around as it is. Rules that span sections are
-here: a tenant's models exist, a key belongs to one tenant, and `default`, which is who calls
-without a key, has none.
+here: a tenant's models and priority exist, a key belongs to one tenant, and `default`, which is who
+calls without a key, has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
@@ -41,12 +42,26 @@ TenantName = Annotated[
 ]
 
 
+class ControllerSettings(Section):
+    frozen: bool = Field(
+        default=False,
+        description="Stops all that learns, in every model: cost models, bucket edges, limits, "
+        "hedging delays, ejections; what they have learnt stays in force, decisions go on.",
+    )
+
+
 class TenantsSettings(Section):
-    """The tenants alone: the part that may stand in a file of its own."""
+    """The tenants, and what else gateways take up while they run: the part that may stand in a
+    file of its own."""
 
     tenants: dict[TenantName, TenantSettings] = Field(
         default_factory=dict,
         description="Who calls, by name; none declared means one tenant, `default`.",
+    )
+
+    controllers: ControllerSettings = Field(
+        default_factory=ControllerSettings,
+        description="What holds for all controllers of all models.",
     )
 
     @model_validator(mode="after")
@@ -80,21 +95,35 @@ class Settings(TenantsSettings):
     )
 
     @model_validator(mode="after")
-    def _models_exist(self) -> Settings:
+    def _names_exist(self) -> Settings:
         if not self.models:
             raise wrong("declares no model; must have at least one", "models")
         wanted = {name: tenant.models or () for name, tenant in self.tenants.items()}
-        for path, message in dangling(wanted, self.models):
+        ranks = {name: tenant.priority for name, tenant in self.tenants.items()}
+        for path, message in chain(
+            dangling(wanted, self.models), unranked(ranks, self.gateway.priorities)
+        ):
             raise wrong(message, *path)
         return self
 
 
-def dangling(
-    wanted: Mapping[str, Iterable[Any]], models: Collection[str]
-) -> Iterator[tuple[tuple[str | int, ...], str]]:
+Complaint = tuple[tuple[str | int, ...], str]
+
+
+def dangling(wanted: Mapping[str, Iterable[Any]], models: Collection[str]) -> Iterator[Complaint]:
     """Path and sentence of every name in a tenant's `models` that no model has."""
     for tenant, names in wanted.items():
         for position, name in enumerate(names):
             if isinstance(name, str) and name not in models:
-                message = f"is {name!r}; must be one of {', '.join(models)}"
-                yield ("tenants", tenant, "models", position), message
+                yield ("tenants", tenant, "models", position), _not_one_of(name, models)
+
+
+def unranked(wanted: Mapping[str, Any], priorities: Collection[str]) -> Iterator[Complaint]:
+    """Path and sentence of every tenant's `priority` that the gateway does not have."""
+    for tenant, name in wanted.items():
+        if isinstance(name, str) and name not in priorities:
+            yield ("tenants", tenant, "priority"), _not_one_of(name, priorities)
+
+
+def _not_one_of(name: str, known: Collection[str]) -> str:
+    return f"is {name!r}; must be one of {', '.join(known)}"

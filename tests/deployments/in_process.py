@@ -89,10 +89,11 @@ class StandingTenants:
     """A `TenantsFile` that needs no file."""
 
     problem = None
+    frozen = False
 
-    def __init__(self, tenants: dict[str, Any]) -> None:
+    def __init__(self, tenants: dict[str, Any], priorities: tuple[str, ...]) -> None:
         declared = {n: TenantSettings.model_validate(t) for n, t in tenants.items()}
-        self.current = Tenants(declared)
+        self.current = Tenants(declared, priorities)
 
     def refresh(self) -> bool:
         return False
@@ -112,7 +113,7 @@ class Stand:
         runtimes: Mapping[str, Runtime] | None = None,
     ) -> None:
         self.settings = GatewaySettings.model_validate(gateway or {})
-        self.tenants = StandingTenants(tenants or {})
+        self.tenants = StandingTenants(tenants or {}, self.settings.priorities)
         self.pool = TurnPool(2, 64)
         self.observer = Observer("gateway-0", self.settings, 0, listen=False)
         self.models = Catalogue(None, "g0", 1 << 20, self.observer.batch)

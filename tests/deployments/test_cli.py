@@ -92,7 +92,7 @@ def test_mistakes_met_by_serve_exit_2(monkeypatch: pytest.MonkeyPatch, bad: Path
     assert "did you mean retry?" in done.stderr
 
 
-def test_apply_and_stop_name_the_server(monkeypatch: pytest.MonkeyPatch, good: Path) -> None:
+def test_apply_freeze_and_stop_name_the_server(monkeypatch: pytest.MonkeyPatch, good: Path) -> None:
     calls: list[tuple[object, ...]] = []
 
     def record(code: int) -> Callable[..., int]:
@@ -103,10 +103,14 @@ def test_apply_and_stop_name_the_server(monkeypatch: pytest.MonkeyPatch, good: P
         return call
 
     monkeypatch.setattr(control, "apply", record(0))
+    monkeypatch.setattr(control, "freeze", record(0))
     monkeypatch.setattr(control, "stop", record(4))
     assert run("apply", str(good)).exit_code == 0
     assert run("stop", "--port", "8001").exit_code == 4
-    assert calls == [(good, None), (8001,)]
+    assert run("freeze", "on").exit_code == 0
+    assert run("freeze", "off", "--port", "8001").exit_code == 0
+    assert run("freeze", "perhaps").exit_code == 2
+    assert calls == [(good, None), (8001,), (True, None), (False, 8001)]
 
 
 def test_without_a_server_commands_exit_1_with_one_sentence(
@@ -115,9 +119,9 @@ def test_without_a_server_commands_exit_1_with_one_sentence(
     def none(*_: object) -> int:
         raise NoServer("no server of ours runs here")
 
-    for name in ("status", "stop", "apply"):
+    for name, words in (("status", []), ("stop", []), ("apply", ["x.yaml"]), ("freeze", ["on"])):
         monkeypatch.setattr(control, name, none)
-        done = run(name, *(["x.yaml"] if name == "apply" else []))
+        done = run(name, *words)
         assert (done.exit_code, done.stderr) == (1, "no server of ours runs here\n")
 
 

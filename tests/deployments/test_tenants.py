@@ -9,7 +9,7 @@ import pytest
 
 from deployments.errors import BadRequest, Unauthorized
 from deployments.keys import hash_key
-from deployments.settings import SettingsErrors, TenantsSettings
+from deployments.settings import SettingsErrors, TenantSettings, TenantsSettings
 from deployments.tenants import Tenants, TenantsFile
 
 ACME = "hr_acme"
@@ -107,6 +107,30 @@ def test_priority_is_lowered_never_raised(own: str, asked: bytes | None, given: 
     assert caller.rank == ["interactive", "standard", "bulk"].index(given)
 
 
+@pytest.mark.parametrize(
+    ("priorities", "unset"),
+    [
+        (("only",), "only"),
+        (("first", "last"), "last"),
+        (("interactive", "standard", "bulk"), "standard"),
+        (("a", "b", "c", "d"), "c"),
+    ],
+)
+def test_a_tenant_without_a_priority_has_the_middle_one(
+    priorities: tuple[str, ...], unset: str
+) -> None:
+    for found in (Tenants({}, priorities), Tenants({"default": TenantSettings()}, priorities)):
+        caller = found.identify(None, None, None)
+        assert (caller.priority, caller.rank) == (unset, priorities.index(unset))
+
+
+def test_priorities_are_the_gateways() -> None:
+    found = Tenants({"default": TenantSettings(priority="gold")}, ("gold", "silver"))
+    assert found.identify(None, None, b"silver").rank == 1
+    with pytest.raises(BadRequest, match="one of gold, silver"):
+        found.identify(None, None, b"bulk")
+
+
 @pytest.mark.parametrize("asked", [b"", b"urgent", b"0", b"\xff"])
 def test_unknown_priority_is_a_bad_request(asked: bytes) -> None:
     with pytest.raises(BadRequest, match="one of interactive, standard, bulk"):
@@ -114,9 +138,12 @@ def test_unknown_priority_is_a_bad_request(asked: bytes) -> None:
 
 
 def test_tenant_carries_its_limits() -> None:
-    found = tenants(default={"weight": 2, "max_length": 9, "models": ["a"]})
+    limits = {"weight": 2, "max_length": 9, "max_queue_rows": 5, "rate": {"requests_per_s": 7}}
+    found = tenants(default={**limits, "models": ["a"]})
     tenant = found.identify(None, None, None).tenant
-    assert (tenant.weight, tenant.max_length) == (2, 9)
+    assert (tenant.weight, tenant.max_length, tenant.max_queue_rows) == (2, 9, 5)
+    assert (tenant.rate.requests_per_s, tenant.rate.tokens_per_s) == (7, None)
+    assert tenants(default={}).identify(None, None, None).tenant.max_queue_rows == 0
     assert tenant.may_use("a")
     assert not tenant.may_use("b")
     assert tenants(default={}).identify(None, None, None).tenant.may_use("b")
@@ -188,6 +215,29 @@ def test_invalid_file_keeps_the_last_good_one_and_says_so(path: Path, text: str)
     assert watched.refresh()
     assert watched.problem is None
     assert watched.current.names == ("c",)
+
+
+def test_the_switch_of_all_controllers_is_read_with_the_tenants(path: Path) -> None:
+    watched = TenantsFile(path)
+    assert not watched.frozen
+    replace(path, "tenants: {a: {}}\ncontrollers: {frozen: true}\n")
+    assert watched.refresh()
+    assert watched.frozen
+    replace(path, "tenants: {a: {}}\ncontrollers: {frozen: perhaps}\n")
+    assert not watched.refresh()
+    assert watched.frozen
+    replace(path, "tenants: {a: {}}\n")
+    assert watched.refresh()
+    assert not watched.frozen
+
+
+def test_a_priority_that_the_running_gateway_lacks_is_refused(path: Path) -> None:
+    watched = TenantsFile(path, ("gold", "silver"))
+    replace(path, "tenants: {b: {priority: bulk}}\n")
+    assert not watched.refresh()
+    assert watched.current.names == ("a",)
+    assert watched.problem is not None
+    assert "tenants.b.priority: is 'bulk'; must be one of gold, silver" in watched.problem
 
 
 def test_file_that_vanishes_keeps_the_last_good_one(path: Path) -> None:

@@ -17,7 +17,15 @@ def test_changes_name_what_came_went_and_differs():
     new = settings({"a": FAST, "b": SLOW, "d": FAST}, tenants={"t": {"weight": 2}, "u": {}})
     assert changes_between(old, new) == {
         "added": ["d"], "removed": ["c"], "changed": ["b"], "tenants": ["t"],
+        "controllers": [],
     }  # fmt: skip
+
+
+def test_the_switch_of_all_controllers_is_a_change_of_its_own():
+    free = settings({"a": FAST})
+    frozen = settings({"a": FAST}, controllers={"frozen": True})
+    assert changes_between(free, frozen)["controllers"] == ["frozen"]
+    assert changes_between(frozen, free)["controllers"] == ["no longer frozen"]
 
 
 def test_nothing_differs_between_equal_files():

@@ -64,7 +64,8 @@ def test_a_host_that_does_not_answer_in_time_is_said_so():
         answer.set()
 
 
-def test_changes_are_applied_one_after_another():
+@pytest.mark.parametrize("other", ["apply", "freeze"])
+def test_changes_are_made_one_after_another(other):
     inside, most = [], []
     never = threading.Event()
 
@@ -75,8 +76,10 @@ def test_changes_are_applied_one_after_another():
         inside.pop()
         return {}
 
-    with ControlSocket(1, {"apply": apply}):
-        asked = [threading.Thread(target=control.ask, args=(1, {"do": "apply"})) for _ in range(2)]
+    with ControlSocket(1, {"apply": apply, "freeze": apply}):
+        asked = [
+            threading.Thread(target=control.ask, args=(1, {"do": do})) for do in ("apply", other)
+        ]
         for thread in asked:
             thread.start()
         for thread in asked:

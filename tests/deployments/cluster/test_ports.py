@@ -7,7 +7,7 @@ import time
 import pytest
 
 from deployments.cluster import ports, run_folder, state_file
-from deployments.settings import GatewaySettings, Settings
+from deployments.settings import GatewaySettings, Settings, load_tenants
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +69,15 @@ def test_the_state_of_a_dead_server_is_no_hindrance(tmp_path):
 
 def test_tenants_are_written_whole_and_for_their_owner_alone(tmp_path):
     settings = Settings.model_validate(
-        {"models": {"m": {"runtime": "synthetic"}}, "tenants": {"acme": {"weight": 3}}}
+        {
+            "models": {"m": {"runtime": "synthetic"}},
+            "tenants": {"acme": {"weight": 3, "rate": {"tokens_per_s": 9}}},
+            "controllers": {"frozen": True},
+        }
     )
     path = tmp_path / "tenants.yaml"
     ports.write_tenants(settings, path)
-    assert "weight: 3" in path.read_text()
+    written = load_tenants(path)
+    assert (written.tenants, written.controllers) == (settings.tenants, settings.controllers)
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]

@@ -151,6 +151,14 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
         ("tenants:", "tenants: is empty; must be a mapping"),
         ("tenants: {a: {weight: 0}}", "tenants.a.weight: is 0; must be a number, above 0"),
         ("tenants: {'a b': {}}", "tenants.a b: is no tenant name"),
+        ("gateway: {priorities: [A]}", "priorities[0]: must be 1 to 32 of a-z 0-9 - _"),
+        ("gateway: {priorities: [on]}", "priorities[0]: must be 1 to 32 of a-z 0-9 - _"),
+        ("gateway: {priorities: []}", "must be a list of 1 to 16 names, the most urgent first"),
+        ("gateway: {priorities: [a, b, a]}", "priorities[2]: is a, which stands above already"),
+        ("tenants: {a: {priority: urgent}}", "a.priority: is 'urgent'; must be one of interactive"),
+        ("tenants: {a: {rate: {requests_per_s: 0}}}", "is 0; must be a number, above 0"),
+        ("tenants: {a: {max_queue_rows: 0}}", "is 0; must be a whole number, 1 to 10000000"),
+        ("controllers: {frozen: 1}", "controllers.frozen: is 1; must be true or false"),
         ("tenants: {a: {models: [devise]}}", "models[0]: is 'devise'; must be one of device"),
         ("tenants: {a: {models: [5]}}", "models[0]: is 5; must be text; write it in quotes"),
         ("tenants: {a: {keys: [abc]}}", "keys[0]: must be sha256: followed by 64 digits"),
@@ -220,6 +228,27 @@ def test_a_key_in_the_place_of_its_hash_is_not_shown(tmp_path: Path) -> None:
     (only,) = mistakes(tmp_path, DEVICE + "tenants: {a: {keys: [hr_secretsecret]}}\n")
     assert "is a key; write its hash" in only
     assert "secretsecret" not in only
+
+
+def test_tenants_priorities_are_those_of_the_gateway(tmp_path: Path) -> None:
+    gateway = "gateway: {priorities: [gold, silver]}\n"
+    text = DEVICE + gateway + "tenants: {a: {priority: gold}}\n"
+    assert load(write(tmp_path, text)).tenants["a"].priority == "gold"
+    (only,) = mistakes(tmp_path, DEVICE + gateway + "tenants: {a: {priority: bulk}}\n")
+    assert only == "5: tenants.a.priority: is 'bulk'; must be one of gold, silver"
+
+
+def test_a_mistake_elsewhere_hides_no_unknown_priority(tmp_path: Path) -> None:
+    text = (
+        DEVICE
+        + "    retry: 1\ngateway: {priorities: [gold], port: 0}\ntenants: {a: {priority: x}}\n"
+    )
+    found = mistakes(tmp_path, text)
+    assert [each.split(": ")[1] for each in found] == [
+        "models.device.retry",
+        "gateway.port",
+        "tenants.a.priority",
+    ]
 
 
 def test_proxy_ingress_frees_haproxys_ports(tmp_path: Path) -> None:
@@ -377,6 +406,7 @@ def test_tenants_may_have_a_file_of_their_own(tmp_path: Path) -> None:
 def test_tenants_of_a_whole_file_ignore_its_models(tmp_path: Path) -> None:
     path = write(tmp_path, "models: {broken: 5}\ntenants: {a: {}}\n")
     assert list(load_tenants(path).tenants) == ["a"]
+    assert not load_tenants(path).controllers.frozen
     assert load_tenants(write(tmp_path, DEVICE)).tenants == {}
 
 
@@ -387,6 +417,9 @@ def test_tenants_of_a_whole_file_ignore_its_models(tmp_path: Path) -> None:
         ("tenants:\n", "tenants: is empty; must be a mapping"),
         ("gateway: {}\n", "tenants: is missing; must be a mapping"),
         ("tenants: {a: {weight: -1}}\n", "tenants.a.weight: is -1"),
+        ("controllers: {frozen: true}\n", "tenants: is missing; must be a mapping"),
+        ("tenants: {}\ncontrollers: {frozen: 2}\n", "controllers.frozen: is 2"),
+        ("tenants: {a: {priority: gold}}\n", "tenants.a.priority: is 'gold'; must be one of"),
         ("tenants: {a: {}, a: {}}\n", "tenants.a: is set twice, on lines 1 and 1"),
     ],
 )

@@ -29,8 +29,10 @@ models:
     lengths: {buckets: 4, adapt: {minimise: padding}}
     batch: *small
 tenants:
-  acme: {weight: 3, priority: interactive, models: [device]}
+  acme: {weight: 3, priority: interactive, models: [device], rate: {requests_per_s: 5}}
+controllers: {frozen: false}
 gateway:
+  priorities: [interactive, standard]
   port: 8000
   tracing: {otlp_endpoint: "http://127.0.0.1:4318"}
 """
