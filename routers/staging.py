@@ -131,12 +131,12 @@ class Staging:
         padded_tokens: int = 0,
         transport_s: float = 0.0,
     ) -> Report:
-        """For an answer to that gateway, which has sent something here before.
+        """For an answer to that gateway.
 
         `retry_in_s` and `free_in_s` count from now: the gateway takes off what the answer and the
         next batch need on their way, else that batch comes when another has been started.
         """
-        told = self._gateways[gateway]
+        told = self._gateways.get(gateway) or _Gateway(now)
         served = tuple([(*flow, seconds) for flow, seconds in told.served.items()])
         told.served = {}
         left_s = self._left_s(now)

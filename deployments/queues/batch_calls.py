@@ -42,7 +42,10 @@ def build_call(
     lengths = np.array([payload.lengths[row] for payload, row in rows], dtype=np.int32)
     names = dict.fromkeys(name for payload in members for name in payload.inputs)
     inputs = {name: _column(name, rows) for name in names}
-    return BatchCall(gateway, lease.lease_id, budget_s, lengths.tobytes(), inputs, _wanted(members))
+    return BatchCall(
+        gateway, lease.lease_id, budget_s, lengths.tobytes(), inputs, _wanted(members),
+        lease.rank, lease.predicted_s, lease.charges, lease.waiting,
+    )  # fmt: skip
 
 
 def _wanted(members: Sequence[Rows]) -> tuple[str, ...] | None:

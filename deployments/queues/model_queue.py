@@ -332,5 +332,6 @@ def _report(reply: BatchReply, round_trip_s: float) -> Report:
     transport_s = max(round_trip_s - reply.wait_s - reply.service_s, 0.0)
     return Report(
         reply.service_s, reply.padded_tokens, reply.inflight, reply.held, reply.seen,
-        reply.retry_in_s, transport_s,
+        reply.retry_in_s, transport_s, reply.free_in_s, reply.virtual_time, reply.served,
+        reply.waiting,
     )  # fmt: skip

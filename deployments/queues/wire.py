@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from routers.types import FlowWork
 from runtimes.datatypes import DTYPES
 from runtimes.types import Batch, Ragged
 
@@ -28,7 +29,8 @@ class Column(NamedTuple):
 
 class BatchCall(NamedTuple):
     """`budget_s`: how long anybody still waits for it. `lengths`: int32 [rows] as bytes.
-    `outputs`: wanted names, None for all."""
+    `outputs`: wanted names, None for all. rank, predicted_s, charges, waiting: as in
+    `routers.types.Dispatch`."""
 
     gateway: str
     lease_id: int
@@ -36,6 +38,10 @@ class BatchCall(NamedTuple):
     lengths: bytes
     inputs: dict[str, Column]
     outputs: tuple[str, ...] | None
+    rank: tuple[int, int, float] = (0, 0, 0.0)
+    predicted_s: float = 0.0
+    charges: tuple[FlowWork, ...] = ()
+    waiting: tuple[FlowWork, ...] = ()
 
 
 class RowError(NamedTuple):
@@ -49,9 +55,9 @@ class RowError(NamedTuple):
 class BatchReply(NamedTuple):
     """`busy`: nothing was started. `outputs` hold the rows that did not fail, in order.
 
-    wait_s: from arrival at the replica to the device; service_s: on the device; held/seen/inflight:
-    as in `routers.types.Report`; stages: pad, copy in, run, copy out, post-process seconds;
-    duty: share of the last 10 to 20 s of wall time that the device was busy.
+    wait_s: from arrival at the replica to the device; service_s: on the device; stages: pad, copy
+    in, run, copy out, post-process seconds; duty: share of the last 10 to 20 s of wall time that
+    the device was busy. The rest as in `routers.types.Report`, seconds counted from the answer.
     """
 
     busy: bool
@@ -66,6 +72,10 @@ class BatchReply(NamedTuple):
     seen: int
     retry_in_s: float
     duty: float
+    free_in_s: float = 0.0
+    virtual_time: tuple[float, ...] = ()
+    served: tuple[FlowWork, ...] = ()
+    waiting: tuple[FlowWork, ...] = ()
 
 
 def pack(datatype: str, rows: Sequence[np.ndarray[Any, Any]], shapes: Shapes | None) -> Column:

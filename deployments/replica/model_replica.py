@@ -57,10 +57,11 @@ class ModelReplica:
             raise
         self._worker = DeviceWorker(
             self._runtime,
+            self._settings.replicas.slots,
             hang_limit_s=self._settings.replicas.hang_limit_s,
             on_hang=self._hung,
         )
-        self._core = ReplicaCore(self._worker, self._settings.replicas.slots)
+        self._core = ReplicaCore(self._worker)
         self._watch = self._loop.create_task(
             watch_hangs(self._worker, min(1.0, self._settings.replicas.hang_limit_s / 4))
         )
@@ -90,6 +91,14 @@ class ModelReplica:
 
     async def infer(self, call: BatchCall) -> BatchReply:
         return await self._core.infer(call)
+
+    async def drop(self, gateway: str, lease_id: int) -> bool:
+        """See `ReplicaCore.drop`."""
+        return self._core.drop(gateway, lease_id)
+
+    async def opened(self, gateway: str, lease_id: int) -> bool:
+        """See `ReplicaCore.opened`."""
+        return await self._core.opened(gateway, lease_id)
 
     async def describe(self) -> tuple[ModelDescription, bytes]:
         """The model's page and its tokeniser's bytes (empty without one)."""

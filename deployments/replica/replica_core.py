@@ -1,110 +1,104 @@
-"""A model replica without Ray: slots, the busy answer, and what every answer says of the replica.
+"""A model replica without Ray: takes batches in, and says with every answer how things stand here.
 
-At most `slots` batches a gateway are held, and in all never more than one running and `slots - 1`
-staged for each gateway; one more gets a busy answer as a value, with the seconds until there may be
-room. `held` and `seen` let each gateway compare its leases with the truth. An abandoned call keeps
-its slot until the device is really free.
+A batch that was not started, whoever's choice that was, gets a busy answer as a value. `held` and
+`seen` let each gateway compare its leases with the truth. Calls may overtake each other on their
+way, so what is said of a batch that has not come yet is kept for a while. A batch whose call was
+abandoned is dropped unless it runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from deployments.queues.wire import BatchCall, BatchReply, to_batch
-from deployments.replica.device_worker import DeviceWorker, Job
+from deployments.replica.device_worker import DeviceWorker
+from deployments.replica.jobs import Job, Key
+from routers.staging import Staged
+from routers.types import Report
 
-_FORGET_S = 60.0
-_NO_STAGES = (0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-@dataclass(slots=True)
-class _Gateway:
-    """What one gateway has here. `seen`: the highest lease id accepted from it."""
-
-    held: set[int] = field(default_factory=set)
-    seen: int = 0
-    heard_at: float = 0.0
+_ARRIVES_S = 1.0  # how much later a batch may come than what is said of it
 
 
 class ReplicaCore:
-    """`clock`: seconds, monotonic."""
-
-    def __init__(
-        self, worker: DeviceWorker, slots: int, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, worker: DeviceWorker) -> None:
         self._worker = worker
-        self._slots = slots
-        self._clock = clock
-        self._gateways: dict[str, _Gateway] = {}
-        self._mean_service_s = 0.0
+        self._line = worker.line
+        self._loop = asyncio.get_running_loop()
+        self._dropped: set[Key] = set()
+        self._asked: dict[Key, asyncio.Future[bool]] = {}
 
     @property
     def inflight(self) -> int:
-        return sum(len(gateway.held) for gateway in self._gateways.values())
-
-    def _room(self) -> int:
-        """One batch runs; every gateway may stage `slots - 1` behind it."""
-        return 1 + len(self._gateways) * (self._slots - 1)
-
-    def _gateway(self, name: str) -> _Gateway:
-        now = self._clock()
-        gateway = self._gateways.get(name)
-        if gateway is None:
-            # A gateway that was restarted has a new name; its old one may not keep its room.
-            self._gateways = {
-                n: g for n, g in self._gateways.items() if g.held or now - g.heard_at < _FORGET_S
-            }
-            gateway = self._gateways[name] = _Gateway()
-        gateway.heard_at = now
-        return gateway
+        return self._line.inflight
 
     async def infer(self, call: BatchCall) -> BatchReply:
         """Raises what the runtime raised when it was not the fault of single rows."""
-        batch = to_batch(call)
-        gateway = self._gateway(call.gateway)
-        if len(gateway.held) >= self._slots or self.inflight >= self._room():
-            return self._busy(gateway)
-        gateway.seen = max(gateway.seen, call.lease_id)
-        gateway.held.add(call.lease_id)
-        done = self._worker.submit(batch, call.budget_s)
+        job = self._job(call)
+        if job.key in self._dropped:
+            self._dropped.discard(job.key)
+            job.returned = True
+            return self._reply(job, Report())
+        job.opened = self._asked.pop(job.key, None)
+        self._line.put(job, call.waiting)
         try:
-            job = await asyncio.shield(done)
+            await job.done
         except asyncio.CancelledError:
-            done.add_done_callback(lambda _: gateway.held.discard(call.lease_id))
+            self._line.drop(job.key)
             raise
-        gateway.held.discard(call.lease_id)
         if job.fault is not None:
             raise job.fault
-        return self._reply(gateway, job)
+        service_s = job.service_s
+        return self._reply(job, self._line.report(call.gateway, service_s, job.padded_tokens))
 
-    def _reply(self, gateway: _Gateway, job: Job) -> BatchReply:
-        service_s = job.finished - job.started
-        self._mean_service_s += 0.2 * (service_s - self._mean_service_s)
+    def drop(self, gateway: str, lease_id: int) -> bool:
+        """Nobody waits for this batch: it is returned unless it has started; whether it was."""
+        key = gateway, lease_id
+        dropped = self._line.drop(key)
+        if not dropped and not self._line.holds(key):
+            self._dropped.add(key)
+            self._loop.call_later(_ARRIVES_S, self._dropped.discard, key)
+        return dropped
+
+    async def opened(self, gateway: str, lease_id: int) -> bool:
+        """Returns when the batch starts: True; False once it never will."""
+        key = gateway, lease_id
+        future = self._line.opened(key)
+        if future is None:
+            future = self._asked[key] = self._loop.create_future()
+            self._loop.call_later(_ARRIVES_S, self._has_not_come, key)
+        return await future
+
+    def _has_not_come(self, key: Key) -> None:
+        future = self._asked.pop(key, None)
+        if future is not None and not future.done():
+            future.set_result(False)
+
+    def _job(self, call: BatchCall) -> Job:
+        staged = Staged(call.gateway, call.lease_id, call.rank, call.predicted_s, call.charges)
+        done: asyncio.Future[Job] = self._loop.create_future()
+        return Job(staged, to_batch(call), done, time.perf_counter(), call.budget_s)
+
+    def _reply(self, job: Job, report: Report) -> BatchReply:
         t = job.times
         return BatchReply(
-            busy=False,
+            busy=job.returned,
             outputs=job.outputs,
             errors=job.errors,
-            wait_s=job.started - job.arrived,
-            service_s=service_s,
-            padded_tokens=job.padded_tokens,
+            wait_s=job.wait_s,
+            service_s=report.service_s,
+            padded_tokens=report.padded_tokens,
             stages=(t.pad_s, t.copy_in_s, t.run_s, t.copy_out_s, t.post_s),
-            inflight=self.inflight,
-            held=len(gateway.held),
-            seen=gateway.seen,
-            retry_in_s=0.0,
+            inflight=report.inflight,
+            held=report.held,
+            seen=report.seen,
+            retry_in_s=report.retry_in_s,
             duty=self._worker.duty(),
+            free_in_s=report.free_in_s,
+            virtual_time=report.virtual_time,
+            served=report.served,
+            waiting=report.waiting,
         )
-
-    def _busy(self, gateway: _Gateway) -> BatchReply:
-        left = max(self._mean_service_s - self._worker.running_for_s(), 0.0005)
-        return BatchReply(
-            True, {}, (), 0.0, 0.0, 0, _NO_STAGES, self.inflight, len(gateway.held), gateway.seen,
-            left, self._worker.duty(),
-        )  # fmt: skip
 
 
 async def watch_hangs(worker: DeviceWorker, every_s: float) -> None:

@@ -135,11 +135,10 @@ class Stand:
         for index in range(replicas):
             runtime = self._runtimes.get(name) or catalog.create(settings)
             runtime.load()
-            worker = DeviceWorker(
-                runtime, hang_limit_s=model.replicas.hang_limit_s, on_hang=lambda: None
-            )
+            limit_s, slots = model.replicas.hang_limit_s, model.replicas.slots
+            worker = DeviceWorker(runtime, slots, hang_limit_s=limit_s, on_hang=lambda: None)
             self._workers.append(worker)
-            transport.cores[f"{name}-{index}"] = ReplicaCore(worker, model.replicas.slots)
+            transport.cores[f"{name}-{index}"] = ReplicaCore(worker)
         page, tokenizer = describe.describe(name, model, "digest", runtime)
         reader = None
         if tokenizer and page.task != "tensors":

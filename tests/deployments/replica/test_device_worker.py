@@ -1,89 +1,27 @@
-"""The device's own line: bisecting, order, hangs, the duty cycle."""
+"""The device's thread: one after another, hangs, budgets, the duty cycle."""
 
 from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
 import pytest
+from device_jobs import job_of, values, worker_of
 from fake_runtimes import Gated, Moody
-from hypothesis import given
-from hypothesis import strategies as st
 
-from deployments.queues.wire import rows_of
-from deployments.replica.device_worker import DeviceWorker, Job, run_bisected, take
-from runtimes.errors import BadRows, RunError, Unhealthy
-from runtimes.types import Batch, Ragged
-
-
-def batch_of(values: list[int]) -> Batch:
-    shapes = ((1,),) * len(values)
-    ids = Ragged("INT64", np.array(values, dtype=np.int64), shapes)
-    return Batch(len(values), np.ones(len(values), dtype=np.int64), {"x": ids})
-
-
-def ran(runtime: Any, batch: Batch) -> Job:
-    job = Job(batch, None, 0.0)  # type: ignore[arg-type]
-    run_bisected(runtime, job)
-    return job
-
-
-@given(st.lists(st.sampled_from([BadRows, RunError, KeyError, None]), min_size=1, max_size=40))
-def test_any_set_of_bad_rows_fails_alone_and_the_rest_is_answered_right(
-    faults: list[type[Exception] | None],
-) -> None:
-    def mood(value: int) -> Exception | None:
-        fault = faults[value]
-        return None if fault is None else fault(f"row {value}")
-
-    job = ran(Moody(mood), batch_of(list(range(len(faults)))))
-    bad = {e.row: e.callers_fault for e in job.errors}
-    assert bad == {i: f is BadRows for i, f in enumerate(faults) if f is not None}
-    good = [i for i, fault in enumerate(faults) if fault is None]
-    answered = rows_of(job.outputs["y"]) if good else []
-    assert [int(row[0]) for row in answered] == good
-    assert job.padded_tokens == len(good)
-
-
-@pytest.mark.parametrize("size", [1, 2, 31, 32])
-def test_one_bad_row_costs_logarithmically_many_runs(size: int) -> None:
-    runtime = Moody(lambda value: BadRows("bad") if value == 0 else None)
-    ran(runtime, batch_of(list(range(size))))
-    assert len(runtime.batches) <= 1 + 2 * np.ceil(np.log2(size))
-
-
-def test_stage_times_of_the_parts_add_up() -> None:
-    job = ran(Moody(lambda v: BadRows("x") if v == 0 else None), batch_of([0, 1, 2, 3]))
-    assert job.times.run_s == pytest.approx(0.002)  # rows 1, and 2 with 3
-
-
-def test_rows_of_a_batch_are_taken_with_all_their_inputs() -> None:
-    ragged = Ragged("FP32", np.arange(6, dtype=np.float32), ((1,), (2,), (3,)))
-    words = Ragged("BYTES", np.array([b"a", b"b", b"c"], dtype=object), ((1,), (1,), (1,)))
-    batch = Batch(3, np.array([1, 2, 3]), {"a": ragged, "w": words}, ("out",))
-    part = take(batch, 1, 3)
-    assert (part.rows, part.lengths.tolist(), part.outputs) == (2, [2, 3], ("out",))
-    assert part.inputs["a"].data.tolist() == [1, 2, 3, 4, 5]
-    assert part.inputs["a"].shapes == ((2,), (3,))
-    assert part.inputs["w"].data.tolist() == [b"b", b"c"]
-
-
-def test_an_unhealthy_device_is_not_bisected() -> None:
-    runtime = Moody(lambda value: Unhealthy("broken"))
-    with pytest.raises(Unhealthy):
-        ran(runtime, batch_of([1, 2, 3, 4]))
-    assert len(runtime.batches) == 1
+from deployments.replica.device_worker import DeviceWorker
+from runtimes.errors import Unhealthy
 
 
 async def test_batches_run_one_after_another_in_order() -> None:
     runtime = Gated()
-    worker = DeviceWorker(runtime, hang_limit_s=5.0, on_hang=lambda: None)
-    done = [worker.submit(batch_of([n])) for n in range(3)]
+    worker = worker_of(runtime, slots=3)
+    jobs = [job_of(n) for n in (1, 2, 3)]
+    for job in jobs:
+        worker.line.put(job)
     runtime.let.set()
-    jobs = await asyncio.gather(*done)
-    assert [int(b.inputs["x"].data[0]) for b in runtime.batches] == [0, 1, 2]
+    await asyncio.gather(*(job.done for job in jobs))
+    assert values(runtime) == [1, 2, 3]
     assert all(a.finished <= b.started for a, b in pairwise(jobs))
     worker.close()
 
@@ -91,9 +29,10 @@ async def test_batches_run_one_after_another_in_order() -> None:
 async def test_a_run_past_the_limit_is_told_and_a_staged_batch_is_none() -> None:
     told: list[bool] = []
     runtime = Gated()
-    worker = DeviceWorker(runtime, hang_limit_s=5.0, on_hang=lambda: told.append(True))
+    worker = DeviceWorker(runtime, 2, hang_limit_s=5.0, on_hang=lambda: told.append(True))
     worker.check_hang()
-    done = worker.submit(batch_of([1]))
+    job = job_of(1)
+    worker.line.put(job)
     assert runtime.begun.wait(5.0)
     worker.check_hang()
     assert told == []
@@ -102,25 +41,71 @@ async def test_a_run_past_the_limit_is_told_and_a_staged_batch_is_none() -> None
     assert told == [True]
     worker._hang_limit_s = 5.0
     runtime.let.set()
-    await done
+    await job.done
     assert worker.running_for_s() == 0.0
     worker.close()
 
 
 async def test_a_job_that_nobody_waits_for_is_no_fault() -> None:
     runtime = Gated()
-    worker = DeviceWorker(runtime, hang_limit_s=5.0, on_hang=lambda: None)
-    left, stays = worker.submit(batch_of([1])), worker.submit(batch_of([2]))
-    left.cancel()
+    worker = worker_of(runtime)
+    left, stays = job_of(1), job_of(2)
+    worker.line.put(left)
+    worker.line.put(stays)
+    left.done.cancel()
     runtime.let.set()
-    assert (await stays).fault is None
+    assert (await stays.done).fault is None
+    worker.close()
+
+
+async def test_what_is_in_line_when_it_closes_is_still_run() -> None:
+    runtime = Gated()
+    worker = worker_of(runtime)
+    jobs = [job_of(1), job_of(2)]
+    for job in jobs:
+        worker.line.put(job)
+    worker.line.close()
+    runtime.let.set()
+    await asyncio.gather(*(job.done for job in jobs))
+    worker._thread.join(5.0)
+    assert not worker._thread.is_alive()
+
+
+async def test_health_is_asked_between_the_running_batch_and_the_staged_one() -> None:
+    runtime = Gated()
+    worker = worker_of(runtime)
+    first, second = job_of(1), job_of(2)
+    worker.line.put(first)
+    worker.line.put(second)
+    assert runtime.begun.wait(5.0)
+    asked: list[int] = []
+    runtime.health = lambda: asked.append(len(runtime.batches))  # type: ignore[method-assign]
+    health = asyncio.create_task(worker.health())
+    await asyncio.sleep(0)
+    runtime.let.set()
+    await health
+    await second.done
+    assert asked == [1]
+    worker.close()
+
+
+async def test_health_raises_what_the_runtime_says() -> None:
+    runtime = Moody(lambda value: None)
+    worker = worker_of(runtime)
+
+    def broken() -> None:
+        raise Unhealthy("broken")
+
+    runtime.health = broken  # type: ignore[method-assign]
+    with pytest.raises(Unhealthy):
+        await worker.health()
     worker.close()
 
 
 async def test_the_duty_cycle_is_that_of_late(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("deployments.replica.device_worker.time.perf_counter", lambda: now[0])
-    worker = DeviceWorker(Gated(), hang_limit_s=5.0, on_hang=lambda: None)
+    worker = worker_of(Gated())
     worker._busy_s, now[0] = 5.0, 10.0
     assert worker.duty() == pytest.approx(0.5)
     now[0] = 20.0
@@ -130,13 +115,14 @@ async def test_the_duty_cycle_is_that_of_late(monkeypatch: pytest.MonkeyPatch) -
     worker.close()
 
 
-async def test_a_batch_whose_budget_ran_out_is_not_run() -> None:
+async def test_a_batch_whose_budget_ran_out_is_not_run_and_counts_as_not_served() -> None:
     runtime = Moody(lambda value: None)
-    worker = DeviceWorker(runtime, hang_limit_s=30, on_hang=lambda: None)
-    try:
-        await worker.submit(batch_of([1]), budget_s=30.0)
-        job = await worker.submit(batch_of([2, 3]), budget_s=-1.0)
-    finally:
-        worker.close()
-    assert [(error.row, error.callers_fault) for error in job.errors] == [(0, False), (1, False)]
-    assert (job.outputs, len(runtime.batches)) == ({}, 1)
+    worker = worker_of(runtime)
+    worker.line.put(job_of(7, "other"))
+    late = job_of(1, budget_s=-1.0, charges=((0, "x", 1.0),))
+    worker.line.put(late)
+    await late.done
+    worker.close()
+    assert [(error.row, error.callers_fault) for error in late.errors] == [(0, False)]
+    assert (late.outputs, values(runtime)) == ({}, [7])
+    assert worker.line.report("other").served == ()

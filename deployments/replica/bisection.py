@@ -1,0 +1,89 @@
+"""Which rows of a batch does the runtime fail on, and what are the answers of the others?
+
+A batch that raises is halved, whatever it raises, until the bad rows stand alone: O(k log n) extra
+runs for k bad rows. Only a device that says it is unhealthy ends the whole batch.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from deployments.queues.wire import RowError, from_ragged
+from deployments.replica.jobs import Job
+from runtimes.errors import BadRows, RunError, Unhealthy
+from runtimes.types import Batch, Ragged, Result, Runtime, StageTimes
+
+logger = logging.getLogger("headrace.replica")
+
+
+def run_bisected(runtime: Runtime, job: Job) -> None:
+    """Fills `job.outputs` (rows that worked, in order), `errors`, `times` and `padded_tokens`."""
+    parts: list[Result] = []
+    errors: list[RowError] = []
+    _halve(runtime, job.batch, 0, parts, errors)
+    job.errors = tuple(errors)
+    job.padded_tokens = sum(part.padded_tokens for part in parts)
+    job.times = _total(parts)
+    job.outputs = from_ragged(_joined(parts))
+
+
+def _halve(
+    runtime: Runtime, batch: Batch, first: int, parts: list[Result], errors: list[RowError]
+) -> None:
+    try:
+        parts.append(runtime.run(batch))
+        return
+    except Unhealthy:
+        raise
+    except Exception as fault:
+        if batch.rows == 1:
+            errors.append(_row_error(first, fault))
+            return
+    middle = batch.rows // 2
+    _halve(runtime, take(batch, 0, middle), first, parts, errors)
+    _halve(runtime, take(batch, middle, batch.rows), first + middle, parts, errors)
+
+
+def _row_error(row: int, fault: Exception) -> RowError:
+    if not isinstance(fault, BadRows | RunError):
+        logger.error("the runtime raised what it should not", exc_info=fault)
+    return RowError(row, isinstance(fault, BadRows), str(fault))
+
+
+def take(batch: Batch, start: int, stop: int) -> Batch:
+    """Rows start..stop of a batch (views)."""
+    inputs = {name: _slice(ragged, start, stop) for name, ragged in batch.inputs.items()}
+    return Batch(stop - start, batch.lengths[start:stop], inputs, batch.outputs)
+
+
+def _slice(ragged: Ragged, start: int, stop: int) -> Ragged:
+    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in ragged.shapes]
+    before, within = sum(sizes[:start]), sum(sizes[start:stop])
+    return Ragged(ragged.datatype, ragged.data[before : before + within], ragged.shapes[start:stop])
+
+
+def _joined(parts: list[Result]) -> dict[str, Ragged]:
+    if len(parts) == 1:
+        return dict(parts[0].outputs)
+    names = parts[0].outputs if parts else ()
+    return {
+        name: Ragged(
+            parts[0].outputs[name].datatype,
+            np.concatenate([part.outputs[name].data for part in parts]),
+            tuple(shape for part in parts for shape in part.outputs[name].shapes),
+        )
+        for name in names
+    }
+
+
+def _total(parts: list[Result]) -> StageTimes:
+    total = StageTimes()
+    for part in parts:
+        total.pad_s += part.times.pad_s
+        total.copy_in_s += part.times.copy_in_s
+        total.run_s += part.times.run_s
+        total.copy_out_s += part.times.copy_out_s
+        total.post_s += part.times.post_s
+    return total

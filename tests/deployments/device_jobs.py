@@ -1,0 +1,33 @@
+"""Jobs for tests: one row each, its value the lease's id unless told otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+
+from deployments.replica.device_worker import DeviceWorker
+from deployments.replica.jobs import Job
+from routers.staging import Staged
+from runtimes.types import Batch, Ragged, Runtime
+
+
+def job_of(
+    lease_id: int, gateway: str = "g", *, tag: float = 0.0, budget_s: float = 60.0, **more: Any
+) -> Job:
+    ids = Ragged("INT64", np.array([lease_id], dtype=np.int64), ((1,),))
+    batch = Batch(1, np.ones(1, dtype=np.int64), {"x": ids})
+    done: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+    staged = Staged(gateway, lease_id, (0, 0, tag), **more)
+    return Job(staged, batch, done, time.perf_counter(), budget_s)
+
+
+def worker_of(runtime: Runtime, slots: int = 2) -> DeviceWorker:
+    return DeviceWorker(runtime, slots, hang_limit_s=5.0, on_hang=lambda: None)
+
+
+def values(runtime: Any) -> list[int]:
+    """What a runtime was given, in order."""
+    return [int(batch.inputs["x"].data[0]) for batch in runtime.batches]
