@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 REPORT_DIR = Path("out/bench")
+BENCHES = "loadtests.benches"
 
 Cell = str | int | float | None
 
@@ -127,9 +128,9 @@ def _processor() -> str:
     return next(names, platform.machine())
 
 
-def this_command(name: str, arguments: Sequence[str] | None = None) -> str:
+def this_command(name: str, arguments: Sequence[str] | None = None, package: str = BENCHES) -> str:
     given = sys.argv[1:] if arguments is None else arguments
-    return shlex.join(["python", "-m", f"loadtests.benches.{name}", *given])
+    return shlex.join(["python", "-m", f"{package}.{name}", *given])
 
 
 def today() -> str:
@@ -166,15 +167,16 @@ def read(path: Path) -> Report:
     return Report(tables=tables, verdicts=verdicts, notes=notes, **data)
 
 
-def publish(report: Report, arguments: Sequence[str] | None = None) -> int:
-    """Prints and writes the report, stamped; the exit code says whether its promises held."""
+def publish(report: Report, arguments: Sequence[str] | None = None, package: str = BENCHES) -> int:
+    """Prints and writes the report, stamped; the exit code says whether its promises held.
+    `package`: where the bench's module is."""
     stamped = Report(
         name=report.name,
         title=report.title,
         tables=report.tables,
         verdicts=report.verdicts,
         notes=report.notes,
-        command=this_command(report.name, arguments),
+        command=this_command(report.name, arguments, package),
         machine=this_machine(),
         date=today(),
         raw=report.raw,

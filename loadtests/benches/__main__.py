@@ -10,18 +10,22 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from loadtests.benches.document import ORDER
+from loadtests.benches.document import ORDER, SIMULATED
+
+MODULES = {name: f"loadtests.benches.{name}" for name in ORDER} | {
+    name: f"tests.simulation.benches.{name}" for name in SIMULATED
+}
 
 
 def main(names: Sequence[str]) -> int:
-    unknown = [name for name in names if name not in ORDER]
+    unknown = [name for name in names if name not in MODULES]
     if unknown:
-        print(f"unknown: {', '.join(unknown)}; known are {', '.join(ORDER)}", file=sys.stderr)
+        print(f"unknown: {', '.join(unknown)}; known are {', '.join(MODULES)}", file=sys.stderr)
         return 2
     missed = []
-    for name in names or ORDER:
+    for name in names or MODULES:
         print(f"== {name}", flush=True)
-        done = subprocess.run([sys.executable, "-m", f"loadtests.benches.{name}"], check=False)
+        done = subprocess.run([sys.executable, "-m", MODULES[name]], check=False)
         if done.returncode:
             missed.append(name)
     subprocess.run([sys.executable, "-m", "loadtests.benches.document"], check=True)
