@@ -20,6 +20,7 @@ from deployments.http import fast_path
 from deployments.observability.observer import Observer
 from deployments.preprocess.turns import TurnPool
 from deployments.queues.catalogue import Catalogue
+from deployments.scheduling import Home
 from deployments.settings import GatewaySettings
 from deployments.tenants import TenantsFile
 
@@ -42,7 +43,10 @@ class Gateway:
         self._pool = TurnPool(settings.preprocess.workers, settings.preprocess.max_pending)
         self._observer = Observer(self._name, settings, rank)
         self._models = Catalogue(
-            self._registry, self._uid, settings.preprocess.cache_bytes, self._observer.batch
+            self._registry,
+            Home(self._uid, len(settings.priorities), self._tenants.frozen),
+            settings.preprocess.cache_bytes,
+            self._observer.batch,
         )
         self._observer.watch(self._models, self._pool, self._tenants)
         self._app = assembled(settings, self._tenants, self._models, self._pool, self._observer)
@@ -57,10 +61,12 @@ class Gateway:
         return fast_path.Wrapped(self._app)
 
     async def _every_second(self) -> None:
-        """Re-reads the tenants when their file changed, pushes the snapshot `status` shows."""
+        """Takes up tenants and the controllers' switch when their file changed, pushes the snapshot
+        that `status` shows."""
         while True:
             try:
                 await asyncio.to_thread(self._tenants.refresh)
+                self._models.freeze(self._tenants.frozen)
                 self._observer.refresh()
                 await self._registry.push.remote(self._uid, self._observer.snapshot())
             except asyncio.CancelledError:

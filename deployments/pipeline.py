@@ -17,14 +17,14 @@ from time import perf_counter
 from typing import Any
 
 from deployments import errors
-from deployments.description import ModelDescription
+from deployments.description import ModelDescription, Scheduling
 from deployments.http.codecs import Codec
-from deployments.http.exchange import BodyLimits, Exchange
+from deployments.http.exchange import Asked, BodyLimits, Exchange
 from deployments.http.protocols.inflate import MOST_INFLATION, inflate
 from deployments.inflight import Flight, Gate
 from deployments.queues.batch_calls import RowAnswer
 from deployments.queues.served_model import ServedModel
-from deployments.queues.tickets import Terms
+from deployments.queues.tickets import Demand, Terms
 from deployments.rows.columns import Rows
 from deployments.tenants import Caller
 
@@ -69,7 +69,7 @@ class Pipeline:
         # Which model, when the URL says it: 404 and 503 before the body is read.
         model = self._find(flight, who, name, version)
         # Cheap refusals: headers that make no sense, declared size, a queue that is full already.
-        budget_s = exchange.budget_s()
+        asked = exchange.asked()
         exchange.check_length(gate.limits)
         if model is not None:
             model.queue.check_room()
@@ -91,7 +91,7 @@ class Pipeline:
         _check_own_length(who, rows.lengths)
         flight.mark("tokenize")
         # Queue: bounded, by deadline; late binding happens behind this line.
-        answers = await self._wait(flight, model, terms, rows, budget_s)
+        answers = await self._wait(flight, model, terms, rows, asked)
         flight.queued(answers)
         # Reply.
         encoded = codec.encode(call, rows, answers, _as_answered(page, version, answers))
@@ -143,22 +143,15 @@ class Pipeline:
         model: ServedModel,
         terms: Terms,
         rows: Rows,
-        budget_s: float | None,
+        asked: Asked,
     ) -> tuple[RowAnswer, ...]:
-        s, who, exchange = model.description.scheduling, flight.who, flight.exchange
-        assert who is not None
-        spent_s = perf_counter() - exchange.arrived
-        ticket = flight.ticket = model.queue.submit(
-            rows,
-            terms,
-            tenant=who.tenant.name,
-            priority=who.rank,
-            deadline_s=(s.slo_s if budget_s is None else budget_s) - spent_s,
-            expires_s=(s.timeout_s if budget_s is None else budget_s) - spent_s,
-        )
+        assert flight.who is not None
+        spent_s = perf_counter() - flight.exchange.arrived
+        demand = _demand(flight.who, asked, model.description.scheduling, spent_s)
+        ticket = flight.ticket = model.queue.submit(rows, terms, demand)
         ticket.trace = flight.trace
         # The client may leave while it waits; most answers are there before it pays to look.
-        watch = _Watch(exchange, partial(model.queue.cancel, ticket))
+        watch = _Watch(flight.exchange, partial(model.queue.cancel, ticket))
         try:
             return await ticket.future
         except asyncio.CancelledError:
@@ -166,6 +159,22 @@ class Pipeline:
             raise
         finally:
             watch.end()
+
+
+def _demand(who: Caller, asked: Asked, s: Scheduling, spent_s: float) -> Demand:
+    """`spent_s` of the caller's time have passed since its headers arrived."""
+    tenant, budget_s = who.tenant, asked.budget_s
+    return Demand(
+        tenant=tenant.name,
+        priority=who.rank,
+        deadline_s=(s.slo_s if budget_s is None else budget_s) - spent_s,
+        expires_s=(s.timeout_s if budget_s is None else budget_s) - spent_s,
+        weight=tenant.weight,
+        tenant_rows=tenant.max_queue_rows,
+        # Sessions of different tenants are different, whatever their callers name them.
+        session=f"{tenant.name}/{asked.session}" if asked.session else "",
+        repeatable=asked.repeatable,
+    )
 
 
 class _Watch:

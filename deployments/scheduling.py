@@ -7,7 +7,7 @@ change here (ms to s), words become the core's, nothing is decided.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from deployments.description import ModelDescription, Scheduling
 from deployments.settings import LengthSettings, ModelSettings, OutlierSettings
@@ -23,6 +23,16 @@ from routers.settings import (
 from routers.settings import OutlierSettings as CoreOutliers
 
 _NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The gateway that a queue lives in: its name, unique in the cluster; how many priorities its
+    requests have; whether all that learns is frozen."""
+
+    gateway: str
+    priorities: int = 3
+    frozen: bool = False
 
 
 def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Scheduling:
@@ -51,10 +61,8 @@ def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Schedulin
     )
 
 
-def dispatcher_settings(
-    d: ModelDescription, *, priorities: int = 3, frozen: bool = False
-) -> DispatcherSettings:
-    """What the gateway's core of this model is told. `priorities`: how many the gateway has."""
+def dispatcher_settings(d: ModelDescription, home: Home) -> DispatcherSettings:
+    """What the gateway's core of this model is told."""
     s = d.scheduling
     return DispatcherSettings(
         bucket_edges=d.bucket_edges,
@@ -65,13 +73,13 @@ def dispatcher_settings(
         max_slo_share=s.max_slo_share,
         fixed_size=s.fixed_size,
         hold=s.hold,
-        priorities=priorities,
+        priorities=home.priorities,
         ageing_s=s.ageing_s,
         max_queue_rows=s.max_queue_rows,
         max_late_rows=s.max_late_rows,
         late=s.late,
         preempt_streams=s.preempt_streams,
-        frozen=frozen,
+        frozen=home.frozen,
         buckets=s.buckets,
         admission=s.admission,
         hedge=s.hedge,

@@ -15,7 +15,7 @@ from collections.abc import Generator, MutableMapping
 from dataclasses import dataclass
 from random import getrandbits
 from types import coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 from deployments import errors
 from deployments.http.body_room import BodyRoom
@@ -25,7 +25,7 @@ from deployments.http.protocols.types import Encoded
 _OWN_CLOCK_MARGIN_S = 0.020
 _READ_TO_KEEP_BYTES = 65_536
 _MOST_DIGITS = 18
-_REQUEST_ID = re.compile(rb"[\x20-\x7e]{1,128}")
+_NAME = re.compile(rb"[\x20-\x7e]{1,128}")
 Message = MutableMapping[str, Any]
 
 
@@ -39,6 +39,15 @@ class BodyLimits:
     timeout_s: float
     room: BodyRoom
     said_as: str = "gateway.limits.max_body_bytes"
+
+
+class Asked(NamedTuple):
+    """What the headers ask for. `budget_s`: seconds the caller gives, None when it doesn't say;
+    `session`: prefers the replica that served it last, "" for none; `repeatable`: may run twice."""
+
+    budget_s: float | None
+    session: str
+    repeatable: bool
 
 
 class Exchange:
@@ -144,9 +153,27 @@ class Exchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    def budget_s(self) -> float | None:
-        """Seconds the caller gives, None when it doesn't say. Ray Serve acts on
-        `x-request-timeout-seconds` itself, so ours ends a little earlier and answers first."""
+    def asked(self) -> Asked:
+        """Raises BadRequest for a header that makes no sense."""
+        return Asked(self._budget_s(), self._session(), self._repeatable())
+
+    def _session(self) -> str:
+        given = self.headers.get(b"x-session-id")
+        if given is None:
+            return ""
+        if not _NAME.fullmatch(given):
+            raise errors.BadRequest("x-session-id must be 1 to 128 printable characters")
+        return given.decode("ascii")
+
+    def _repeatable(self) -> bool:
+        given = self.headers.get(b"x-idempotent", b"true").lower()
+        if given not in (b"true", b"false"):
+            raise errors.BadRequest("x-idempotent must be true or false")
+        return given == b"true"
+
+    def _budget_s(self) -> float | None:
+        """Ray Serve acts on `x-request-timeout-seconds` itself, so ours ends a little earlier and
+        answers first."""
         own = self._number(b"x-timeout-ms")
         serves = self._number(b"x-request-timeout-seconds")
         if own is not None:
@@ -200,7 +227,7 @@ def _too_large(limits: BodyLimits) -> errors.BodyTooLarge:
 
 def _request_id(given: bytes | None) -> bytes:
     """The caller's, if it is short and printable; it goes into logs and answers as it is."""
-    if given is not None and _REQUEST_ID.fullmatch(given):
+    if given is not None and _NAME.fullmatch(given):
         return given
     return b"%032x" % getrandbits(128)
 

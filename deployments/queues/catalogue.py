@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments import errors
@@ -23,6 +23,7 @@ from deployments.queues.ledger import book_for
 from deployments.queues.served_model import ServedModel
 from deployments.queues.tickets import BatchRecord
 from deployments.queues.transport import ServeTransport
+from deployments.scheduling import Home
 
 _WATCH_S = 5.0
 _SEED_S = 30.0
@@ -40,20 +41,20 @@ class _Adopting:
 
 
 class Catalogue:
-    """`cache_bytes`: bound of each tokeniser's cache of frequent texts. `connect(application)`
-    makes the way to a model's replicas. `on_change` is called when the set of models changed,
-    before the loop's next turn."""
+    """`home`: this gateway, as its queues have to know it. `cache_bytes`: bound of each tokeniser's
+    cache of frequent texts. `connect(application)` makes the way to a model's replicas. `on_change`
+    is called when the set of models changed, before the loop's next turn."""
 
     def __init__(
         self,
         registry: Any,
-        gateway: str,
+        home: Home,
         cache_bytes: int,
         on_batch: Callable[[str, BatchRecord], None],
         connect: Callable[[str], ServeTransport] = ServeTransport,
     ) -> None:
         self._registry = registry
-        self._gateway = gateway
+        self._home = home
         self._cache_bytes = cache_bytes
         self._on_batch = on_batch
         self._connect = connect
@@ -134,6 +135,18 @@ class Catalogue:
     def served(self) -> dict[str, ServedModel]:
         return self._served
 
+    @property
+    def frozen(self) -> bool:
+        return self._home.frozen
+
+    def freeze(self, frozen: bool) -> None:
+        """Stops all that learns in every model's core, in those to come too, or lets it go on."""
+        if frozen == self._home.frozen:
+            return
+        self._home = replace(self._home, frozen=frozen)
+        for served in self._served.values():
+            served.freeze(frozen)
+
     # ---- following ------------------------------------------------------------------------
 
     def _take(self, view: View) -> None:
@@ -202,7 +215,7 @@ class Catalogue:
         transport = self._connect(model_app(name))
         await transport.seed(_SEED_S)
         self._served[name] = ServedModel(
-            description, tokenizer, transport, book_for(book_key(name)), self._gateway,
+            description, tokenizer, transport, book_for(book_key(name)), self._home,
             self._on_batch,
         )  # fmt: skip
 

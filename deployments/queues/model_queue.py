@@ -19,7 +19,7 @@ from dataclasses import replace
 from deployments import errors
 from deployments.queues.batch_calls import RowAnswer, build_call, deliver_rows
 from deployments.queues.ledger import RunningReplica
-from deployments.queues.tickets import BatchRecord, Terms, Ticket, changed, refusal
+from deployments.queues.tickets import BatchRecord, Demand, Terms, Ticket, changed, refusal
 from deployments.queues.transport import ReplicaDied, ReplicaFault, Transport, Unreached
 from deployments.queues.wire import BatchReply
 from deployments.rows.columns import Rows
@@ -81,18 +81,8 @@ class ModelQueue:
 
     # ---- what the gateway calls -----------------------------------------------------------
 
-    def submit(
-        self,
-        rows: Rows,
-        terms: Terms,
-        *,
-        tenant: str,
-        priority: int,
-        deadline_s: float,
-        expires_s: float,
-    ) -> Ticket:
-        """Queues a request whose SLO and timeout are `deadline_s` / `expires_s` from now, and whose
-        rows were parsed under `terms`.
+    def submit(self, rows: Rows, terms: Terms, demand: Demand) -> Ticket:
+        """Queues a request whose rows were parsed under `terms`.
 
         Raises the error of an immediate rejection. The ticket's future gets the row answers, in
         order, or the error.
@@ -100,10 +90,7 @@ class ModelQueue:
         if not self.terms.take(terms):
             raise changed()
         now = clock()
-        request = Request(
-            next(self._ids), rows.lengths, now, now + deadline_s, now + expires_s, tenant,
-            priority, terms.retryable,
-        )  # fmt: skip
+        request = _request(next(self._ids), rows, terms, demand, now)
         count = len(rows.lengths)
         future: asyncio.Future[tuple[RowAnswer, ...]] = self._loop.create_future()
         ticket = Ticket(request, rows, terms, future, [None] * count, count)
@@ -123,6 +110,14 @@ class ModelQueue:
         known = tuple(Replica(r.replica_id, slots) for r in replicas)
         self._duty = {r.replica_id: self._duty.get(r.replica_id, (0.0, 0.0)) for r in replicas}
         self._step(Replicas(known), clock())
+
+    def retune(self, settings: DispatcherSettings) -> None:
+        """Goes on under other settings with the same version and replicas."""
+        if settings == self._settings:
+            return
+        self._settings = settings
+        now = clock()
+        self._perform(self._dispatcher.reconfigure(settings, now), now)
 
     def adopt(self, settings: DispatcherSettings, terms: Terms) -> None:
         """Goes on under another version: what waits is queued anew, or refused where the version's
@@ -326,6 +321,22 @@ class ModelQueue:
     def _tick(self) -> None:
         self._timer = None
         self._step(Tick(), clock())
+
+
+def _request(request_id: int, rows: Rows, terms: Terms, demand: Demand, now: float) -> Request:
+    return Request(
+        request_id,
+        rows.lengths,
+        arrival=now,
+        deadline=now + demand.deadline_s,
+        expires=now + demand.expires_s,
+        tenant=demand.tenant,
+        priority=demand.priority,
+        retryable=terms.retryable and demand.repeatable,
+        weight=demand.weight,
+        tenant_rows=demand.tenant_rows,
+        session=demand.session,
+    )
 
 
 def _report(reply: BatchReply, round_trip_s: float) -> Report:

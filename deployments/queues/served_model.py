@@ -8,6 +8,7 @@ for an earlier one go to them only if both take and give the same tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from deployments.description import ModelDescription
 from deployments.preprocess.tokenizer import TextTokenizer
@@ -15,7 +16,7 @@ from deployments.queues.ledger import ReplicaBook, RunningReplica
 from deployments.queues.model_queue import ModelQueue
 from deployments.queues.tickets import BatchRecord, Terms
 from deployments.queues.transport import ServeTransport
-from deployments.scheduling import dispatcher_settings
+from deployments.scheduling import Home, dispatcher_settings
 
 _CALL_MARGIN_S = 5.0
 
@@ -39,18 +40,19 @@ class ServedModel:
         tokenizer: TextTokenizer | None,
         transport: ServeTransport,
         book: ReplicaBook,
-        gateway: str,
+        home: Home,
         on_batch: Callable[[str, BatchRecord], None],
     ) -> None:
         self.description = description
         self.tokenizer = tokenizer
         self._transport = transport
+        self._home = home
         self._running: tuple[RunningReplica, ...] = ()
         self.queue = ModelQueue(
-            dispatcher_settings(description),
+            dispatcher_settings(description, home),
             terms(description),
             transport,
-            gateway=gateway,
+            gateway=home.gateway,
             on_batch=lambda record: on_batch(description.name, record),
         )
         self._stop_listening = book.listen(self._heard)
@@ -60,8 +62,13 @@ class ServedModel:
         version's tensors are others."""
         self.description = description
         self.tokenizer = tokenizer
-        self.queue.adopt(dispatcher_settings(description), terms(description))
+        self.queue.adopt(dispatcher_settings(description, self._home), terms(description))
         self._heard(self._running)
+
+    def freeze(self, frozen: bool) -> None:
+        """Stops all that learns in the model's core, or lets it go on; what waits stays."""
+        self._home = replace(self._home, frozen=frozen)
+        self.queue.retune(dispatcher_settings(self.description, self._home))
 
     @property
     def replicas(self) -> int:

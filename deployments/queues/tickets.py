@@ -1,8 +1,9 @@
 """A caller's place in a model's queue, and the words in which the queue speaks to the rest.
 
-A ticket is one request that waits for all its rows. Terms are what it was parsed under: rows may be
-sent to a later version of the model only while that takes and gives the same tensors. A record is
-what one finished batch tells metrics and tracing. Times are seconds. Nothing here decides.
+A ticket is one request that waits for all its rows, a demand what it asks for. Terms are what it
+was parsed under: rows may be sent to a later version of the model only while that takes and gives
+the same tensors. A record is what one finished batch tells metrics and tracing. Times are seconds.
+Nothing here decides.
 """
 
 from __future__ import annotations
@@ -36,6 +37,26 @@ class Terms:
     def take(self, other: Terms) -> bool:
         """Whether rows that were parsed under `other` may be sent under these."""
         return other is self or other.signature == self.signature
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks of a queue besides its rows: who pays and how urgent it is, how long it
+    has, what may be done with it.
+
+    `deadline_s`, `expires_s`: its SLO and its timeout, from now. `priority`: 0 is the most urgent.
+    `repeatable`: it may run twice, if the model's terms allow that. The rest as in
+    `routers.types.Request`.
+    """
+
+    tenant: str
+    priority: int
+    deadline_s: float
+    expires_s: float
+    weight: float = 1.0
+    tenant_rows: int = 0
+    session: str = ""
+    repeatable: bool = True
 
 
 @dataclass(slots=True, eq=False)

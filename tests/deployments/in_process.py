@@ -28,6 +28,7 @@ from deployments.queues.wire import BatchCall, BatchReply
 from deployments.replica import describe
 from deployments.replica.device_worker import DeviceWorker
 from deployments.replica.replica_core import ReplicaCore
+from deployments.scheduling import Home
 from deployments.settings import GatewaySettings, ModelSettings, TenantSettings
 from deployments.tenants import Tenants
 from runtimes import catalog
@@ -114,9 +115,10 @@ class Stand:
     ) -> None:
         self.settings = GatewaySettings.model_validate(gateway or {})
         self.tenants = StandingTenants(tenants or {}, self.settings.priorities)
+        self.home = Home("g0", len(self.settings.priorities))
         self.pool = TurnPool(2, 64)
         self.observer = Observer("gateway-0", self.settings, 0, listen=False)
-        self.models = Catalogue(None, "g0", 1 << 20, self.observer.batch)
+        self.models = Catalogue(None, self.home, 1 << 20, self.observer.batch)
         self.observer.watch(self.models, self.pool, self.tenants)
         self.transports: dict[str, LocalTransport] = {}
         self.books: dict[str, ReplicaBook] = {}
@@ -143,7 +145,7 @@ class Stand:
         reader = None
         if tokenizer and page.task != "tensors":
             reader = TextTokenizer(tokenizer, page.max_length, page.truncate, 1 << 20)
-        served = ServedModel(page, reader, transport, book, "g0", self.observer.batch)
+        served = ServedModel(page, reader, transport, book, self.home, self.observer.batch)
         self.models._served[name] = served
         self.models._live[name] = page
         self.transports[name], self.books[name] = transport, book

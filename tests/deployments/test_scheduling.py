@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.description import ModelDescription
-from deployments.scheduling import dispatcher_settings, scheduling
+from deployments.scheduling import Home, dispatcher_settings, scheduling
 from deployments.settings import ModelSettings
 from routers.bounds import validate
 from routers.settings import DispatcherSettings, Mode
@@ -62,12 +62,13 @@ NOT_WRITTEN = {
     "buckets.switch_s",
 }
 
+HOME = Home("g")
 Page = Callable[..., ModelDescription]
 
 
 def told(page: Page, **written: Any) -> DispatcherSettings:
     model = ModelSettings.model_validate({"runtime": "synthetic"} | written)
-    return dispatcher_settings(page(scheduling=scheduling(model)))
+    return dispatcher_settings(page(scheduling=scheduling(model)), HOME)
 
 
 def unchanged(value: Any, default: Any, at: str = "") -> set[str]:
@@ -83,7 +84,8 @@ def unchanged(value: Any, default: Any, at: str = "") -> set[str]:
 
 def test_every_setting_of_the_core_is_reached_by_one_that_users_write(page: Page) -> None:
     model = ModelSettings.model_validate(WRITTEN)
-    found = dispatcher_settings(page(scheduling=scheduling(model)), priorities=5, frozen=True)
+    home = Home("g", priorities=5, frozen=True)
+    found = dispatcher_settings(page(scheduling=scheduling(model)), home)
     assert unchanged(found, DispatcherSettings((512,))) == NOT_WRITTEN
 
 
@@ -132,5 +134,5 @@ def test_modes_are_the_cores(page: Page) -> None:
 
 
 def test_the_models_own_bound_on_rows_wins(page: Page) -> None:
-    assert dispatcher_settings(page(max_rows=8)).max_size == 8
-    assert dispatcher_settings(page(max_rows=64)).max_size == 32
+    assert dispatcher_settings(page(max_rows=8), HOME).max_size == 8
+    assert dispatcher_settings(page(max_rows=64), HOME).max_size == 32

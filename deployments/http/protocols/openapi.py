@@ -29,6 +29,8 @@ _REQUEST_HEADERS = {
     "x-tenant": "The tenant, where no tenant has keys.",
     "x-priority": "The request's priority, no higher than its tenant's.",
     "x-timeout-ms": "Milliseconds until nobody waits for the answer; also its deadline.",
+    "x-session-id": "Prefers the replica that served this session last.",
+    "x-idempotent": "`false`: neither retried nor hedged, whatever the model allows.",
     "x-request-id": "Comes back with the answer; made up when missing.",
     "traceparent": "W3C trace context.",
 }

@@ -15,6 +15,7 @@ from deployments.cluster.registry import View
 from deployments.description import ModelDescription
 from deployments.queues.catalogue import Catalogue
 from deployments.queues.ledger import RunningReplica, book_for
+from deployments.scheduling import Home
 
 Page = Callable[..., ModelDescription]
 
@@ -68,7 +69,7 @@ class Following:
         self.seeds: dict[str, asyncio.Event] = {}
         self.catalogue = Catalogue(
             self.registry,
-            "g",
+            Home("g"),
             1 << 16,
             lambda *_: None,
             connect=self._connect,  # type: ignore[arg-type]
@@ -114,6 +115,22 @@ async def test_a_declared_model_is_503_and_an_undeclared_one_404(following: Foll
         following.catalogue.find("other")
     assert not following.catalogue.all_ready
     assert following.catalogue.waiting_for == ["device"]
+
+
+async def test_the_switch_reaches_the_models_that_are_there_and_those_to_come(
+    following: Following, page: Page
+) -> None:
+    def frozen() -> list[bool]:
+        return [m.queue._settings.frozen for m in following.catalogue.served.values()]
+
+    following.run(page())
+    await following.registry.tell(page())
+    following.catalogue.freeze(True)
+    following.run(page(name="later"))
+    await following.registry.tell(page(), page(name="later"))
+    assert frozen() == [True, True]
+    following.catalogue.freeze(False)
+    assert frozen() == [False, False]
 
 
 async def test_nothing_is_ready_before_anything_was_declared(following: Following) -> None:

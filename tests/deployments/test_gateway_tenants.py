@@ -1,0 +1,106 @@
+"""What a tenant's settings and a request's headers mean for its rows, through the whole gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import Stand, ask, standing
+
+from routers.types import Request
+
+SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}, "lengths": {"max": 64}}
+INFER = "/v2/models/device/infer"
+GOOD = b'{"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}'
+ACME = (b"x-tenant", b"acme")
+
+
+async def queued(stand: Stand, *headers: tuple[bytes, bytes]) -> Request:
+    """The request as the core was given it."""
+    transport, queue = stand.transports["device"], stand.models.served["device"].queue
+    transport.hold()
+    asked = asyncio.create_task(ask(stand.app, "POST", INFER, headers, GOOD))
+    await transport.sent(len(transport.calls) + 1)
+    (ticket,) = queue._tickets.values()
+    transport.release()
+    assert (await asked).status == 200
+    return ticket.request
+
+
+async def test_weight_priority_and_bound_are_the_tenants(tmp_path: Path) -> None:
+    acme = {"weight": 3, "priority": "interactive", "max_queue_rows": 7}
+    async with standing({"device": SYNTHETIC}, tmp_path, tenants={"acme": acme}) as stand:
+        request = await queued(stand, ACME)
+        assert (request.tenant, request.weight, request.priority) == ("acme", 3, 0)
+        assert request.tenant_rows == 7
+        assert (await queued(stand, ACME, (b"x-priority", b"bulk"))).priority == 2
+
+
+async def test_priorities_are_those_the_gateway_names(tmp_path: Path) -> None:
+    gateway = {"priorities": ["gold", "silver", "bronze", "tin"]}
+    async with standing({"device": SYNTHETIC}, tmp_path, gateway=gateway) as stand:
+        assert (await queued(stand)).priority == 2
+        assert (await queued(stand, (b"x-priority", b"tin"))).priority == 3
+        assert stand.models.served["device"].queue._settings.priorities == 4
+        page = (await ask(stand.app, "GET", "/metrics")).body.decode()
+        assert 'priority="tin"' in page
+        assert 'priority="other"' not in page
+
+
+async def test_a_session_belongs_to_its_tenant(tmp_path: Path) -> None:
+    tenants: dict[str, Any] = {"acme": {}, "other": {}}
+    async with standing({"device": SYNTHETIC}, tmp_path, tenants=tenants) as stand:
+        session = (b"x-session-id", b"chat 1")
+        mine, theirs = (
+            await queued(stand, ACME, session),
+            await queued(stand, (b"x-tenant", b"other"), session),
+        )
+        again = await queued(stand, ACME, session)
+        assert mine.session == again.session != theirs.session
+        assert (await queued(stand, ACME)).session == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "header", "retryable"),
+    [
+        ({}, [], True),
+        ({}, [(b"x-idempotent", b"true")], True),
+        ({}, [(b"x-idempotent", b"False")], False),
+        ({"retry": False}, [(b"x-idempotent", b"true")], False),
+    ],
+)
+async def test_what_is_not_idempotent_runs_once(
+    tmp_path: Path, model: dict[str, Any], header: list[tuple[bytes, bytes]], retryable: bool
+) -> None:
+    async with standing({"device": SYNTHETIC | model}, tmp_path) as stand:
+        assert (await queued(stand, *header)).retryable == retryable
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"x-session-id", b""),
+        (b"x-session-id", b"x" * 129),
+        (b"x-session-id", b"a\x01"),
+        (b"x-session-id", b"\xe4"),
+        (b"x-idempotent", b"no"),
+        (b"x-idempotent", b""),
+    ],
+)
+async def test_a_header_that_makes_no_sense_is_400_before_the_body_is_read(
+    tmp_path: Path, name: bytes, value: bytes
+) -> None:
+    async with standing({"device": SYNTHETIC}, tmp_path) as stand:
+        answer = await ask(stand.app, "POST", INFER, [(name, value)], [None])
+        assert answer.status == 400
+        assert name in answer.body
+
+
+@pytest.mark.parametrize("length", [1, 128])
+async def test_a_session_may_be_named_by_up_to_128_characters(tmp_path: Path, length: int) -> None:
+    async with standing({"device": SYNTHETIC}, tmp_path) as stand:
+        assert (await queued(stand, (b"x-session-id", b"~" * length))).session.endswith(
+            "~" * length
+        )
