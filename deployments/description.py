@@ -43,6 +43,22 @@ class Scheduling:
 
 
 @dataclass(frozen=True, slots=True)
+class Ladder:
+    """What gateways try before the model refuses.
+
+    cache_bytes: memory for answered rows at one gateway, 0: none; cache_ttl_s: how long an answer
+    is kept; cache_public: whether tenants share them. coalesce: whether identical requests share
+    one run. fallback: the model that takes what this one refuses, "": none.
+    """
+
+    cache_bytes: int = 0
+    cache_ttl_s: float = 0.0
+    cache_public: bool = False
+    coalesce: bool = False
+    fallback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """`inputs`/`outputs`: axis 0 is the batch, -1 dynamic.
 
@@ -77,3 +93,4 @@ class ModelDescription:
     embed_output: str = ""
     embed_width: int = 0
     max_rows: int | None = None
+    ladder: Ladder = Ladder()

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from deployments.description import ModelDescription
+from deployments.description import Ladder, ModelDescription
 from deployments.scheduling import scheduling
 from deployments.settings import ModelSettings, bucket_edges, source_path
 from deployments.settings import digest as version_digest
@@ -81,6 +81,7 @@ def describe(
         embed_output=embed.name if embed else "",
         embed_width=embed.shape[-1] if embed else 0,
         max_rows=limits.max_rows,
+        ladder=_ladder(model),
     )
     return page, tokenizer
 
@@ -115,3 +116,8 @@ def _embed_output(limits: Limits) -> TensorSpec:
         if len(spec.shape) == 2 and spec.shape[-1] > 0:
             return spec
     raise LoadError("task embed needs an output of shape [batch, width]; the model has none")
+
+
+def _ladder(model: ModelSettings) -> Ladder:
+    cache = model.cache
+    return Ladder(cache.max_bytes, cache.ttl_s, cache.public, model.coalesce, model.fallback or "")

@@ -12,6 +12,7 @@ from deployments.settings.gateway import (
     PreprocessSettings,
     TracingSettings,
 )
+from deployments.settings.ladder import CacheSettings
 from deployments.settings.lengths import LengthSettings, bucket_edges
 from deployments.settings.load import digest, dump, load, load_tenants, parse, with_address
 from deployments.settings.mistakes import Mistake, SettingsErrors
@@ -33,6 +34,7 @@ __all__ = [
     "PRIORITIES",
     "AdmissionSettings",
     "BatchSettings",
+    "CacheSettings",
     "ControllerSettings",
     "GatewaySettings",
     "HedgeSettings",

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from deployments.settings import sources
 from deployments.settings.file import read_file
 from deployments.settings.gateway import PRIORITIES, GatewaySettings
+from deployments.settings.ladder import astray
 from deployments.settings.lines import Document
 from deployments.settings.mistakes import Mistake, SettingsErrors, explain
 from deployments.settings.model import ModelSettings
@@ -120,9 +121,11 @@ def _explained(document: Document, root: Any, data: Any, only: str) -> list[Mist
 def _mistakes_between_sections(document: Document) -> list[Mistake]:
     """What a mistake elsewhere keeps pydantic from looking at."""
     tenants, models = document.data.get("tenants"), document.data.get("models")
-    if not isinstance(tenants, dict):
-        return []
     mistakes: list[Mistake] = []
+    if isinstance(models, dict):
+        mistakes += [document.mistake(*each) for each in astray(models)]
+    if not isinstance(tenants, dict):
+        return mistakes
     try:
         TenantsSettings.model_validate({"tenants": tenants})
     except ValidationError as error:

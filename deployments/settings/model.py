@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from deployments.settings.ladder import CacheSettings
 from deployments.settings.lengths import LengthSettings
 from deployments.settings.scheduling import (
     AdmissionSettings,
@@ -165,6 +166,21 @@ class ModelSettings(Section):
     )
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many run the model and with what."
+    )
+    cache: CacheSettings = Field(
+        default_factory=CacheSettings,
+        description="Answers that are kept, for a model that answers equal inputs equally.",
+    )
+    coalesce: bool = Field(
+        default=False,
+        description="Whether a tenant's request waits for the answer to an identical one of its "
+        "own that is under way, instead of running too.",
+    )
+    fallback: Annotated[str, StringConstraints(min_length=1)] | None = Field(
+        default=None,
+        examples=["minilm-small"],
+        description="Cheaper model of the same task that answers what this one would refuse "
+        "because of load or because it is not ready.",
     )
     retry: bool = Field(
         default=True, description="Whether a request may run again after its replica died or hung."

@@ -1,8 +1,8 @@
 """The whole of a settings file: models, tenants, controllers, gateway.
 
 Parsed and validated once, then immutable and passed around as it is. Rules that span sections are
-here: a tenant's models and priority exist, a key belongs to one tenant, and `default`, which is who
-calls without a key, has none.
+here: a tenant's models and priority exist, a fallback leads to a model, a key belongs to one
+tenant, and `default`, which is who calls without a key, has none.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 from deployments.settings import model as model_section
 from deployments.settings import tenant as tenant_section
 from deployments.settings.gateway import GatewaySettings
+from deployments.settings.ladder import astray
 from deployments.settings.model import ModelSettings
 from deployments.settings.section import Section, name_check, wrong
 from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
@@ -100,8 +101,9 @@ class Settings(TenantsSettings):
             raise wrong("declares no model; must have at least one", "models")
         wanted = {name: tenant.models or () for name, tenant in self.tenants.items()}
         ranks = {name: tenant.priority for name, tenant in self.tenants.items()}
+        leads = {n: {"fallback": m.fallback, "task": m.task} for n, m in self.models.items()}
         for path, message in chain(
-            dangling(wanted, self.models), unranked(ranks, self.gateway.priorities)
+            dangling(wanted, self.models), unranked(ranks, self.gateway.priorities), astray(leads)
         ):
             raise wrong(message, *path)
         return self
