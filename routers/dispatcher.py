@@ -41,7 +41,7 @@ class Dispatcher:
     """One model's scheduling core. Raises `BadSettings` and `BadRequestEvent`, nothing else."""
 
     def __init__(self, settings: DispatcherSettings) -> None:
-        self._cost = CostModel(settings.initial_cost_s)
+        self._cost = CostModel.of(settings)
         self._replicas = ReplicaSet()
         self._leases = LeaseBook()
         self._requests = Requests(settings, self._replicas, self._cost)
@@ -61,6 +61,7 @@ class Dispatcher:
         """Go on under new settings: what waits is bucketed anew and keeps its age; what is now too
         long leaves; new bounds hold for newcomers only. Reopens a closed model."""
         actions: list[Action] = []
+        self._cost.adopt(settings)
         self._requests.reconfigure(settings, now, actions)
         self._settle(now, actions)
         return actions

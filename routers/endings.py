@@ -61,4 +61,5 @@ def _sample(state: State, lease: Lease, report: Report) -> None:
         report.service_s,
         predicted_s=lease.predicted_s,
         replica_id=lease.replica_id,
+        edge=goods.edge,
     )
