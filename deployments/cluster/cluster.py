@@ -21,7 +21,7 @@ from deployments.cluster.app_names import is_model_app, model_app
 from deployments.cluster.ray_env import auth_headers
 from deployments.cluster.registry import Progress
 from deployments.cluster.registry_actor import NAMESPACE, registry
-from deployments.console.status_table import ModelStatus
+from deployments.cluster.server_status import server_status
 from deployments.description import ModelDescription
 from deployments.settings import ModelSettings, Settings
 
@@ -91,18 +91,9 @@ class Cluster:
         return [view.models[name] for name in sorted(view.models)]
 
     def status(self, settings: Settings) -> dict[str, Any]:
-        """Models, number of gateways and problems, as `status_table.StatusSnapshot` has them."""
+        """What `status_table.StatusSnapshot` has of models and gateways."""
         raw = ray.get(self._registry.status.remote())
-        gateways = list(raw["gateways"].values())
-        problems = [str(g["problem"]) for g in gateways if g.get("problem")]
-        return {
-            "models": [
-                _model_status(name, settings.models[name], raw, gateways)
-                for name in sorted(settings.models)
-            ],
-            "gateways": len(gateways),
-            "problem": problems[0] if problems else None,
-        }
+        return server_status(settings, raw)
 
     def settle(self, changed: Mapping[str, ModelSettings], stop: threading.Event) -> dict[str, str]:
         """Waits until `changed` run as declared and the undeclared are gone; why those that cannot
@@ -176,35 +167,3 @@ def _runs(apps: Mapping[str, tuple[str, str]], name: str) -> bool:
 
 def _gave_up(apps: Mapping[str, tuple[str, str]], name: str) -> bool:
     return apps.get(model_app(name), ("", ""))[0] == "DEPLOY_FAILED"
-
-
-def _model_status(
-    name: str, model: ModelSettings, raw: dict[str, Any], gateways: list[dict[str, Any]]
-) -> ModelStatus:
-    """Rows, leases and drift are sums over gateways; replicas are what a gateway sees."""
-    seen = [g["models"][name] for g in gateways if name in g["models"]]
-    live = raw["view"].models.get(name)
-    ready = max((s["replicas"] for s in seen), default=0)
-    phases = {p.phase for p in raw["progress"] if p.model == name}
-    return ModelStatus(
-        name=name,
-        version=live.version if live else "",
-        runtime=model.runtime,
-        state=_state(live is not None and ready > 0, phases),
-        replicas_ready=ready,
-        replicas=model.replicas.count,
-        waiting_rows=sum(s["waiting_rows"] for s in seen),
-        late_rows=sum(s["late_rows"] for s in seen),
-        oldest_wait_s=max((s["oldest_wait_s"] for s in seen), default=0.0),
-        leases=sum(s["leases"] for s in seen),
-        backlog_s=max((s["backlog_s"] for s in seen), default=0.0),
-        drift=sum(s["drift"] for s in seen),
-    )
-
-
-def _state(ready: bool, phases: set[str]) -> str:
-    if ready:
-        return "ready"
-    if "failed" in phases:
-        return "failed"
-    return "starting" if phases else "declared"

@@ -7,7 +7,7 @@ are seconds, queues are rows. Nothing is asked for or computed here.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypedDict
 
 from rich.console import Console
@@ -16,7 +16,8 @@ from rich.text import Text
 
 
 class ModelStatus(TypedDict):
-    """state: declared | starting | ready | failed. The rest sums over all gateways."""
+    """state: declared | starting | ready | failed. The rest sums over all gateways;
+    rows_by_bucket: waiting rows by the upper edge of their length interval, tokens."""
 
     name: str
     version: str
@@ -30,16 +31,19 @@ class ModelStatus(TypedDict):
     leases: int
     backlog_s: float
     drift: int
+    rows_by_bucket: dict[str, int]
 
 
 class StatusSnapshot(TypedDict):
-    """problem: what an operator should look at, such as a tenants file that is not in force."""
+    """problem: what an operator should look at, such as a tenants file that is not in force.
+    frozen: whether the controllers of all models are, at every gateway."""
 
     url: str
     pid: int
     uptime_s: float
     gateways: int
     models: Sequence[ModelStatus]
+    frozen: bool
     problem: str | None
 
 
@@ -62,9 +66,14 @@ def status_table(snapshot: StatusSnapshot) -> Table:
 
 
 def show(snapshot: StatusSnapshot, console: Console | None = None) -> None:
-    """Prints the table, and the problem below it if there is one."""
+    """Prints the table, and below it what there is to say besides."""
     target = console or Console()
     target.print(status_table(snapshot))
+    for model in snapshot["models"]:
+        for line in _details(model):
+            target.print(line)
+    if snapshot["frozen"]:
+        target.print(Text("controllers are frozen", style="yellow"))
     if snapshot["problem"]:
         target.print(Text(f"problem: {snapshot['problem']}", style="red"))
 
@@ -75,6 +84,17 @@ def _title(snapshot: StatusSnapshot) -> Text:
         f"{snapshot['url']}  pid {snapshot['pid']}  up {_seconds(snapshot['uptime_s'])}  "
         f"{gateways} gateway{'' if gateways == 1 else 's'}"
     )
+
+
+def _details(model: ModelStatus) -> Iterator[Text]:
+    """Lines about a model that has something to say."""
+    if model["rows_by_bucket"]:
+        rows = [f"{count} up to {edge}" for edge, count in model["rows_by_bucket"].items()]
+        yield _detail(model, "waiting by length", rows)
+
+
+def _detail(model: ModelStatus, what: str, parts: Iterable[str]) -> Text:
+    return Text.assemble((model["name"], "bold"), f" {what}: {', '.join(parts)}")
 
 
 def _cells(model: ModelStatus) -> list[Text]:

@@ -6,43 +6,34 @@ answers and from the preprocessing pool. Seconds, rows, leases; `drift` is accou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from deployments.preprocess.text_cache import CacheStatistics
 from deployments.preprocess.turns import TurnStatistics
+from routers.cost import CostError
+from routers.types import Snapshot
 
-
-@dataclass(frozen=True, slots=True)
-class ReplicaLevels:
-    """`duty_cycle`: service seconds over wall seconds, 0 to 1, as the replica last reported it."""
-
-    replica: str
-    leases: int
-    drift: int
-    duty_cycle: float
+_NO_ERROR = CostError(0.0, 0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLevels:
-    """`cost_error_*`: relative error of predicted service seconds over recent batches.
+    """`core`: the model's dispatcher as it is now. `cost_error`: relative error of predictions over
+    recent batches. `duty`: service seconds over wall seconds by replica, 0 to 1, as it last said.
     `text_cache`: of a model that takes texts."""
 
     model: str
-    waiting_rows: int
-    late_rows: int
-    waiting_requests: int
-    inflight_batches: int
-    inflight_rows: int
-    drift: int
-    backlog_s: float
-    oldest_wait_s: float
-    cost_error_median: float = 0.0
-    cost_error_p99: float = 0.0
-    replicas: tuple[ReplicaLevels, ...] = ()
+    core: Snapshot
+    cost_error: CostError = _NO_ERROR
+    duty: Mapping[str, float] = field(default_factory=dict)
     text_cache: CacheStatistics | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayLevels:
+    """`frozen`: whether the controllers of all models are."""
+
     models: tuple[ModelLevels, ...] = ()
     preprocess: TurnStatistics | None = None
+    frozen: bool = False

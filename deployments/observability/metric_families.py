@@ -19,9 +19,10 @@ from prometheus_client.core import (
 from prometheus_client.utils import floatToGoString
 
 from deployments.observability.histograms import HistogramTable
-from deployments.observability.levels import GatewayLevels, ModelLevels, ReplicaLevels
+from deployments.observability.levels import GatewayLevels, ModelLevels
 from deployments.observability.metric_tables import BatchTables, RequestTables, StageTable
 from deployments.preprocess.text_cache import CacheStatistics
+from routers.types import ReplicaSnapshot
 
 FLOW = ("model", "tenant", "priority")
 
@@ -48,6 +49,13 @@ def families(gateway: str, recorded: Recorded, levels: GatewayLevels) -> Iterato
     yield from _histograms(gateway, recorded)
     yield from _model_levels(gateway, levels.models)
     yield from _replica_levels(gateway, levels.models)
+    yield _single(
+        GaugeMetricFamily,
+        "headrace_controllers_frozen",
+        "1 while controllers are frozen, else 0.",
+        gateway,
+        int(levels.frozen),
+    )
     yield from _preprocess_levels(gateway, levels)
 
 
@@ -121,23 +129,31 @@ def _bound(edge: float) -> str:
 
 
 _MODEL_LEVELS: tuple[tuple[str, str, Callable[[ModelLevels], float]], ...] = (
-    ("queue_rows", "Rows that wait.", lambda m: m.waiting_rows),
-    ("queue_late_rows", "Rows that wait and are past their deadline.", lambda m: m.late_rows),
-    ("queue_requests", "Requests that wait.", lambda m: m.waiting_requests),
-    ("queue_oldest_wait_seconds", "Wait of the oldest waiting row.", lambda m: m.oldest_wait_s),
-    ("backlog_seconds", "Predicted service time of what waits.", lambda m: m.backlog_s),
-    ("inflight_batches", "Batches at replicas.", lambda m: m.inflight_batches),
-    ("inflight_rows", "Rows in batches at replicas.", lambda m: m.inflight_rows),
-    ("accounting_drift", "Batches accounted for less batches actual.", lambda m: m.drift),
-    ("cost_error_median", "Median relative cost-model error.", lambda m: m.cost_error_median),
-    ("cost_error_p99", "99th percentile relative error.", lambda m: m.cost_error_p99),
-    ("replicas", "Replicas that may be given batches.", lambda m: len(m.replicas)),
+    ("queue_rows", "Rows that wait.", lambda m: m.core.waiting_rows),
+    ("queue_late_rows", "Rows that wait and are past their deadline.", lambda m: m.core.late_rows),
+    ("queue_requests", "Requests that wait.", lambda m: m.core.waiting_requests),
+    ("queue_oldest_wait_seconds", "Wait of the oldest row.", lambda m: m.core.oldest_wait_s),
+    ("backlog_seconds", "Predicted service time of what waits.", lambda m: m.core.backlog_s),
+    ("inflight_batches", "Batches at replicas.", lambda m: m.core.leases),
+    ("inflight_rows", "Rows in batches at replicas.", lambda m: m.core.leased_rows),
+    ("accounting_drift", "Batches accounted for less batches actual.", lambda m: m.core.drift),
+    ("cost_error_median", "Median relative cost-model error.", lambda m: m.cost_error.median),
+    ("cost_error_p99", "99th percentile relative error.", lambda m: m.cost_error.p99),
+    ("replicas", "Replicas that may be given batches.", lambda m: len(m.core.replicas)),
 )
 
-_REPLICA_LEVELS: tuple[tuple[str, str, Callable[[ReplicaLevels], float]], ...] = (
-    ("replica_inflight_batches", "Batches of this gateway it holds.", lambda r: r.leases),
-    ("replica_accounting_drift", "Accounted less actual, by its last answer.", lambda r: r.drift),
-    ("replica_duty_cycle", "Service seconds over wall seconds.", lambda r: r.duty_cycle),
+_REPLICA_LEVELS: tuple[tuple[str, str, Callable[[ModelLevels, ReplicaSnapshot], float]], ...] = (
+    ("replica_inflight_batches", "Batches of this gateway it holds.", lambda _, r: r.leases),
+    (
+        "replica_accounting_drift",
+        "Accounted less actual, by its last answer.",
+        lambda _, r: r.drift,
+    ),
+    (
+        "replica_duty_cycle",
+        "Service seconds over wall seconds.",
+        lambda m, r: m.duty.get(r.replica_id, 0.0),
+    ),
 )
 
 
@@ -153,8 +169,8 @@ def _replica_levels(gateway: str, models: tuple[ModelLevels, ...]) -> Iterator[M
     for name, text, read in _REPLICA_LEVELS:
         family = GaugeMetricFamily(f"headrace_{name}", text, labels=("gateway", "model", "replica"))
         for model in models:
-            for replica in model.replicas:
-                family.add_metric([gateway, model.model, replica.replica], read(replica))
+            for replica in model.core.replicas:
+                family.add_metric([gateway, model.model, replica.replica_id], read(model, replica))
         yield family
 
 

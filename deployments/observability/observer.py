@@ -15,7 +15,8 @@ from deployments.http.request_start import upstream_wait_s
 from deployments.inflight import Flight
 from deployments.observability import logs
 from deployments.observability.access_log import AccessLine, AccessLog
-from deployments.observability.levels import GatewayLevels, ModelLevels, ReplicaLevels
+from deployments.observability.gateway_status import model_status
+from deployments.observability.levels import GatewayLevels, ModelLevels
 from deployments.observability.metric_tables import NOT_MEASURED
 from deployments.observability.metrics import (
     BatchSample,
@@ -183,22 +184,11 @@ class Observer:
 
     def snapshot(self) -> dict[str, Any]:
         """For `headrace status` and for draining; plain data."""
-        levels = [_model_levels(name, m) for name, m in self._models.served.items()]
         return {
-            "models": {
-                level.model: {
-                    "replicas": len(level.replicas),
-                    "waiting_rows": level.waiting_rows,
-                    "late_rows": level.late_rows,
-                    "oldest_wait_s": level.oldest_wait_s,
-                    "leases": level.inflight_batches,
-                    "backlog_s": level.backlog_s,
-                    "drift": level.drift,
-                }
-                for level in levels
-            },
+            "models": {m.model: model_status(m) for m in self._levels().models},
             "inflight": sum(m.queue.inflight for m in self._models.served.values()),
             "draining": self._models.draining,
+            "frozen": self._models.frozen,
             "problem": self._tenants.problem,
         }
 
@@ -211,7 +201,7 @@ class Observer:
 
     def _levels(self) -> GatewayLevels:
         models = tuple(_model_levels(name, m) for name, m in self._models.served.items())
-        return GatewayLevels(models, self._pool.statistics())
+        return GatewayLevels(models, self._pool.statistics(), self._models.frozen)
 
 
 def _upstream(flight: Flight) -> float:
@@ -241,22 +231,6 @@ def _line(flight: Flight, tenant: str, total_s: float) -> AccessLine:
 
 
 def _model_levels(name: str, model: ServedModel) -> ModelLevels:
-    snapshot, error, duty = model.queue.snapshot(), model.queue.cost_error(), model.queue.duty
-    return ModelLevels(
-        model=name,
-        waiting_rows=snapshot.waiting_rows,
-        late_rows=snapshot.late_rows,
-        waiting_requests=snapshot.waiting_requests,
-        inflight_batches=snapshot.leases,
-        inflight_rows=snapshot.leased_rows,
-        drift=snapshot.drift,
-        backlog_s=snapshot.backlog_s,
-        oldest_wait_s=snapshot.oldest_wait_s,
-        cost_error_median=error.median,
-        cost_error_p99=error.p99,
-        replicas=tuple(
-            ReplicaLevels(r.replica_id, r.leases, r.drift, duty.get(r.replica_id, 0.0))
-            for r in snapshot.replicas
-        ),
-        text_cache=model.tokenizer.statistics() if model.tokenizer is not None else None,
-    )
+    cache = model.tokenizer.statistics() if model.tokenizer is not None else None
+    queue = model.queue
+    return ModelLevels(name, queue.snapshot(), queue.cost_error(), queue.duty, cache)

@@ -149,6 +149,7 @@ def test_status_is_a_table_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
         "uptime_s": 1.0,
         "gateways": 1,
         "models": [],
+        "frozen": False,
         "problem": None,
     }
     monkeypatch.setattr(control, "status", lambda port: snapshot)

@@ -23,6 +23,7 @@ MODEL: ModelStatus = {
     "leases": 4,
     "backlog_s": 2.5,
     "drift": 0,
+    "rows_by_bucket": {"32": 5, "512": 2},
 }
 SNAPSHOT: StatusSnapshot = {
     "url": "http://127.0.0.1:8000",
@@ -30,6 +31,7 @@ SNAPSHOT: StatusSnapshot = {
     "uptime_s": 7500.0,
     "gateways": 1,
     "models": [MODEL],
+    "frozen": False,
     "problem": None,
 }
 
@@ -41,7 +43,7 @@ def shown(snapshot: StatusSnapshot) -> str:
 
 
 def test_table_holds_every_figure_of_a_model() -> None:
-    title, headings, row = (line.split() for line in shown(SNAPSHOT).strip().splitlines())
+    title, headings, row, *_ = (line.split() for line in shown(SNAPSHOT).strip().splitlines())
     assert " ".join(title) == "http://127.0.0.1:8000 pid 42 up 2 h 5 min 1 gateway"
     assert headings[0] == "MODEL"
     assert row == [
@@ -59,6 +61,17 @@ def test_table_holds_every_figure_of_a_model() -> None:
         "s",
         "0",
     ]
+
+
+def test_what_waits_is_told_by_length_below_the_table() -> None:
+    assert "[red]m waiting by length: 5 up to 32, 2 up to 512\n" in shown(SNAPSHOT)
+    empty: ModelStatus = {**MODEL, "rows_by_bucket": {}}
+    assert "by length" not in shown({**SNAPSHOT, "models": [empty]})
+
+
+def test_frozen_controllers_are_told() -> None:
+    assert "frozen" not in shown(SNAPSHOT)
+    assert shown({**SNAPSHOT, "frozen": True}).endswith("controllers are frozen\n")
 
 
 def test_problem_stands_below_the_table() -> None:

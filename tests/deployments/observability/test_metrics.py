@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deployments.http.request_start import sent_at_s, upstream_wait_s
 from deployments.observability.histograms import LATENCY_EDGES_S, HistogramTable, SampleLog
 from deployments.observability.label_names import LabelNames
-from deployments.observability.levels import GatewayLevels, ModelLevels, ReplicaLevels
+from deployments.observability.levels import GatewayLevels, ModelLevels
 from deployments.observability.metric_tables import BATCH_STAGES, REQUEST_STAGES, WAITING_ROWS
 from deployments.observability.metrics import (
     BatchSample,
@@ -30,15 +30,20 @@ from deployments.observability.metrics import (
 from deployments.observability.metrics_server import MetricsServer
 from deployments.preprocess.text_cache import CacheStatistics
 from deployments.preprocess.turns import TurnStatistics
+from routers.cost import CostError
+from routers.types import ReplicaSnapshot, Snapshot
 
 OK = RequestLabels("m", "acme", "bulk", "openai")
 BATCH = BatchSample("m", 128, 8, 0.25, 0.010, 0.008, 0.001, 0.0005, 0.008, 0.0005)
+CORE = Snapshot(
+    waiting_rows=7, late_rows=2, waiting_requests=5, oldest_wait_s=0.05, leases=1, leased_rows=8,
+    drift=0, rows_by_bucket=((64, 7), (512, 0)), backlog_s=0.25,
+    replicas=(ReplicaSnapshot("r#1", 2, 1, 1, False, 0),),
+)  # fmt: skip
 LEVELS = GatewayLevels(
     models=(
         ModelLevels(
-            "m", 7, 2, 5, 1, 8, 0, 0.25, 0.05, 0.1, 0.9,
-            replicas=(ReplicaLevels("r#1", 1, 0, 0.75),),
-            text_cache=CacheStatistics(1, 500, 1000, 11, 12),
+            "m", CORE, CostError(0.1, 0.9, 5), {"r#1": 0.75}, CacheStatistics(1, 500, 1000, 11, 12),
         ),
     ),
     preprocess=TurnStatistics(3, 9, 1, 2, 2, 40, 6, 0.001),

@@ -1,0 +1,66 @@
+"""What does a whole server look like, from what its gateways and replicas have published?
+
+Rows, leases and drift are sums over gateways, each of which has queues of its own; replicas are
+what a gateway sees. Pure: a dictionary of the registry's in, the snapshot of `status` out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from deployments.console.status_table import ModelStatus
+from deployments.settings import ModelSettings, Settings
+
+
+def server_status(settings: Settings, raw: dict[str, Any]) -> dict[str, Any]:
+    """`raw`: what `RegistryActor.status` answers."""
+    gateways = list(raw["gateways"].values())
+    problems = [str(g["problem"]) for g in gateways if g.get("problem")]
+    models = settings.models
+    return {
+        "models": [_model(name, models[name], raw, gateways) for name in sorted(models)],
+        "gateways": len(gateways),
+        "frozen": bool(gateways) and all(g["frozen"] for g in gateways),
+        "problem": problems[0] if problems else None,
+    }
+
+
+def _model(
+    name: str, model: ModelSettings, raw: dict[str, Any], gateways: list[dict[str, Any]]
+) -> ModelStatus:
+    seen = [g["models"][name] for g in gateways if name in g["models"]]
+    live = raw["view"].models.get(name)
+    ready = max((s["replicas"] for s in seen), default=0)
+    phases = {p.phase for p in raw["progress"] if p.model == name}
+    return ModelStatus(
+        name=name,
+        version=live.version if live else "",
+        runtime=model.runtime,
+        state=_state(live is not None and ready > 0, phases),
+        replicas_ready=ready,
+        replicas=model.replicas.count,
+        waiting_rows=sum(s["waiting_rows"] for s in seen),
+        late_rows=sum(s["late_rows"] for s in seen),
+        oldest_wait_s=max((s["oldest_wait_s"] for s in seen), default=0.0),
+        leases=sum(s["leases"] for s in seen),
+        backlog_s=max((s["backlog_s"] for s in seen), default=0.0),
+        drift=sum(s["drift"] for s in seen),
+        rows_by_bucket=_summed((s["rows_by_bucket"] for s in seen), key=int),
+    )
+
+
+def _summed(each: Iterable[dict[str, int]], key: Any = None) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for rows in each:
+        total.update(rows)
+    return {name: total[name] for name in sorted(total, key=key)}
+
+
+def _state(ready: bool, phases: set[str]) -> str:
+    if ready:
+        return "ready"
+    if "failed" in phases:
+        return "failed"
+    return "starting" if phases else "declared"

@@ -1,0 +1,65 @@
+"""A server's status is the sum of what its gateways said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from deployments.cluster.registry import Progress, View
+from deployments.cluster.server_status import server_status
+from deployments.description import ModelDescription
+from deployments.settings import Settings
+
+SETTINGS = Settings.model_validate(
+    {"models": {"b": {"runtime": "synthetic"}, "device": {"runtime": "synthetic"}}}
+)
+SEEN = {
+    "replicas": 1,
+    "waiting_rows": 7,
+    "late_rows": 1,
+    "oldest_wait_s": 0.5,
+    "leases": 2,
+    "backlog_s": 0.25,
+    "drift": 1,
+    "rows_by_bucket": {"64": 5, "512": 2},
+}
+OTHER = {**SEEN, "replicas": 2, "oldest_wait_s": 0.1, "rows_by_bucket": {"64": 1, "128": 6}}
+
+
+def gateway(seen: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"models": {"device": seen}, "frozen": False, "problem": None, **fields}
+
+
+@pytest.fixture
+def raw(page: Callable[..., ModelDescription]) -> dict[str, Any]:
+    view = View(1, {"device": page(version="v7")}, frozenset({"b", "device"}), False)
+    notes = [Progress("b", "b#1", "warming", 0.5)]
+    return {"view": view, "progress": notes, "gateways": {"g0": gateway(SEEN)}}
+
+
+def test_rows_leases_and_drift_are_sums_over_gateways(raw: dict[str, Any]) -> None:
+    raw["gateways"]["g1"] = gateway(OTHER)
+    starting, device = server_status(SETTINGS, raw)["models"]
+    assert (device["name"], device["version"], device["state"]) == ("device", "v7", "ready")
+    assert (device["waiting_rows"], device["leases"], device["drift"]) == (14, 4, 2)
+    assert (device["oldest_wait_s"], device["replicas_ready"]) == (0.5, 2)
+    assert list(device["rows_by_bucket"].items()) == [("64", 6), ("128", 6), ("512", 2)]
+    assert (starting["state"], starting["waiting_rows"]) == ("starting", 0)
+
+
+def test_a_server_is_frozen_once_every_gateway_is(raw: dict[str, Any]) -> None:
+    assert not server_status(SETTINGS, raw)["frozen"]
+    raw["gateways"]["g0"]["frozen"] = True
+    assert server_status(SETTINGS, raw)["frozen"]
+    raw["gateways"]["g1"] = gateway(OTHER)
+    assert not server_status(SETTINGS, raw)["frozen"]
+    raw["gateways"].clear()
+    assert not server_status(SETTINGS, raw)["frozen"]
+
+
+def test_a_gateways_problem_is_the_servers(raw: dict[str, Any]) -> None:
+    raw["gateways"]["g1"] = gateway(OTHER, problem="tenants are stale")
+    status = server_status(SETTINGS, raw)
+    assert (status["problem"], status["gateways"]) == ("tenants are stale", 2)
