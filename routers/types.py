@@ -44,6 +44,9 @@ class ReplicaKind(Enum):
 FlowWork = tuple[int, str, float]
 """(priority, tenant, predicted or measured device seconds) of one flow."""
 
+FlowKey = tuple[int, str]
+"""(priority, tenant)."""
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -243,6 +246,23 @@ class ReplicaSnapshot:
     leases: int
     draining: bool
     drift: int  # accounted - actual, leases, as of its last answer
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSnapshot:
+    """A controller of admission. shed: what it refused or evicted; would_shed: what it would have,
+    in "observe". value: "feasibility": the largest margin, seconds; "late_room": the share of the
+    replicas' time that late work may have; "codel": how many flows' queues stand; "limit": the
+    lowest. by_flow: (priority, tenant, value), where it has one a flow.
+    """
+
+    name: str
+    mode: str
+    frozen: bool
+    value: float
+    shed: int
+    would_shed: int
+    by_flow: tuple[FlowWork, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,51 @@
+"""Averages over time: lumps a second, and the level of what is told."""
+
+import pytest
+
+from routers.pace import Level, Pace
+
+
+def test_steady_lumps_average_to_their_rate():
+    pace = Pace(0.5)
+    for n in range(1, 200):
+        pace.add(0.02, 0.025 * n)
+    assert pace.read(199 * 0.025) == pytest.approx(0.8, rel=0.05)
+
+
+def test_silence_decays_by_the_window():
+    pace = Pace(2.0)
+    pace.add(2.0, 1.0)
+    assert pace.read(1.0) == 1.0
+    assert pace.read(3.0) == pytest.approx(1 / 2.718281828)
+
+
+def test_ten_lumps_at_once_count_as_one_ten_times_larger():
+    one, ten = Pace(1.0), Pace(1.0)
+    one.add(10.0, 5.0)
+    for _ in range(10):
+        ten.add(1.0, 5.0)
+    assert ten.read(6.0) == pytest.approx(one.read(6.0))
+
+
+def test_first_level_is_believed():
+    assert Level(1.0).tell(3.0, 100.0) == 3.0
+
+
+def test_level_is_averaged_by_how_long_it_held():
+    level = Level(1.0)
+    now = 0.0
+    for _ in range(20):
+        level.tell(1.0, now)
+        level.tell(0.0, now + 0.09)  # nine tenths of the time
+        now += 0.1
+    assert level.tell(1.0, now) == pytest.approx(0.9, abs=0.05)
+
+
+def test_how_often_a_level_is_told_does_not_matter():
+    rarely, often = Level(1.0), Level(1.0)
+    for level in (rarely, often):
+        level.tell(1.0, 0.0)
+        level.tell(0.0, 0.0)
+    for n in range(100):
+        often.tell(0.0, 0.01 * n)
+    assert often.tell(0.0, 1.0) == pytest.approx(rarely.tell(0.0, 1.0))
