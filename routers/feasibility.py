@@ -1,0 +1,170 @@
+"""Can a newcomer still be started in time, behind what waits before it?
+
+Predicted wait: the seconds of on-time work that go before it in its flow, over the rate at which
+that flow is served, and before those the work of more urgent priorities. The rate is the larger of
+the flow's weighted share of what more urgent priorities leave and what it was lately given: by its
+share alone an aggressor would be called late that in truth gets what its neighbours do not use, by
+the measured rate alone a flow that has just woken up. Neighbours count by the share of time in
+which they have work waiting. What forecasts are wrong by is learnt, see `forecast`. Only newcomers
+are judged: what turns late while it waits is `deadlines`' business. Once a second a flow's newcomer
+is let in against the forecast, so that a wrong one cannot refuse for ever.
+Source: deadline admission as in Clockwork (OSDI'20) and Mooncake, here by flow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+from routers.forecast import Forecast, ForecastError
+from routers.pace import Level, Pace
+from routers.settings import Mode
+from routers.types import FlowKey
+from routers.verdicts import Verdicts
+
+PROBE_S = 1.0
+_LEAST_LEFT = 0.01  # of the replicas: more urgent priorities never count as taking all
+
+
+@dataclass(slots=True)
+class Claim:
+    """What a newcomer finds. Seconds are predicted device seconds of on-time work, here and, as far
+    as is known, at other gateways.
+
+    ahead_s: what of its flow goes before it. urgent_s: what waits in more urgent priorities.
+    rivals: weights of the flows of its priority that have work waiting, its own too if it has.
+    """
+
+    flow: FlowKey
+    weight: float
+    ahead_s: float
+    rivals: float
+    urgent_s: float
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlowForecasts:
+    """Published state of one flow: device seconds it is given a second, and how its forecasts are
+    corrected."""
+
+    flow: FlowKey
+    given: float
+    scale: float
+    margin_s: float
+
+
+@dataclass(slots=True)
+class _Account:
+    given: Pace
+    waits: Level
+    error: ForecastError = field(default_factory=ForecastError)
+    probed_at: float = -inf
+
+
+@dataclass(slots=True)
+class Feasibility:
+    """One account a flow ever seen, O(1) a call. `window_s` should span several batches.
+
+    verdicts: a no is a newcomer called late. probes: newcomers let in against the forecast.
+    """
+
+    verdicts: Verdicts = field(default_factory=lambda: Verdicts(Mode.ENFORCE))
+    window_s: float = 0.5
+    frozen: bool = False
+    probes: int = 0
+    _accounts: dict[FlowKey, _Account] = field(default_factory=dict)
+    _given: dict[int, Pace] = field(default_factory=dict)  # by priority
+    _rivals: dict[int, Level] = field(default_factory=dict)  # by priority
+
+    def judge(self, claim: Claim, latest_start: float, now: float) -> Forecast:
+        """Late (`late_by_s` > 0) or on time; a newcomer that is queued keeps it for `waited`."""
+        slack_s = latest_start - now
+        if self.verdicts.off:
+            return Forecast(0.0, slack_s)
+        account = self._watch(claim, now)
+        wait_s = self._wait_s(claim, account, now)
+        late_by_s = account.error.corrected_s(wait_s, slack_s) - slack_s
+        if late_by_s <= 0.0:
+            return Forecast(wait_s, slack_s)
+        if now >= account.probed_at + PROBE_S:
+            account.probed_at = now
+            self.probes += 1
+            return Forecast(wait_s, slack_s)
+        return Forecast(wait_s, slack_s, late_by_s if self.verdicts.no() else 0.0)
+
+    def served(self, flow: FlowKey, seconds: float, now: float) -> None:
+        """The flow was given device seconds, by this gateway's batches or by another's."""
+        if self.frozen:
+            return
+        self._account(flow).given.add(seconds, now)
+        given = self._given.get(flow[0])
+        if given is None:
+            given = self._given[flow[0]] = Pace(self.window_s)
+        given.add(seconds, now)
+
+    def waited(self, flow: FlowKey, forecast: Forecast, actual_s: float, now: float) -> None:
+        """A request was dispatched, or turned late while it waited."""
+        if not (self.frozen or self.verdicts.off):
+            self._account(flow).error.learn(forecast, actual_s, now)
+
+    def tune(self, mode: Mode, window_s: float, *, frozen: bool) -> None:
+        """Other settings; what was learnt stays."""
+        self.verdicts.mode, self.window_s, self.frozen = mode, window_s, frozen
+        averages: list[Pace | Level] = [*self._given.values(), *self._rivals.values()]
+        for account in self._accounts.values():
+            averages += (account.given, account.waits)
+        for average in averages:
+            average.window_s = window_s
+
+    def flows(self, now: float) -> Iterator[FlowForecasts]:
+        for flow, account in self._accounts.items():
+            error = account.error
+            yield FlowForecasts(flow, self._read(account.given, now), error.scale, error.margin_s)
+
+    # -- the forecast
+
+    def _wait_s(self, claim: Claim, account: _Account, now: float) -> float:
+        replicas = max(1, claim.replicas)
+        left = max(_LEAST_LEFT * replicas, replicas - self._given_above(claim.flow[0], now))
+        others = max(0.0, self._level(claim.flow[0]).value - account.waits.value)
+        share = left * claim.weight / (claim.weight + others)
+        rate = min(replicas, max(share, self._read(account.given, now)))
+        return claim.urgent_s / left + claim.ahead_s / rate
+
+    def _watch(self, claim: Claim, now: float) -> _Account:
+        """Take note of who has work waiting at this moment."""
+        account = self._account(claim.flow)
+        if not self.frozen:
+            account.waits.tell(claim.weight if claim.ahead_s > 0.0 else 0.0, now)
+            self._level(claim.flow[0]).tell(claim.rivals, now)
+        return account
+
+    def _given_above(self, priority: int, now: float) -> float:
+        """Device seconds a second that more urgent priorities are given."""
+        return sum(self._read(pace, now) for p, pace in self._given.items() if p < priority)
+
+    def _read(self, pace: Pace, now: float) -> float:
+        return pace.value if self.frozen else pace.read(now)
+
+    def _account(self, flow: FlowKey) -> _Account:
+        account = self._accounts.get(flow)
+        if account is None:
+            account = _Account(Pace(self.window_s), Level(self.window_s))
+            self._accounts[flow] = account
+        return account
+
+    def _level(self, priority: int) -> Level:
+        level = self._rivals.get(priority)
+        if level is None:
+            level = self._rivals[priority] = Level(self.window_s)
+        return level
+
+
+def ahead_s(own_s: float, others_s: Iterable[float]) -> float:
+    """What of a flow goes before a newcomer when the flow's buckets are served by turn.
+
+    own_s: what waits in its bucket, its own rows too; of every other bucket at most as much.
+    """
+    return own_s + sum(min(own_s, other_s) for other_s in others_s)

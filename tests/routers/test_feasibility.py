@@ -1,0 +1,204 @@
+"""Who is called late on arrival, and who never."""
+
+from dataclasses import replace
+
+import pytest
+
+from routers.feasibility import PROBE_S, Claim, Feasibility, ahead_s
+from routers.settings import Mode
+from routers.verdicts import Verdicts
+
+A, B, BULK = (0, "a"), (0, "b"), (2, "a")
+
+
+def claim(flow=A, *, ahead_s=0.0, weight=1.0, rivals=None, urgent_s=0.0, replicas=1):
+    own = weight if ahead_s else 0.0
+    return Claim(flow, weight, ahead_s, own if rivals is None else rivals, urgent_s, replicas)
+
+
+def late(feasibility, given, slack_s=0.08, now=0.0):
+    """Judged with the probe of this second already spent."""
+    feasibility.judge(replace(given, ahead_s=1e9), now, now)
+    return feasibility.judge(given, now + slack_s, now).late_by_s > 0.0
+
+
+def serve(feasibility, shares, seconds=3.0, batch_s=0.02):
+    """Flows are given these shares of one replica, in batches, until `seconds`."""
+    now = 0.0
+    while now < seconds:
+        now += batch_s
+        for flow, share in shares.items():
+            feasibility.served(flow, share * batch_s, now)
+    return now
+
+
+def test_nothing_ahead_is_on_time():
+    assert not late(Feasibility(), claim())
+
+
+def test_only_flow_waits_for_its_own_work():
+    feasibility = Feasibility()
+    assert not late(feasibility, claim(ahead_s=0.07))
+    assert late(feasibility, claim(ahead_s=0.09))
+
+
+def test_latest_start_in_the_past_is_late():
+    assert late(Feasibility(), claim(), slack_s=-0.001)
+
+
+def test_more_replicas_serve_more():
+    assert not late(Feasibility(), claim(ahead_s=0.3, replicas=4))
+    assert late(Feasibility(), claim(ahead_s=0.34, replicas=4))
+
+
+def test_wait_and_lateness_are_told():
+    feasibility = Feasibility()
+    feasibility.judge(claim(ahead_s=9.0), 0.0, 0.0)  # the probe
+    forecast = feasibility.judge(claim(ahead_s=0.5), 0.1, 0.0)
+    assert forecast.wait_s == pytest.approx(0.5)
+    assert forecast.late_by_s == pytest.approx(0.4)
+
+
+def test_flow_gets_its_weighted_share_beside_others():
+    feasibility = Feasibility()
+    assert not late(feasibility, claim(ahead_s=0.05, weight=3.0, rivals=4.0))
+    assert late(Feasibility(), claim(B, ahead_s=0.05, weight=1.0, rivals=4.0))
+
+
+def test_aggressor_is_given_what_its_neighbours_leave():
+    """Nine neighbours wait at this moment, but the aggressor was lately given three quarters."""
+    feasibility = Feasibility()
+    now = serve(feasibility, {A: 0.75, B: 0.25})
+    assert not late(feasibility, claim(ahead_s=0.055, rivals=10.0), now=now)
+    assert late(feasibility, claim(ahead_s=0.07, rivals=10.0), now=now)
+
+
+def test_neighbours_count_by_the_time_they_wait():
+    """Eight of ten are idle nine tenths of the time: a burst of the ninth is not ten times slower
+    for finding them all at work just now."""
+    feasibility = Feasibility()
+    now = 0.0
+    for _ in range(60):
+        feasibility.judge(claim(B, rivals=1.0), now + 1.0, now)
+        now += 0.018
+        feasibility.judge(claim(B, rivals=9.0), now + 1.0, now)
+        now += 0.002
+    assert not late(feasibility, claim(ahead_s=0.02, rivals=9.0), now=now)
+    assert late(Feasibility(), claim(ahead_s=0.02, rivals=9.0), now=now)
+
+
+def test_less_urgent_flow_is_given_what_the_urgent_leave():
+    feasibility = Feasibility()
+    now = serve(feasibility, {A: 0.8})
+    assert not late(feasibility, claim(BULK, ahead_s=0.012), now=now)
+    assert late(feasibility, claim(BULK, ahead_s=0.025), now=now)
+    assert not late(feasibility, claim(A, ahead_s=0.07), now=now)
+
+
+def test_less_urgent_flow_waits_for_urgent_work_too():
+    assert late(Feasibility(), claim(BULK, urgent_s=0.09))
+    assert not late(Feasibility(), claim(BULK, urgent_s=0.07))
+
+
+def test_urgent_work_that_has_ended_is_forgotten():
+    feasibility = Feasibility()
+    now = serve(feasibility, {A: 1.0})
+    assert late(feasibility, claim(BULK, ahead_s=0.03), now=now)
+    assert not late(feasibility, claim(BULK, ahead_s=0.03), now=now + 2.0)
+
+
+def test_one_newcomer_a_second_is_let_in_against_the_forecast():
+    feasibility, hopeless = Feasibility(), claim(ahead_s=100.0)
+    on_time = [n for n in range(50) if not feasibility.judge(hopeless, n / 10, n / 10).late_by_s]
+    assert on_time == [0, 10, 20, 30, 40]
+    assert feasibility.probes == 5
+    assert PROBE_S == 1.0
+
+
+def test_each_flow_has_probes_of_its_own():
+    feasibility = Feasibility()
+    for flow in (A, B):
+        assert feasibility.judge(claim(flow, ahead_s=100.0), 0.0, 0.0).late_by_s == 0.0
+        assert feasibility.judge(claim(flow, ahead_s=100.0), 0.0, 0.0).late_by_s > 0.0
+
+
+def test_forecasts_that_were_too_long_are_shortened():
+    feasibility = Feasibility()
+    now = 0.0
+    for _ in range(2000):
+        forecast = feasibility.judge(claim(ahead_s=0.06), now + 0.08, now)
+        feasibility.waited(A, forecast, 0.02, now)
+        now += 0.002
+    assert not late(feasibility, claim(ahead_s=0.12), now=now)
+    (flow,) = feasibility.flows(now)
+    assert flow.flow == A
+    assert flow.scale < 0.6
+
+
+def test_requests_that_turned_late_while_waiting_make_it_careful():
+    feasibility = Feasibility()
+    now = 0.0
+    for n in range(1000):
+        forecast = feasibility.judge(claim(ahead_s=0.04 + 0.01 * (n % 4)), now + 0.08, now)
+        feasibility.waited(A, forecast, 0.08, now)
+        now += 0.002
+    assert late(feasibility, claim(ahead_s=0.06), now=now)
+    assert not late(feasibility, claim(), now=now)
+
+
+def test_observing_calls_nobody_late_and_counts():
+    feasibility = Feasibility(Verdicts(Mode.OBSERVE))
+    assert not late(feasibility, claim(ahead_s=100.0))
+    assert feasibility.verdicts.would_shed > 0
+    assert feasibility.verdicts.shed == 0
+
+
+def test_switched_off_it_neither_judges_nor_learns():
+    feasibility = Feasibility(Verdicts(Mode.OFF))
+    forecast = feasibility.judge(claim(ahead_s=100.0), 0.0, 0.0)
+    feasibility.waited(A, forecast, 1.0, 0.0)
+    assert (forecast.wait_s, forecast.late_by_s) == (0.0, 0.0)
+    assert feasibility.verdicts.would_shed == 0
+    assert not list(feasibility.flows(0.0))
+
+
+def test_frozen_state_stays_and_judges_on():
+    feasibility = Feasibility()
+    now = serve(feasibility, {A: 0.6, B: 0.4})
+    feasibility.frozen = True
+    before = list(feasibility.flows(now))
+    feasibility.served(A, 5.0, now)
+    feasibility.waited(A, feasibility.judge(claim(ahead_s=0.05), now + 0.08, now), 9.0, now)
+    assert list(feasibility.flows(now + 100.0)) == before
+    assert late(feasibility, claim(ahead_s=1.0), now=now + 100.0)
+
+
+def test_other_settings_keep_what_was_learnt():
+    feasibility = Feasibility()
+    now = serve(feasibility, {A: 0.6})
+    before = list(feasibility.flows(now))
+    feasibility.tune(Mode.OBSERVE, 3.0, frozen=False)
+    assert list(feasibility.flows(now)) == before
+    assert feasibility.verdicts.mode is Mode.OBSERVE
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 4])
+def test_every_gateway_draws_the_line_at_the_same_work(gateways):
+    """What waits elsewhere is ahead too, so which gateway is asked does not matter."""
+    ahead = 0.09
+    forecasts = []
+    for here in range(gateways):
+        feasibility = Feasibility()
+        waiting = [ahead / gateways] * gateways
+        elsewhere = sum(waiting) - waiting[here]
+        feasibility.judge(claim(ahead_s=9.0), 0.0, 0.0)
+        forecasts.append(feasibility.judge(claim(ahead_s=waiting[here] + elsewhere), 0.08, 0.0))
+    assert all(each.late_by_s == pytest.approx(0.01) for each in forecasts)
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "expected"),
+    [(0.0, [], 0.0), (0.0, [5.0], 0.0), (1.0, [0.2, 5.0], 2.2), (3.0, [3.0], 6.0)],
+)
+def test_buckets_by_turn_put_as_much_of_each_other_ahead(own, others, expected):
+    assert ahead_s(own, others) == pytest.approx(expected)
