@@ -11,9 +11,8 @@ from collections.abc import Callable
 
 from deployments import errors
 from deployments.http import router
-from deployments.http.body_room import BodyRoom
 from deployments.http.codecs import Codec, EmbeddingsCodec, InferCodec, PredictCodec
-from deployments.http.exchange import BodyLimits, Exchange
+from deployments.http.exchange import Exchange
 from deployments.http.fast_path import Receive, Scope, Send
 from deployments.http.pages import Pages
 from deployments.http.protocols import error_shapes
@@ -120,20 +119,7 @@ def assembled(
     observer: Observer,
 ) -> GatewayApp:
     """The app over parts that its owner made, and ends."""
-    limits = settings.limits
-    gate = Gate(
-        tenants=tenants,
-        models=models,
-        pool=pool,
-        limits=BodyLimits(
-            limits.max_body_bytes,
-            limits.max_inflated_bytes,
-            limits.body_timeout_s,
-            BodyRoom(limits.max_held_bytes),
-        ),
-        pool_threshold_bytes=limits.pool_threshold_bytes,
-        watcher=observer,
-    )
+    gate = Gate(settings, tenants=tenants, models=models, pool=pool, watcher=observer)
     return GatewayApp(gate, Pages(models, observer), observer.connection)
 
 

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from deployments import errors
+from deployments.http.body_room import BodyRoom
 from deployments.http.exchange import BodyLimits, Exchange
 from deployments.observability.trace_context import TraceContext
 from deployments.preprocess.texts import encode_texts
@@ -20,6 +21,8 @@ from deployments.preprocess.turns import TurnPool
 from deployments.queues.batch_calls import RowAnswer
 from deployments.queues.catalogue import Catalogue
 from deployments.queues.tickets import Ticket
+from deployments.rates import Rates
+from deployments.settings import GatewaySettings
 from deployments.tenants import Caller, TenantsFile
 
 T = TypeVar("T")
@@ -103,20 +106,26 @@ class Gate:
 
     def __init__(
         self,
+        settings: GatewaySettings,
         *,
         tenants: TenantsFile,
         models: Catalogue,
         pool: TurnPool,
-        limits: BodyLimits,
-        pool_threshold_bytes: int,
         watcher: Watcher,
     ) -> None:
+        limits = settings.limits
         self.models = models
-        self.limits = limits
+        self.limits = BodyLimits(
+            limits.max_body_bytes,
+            limits.max_inflated_bytes,
+            limits.body_timeout_s,
+            BodyRoom(limits.max_held_bytes),
+        )
+        self.rates = Rates(settings.replicas)
         self.watcher = watcher
         self.pool = pool
         self._tenants = tenants
-        self._threshold = pool_threshold_bytes
+        self._threshold = limits.pool_threshold_bytes
 
     def identify(self, exchange: Exchange) -> Caller:
         """Raises Unauthorized, or BadRequest for a priority nobody knows."""

@@ -68,8 +68,10 @@ class Pipeline:
         gate.check_open()
         # Which model, when the URL says it: 404 and 503 before the body is read.
         model = self._find(flight, who, name, version)
-        # Cheap refusals: headers that make no sense, declared size, a queue that is full already.
+        # Cheap refusals: headers that make no sense, the tenant's rate of requests, declared size,
+        # a queue that is full already.
         asked = exchange.asked()
+        gate.rates.take_request(who.tenant)
         exchange.check_length(gate.limits)
         if model is not None:
             model.queue.check_room()
@@ -88,7 +90,9 @@ class Pipeline:
         # How long: tokenise texts off the loop; rows get their lengths, too long ones are refused.
         tokens = await self._tokens(codec, call, model, who)
         rows = await gate.off_loop(who, len(body), codec.split, call, tokens, page)
+        # The tenant's own limits, as soon as lengths are known: its length, its rate of tokens.
         _check_own_length(who, rows.lengths)
+        gate.rates.take_tokens(who.tenant, sum(rows.lengths))
         flight.mark("tokenize")
         # Queue: bounded, by deadline; late binding happens behind this line.
         answers = await self._wait(flight, model, terms, rows, asked)

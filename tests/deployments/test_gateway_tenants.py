@@ -104,3 +104,56 @@ async def test_a_session_may_be_named_by_up_to_128_characters(tmp_path: Path, le
         assert (await queued(stand, (b"x-session-id", b"~" * length))).session.endswith(
             "~" * length
         )
+
+
+# ---- rates and bounds of their own ------------------------------------------------------------
+
+
+def tenant_of_one(**rate: float) -> dict[str, Any]:
+    """Nothing more for a hundred seconds once the burst is used up."""
+    return {"acme": {"rate": {"burst_s": 100, **rate}}, "other": {}}
+
+
+async def test_a_request_over_the_tenants_rate_is_429_before_its_body_is_read(
+    tmp_path: Path,
+) -> None:
+    tenants = tenant_of_one(requests_per_s=0.02)
+    async with standing({"device": SYNTHETIC}, tmp_path, tenants=tenants) as stand:
+        assert (await ask(stand.app, "POST", INFER, [ACME], GOOD)).status == 200
+        assert (await ask(stand.app, "POST", INFER, [ACME], GOOD)).status == 200
+        answer = await ask(stand.app, "POST", INFER, [ACME], [None])
+        assert (answer.status, b"rate.requests_per_s" in answer.body) == (429, True)
+        assert answer.header(b"retry-after") == b"50"
+        other = await ask(stand.app, "POST", INFER, [(b"x-tenant", b"other")], GOOD)
+        assert other.status == 200
+        page = (await ask(stand.app, "GET", "/metrics")).body.decode()
+        (line,) = [each for each in page.splitlines() if 'reason="request_rate"' in each]
+        assert 'tenant="acme"' in line
+        assert 'model="device"' in line
+        assert 'outcome="over_limit"' in line
+
+
+async def test_tokens_over_the_tenants_rate_are_429_once_lengths_are_known(tmp_path: Path) -> None:
+    tenants = tenant_of_one(tokens_per_s=0.03)
+    async with standing({"device": SYNTHETIC}, tmp_path, tenants=tenants) as stand:
+        assert (await ask(stand.app, "POST", INFER, [ACME], GOOD)).status == 200
+        answer = await ask(stand.app, "POST", INFER, [ACME], GOOD)
+        assert (answer.status, b"rate.tokens_per_s" in answer.body) == (429, True)
+        assert answer.header(b"retry-after") == b"34"
+
+
+async def test_a_request_that_is_wrong_costs_nothing_of_the_rate(tmp_path: Path) -> None:
+    tenants = tenant_of_one(requests_per_s=0.01)
+    async with standing({"device": SYNTHETIC}, tmp_path, tenants=tenants) as stand:
+        unknown = await ask(stand.app, "POST", "/v2/models/nope/infer", [ACME], GOOD)
+        nonsense = await ask(stand.app, "POST", INFER, [ACME, (b"x-timeout-ms", b"x")], GOOD)
+        assert (unknown.status, nonsense.status) == (404, 400)
+        assert (await ask(stand.app, "POST", INFER, [ACME], GOOD)).status == 200
+
+
+async def test_each_gateway_enforces_its_share_of_a_rate(tmp_path: Path) -> None:
+    tenants = tenant_of_one(requests_per_s=0.04)
+    gateway = {"replicas": 2}
+    async with standing({"device": SYNTHETIC}, tmp_path, tenants=tenants, gateway=gateway) as stand:
+        answers = [await ask(stand.app, "POST", INFER, [ACME], GOOD) for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 200, 429]
