@@ -13,6 +13,7 @@ from routers.buckets import Waiting
 from routers.cost import CostModel
 from routers.holders import Holder
 from routers.leases import LeaseBook
+from routers.racing import Racing
 from routers.replicas import ReplicaSet
 from routers.requests import Requests
 from routers.types import ReplicaSnapshot, Snapshot
@@ -26,10 +27,11 @@ class State:
     replicas: ReplicaSet
     leases: LeaseBook
     cost: CostModel
+    racing: Racing
 
 
 def take_snapshot(state: State, now: float) -> Snapshot:
-    requests, waiting = state.requests, state.requests.waiting
+    requests, waiting, tally = state.requests, state.requests.waiting, state.racing.tally
     replicas = tuple(_replica(holder) for holder in state.replicas.holders.values())
     return Snapshot(
         waiting_rows=waiting.rows,
@@ -43,6 +45,16 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         backlog_s=backlog_s(waiting, state.cost, pads=requests.settings.pads),
         replicas=replicas,
         unknown_closes=state.leases.unknown_closes,
+        hedges=tally.hedges,
+        hedges_won=tally.hedges_won,
+        ties=tally.ties,
+        probes=tally.probes,
+        retries=tally.retries,
+        preempted=tally.preempted,
+        budget_s=state.racing.budget.level_s,
+        utilisation=state.racing.utilisation.share,
+        idle_gap_s=tally.idle_gap_s,
+        early_binding_s=tally.early_binding_s,
     )
 
 
@@ -55,6 +67,9 @@ def _replica(holder: Holder) -> ReplicaSnapshot:
         leases=len(holder.leases),
         draining=holder.draining,
         drift=holder.drift,
+        sick=holder.sick,
+        ejected=holder.ejected,
+        ratio=holder.ratio,
     )
 
 
