@@ -1,91 +1,170 @@
 """Which rows form the next batch, now that a replica can take one?
 
-On-time rows before late ones. Within a lane: retried rows first, each alone on a replica that holds
-nothing else (one that may take it gets nothing more until it has emptied); then the bucket whose
-head has been passed over too long (oldest first), else the fullest relative to what one batch can
-hold, ties to the oldest head; late rows by age alone. Rows are taken first in, first out, while
-size and tokens allow, and always at least one. A stream replica takes one row, the oldest. Fair
-between lengths, not between tenants; it never waits for a batch to fill. Source: token budgets on
+Lanes strictly in order: on time before late, urgent before less urgent, except that a priority
+passed over for `ageing_s` leads one batch. In a lane the flow with the lowest start tag leads, with
+the bucket whose turn it is; the batch is filled from that bucket over all flows in tag order, up to
+its target size. Rows that cannot make their deadline in such a batch are called late instead of
+taken. A retried row travels alone, on a replica that holds nothing else. A stream replica takes one
+row. Fair in predicted device seconds; spare room is `spare_room`'s question.
+
+Sources: SFQ(D) over weighted flows; early drop by sliding window (Nexus, SOSP'19); token budgets on
 padded size as in text-embeddings-inference.
 """
 
 from __future__ import annotations
 
-from routers.buckets import Bucket, Lane, Waiting
+from collections.abc import Iterator
+from math import inf
+
+from routers.batch_size import pays_to_wait
+from routers.buckets import Bucket
+from routers.draft import Draft
+from routers.lanes import FlowQueue, Lane
 from routers.offers import Goods, Offer
 from routers.requests import Requests
-from routers.settings import DispatcherSettings
+from routers.spare_room import fill_spare_room, take_late_along
 from routers.tickets import Row
+from routers.types import Action
 
-_OVERDUE = 2.0  # above any fullness
+_EARLY_DROP = 0.7  # of the batch that could be formed: the size at which a row must make it
 
 
-def form_batch(requests: Requests, offer: Offer, now: float) -> Goods | None:
-    """The rows for this replica, taken out of the queue; None when it may take none of them."""
-    waiting, settings = requests.waiting, requests.settings
-    for lane in (waiting.on_time, waiting.late):
-        if not lane.rows:
-            continue
+def form_batch(requests: Requests, offer: Offer, now: float, actions: list[Action]) -> Goods | None:
+    """The rows for this replica, taken out of the queue and charged to their flows; None when it
+    may take none of them, or should wait until `requests.held_until`."""
+    requests.held_until = None
+    requests.waiting.reorder()
+    form = _stream if offer.streams else _led
+    for lane in _in_order(requests, now):
         retried = lane.solo.head()
         if retried is not None and offer.allows(retried.avoid):
-            return _alone(waiting, lane.solo, retried) if offer.may_try(retried) else None
+            return _alone(requests, lane, retried, offer) if offer.may_try(retried) else None
         if lane.rows == lane.solo.rows:
-            continue
-        if offer.streams:
-            bucket, head = _oldest(lane)
-            return _alone(waiting, bucket, head) if offer.fits(head) else None
-        bucket, _ = _oldest(lane) if lane.late else _fullest(lane, settings, now)
-        return _fill(waiting, bucket, settings)
+            continue  # nothing, or nothing that this replica may take
+        goods = form(requests, lane, offer, now, actions)
+        if goods is not None:
+            lane.since = now
+            return goods
+        if offer.streams or requests.held_until is not None:
+            return None
     return None
 
 
-def _fullest(lane: Lane, settings: DispatcherSettings, now: float) -> tuple[Bucket, Row]:
-    best: tuple[float, int, Bucket, Row] | None = None
-    for bucket in lane.buckets:
-        head = bucket.head()
-        if head is None:
-            continue
-        overdue = now - head.ticket.queued_at >= settings.max_passed_over_s
-        fullness = _OVERDUE if overdue else _fullness(bucket, settings)
-        if best is None or (fullness, -head.order) > (best[0], -best[1]):
-            best = (fullness, head.order, bucket, head)
-    assert best is not None
-    return best[2], best[3]
+def _in_order(requests: Requests, now: float) -> Iterator[Lane]:
+    """Lanes, the one to serve first in front; the late ones as they are once these were asked."""
+    on_time = [lane for lane in requests.waiting.on_time if lane.rows]
+    if len(on_time) > 1:
+        passed_over = min(on_time[1:], key=lambda lane: lane.since)
+        if passed_over.since <= now - requests.settings.ageing_s:
+            on_time.remove(passed_over)
+            on_time.insert(0, passed_over)
+    yield from on_time
+    yield from requests.waiting.late
 
 
-def _fullness(bucket: Bucket, settings: DispatcherSettings) -> float:
-    """Share of one batch that what waits would fill, at most 1."""
-    if settings.pads:
-        return min(1.0, bucket.rows / bucket.fit)
-    by_size, by_tokens = bucket.rows / settings.max_size, bucket.tokens / settings.max_tokens
-    return min(1.0, max(by_size, by_tokens))
+def _led(
+    requests: Requests, lane: Lane, offer: Offer, now: float, actions: list[Action]
+) -> Goods | None:
+    """A batch of the flow whose turn it is; None when all of the lane's rows turned out late, or
+    it pays to wait for more."""
+    while (queue := lane.order.first()) is not None:
+        bucket = _bucket(requests, queue, offer, now)
+        draft = Draft(requests, lane, bucket.edge, offer)
+        if _is_held(requests, draft, bucket, now):
+            return None
+        start = queue.flow.start
+        _fill(requests, draft, now, actions)
+        if draft.rows:
+            requests.flows.leads(lane.priority, start)
+            if offer.trusted and not offer.others_idle:
+                fill_spare_room(requests, draft)
+                take_late_along(requests, draft, now)
+            goods = draft.goods(start)
+            queue.took_turn(bucket, max(goods.predicted_s, _least_turn_s(requests, queue)))
+            return goods
+    return None
 
 
-def _oldest(lane: Lane) -> tuple[Bucket, Row]:
-    heads = [(head.order, bucket, head) for bucket in lane.buckets if (head := bucket.head())]
-    _, bucket, head = min(heads, key=lambda found: found[0])
-    return bucket, head
+def _least_turn_s(requests: Requests, queue: FlowQueue) -> float:
+    """A turn costs at least what the cheapest full batch of the flow's buckets does, or buckets
+    in which little waits would be served in many small batches."""
+    waiting = [edge for edge, bucket in queue.buckets.items() if bucket.rows]
+    return min([requests.sizes.full_s(edge) for edge in waiting], default=0.0)
 
 
-def _fill(waiting: Waiting, bucket: Bucket, settings: DispatcherSettings) -> Goods:
-    pads, max_tokens, max_size = settings.pads, settings.max_tokens, settings.max_size
-    rows: list[Row] = []
-    longest = total = 0
-    while len(rows) < max_size:
+def _bucket(requests: Requests, queue: FlowQueue, offer: Offer, now: float) -> Bucket:
+    """The bucket whose turn it is, or the one whose shape the replica has loaded while that one
+    is ahead by less than loading another costs."""
+    bucket = queue.leading(requests.sizes, now)
+    switch_s = requests.settings.buckets.switch_s
+    if switch_s > 0.0 and offer.last_edge not in (0, bucket.edge):
+        loaded = queue.buckets.get(offer.last_edge)
+        if loaded is not None and loaded.rows and loaded.turn <= bucket.turn + switch_s:
+            return loaded
+    return bucket
+
+
+def _fill(requests: Requests, draft: Draft, now: float, actions: list[Action]) -> None:
+    """Rows of the leading bucket over all flows, lowest tag first, none that would be late."""
+    shelf = draft.lane.shelves[draft.edge]
+    order = shelf.order
+    done_at = -inf if draft.lane.late else now + _turnaround_s(requests, draft, shelf.rows)
+    while draft.room > 0 and (bucket := order.first()) is not None:
         row = bucket.head()
-        if row is None:
+        assert row is not None
+        if row.ticket.request.deadline < done_at:
+            requests.call_late(row.ticket, now, actions)
+            continue
+        if not draft.holds(row):
             break
-        length = row.length
-        wider = length if length > longest else longest
-        tokens = (len(rows) + 1) * wider if pads else total + length
-        if rows and tokens > max_tokens:
-            break
-        waiting.take_head(bucket, row)
-        rows.append(row)
-        longest, total = wider, total + length
-    return Goods(rows, longest if pads else -(-total // len(rows)), bucket.edge)
+        draft.take(row)
 
 
-def _alone(waiting: Waiting, bucket: Bucket, row: Row) -> Goods:
-    waiting.take_head(bucket, row)
-    return Goods([row], row.length, waiting.edges[waiting.bucket_of(row.length)])
+def _turnaround_s(requests: Requests, draft: Draft, waiting: int) -> float:
+    """Predicted seconds to the end of a batch of most of what could be in it, at the 99th
+    percentile: a row that could only be served in a smaller one would keep the others waiting."""
+    rows = max(1, int(_EARLY_DROP * min(draft.room, waiting)))
+    busy_s = draft.offer.starts_in_s
+    return busy_s + requests.cost.predict(rows, draft.edge, draft.offer.replica_id, 0.99)
+
+
+def _is_held(requests: Requests, draft: Draft, bucket: Bucket, now: float) -> bool:
+    """Whether an idle replica should wait for the bucket's next arrival; sets `held_until`."""
+    offer, edge = draft.offer, draft.edge
+    if requests.settings.hold != "auto" or draft.lane.late or not offer.idle or offer.others_idle:
+        return False
+    rows = draft.lane.shelves[edge].rows
+    gap = requests.gaps.get(edge)
+    if gap is None or gap.last is None or gap.mean_s == inf or rows >= draft.room:
+        return False
+    until = gap.last + 2.0 * gap.mean_s  # by then the one that was expected is not coming
+    predict, head = requests.cost.predict, bucket.head()
+    assert head is not None
+    in_time = until + predict(rows + 1, edge, quantile=0.99) <= head.ticket.request.deadline
+    seconds = predict(1, edge), predict(rows, edge), predict(rows + 1, edge)
+    if now >= until or not in_time or not pays_to_wait(rows, gap.mean_s, *seconds):
+        return False
+    requests.held_until = until
+    return True
+
+
+def _stream(
+    requests: Requests, lane: Lane, offer: Offer, now: float, actions: list[Action]
+) -> Goods | None:
+    queue = lane.order.first()
+    assert queue is not None
+    bucket = queue.leading(requests.sizes, now)
+    head = bucket.head()
+    assert head is not None
+    if not offer.fits(head):
+        return None
+    queue.took_turn(bucket, head.cost_s)
+    return _alone(requests, lane, head, offer)
+
+
+def _alone(requests: Requests, lane: Lane, row: Row, offer: Offer) -> Goods:
+    draft = Draft(requests, lane, row.edge, offer)
+    start = row.ticket.flow.start
+    draft.take(row)
+    requests.flows.leads(lane.priority, start)
+    return draft.goods(start)

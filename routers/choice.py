@@ -123,25 +123,22 @@ def finish_in_s(holder: Holder, now: float, batch_s: float) -> float:
     """Predicted seconds until it would have finished a typical batch that it is sent now."""
     own_s = batch_s * holder.ratio
     if holder.streams:
-        return own_s * (1.0 + load_of(holder))
+        return own_s * (1.0 + load(holder))
     if not holder.leases and holder.foreign_until <= now:
         return own_s
     return abs(holder.finish_at - now) + own_s
 
 
-def load_of(holder: Holder) -> float:
-    """How busy it is, 0..1: whether it holds a batch, or how full a stream replica is."""
-    if not holder.streams:
-        return 1.0 if holder.leases else 0.0
-    capacity = holder.replica.capacity
-    return min(1.0, holder.held / capacity) if capacity > 0 else 0.0
+def load(holder: Holder) -> float:
+    """The share of a stream replica's capacity that is taken."""
+    return holder.held / holder.replica.capacity
 
 
 def _place(holder: Holder, now: float) -> tuple[int, float, float]:
     if holder.sick:
         return SPARE, len(holder.leases), holder.finish_at
     if holder.streams:
-        return STREAM, load_of(holder) + _band(holder), holder.last_used
+        return STREAM, load(holder) + _band(holder), holder.last_used
     if not holder.leases and holder.foreign_until <= now:
         return IDLE, _band(holder), holder.last_used
     if holder.finish_at >= now:

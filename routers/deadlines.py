@@ -67,9 +67,11 @@ class Turnaround:
         self._seen: dict[int, tuple[float, float] | None] = {}
 
     def keep(self, edges: tuple[int, ...], initial_s: float) -> None:
-        """These are the buckets now; what is known of others is dropped."""
+        """These are the buckets now. What was known of others is dropped, once it has lent a new
+        bucket the first guess: what the next longer one took."""
         self._initial_s = initial_s
-        self._seen = {edge: self._seen.get(edge) for edge in edges}
+        known = self._seen
+        self._seen = {edge: known.get(edge) or _next_longer(known, edge) for edge in edges}
 
     def observe(self, edge: int, seconds: float) -> None:
         if edge not in self._seen:
@@ -84,8 +86,15 @@ class Turnaround:
         self._seen[edge] = (mean + _GAIN * off, deviation)
 
     def margin_s(self, edge: int) -> float:
-        known = self._seen[edge]
+        known = self._seen.get(edge)
         return self._initial_s if known is None else known[0] + _DEVIATIONS * known[1]
 
     def latest_start(self, edge: int, now: float, deadline: float) -> float:
         return deadline - min(self.margin_s(edge), _MAX_MARGIN * max(0.0, deadline - now))
+
+
+def _next_longer(
+    known: dict[int, tuple[float, float] | None], edge: int
+) -> tuple[float, float] | None:
+    longer = [other for other, seen in known.items() if other >= edge and seen is not None]
+    return known[min(longer)] if longer else None

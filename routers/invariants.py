@@ -8,11 +8,15 @@ validates itself after every event under test.
 
 from __future__ import annotations
 
-from routers.buckets import Bucket, Waiting
+from math import isclose
+
+from routers.buckets import Bucket
 from routers.holders import Holder
+from routers.lanes import Lane
 from routers.leases import Lease
 from routers.snapshots import State
-from routers.tickets import Ticket
+from routers.tickets import Row, Ticket
+from routers.waiting import Waiting
 
 _SLACK = 32
 
@@ -35,30 +39,60 @@ def _check_ticket(ticket: Ticket) -> None:
     assert not any(row.lease for row in queued), "a row is queued and leased"
     for row in queued:
         assert row.queue is not None
-        assert row.queue.lane.late == ticket.late, "a row waits in the wrong lane"
-        assert row.length <= row.queue.edge, "a row waits in too short a bucket"
+        assert row.queue.queue.lane.late == ticket.late, "a row waits in the wrong lane"
+        assert row.length <= row.edge, "a row waits in too short a bucket"
+        assert row.queue.edge in (0, row.edge)
 
 
 def _check_waiting(state: State) -> None:
     waiting, live = state.requests.waiting, state.requests.live
-    rows = [row for queue in waiting.queues() for row in queue.live()]
+    buckets = [bucket for lane in waiting.lanes() for bucket in lane.buckets()]
+    rows = [row for bucket in buckets for row in bucket.live()]
     assert len(rows) == len(set(rows)) == waiting.rows, "a row is lost or stands twice"
     assert all(live[row.ticket.request.request_id] is row.ticket for row in rows)
     assert waiting.requests == sum(ticket.queued > 0 for ticket in live.values())
-    assert waiting.late.rows == sum(row.ticket.late for row in rows)
-    for queue in waiting.queues():
-        _check_bucket(queue, waiting)
+    assert waiting.late_rows == sum(row.ticket.late for row in rows)
+    late_s = sum(row.cost_s for row in rows if row.ticket.late)
+    assert isclose(waiting.late_s, late_s, abs_tol=1e-6)
+    assert isclose(waiting.seconds, sum(row.cost_s for row in rows), abs_tol=1e-6)
+    for lane in waiting.lanes():
+        _check_lane(lane)
+    _check_flows(waiting, rows)
 
 
-def _check_bucket(queue: Bucket, waiting: Waiting) -> None:
-    rows = queue.live()
-    assert queue.rows == len(rows)
-    assert queue.tokens == sum(row.length for row in rows)
-    assert len(queue.heap) <= 2 * queue.rows + _SLACK * (queue.rows > 0), (
-        "a queue outgrows its rows"
-    )
-    alone = queue in (waiting.on_time.solo, waiting.late.solo)
-    assert all(row.retried == alone for row in rows)
+def _check_lane(lane: Lane) -> None:
+    assert lane.rows == sum(bucket.rows for bucket in lane.buckets())
+    for queue in lane.queues.values():
+        assert queue.rows == sum(bucket.rows for bucket in queue.buckets.values())
+        assert not queue.rows or queue.mark is not None, "a flow waits and is in no order"
+    for edge, shelf in lane.shelves.items():
+        own = [bucket for bucket in lane.buckets() if bucket.edge == edge]
+        assert shelf.rows == sum(bucket.rows for bucket in own)
+        assert shelf.tokens == sum(bucket.tokens for bucket in own)
+        assert all(bucket.mark is not None for bucket in own), "a bucket is in no order"
+    for bucket in lane.buckets():
+        _check_bucket(bucket, lane)
+
+
+def _check_bucket(bucket: Bucket, lane: Lane) -> None:
+    rows = bucket.live()
+    assert bucket.rows == len(rows)
+    assert bucket.tokens == sum(row.length for row in rows)
+    assert len(bucket.heap) <= 2 * bucket.rows + _SLACK, "a queue outgrows its rows"
+    assert all(row.retried == (bucket is lane.solo) for row in rows)
+    assert all(row.ticket.flow.priority == lane.priority for row in rows)
+
+
+def _check_flows(waiting: Waiting, rows: list[Row]) -> None:
+    for flow in waiting.flows.by_key.values():
+        own = [row for row in rows if row.ticket.flow is flow]
+        late = sum(row.ticket.late for row in own)
+        assert (flow.rows, flow.late_rows) == (len(own) - late, late)
+        on_time_s = sum(row.cost_s for row in own if not row.ticket.late)
+        assert isclose(flow.waiting_s, on_time_s, abs_tol=1e-6)
+    for priority, weight in enumerate(waiting.flows.weights):
+        active = [f.weight for f in waiting.flows.active() if f.priority == priority]
+        assert isclose(weight, sum(active), rel_tol=1e-6, abs_tol=1e-9)
 
 
 def _check_leases(state: State) -> None:
@@ -127,7 +161,7 @@ def _check_no_idle_replica(state: State) -> None:
 
 
 def _check_idle(state: State, holder: Holder) -> None:
-    for lane in (state.requests.waiting.on_time, state.requests.waiting.late):
+    for lane in state.requests.waiting.lanes():
         head = lane.solo.head()
         if head is not None and state.replicas.offer(holder).allows(head.avoid):
             assert holder.leases, "an empty replica is ready while a retried row waits"

@@ -18,7 +18,8 @@ class Offer:
 
     room: units of capacity that are free (tokens, for a stream). idle: it holds nothing. trusted:
     it has answered before, so its costs are known. last_edge: bucket of the last batch it was sent,
-    0: none. alone: no other replica runs.
+    0: none. alone: no other replica runs. starts_in_s: predicted seconds until its device is free.
+    others_idle: another replica holds nothing.
     """
 
     replica_id: str
@@ -28,6 +29,8 @@ class Offer:
     trusted: bool = True
     last_edge: int = 0
     alone: bool = True
+    starts_in_s: float = 0.0
+    others_idle: bool = False
 
     def allows(self, avoid: str) -> bool:
         """Whether a row that `avoid` has lost may go to this one: not there, while others run."""

@@ -4,32 +4,42 @@ It owns tickets, queue and timers, and is the only place where a request comes i
 that each goes out once and whole. A request is late once it can no longer be expected to meet its
 deadline: it goes behind all that still can, until it expires (`late="demote"`) or until its
 deadline (`late="refuse"`). Expiry takes a request wherever its rows are. Rows that come back from a
-replica keep their age; the bounds are for newcomers. Who is served is the dispatcher's question.
+replica keep their age; the bounds are for newcomers. Who is served is `batcher`'s question.
 """
 
 from __future__ import annotations
 
-from routers.bounds import backlog_s, refusal, retry_after_s, validate
-from routers.buckets import Waiting
+from math import inf
+
+from routers.batch_size import BatchSizes, Gaps
+from routers.bounds import refusal, retry_after_s, validate
 from routers.cost import CostModel
 from routers.deadlines import Timers, Turnaround
 from routers.errors import BadRequestEvent
+from routers.flows import Flows
 from routers.leases import abandon
+from routers.offers import Goods
 from routers.replicas import ReplicaSet
 from routers.settings import DispatcherSettings
 from routers.tickets import Row, Ticket
-from routers.types import Action, Evict, Reason, Reject, Request
+from routers.types import Action, Evict, FlowWork, Reason, Reject, Report, Request
+from routers.waiting import Waiting
 
 
 class Requests:
-    """`replicas` and `cost` are read for `retry_after_s` only."""
+    """`held_until`: while an idle replica waits for a batch to grow, the time it stops waiting."""
 
     def __init__(self, settings: DispatcherSettings, replicas: ReplicaSet, cost: CostModel) -> None:
         self.live: dict[int, Ticket] = {}
         self.timers = Timers()
         self.turnaround = Turnaround()
+        self.flows = Flows()
+        self.cost = cost
+        self.gaps: dict[int, Gaps] = {}
+        self.held_until: float | None = None
+        self.is_closed = False
+        self.waiting = Waiting(settings.bucket_edges, self.flows)
         self._replicas = replicas
-        self._cost = cost
         self._rows_seen = 0
         self._adopt(settings)
 
@@ -41,7 +51,8 @@ class Requests:
         if self.is_closed:
             reason: Reason | None = Reason.CLOSED
         else:
-            reason = refusal(request, self.waiting, self.settings, now)
+            running = self._replicas.running
+            reason = refusal(request, self.waiting, self.settings, running, now)
         if reason is None:
             ticket = self._ticket(request, now)
             reason = self._enqueue(ticket, now)
@@ -49,19 +60,27 @@ class Requests:
             actions.append(Reject(request.request_id, reason, self._retry_after_s(reason)))
 
     def _ticket(self, request: Request, now: float) -> Ticket:
-        lengths = request.lengths
+        lengths, edges = request.lengths, self.waiting.edges
         longest = lengths[0] if len(lengths) == 1 else max(lengths)
-        edge = self.waiting.edges[self.waiting.bucket_of(longest)]
+        edge = edges[self.waiting.bucket_of(longest)]
         due = min(request.deadline, request.expires)
         latest = self.turnaround.latest_start(edge, now, due)
-        order = self._rows_seen
-        self._rows_seen += len(lengths)
-        ticket = Ticket(request, now, latest, len(lengths))
-        ticket.rows = tuple([Row(ticket, i, length, order + i) for i, length in enumerate(lengths)])
+        priority = min(max(request.priority, 0), self.settings.priorities - 1)
+        flow = self.flows.of(request.tenant, priority, request.weight)
+        ticket = Ticket(request, flow, now, latest, len(lengths))
+        ticket.rows = tuple([self._row(ticket, i, length) for i, length in enumerate(lengths)])
         if request.avoid:
             for row in ticket.rows:
                 row.retried, row.avoid = True, request.avoid
         return ticket
+
+    def _row(self, ticket: Ticket, index: int, length: int) -> Row:
+        edge = self.waiting.edges[self.waiting.bucket_of(length)]
+        self._rows_seen += 1
+        cost_s = self.cost.unit_s(edge)
+        if not self.settings.pads:
+            cost_s *= length / edge
+        return Row(ticket, index, length, self._rows_seen, edge, cost_s)
 
     def _enqueue(self, ticket: Ticket, now: float) -> Reason | None:
         """Queue it on time or late; the reason why not, if it is late and may not wait so."""
@@ -72,8 +91,45 @@ class Requests:
                 return Reason.LATE
         self.live[request.request_id] = ticket
         for row in ticket.rows:
-            self.waiting.add(row)
+            self.waiting.add(row, now)
+        self._note_arrival(ticket.rows[0].edge, now)
         self.timers.push(self._next_moment(ticket, now), ticket)
+        return None
+
+    def _note_arrival(self, edge: int, now: float) -> None:
+        gap = self.gaps.get(edge)
+        if gap is None:
+            self.gaps = {e: g for e, g in self.gaps.items() if e in self.waiting.edges}
+            gap = self.gaps[edge] = Gaps()
+        gap.arrived(now)
+
+    def gap_s(self, edge: int) -> float:
+        """Mean seconds between arrivals in a bucket, inf while that is not known."""
+        gap = self.gaps.get(edge)
+        return max(1e-9, gap.mean_s) if gap is not None else inf
+
+    # -- what the dispatcher tells and asks
+
+    def settle(self, goods: Goods, service_s: float | None) -> None:
+        """The batch took so long; None: nothing was started, nobody pays."""
+        self.flows.settle(goods.charges, goods.predicted_s, service_s)
+
+    def learn(self, report: Report, now: float) -> None:
+        """What a reply says of other gateways' work."""
+        self.flows.learn(report, now)
+
+    def waiting_work(self) -> tuple[FlowWork, ...]:
+        return self.waiting.work()
+
+    def load_s(self) -> float:
+        """Predicted seconds of on-time work that waits, for each running replica."""
+        return self.waiting.on_time_s / max(1, self._replicas.running)
+
+    def most_urgent(self) -> int | None:
+        """The most urgent priority that has on-time rows waiting."""
+        for lane in self.waiting.on_time:
+            if lane.rows:
+                return lane.priority
         return None
 
     # -- coming back from a replica
@@ -99,7 +155,7 @@ class Requests:
             elif self._may_not_wait(ticket.request, now):
                 self._evict(ticket, Reason.LATE, actions)
             else:
-                self.waiting.add(row)
+                self.waiting.add(row, now)
 
     def retry(self, members: list[Row], lost_by: str, now: float, actions: list[Action]) -> None:
         """Rows of a lost lease go back once, each to travel alone; else their request fails."""
@@ -134,7 +190,7 @@ class Requests:
             elif ticket.queued and self._is_refused(ticket, now):
                 self._evict(ticket, Reason.LATE, actions)
             else:
-                self._demote(ticket)
+                self._demote(ticket, now)
                 self.timers.push(self._next_moment(ticket, now), ticket)
 
     def _evict(self, ticket: Ticket, reason: Reason, actions: list[Action]) -> None:
@@ -155,7 +211,14 @@ class Requests:
 
     # -- being late
 
-    def _demote(self, ticket: Ticket) -> None:
+    def call_late(self, ticket: Ticket, now: float, actions: list[Action]) -> None:
+        """It waits on time and cannot be served so: it goes to the late ones, or leaves."""
+        if self._is_refused(ticket, now):
+            self._evict(ticket, Reason.LATE, actions)
+        else:
+            self._demote(ticket, now)  # its timer comes too early, which does no harm
+
+    def _demote(self, ticket: Ticket, now: float) -> None:
         if ticket.late:
             return
         queued = [row for row in ticket.rows if row.queue is not None]
@@ -163,7 +226,7 @@ class Requests:
             self.waiting.remove(row)
         ticket.late = True
         for row in queued:
-            self.waiting.add(row)
+            self.waiting.add(row, now)
 
     def _next_moment(self, ticket: Ticket, now: float) -> float:
         if not ticket.late:
@@ -175,7 +238,7 @@ class Requests:
         return self._refuses and request.deadline <= now
 
     def _late_is_full(self, newcomers: int) -> bool:
-        return self.waiting.late.rows + newcomers > self.settings.max_late_rows
+        return self.waiting.late_rows + newcomers > self.settings.max_late_rows
 
     def _is_refused(self, ticket: Ticket, now: float) -> bool:
         """Whether a late request may not stay, or one that becomes late finds no place there."""
@@ -187,36 +250,38 @@ class Requests:
     # -- settings
 
     def reconfigure(self, settings: DispatcherSettings, now: float, actions: list[Action]) -> None:
-        """Bucket anew what waits, evict rows that are now too long; reopens what was closed."""
-        rows = [row for queue in self.waiting.queues() for row in queue.live()]
+        """Go on under new settings; where edges differ, bucket anew what waits and evict rows that
+        are now too long. Reopens what was closed."""
+        self.cost.adopt(settings)
+        moved = settings.bucket_edges != self.settings.bucket_edges
         self._adopt(settings)
-        for row in rows:
-            row.queue, row.ticket.queued = None, 0
+        if not moved:
+            return
+        self.waiting.edges = settings.bucket_edges
         longest = settings.bucket_edges[-1]
-        too_long = dict.fromkeys(row.ticket for row in rows if row.length > longest)
-        for row in rows:
-            if row.ticket not in too_long:
-                self.waiting.add(row)
-        for ticket in too_long:
-            self._evict(ticket, Reason.TOO_LONG, actions)
-        self.timers.heap.clear()
-        for ticket in self.live.values():
-            self.timers.push(self._next_moment(ticket, now), ticket)
+        for ticket in [ticket for ticket in self.live.values() if ticket.queued]:
+            queued = [row for row in ticket.rows if row.queue is not None]
+            if any(row.length > longest for row in queued):
+                self._evict(ticket, Reason.TOO_LONG, actions)
+                continue
+            for row in queued:
+                self.waiting.remove(row)
+                row.edge = settings.bucket_edges[self.waiting.bucket_of(row.length)]
+                self.waiting.add(row, now)
 
     def _adopt(self, settings: DispatcherSettings) -> None:
         validate(settings)
         self.settings = settings
         self.is_closed = False
-        self.waiting = Waiting(settings)
+        self.sizes = BatchSizes(settings, self.cost)
         self.turnaround.keep(settings.bucket_edges, settings.initial_cost_s)
         self._refuses = settings.late == "refuse"
 
     def _retry_after_s(self, reason: Reason) -> float:
-        if reason not in (Reason.QUEUE_FULL, Reason.LATE):
-            return 0.0
-        return self.retry_after_s()
+        if reason in (Reason.QUEUE_FULL, Reason.TENANT_FULL, Reason.LATE, Reason.SHED):
+            return self.retry_after_s()
+        return 0.0
 
     def retry_after_s(self) -> float:
         """Seconds after which asking a full queue again may help."""
-        work_s = backlog_s(self.waiting, self._cost, pads=self.settings.pads)
-        return retry_after_s(work_s, self._replicas.running)
+        return retry_after_s(self.waiting.seconds, self._replicas.running)

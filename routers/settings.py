@@ -128,7 +128,6 @@ class DispatcherSettings:
     hold: str = "never"
     priorities: int = 3
     ageing_s: float = 1.0
-    max_passed_over_s: float = 0.05
     max_queue_rows: int = 2048
     max_late_rows: int = 1024
     late: str = "demote"

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routers.bounds import backlog_s
-from routers.buckets import Waiting
+from routers.buckets import Bucket
 from routers.cost import CostModel
 from routers.holders import Holder
 from routers.leases import LeaseBook
-from routers.racing import Racing
 from routers.replicas import ReplicaSet
 from routers.requests import Requests
 from routers.types import ReplicaSnapshot, Snapshot
+from routers.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,34 +26,23 @@ class State:
     replicas: ReplicaSet
     leases: LeaseBook
     cost: CostModel
-    racing: Racing
 
 
 def take_snapshot(state: State, now: float) -> Snapshot:
-    requests, waiting, tally = state.requests, state.requests.waiting, state.racing.tally
+    waiting = state.requests.waiting
     replicas = tuple(_replica(holder) for holder in state.replicas.holders.values())
     return Snapshot(
         waiting_rows=waiting.rows,
-        late_rows=waiting.late.rows,
+        late_rows=waiting.late_rows,
         waiting_requests=waiting.requests,
         oldest_wait_s=_oldest_wait_s(waiting, now),
         leases=len(state.leases.open),
         leased_rows=state.leases.rows(),
         drift=sum(replica.drift for replica in replicas),
         rows_by_bucket=_rows_by_bucket(waiting),
-        backlog_s=backlog_s(waiting, state.cost, pads=requests.settings.pads),
+        backlog_s=waiting.seconds,
         replicas=replicas,
         unknown_closes=state.leases.unknown_closes,
-        hedges=tally.hedges,
-        hedges_won=tally.hedges_won,
-        ties=tally.ties,
-        probes=tally.probes,
-        retries=tally.retries,
-        preempted=tally.preempted,
-        budget_s=state.racing.budget.level_s,
-        utilisation=state.racing.utilisation.share,
-        idle_gap_s=tally.idle_gap_s,
-        early_binding_s=tally.early_binding_s,
     )
 
 
@@ -67,22 +55,26 @@ def _replica(holder: Holder) -> ReplicaSnapshot:
         leases=len(holder.leases),
         draining=holder.draining,
         drift=holder.drift,
-        sick=holder.sick,
-        ejected=holder.ejected,
-        ratio=holder.ratio,
     )
 
 
 def _oldest_wait_s(waiting: Waiting, now: float) -> float:
-    heads = [head for queue in waiting.queues() if (head := queue.head()) is not None]
+    buckets = [bucket for lane in waiting.lanes() for bucket in lane.buckets()]
+    heads = [head for bucket in buckets if (head := bucket.head()) is not None]
     return max((now - head.ticket.queued_at for head in heads), default=0.0)
 
 
 def _rows_by_bucket(waiting: Waiting) -> tuple[tuple[int, int], ...]:
-    counts = [0] * len(waiting.edges)
-    for lane in (waiting.on_time, waiting.late):
-        for bucket in lane.buckets:
-            counts[bucket.index] += bucket.rows
-        for row in lane.solo.live():
-            counts[waiting.bucket_of(row.length)] += 1
-    return tuple(zip(waiting.edges, counts, strict=True))
+    """Edges in force, and older ones where rows still wait."""
+    counts = dict.fromkeys(waiting.edges, 0)
+    for lane in waiting.lanes():
+        for bucket in lane.buckets():
+            for edge, rows in _by_edge(bucket):
+                counts[edge] = counts.get(edge, 0) + rows
+    return tuple(sorted(counts.items()))
+
+
+def _by_edge(bucket: Bucket) -> list[tuple[int, int]]:
+    if bucket.edge:
+        return [(bucket.edge, bucket.rows)]
+    return [(row.edge, 1) for row in bucket.live()]

@@ -1,9 +1,9 @@
 """What the core keeps of a request until it is answered, evicted or cancelled.
 
 A ticket is one live request, a row one of its queued units. A row stands in exactly one place: in a
-bucket's queue, in an open lease, or nowhere (done). That place is recorded on the row itself, so
-that leaving a queue needs no search and a stale entry of a lazy heap is recognised by looking at
-the row. Nothing here decides anything.
+bucket's queue, in an open lease (and perhaps a copy of it), or nowhere (done). That place is
+recorded on the row itself, so that leaving a queue needs no search and a stale entry of a lazy heap
+is recognised by looking at the row. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ from routers.types import Request
 
 if TYPE_CHECKING:
     from routers.buckets import Bucket
+    from routers.flows import Flow
     from routers.leases import Lease
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """`order` numbers rows by arrival, across all requests. `lease`, `copy`: where it stands, and
-    what races that. `retried` rows travel alone and, where another replica runs, not to `avoid`,
-    the replica that lost them. `copied`: it was in a copy once, and will not be again."""
+    """`order` numbers rows by arrival, across all requests. `edge`: of its bucket, `cost_s`: what
+    its service was predicted to take when it came. `lease`, `copy`: where it stands, and what races
+    that. `retried` rows travel alone and, where another replica runs, not to `avoid`, the replica
+    that lost them. `copied`: it was in a copy once, and will not be again."""
 
     ticket: Ticket
     index: int
     length: int
     order: int
+    edge: int
+    cost_s: float = 0.0
     queue: Bucket | None = None
     lease: Lease | None = None
     copy: Lease | None = None
@@ -42,6 +46,7 @@ class Ticket:
     `late` once `latest_start` has passed: it can no longer be expected to meet its deadline."""
 
     request: Request
+    flow: Flow
     queued_at: float
     latest_start: float
     open: int

@@ -246,9 +246,6 @@ class ReplicaSnapshot:
     leases: int
     draining: bool
     drift: int  # accounted - actual, leases, as of its last answer
-    sick: bool = False  # lost something, far overdue or ejected: used only when no other runs
-    ejected: bool = False
-    ratio: float = 1.0  # its pace: measured seconds over the pool's prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,13 +280,3 @@ class Snapshot:
     backlog_s: float  # predicted seconds of work that waits, as if on one replica
     replicas: tuple[ReplicaSnapshot, ...]
     unknown_closes: int = 0  # `Closed` events without an open lease, ever
-    hedges: int = 0  # counters, ever: copies sent late, of those the ones that answered first
-    hedges_won: int = 0
-    ties: int = 0  # copies sent at once
-    probes: int = 0
-    retries: int = 0  # leases of rows that had been lost
-    preempted: int = 0
-    budget_s: float = 0.0  # device seconds that may be spent on copies now
-    utilisation: float = 0.0
-    idle_gap_s: float = 0.0  # EWMAs, see `tally`
-    early_binding_s: float = 0.0

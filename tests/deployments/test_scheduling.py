@@ -55,7 +55,6 @@ WRITTEN: dict[str, Any] = {
 # What the loaded model or the machine's own measurements say, not the file.
 NOT_WRITTEN = {
     "pads",
-    "max_passed_over_s",
     "initial_cost_s",
     "profile",
     "buckets.fixed_shapes",

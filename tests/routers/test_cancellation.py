@@ -19,13 +19,16 @@ def test_cancelled_row_leaves_the_queue_at_once(start):
 
 
 def test_cancelled_head_does_not_hold_its_bucket_up(start):
-    core = start(max_passed_over_s=1.0)
+    core = start(slo_s=1.0, initial_cost_s=0.01)
+    core.arrive(0, 10, at=0.0)
     core.arrive(1, 500, at=0.0)
+    (sent,) = core.replicas("a", at=0.0)
     core.arrive(2, 500, at=0.9)
     core.arrive(3, 10, at=0.9)
     core.arrive(4, 10, at=0.9)
+    core.arrive(5, 10, at=0.9)
     core.cancel(1)
-    assert core.replicas("a", at=1.5)[0].bucket == 32
+    assert core.close(sent, at=1.0, service_s=0.01)[0].bucket == 32
 
 
 def test_cancelled_place_is_free_for_another(start):

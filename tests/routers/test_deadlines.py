@@ -3,6 +3,7 @@
 import pytest
 
 from routers.deadlines import Timers, Turnaround
+from routers.flows import Flow
 from routers.tickets import Row, Ticket
 from routers.types import Abort, Dispatch, Evict, LeaseEnd, Reason, Reject, Request
 
@@ -109,7 +110,7 @@ def test_timer_is_forgotten_with_the_last_request(start):
 
 def test_late_rows_go_behind_all_that_are_on_time(start):
     core = start()
-    core.arrive(1, 10, slo_s=1.0)
+    core.arrive(1, 128, slo_s=1.0)
     core.arrive(2, 10, slo_s=9.0)
     core.arrive(3, 500, slo_s=9.0)
     core.tick(1.0)
@@ -136,21 +137,38 @@ def test_row_is_late_once_the_usual_turnaround_no_longer_fits(start):
     assert core.timer == pytest.approx(1.2 - 0.3)  # 0.2 s and twice a first deviation of 0.05 s
 
 
-def test_late_batches_are_led_by_the_oldest_and_keep_to_its_bucket(start):
+def test_late_rows_ride_along_while_little_waits_on_time(start):
     core = start()
+    core.arrive(1, 10, slo_s=1.0)
+    core.arrive(2, 20, slo_s=9.0)
+    core.tick(1.0)
+    assert requests_of(*core.replicas("a")) == [[2, 1]]
+
+
+def test_late_rows_do_not_ride_along_while_much_waits_on_time(start):
+    core = start(initial_cost_s=0.5, slo_s=0.1, max_size=1)
+    core.arrive(1, 10, slo_s=1.0)
+    core.arrive(2, 20, slo_s=9.0)
+    core.tick(1.0)
+    assert requests_of(*core.replicas("a")) == [[2]]
+
+
+def test_late_batches_keep_to_one_bucket(start):
+    core = start(profile=((1, 10, 1.0), (2, 10, 2.0), (1, 500, 50.0), (2, 500, 100.0)), slo_s=1e3)
     core.arrive(1, 500, slo_s=1.0)
     core.arrive(2, 10, slo_s=1.0)
     core.arrive(3, 10, slo_s=1.0)
     core.arrive(4, 500, slo_s=1.0)
     core.tick(1.0)
-    assert requests_of(*core.replicas("a"), *core.drain()) == [[1, 4], [2, 3]]
+    sent = core.replicas("a") + core.drain()
+    assert sorted(requests_of(*sent)) == [[1, 4], [2, 3]]
 
 
 def test_late_row_that_comes_back_goes_to_the_late_ones(start):
     core = start()
     core.replicas("a")
     (lease,) = core.arrive(1, slo_s=1.0)
-    core.arrive(2, slo_s=9.0)
+    core.arrive(2, 500, slo_s=9.0)
     core.close(lease, LeaseEnd.BUSY, at=2.0)
     assert core.dispatcher.snapshot(2.0).late_rows == 1
     assert requests_of(*core.tick(3.0), *core.drain()) == [[2], [1]]
@@ -241,7 +259,7 @@ def test_full_queue_says_when_to_ask_again(start):
 
 @pytest.mark.parametrize(("cost_s", "retry_s"), [(0.0, 0.05), (0.03, 0.05), (30.0, 30.0), (99, 60)])
 def test_retry_time_is_bounded(start, cost_s, retry_s):
-    core = start(max_queue_rows=1, initial_cost_s=cost_s)
+    core = start(max_queue_rows=1, max_size=1, initial_cost_s=cost_s)
     core.arrive(1)
     assert core.arrive(2)[0].retry_after_s == retry_s
 
@@ -257,8 +275,8 @@ def test_request_that_arrives_expired_is_rejected(start, timeout_s, reasons):
 
 
 def ticket_at(order, at):
-    ticket = Ticket(Request(order, (1,), 0.0, at, at), 0.0, at, 1)
-    ticket.rows = (Row(ticket, 0, 1, order),)
+    ticket = Ticket(Request(order, (1,), 0.0, at, at), Flow("", 0), 0.0, at, 1)
+    ticket.rows = (Row(ticket, 0, 1, order, 1),)
     return ticket
 
 
@@ -282,7 +300,7 @@ def test_latest_start_leaves_half_of_the_budget():
     assert turnaround.latest_start(32, 3.0, 2.0) == 2.0
 
 
-def test_turnaround_forgets_edges_that_are_gone():
+def test_turnaround_of_an_edge_that_is_gone_is_not_kept():
     turnaround = Turnaround()
     turnaround.keep((32, 64), 0.0)
     turnaround.observe(32, 1.0)
@@ -290,4 +308,12 @@ def test_turnaround_forgets_edges_that_are_gone():
     turnaround.keep((64,), 0.0)
     turnaround.observe(32, 1.0)
     turnaround.keep((32, 64), 0.25)
-    assert (turnaround.margin_s(32), turnaround.margin_s(64)) == (0.25, 1.5)
+    assert (turnaround.margin_s(32), turnaround.margin_s(64)) == (1.5, 1.5)
+
+
+def test_new_edge_starts_with_what_the_next_longer_one_took():
+    turnaround = Turnaround()
+    turnaround.keep((32, 64), 0.0)
+    turnaround.observe(64, 1.0)
+    turnaround.keep((16, 48, 64, 96), 0.25)
+    assert [turnaround.margin_s(edge) for edge in (16, 48, 64, 96)] == [1.5, 1.5, 1.5, 0.25]

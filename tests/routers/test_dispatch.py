@@ -119,21 +119,24 @@ def test_equally_full_buckets_go_by_age(start):
 
 
 @pytest.mark.parametrize(("waited", "bucket"), [(0.049, 32), (0.05, 512), (0.051, 512)])
-def test_bucket_passed_over_up_to_the_bound_goes_first(start, waited, bucket):
-    core = start(max_passed_over_s=0.05)
-    core.arrive(1, 500, at=0.0)
-    core.arrive(2, 10, at=0.04)
-    core.arrive(3, 10, at=0.04)
-    (sent,) = core.replicas("a", at=waited)
-    assert sent.bucket == bucket
+def test_bucket_whose_turn_it_is_lets_fuller_ones_go_first_while_it_has_time(start, waited, bucket):
+    core = start(slo_s=0.1, initial_cost_s=0.01)  # 0.6 of the SLO, less the fuller batch
+    core.arrive(1, 10)
+    core.arrive(2, 500)
+    (sent,) = core.replicas("a")
+    core.arrive(3, 10)
+    core.arrive(4, 10)
+    assert core.close(sent, at=waited, service_s=0.01)[0].bucket == bucket
 
 
-def test_of_overdue_buckets_the_oldest_head_goes_first(start):
-    core = start(max_passed_over_s=0.0)
+def test_bucket_that_has_had_its_turn_is_not_owed_another(start):
+    core = start(slo_s=0.1, initial_cost_s=0.01)
     core.arrive(1, 500)
-    for request_id in range(2, 6):
-        core.arrive(request_id, 10)
-    assert core.replicas("a")[0].bucket == 512
+    (sent,) = core.replicas("a")
+    core.arrive(2, 500)
+    core.arrive(3, 10)
+    core.arrive(4, 10)
+    assert core.close(sent, at=0.09, service_s=0.01)[0].bucket == 32
 
 
 # ---- how many rows

@@ -1,0 +1,99 @@
+"""How many rows should a batch have, and is it worth waiting for one more?
+
+The target is the largest batch that keeps three bounds: rows, tokens, and predicted seconds as a
+share of the SLO (a batch is what a newcomer waits for). It is cached an edge until the cost model
+has learnt more. Holding an idle replica back is decided by arithmetic: the rows' summed latency if
+the next one is awaited, against what it is otherwise.
+
+Source: (1 + 1/n)·T(b) <= SLO for n staggered replicas (Symphony, arXiv 2308.07470), n = 1 here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from routers.cost import CostModel
+from routers.settings import DispatcherSettings
+
+MOST_PASSED = 0.6  # of the SLO: how long a bucket may wait while fuller ones go first
+_REFRESH = 64  # questions after which a target is worked out anew
+_RATE_GAIN = 0.1
+
+
+@dataclass(slots=True)
+class _Target:
+    rows: int
+    full_s: float
+    asked: int = 0
+
+
+class BatchSizes:
+    def __init__(self, settings: DispatcherSettings, cost: CostModel) -> None:
+        self._settings = settings
+        self._cost = cost
+        self.most_passed_s = MOST_PASSED * settings.slo_s
+        self._targets: dict[int, _Target] = {}
+
+    def most_rows(self, width: int) -> int:
+        """Rows of that width that a batch may have by number and predicted seconds; at least 1."""
+        return self._of(width).rows
+
+    def target(self, edge: int) -> int:
+        """Rows of a full batch of rows as long as `edge`: by tokens, too; at least 1."""
+        return max(1, min(self._of(edge).rows, self._settings.max_tokens // edge))
+
+    def full_s(self, edge: int) -> float:
+        """Predicted seconds of a full batch."""
+        return self._of(edge).full_s
+
+    def most_s(self) -> float:
+        """Predicted seconds that a batch of more than one row may take."""
+        settings = self._settings
+        if settings.fixed_size is not None:
+            return float("inf")
+        return settings.max_slo_share * settings.slo_s
+
+    def _of(self, edge: int) -> _Target:
+        found = self._targets.get(edge)
+        if found is None or found.asked >= _REFRESH:
+            if len(self._targets) > 64:
+                self._targets.clear()
+            found = self._targets[edge] = self._work_out(edge)
+        found.asked += 1
+        return found
+
+    def _work_out(self, edge: int) -> _Target:
+        settings, predict = self._settings, self._cost.predict
+        most = settings.fixed_size or settings.max_size
+        rows, high = 1, max(1, min(most, settings.max_size))
+        most_s = self.most_s()
+        while rows < high:  # the largest that fits, by halving
+            middle = (rows + high + 1) // 2
+            if predict(middle, edge) <= most_s:
+                rows = middle
+            else:
+                high = middle - 1
+        return _Target(rows, predict(max(1, min(rows, settings.max_tokens // edge)), edge))
+
+
+@dataclass(slots=True)
+class Gaps:
+    """Mean seconds between arrivals of one edge (EWMA); inf until two have come."""
+
+    mean_s: float = float("inf")
+    last: float | None = None
+
+    def arrived(self, now: float) -> None:
+        if self.last is not None:
+            gap = now - self.last
+            known = self.mean_s
+            self.mean_s = gap if known == float("inf") else known + _RATE_GAIN * (gap - known)
+        self.last = now
+
+
+def pays_to_wait(rows: int, gap_s: float, alone_s: float, now_s: float, then_s: float) -> bool:
+    """Whether `rows` rows and the one expected in `gap_s` have a smaller sum of latencies served
+    together. alone_s, now_s, then_s: predicted seconds of batches of 1, `rows` and `rows` + 1."""
+    waiting_s = rows * (gap_s + then_s) + then_s
+    apart_s = rows * now_s + max(now_s - gap_s, 0.0) + alone_s
+    return waiting_s < apart_s

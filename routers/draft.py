@@ -1,0 +1,113 @@
+"""A batch while it is being formed: what is in it, how full it is, who pays for it.
+
+Rows are taken out of the queue one by one and charged to their flows at once by what each was
+predicted to cost, so that the order among flows follows; when the batch is whole, its predicted
+seconds are divided in the same proportions and the charges put right. Which rows are taken is
+`batcher`'s and `spare_room`'s decision.
+"""
+
+from __future__ import annotations
+
+from routers.flows import Flow
+from routers.lanes import Lane
+from routers.offers import Goods, Offer
+from routers.requests import Requests
+from routers.tickets import Row
+from routers.types import FlowWork
+
+_GRAIN = 16  # tokens: means are rounded up to it, so that few targets are worked out
+
+
+class Draft:
+    """`edge`: of the bucket that leads. `room`: rows it may still take, by number and seconds."""
+
+    __slots__ = (
+        "_requests",
+        "_shares",
+        "edge",
+        "lane",
+        "longest",
+        "offer",
+        "room",
+        "rows",
+        "total",
+    )
+
+    def __init__(self, requests: Requests, lane: Lane, edge: int, offer: Offer) -> None:
+        self._requests = requests
+        self._shares: dict[Flow, float] = {}
+        self.lane = lane
+        self.edge = edge
+        self.offer = offer
+        self.rows: list[Row] = []
+        self.longest = 0
+        self.total = 0
+        self.room = requests.sizes.most_rows(_width(requests, lane, edge)) if offer.trusted else 1
+
+    def width(self, longest: int, rows: int, total: int) -> int:
+        """What the device would see a row as: the longest, the shape's edge, or the mean."""
+        settings = self._requests.settings
+        if settings.buckets.fixed_shapes:
+            return self.edge
+        return longest if settings.pads else -(-total // rows)
+
+    def holds(self, row: Row) -> bool:
+        """Whether the batch keeps its bound in tokens with this row too; its first row always."""
+        rows, settings = len(self.rows), self._requests.settings
+        if not rows:
+            return True
+        longest = max(self.longest, row.length)
+        tokens = (rows + 1) * self.width(longest, rows + 1, self.total + row.length)
+        return (tokens if settings.pads else self.total + row.length) <= settings.max_tokens
+
+    def take(self, row: Row) -> None:
+        """Out of the queue, into the batch, charged."""
+        self._requests.waiting.take_head(row)
+        self.rows.append(row)
+        length = row.length
+        if length > self.longest:
+            self.longest = length
+        self.total += length
+        self.room -= 1
+        flow, cost_s = row.ticket.flow, row.cost_s
+        flow.start += cost_s / flow.weight
+        shares = self._shares
+        shares[flow] = shares.get(flow, 0.0) + cost_s
+
+    def predicted_s(self, more: int = 0, tokens: int = 0, quantile: float = 0.5) -> float:
+        """Seconds with `more` rows of `tokens` in all, none longer than the longest."""
+        rows = len(self.rows) + more
+        width = self.width(self.longest, rows, self.total + tokens)
+        return self._requests.cost.predict(rows, width, self.offer.replica_id, quantile)
+
+    def goods(self, start: float) -> Goods:
+        """The batch as it is; `start`: the tag that the leading flow had."""
+        rows = self.rows
+        width = self.width(self.longest, len(rows), self.total)
+        predicted_s = self._requests.cost.predict(len(rows), width, self.offer.replica_id)
+        if self.offer.last_edge not in (0, self.edge):
+            predicted_s += self._requests.settings.buckets.switch_s
+        lane = self.lane
+        charges = self._put_right(predicted_s)
+        rank = (int(lane.late), lane.priority, start)
+        return Goods(rows, width, self.edge, rank, predicted_s, charges)
+
+    def _put_right(self, predicted_s: float) -> tuple[FlowWork, ...]:
+        """Charge each flow its share of the batch instead of its rows' own predictions."""
+        flows, shares = self._requests.flows, self._shares
+        whole = sum(shares.values())
+        charges = []
+        for flow, share in shares.items():
+            seconds = predicted_s * (share / whole if whole > 0.0 else 1.0 / len(shares))
+            flows.charge(flow, seconds - share)
+            charges.append((flow.priority, flow.tenant, seconds))
+        return tuple(charges)
+
+
+def _width(requests: Requests, lane: Lane, edge: int) -> int:
+    """What a row of the bucket is reckoned as: its edge, or where batches are packed their mean."""
+    if requests.settings.pads:
+        return edge
+    shelf = lane.shelves.get(edge)
+    mean = shelf.tokens // shelf.rows if shelf is not None and shelf.rows else edge
+    return min(edge, (mean // _GRAIN + 1) * _GRAIN)

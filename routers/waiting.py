@@ -1,0 +1,124 @@
+"""All that waits for one model, and the sums that bounds, snapshots and predictions are made from.
+
+Two lanes a priority: rows that can still meet their deadline, and late ones. A row's seconds are
+what its service was predicted to take when it came; flows and lanes keep sums of them, so that a
+question about waiting work never scans what waits. Bounds are `bounds`', who goes first is
+`batcher`'s question.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from routers.flows import Flows
+from routers.lanes import Lane
+from routers.tickets import Row
+from routers.types import FlowWork
+
+
+class Waiting:
+    """`edges`: of newcomers' buckets; what waits under older ones stays there."""
+
+    def __init__(self, edges: tuple[int, ...], flows: Flows) -> None:
+        self.edges = edges
+        self.flows = flows
+        self.on_time: list[Lane] = []
+        self.late: list[Lane] = []
+        self.rows = 0
+        self.late_rows = 0
+        self.requests = 0
+        self.on_time_s = 0.0  # predicted seconds of on-time rows
+        self.late_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Predicted device seconds of all that waits, as if on one replica."""
+        return self.on_time_s + self.late_s
+
+    def rows_of(self, tenant: str) -> int:
+        """Rows of a tenant that wait, over all priorities."""
+        by_key = self.flows.by_key
+        flows = [by_key.get((priority, tenant)) for priority in range(len(self.flows.virtual))]
+        return sum(flow.rows + flow.late_rows for flow in flows if flow is not None)
+
+    def bucket_of(self, length: int) -> int:
+        """Index of the bucket for a length; `len(edges)` when it is longer than all."""
+        return bisect_left(self.edges, length)
+
+    def add(self, row: Row, now: float) -> None:
+        """Queue a row by its flow, its edge and its ticket's standing, at its deadline's place."""
+        ticket = row.ticket
+        flow = ticket.flow
+        if not flow.rows and not flow.late_rows:
+            self.flows.enter(flow, now)
+        self.rows += 1
+        if ticket.late:
+            self.late_rows += 1
+            self.late_s += row.cost_s
+            flow.late_rows += 1
+            lanes = self.late
+        else:
+            self.on_time_s += row.cost_s
+            flow.rows += 1
+            flow.waiting_s += row.cost_s
+            lanes = self.on_time
+        while len(lanes) <= flow.priority:
+            lanes.append(Lane(ticket.late, len(lanes)))
+        lanes[flow.priority].push(row, now)
+        ticket.queued += 1
+        if ticket.queued == 1:
+            self.requests += 1
+
+    def remove(self, row: Row) -> None:
+        bucket = row.queue
+        assert bucket is not None
+        bucket.discard(row)
+        bucket.queue.lane.left(row, bucket)
+        self._left(row)
+
+    def take_head(self, row: Row) -> None:
+        """As `remove`, for a row that its bucket's `head` has just returned."""
+        bucket = row.queue
+        assert bucket is not None
+        bucket.pop_head()
+        bucket.queue.lane.left(row, bucket)
+        self._left(row)
+
+    def lanes(self) -> Iterator[Lane]:
+        """In the order they are served."""
+        yield from self.on_time
+        yield from self.late
+
+    def reorder(self) -> None:
+        """Find the places of flows whose tags have fallen."""
+        lowered = self.flows.lowered
+        if lowered:
+            for flow in lowered:
+                for lane in self.lanes():
+                    lane.reorder(flow)
+            lowered.clear()
+
+    def work(self) -> tuple[FlowWork, ...]:
+        """Predicted seconds of on-time work that waits, by flow. Looks at each active flow."""
+        flows = self.flows.active()
+        return tuple([(f.priority, f.tenant, f.waiting_s) for f in flows if f.rows])
+
+    def _left(self, row: Row) -> None:
+        ticket = row.ticket
+        flow = ticket.flow
+        self.rows -= 1
+        if ticket.late:
+            self.late_rows -= 1
+            flow.late_rows -= 1
+            self.late_s = self.late_s - row.cost_s if self.late_rows else 0.0
+        else:
+            flow.rows -= 1
+            flow.waiting_s = flow.waiting_s - row.cost_s if flow.rows else 0.0
+            on_time = self.rows > self.late_rows
+            self.on_time_s = self.on_time_s - row.cost_s if on_time else 0.0
+        if not flow.rows and not flow.late_rows:
+            self.flows.leave(flow)
+        ticket.queued -= 1
+        if not ticket.queued:
+            self.requests -= 1
