@@ -21,13 +21,15 @@ _NO_ERROR = CostError(0.0, 0.0, 0)
 class ModelLevels:
     """`core`: the model's dispatcher as it is now. `cost_error`: relative error of predictions over
     recent batches. `duty`: service seconds over wall seconds by replica, 0 to 1, as it last said.
-    `text_cache`: of a model that takes texts."""
+    `batch_ends`: how many batches have ended how, ever. `text_cache`: of a model that takes texts.
+    """
 
     model: str
     core: Snapshot
     cost_error: CostError = _NO_ERROR
     duty: Mapping[str, float] = field(default_factory=dict)
     text_cache: CacheStatistics | None = None
+    batch_ends: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

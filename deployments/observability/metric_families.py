@@ -48,6 +48,7 @@ def families(gateway: str, recorded: Recorded, levels: GatewayLevels) -> Iterato
     yield from _counters(gateway, recorded)
     yield from _histograms(gateway, recorded)
     yield from _model_levels(gateway, levels.models)
+    yield _batch_ends(gateway, levels.models)
     yield from _replica_levels(gateway, levels.models)
     yield _single(
         GaugeMetricFamily,
@@ -163,6 +164,18 @@ def _model_levels(gateway: str, models: tuple[ModelLevels, ...]) -> Iterator[Met
         for model in models:
             family.add_metric([gateway, model.model], read(model))
         yield family
+
+
+def _batch_ends(gateway: str, models: tuple[ModelLevels, ...]) -> Metric:
+    family = CounterMetricFamily(
+        "headrace_batches",
+        "Batches sent to replicas that have ended, by how.",
+        labels=("gateway", "model", "end"),
+    )
+    for model in models:
+        for end, count in model.batch_ends.items():
+            family.add_metric([gateway, model.model, end], count)
+    return family
 
 
 def _replica_levels(gateway: str, models: tuple[ModelLevels, ...]) -> Iterator[Metric]:

@@ -233,4 +233,5 @@ def _line(flight: Flight, tenant: str, total_s: float) -> AccessLine:
 def _model_levels(name: str, model: ServedModel) -> ModelLevels:
     cache = model.tokenizer.statistics() if model.tokenizer is not None else None
     queue = model.queue
-    return ModelLevels(name, queue.snapshot(), queue.cost_error(), queue.duty, cache)
+    ends = {end.value: count for end, count in queue.calls.ends.items()}
+    return ModelLevels(name, queue.snapshot(), queue.cost_error(), queue.duty, cache, ends)

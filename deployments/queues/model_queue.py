@@ -1,33 +1,31 @@
 """One model's dispatcher at work: performs its actions, keeps payloads and futures, sets timers.
 
-The dispatcher decides, this loop obeys: it owns the map from request id to waiting caller, turns
-leases into calls and calls' ends into events. Every lease ends in `finally`; a future is registered
-before its rows can be dispatched. Lease tasks run in an empty context: inside a request's context
-one caller's disconnect would cancel the whole batch (Serve cancels a request's children).
+The dispatcher decides, this loop obeys: it owns the map from request id to waiting caller and feeds
+the ends of calls back as events. A future is registered before its rows can be dispatched, and is
+resolved once: by the first answer to each of its rows, of whichever lease, or by an error.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import itertools
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from deployments import errors
-from deployments.queues.batch_calls import RowAnswer, build_call, deliver_rows
+from deployments.queues.batch_calls import RowAnswer, deliver_rows
+from deployments.queues.copies import Copies, Hope
+from deployments.queues.lease_calls import LeaseCalls, Sent
 from deployments.queues.ledger import RunningReplica
 from deployments.queues.tickets import BatchRecord, Demand, Terms, Ticket, changed, refusal
-from deployments.queues.transport import ReplicaDied, ReplicaFault, Transport, Unreached
+from deployments.queues.transport import Transport
 from deployments.queues.wire import BatchReply
 from deployments.rows.columns import Rows
 from routers.cost import CostError
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
 from routers.types import (
-    Abort,
     Action,
     Arrive,
     Cancel,
@@ -37,6 +35,7 @@ from routers.types import (
     Event,
     Evict,
     LeaseEnd,
+    Opened,
     Reason,
     Reject,
     Replica,
@@ -48,9 +47,7 @@ from routers.types import (
     WakeAt,
 )
 
-logger = logging.getLogger("headrace.queue")
 clock = time.monotonic
-_UNREACHED_RETRY_S = 0.01
 _IDLE_S = 20.0  # a replica that has not answered for so long is not busy
 
 
@@ -69,13 +66,12 @@ class ModelQueue:
         self.terms = terms
         self._settings = settings
         self._dispatcher = Dispatcher(settings)
-        self._transport = transport
-        self._gateway = gateway
+        self.calls = LeaseCalls(self, transport, gateway)
+        self._copies = Copies()
         self._on_batch = on_batch
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._tickets: dict[int, Ticket] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._duty: dict[str, tuple[float, float]] = {}
 
@@ -174,101 +170,91 @@ class ModelQueue:
                 self._wake_at(action.at)
             elif isinstance(action, Reject | Evict):
                 self._refuse(action)
-            else:
-                self._abort(action)
+            elif not self._copies.is_hoped_for(action.lease_id):
+                self.calls.abort(action.lease_id)
 
     def _open(self, lease: Dispatch, now: float) -> None:
-        members = [self._tickets[request_id] for request_id, _ in lease.rows]
-        context = contextvars.Context()
-        task = self._loop.create_task(self._run(lease, members, now), context=context)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._copies.began(lease)
+        if lease.copy_of:
+            known = self.calls.members(lease.copy_of)
+            members = [known[row] for row in lease.rows]
+        else:
+            members = [self._tickets[request_id] for request_id, _ in lease.rows]
+        self.calls.send(lease, members, now)
 
-    def _abort(self, action: Abort) -> None:
-        """A batch replica is not waited for and not interrupted; its lease closes by itself."""
+    # ---- what becomes of leases (`LeaseOwner`) ------------------------------------------------
 
-    async def _run(self, lease: Dispatch, members: list[Ticket], started: float) -> None:
-        end, report = LeaseEnd.LOST, Report()
-        try:
-            if self._refuse_changed(members):
-                end = LeaseEnd.BUSY
-                return
-            terms = self.terms
-            budget_s = max(m.request.expires for m in members) - clock()
-            call = build_call(self._gateway, lease, [m.rows for m in members], budget_s)
-            reply = await self._transport.call(lease.replica_id, call, terms.call_limit_s)
-            end = LeaseEnd.BUSY if reply.busy else LeaseEnd.DONE
-            round_trip_s = clock() - started
-            report = _report(reply, round_trip_s)
-            if not reply.busy:
-                self._record(lease, members, started, round_trip_s, reply)
-                self._deliver(lease, members, started, terms.version, reply)
-        except Unreached:
-            end, report = LeaseEnd.BUSY, Report(retry_in_s=_UNREACHED_RETRY_S)
-        except (ReplicaDied, ReplicaFault) as died:
-            logger.warning("replica %s lost a batch: %s", lease.replica_id, died)
-        except Exception:
-            logger.exception("a batch could not be sent or taken in")
-            self._fail_members(members, lease)
-            end = LeaseEnd.DONE if end is LeaseEnd.DONE else LeaseEnd.ABORTED
-        finally:
-            self._step(Closed(lease.lease_id, end, report), clock())
-
-    def _refuse_changed(self, members: list[Ticket]) -> bool:
-        """Refuses those whose rows the live version would not take; whether there were any."""
-        stale = [m for m in members if not self.terms.take(m.terms)]
+    def may_send(self, sent: Sent) -> bool:
+        stale = [m for m in sent.members if not self.terms.take(m.terms)]
         for ticket in stale:
             self._finish(ticket, changed())
-        return bool(stale)
+        return not stale
 
-    def _record(
-        self,
-        lease: Dispatch,
-        members: list[Ticket],
-        started: float,
-        round_trip_s: float,
-        reply: BatchReply,
-    ) -> None:
+    def opened(self, sent: Sent) -> None:
+        self._step(Opened(sent.lease.lease_id), clock())
+
+    def answered(self, sent: Sent, version: str, round_trip_s: float, reply: BatchReply) -> bool:
+        lease = sent.lease
         self._duty[lease.replica_id] = reply.duty, clock()
-        tokens = sum(
-            m.request.lengths[row] for m, (_, row) in zip(members, lease.rows, strict=True)
-        )
-        self._on_batch(
-            BatchRecord(
-                lease.replica_id, len(lease.rows), lease.bucket, lease.predicted_s, started,
-                round_trip_s, tokens, reply, tuple(dict.fromkeys(m.trace for m in members)),
-            )
-        )  # fmt: skip
+        self._on_batch(_record(sent, round_trip_s, reply))
+        answers = deliver_rows(lease, sent.at, version, reply)
+        wanted = [
+            (ticket, of, answer)
+            for ticket, of, answer in zip(sent.members, lease.rows, answers, strict=True)
+            if _awaits(ticket, of)
+        ]
+        for ticket, of, answer in wanted:
+            self._row_done(lease, ticket, of, answer)
+        return bool(wanted)
 
-    def _deliver(
-        self,
-        lease: Dispatch,
-        members: list[Ticket],
-        started: float,
-        version: str,
-        reply: BatchReply,
-    ) -> None:
-        answers = deliver_rows(lease, started, version, reply)
-        for ticket, of, answer in zip(members, lease.rows, answers, strict=True):
-            self._row_done(ticket, of, answer, lease.replica_id)
+    def failed(self, sent: Sent) -> None:
+        """Whoever has no answer yet gets an error, and no second try."""
+        for ticket, (request_id, _) in zip(sent.members, sent.lease.rows, strict=True):
+            if ticket.request.request_id == request_id:
+                self._finish(ticket, errors.RowFailed("the request could not be answered"))
+
+    def closed(self, sent: Sent, end: LeaseEnd, report: Report) -> None:
+        lease_id = sent.lease.lease_id
+        hopes = self._copies.ended(lease_id)
+        self._step(Closed(lease_id, end, report), clock())
+        for hope in hopes:
+            if _awaits(hope.ticket, hope.of):
+                self._row_failed(hope)
+
+    # ---- what becomes of rows -----------------------------------------------------------------
 
     def _row_done(
-        self, ticket: Ticket, of: tuple[int, int], answer: RowAnswer, replica_id: str
+        self, lease: Dispatch, ticket: Ticket, of: tuple[int, int], answer: RowAnswer
     ) -> None:
-        """A row's answer or error; the last row resolves the caller's future. `of` is the lease's
-        (request id, row): an answer to what the ticket was before its retry is ignored."""
-        request_id, row = of
-        if ticket.future.done() or ticket.request.request_id != request_id:
+        """A row's answer or error; the last row resolves the caller's future."""
+        if not _awaits(ticket, of):
             return
         if answer.error is not None:
-            if isinstance(answer.error, errors.RowFailed) and self._retry(ticket, replica_id):
+            failed = Hope(ticket, of, answer.error, lease.replica_id)
+            if isinstance(answer.error, errors.RowFailed) and self._hope(lease, failed):
                 return
-            self._finish(ticket, answer.error)
+            self._row_failed(failed)
             return
-        ticket.answers[row] = answer
+        ticket.answers[of[1]] = answer
         ticket.missing -= 1
         if ticket.missing == 0:
             self._resolve(ticket)
+
+    def _hope(self, lease: Dispatch, failed: Hope) -> bool:
+        """Leaves a row to the other lease that carries it, if one still runs. The dispatcher deems
+        it answered, so its time is kept here."""
+        if not self._copies.hope(lease.lease_id, failed):
+            return False
+        ticket = failed.ticket
+        left_s = max(ticket.request.expires - clock(), 0.0)
+        self._loop.call_later(left_s, self._finish, ticket, refusal(Reason.EXPIRED, 0.0))
+        return True
+
+    def _row_failed(self, failed: Hope) -> None:
+        ticket, error = failed.ticket, failed.error
+        if isinstance(error, errors.RowFailed) and self._retry(ticket, failed.replica_id):
+            return
+        self._finish(ticket, error)
 
     def _resolve(self, ticket: Ticket) -> None:
         self._tickets.pop(ticket.request.request_id, None)
@@ -299,12 +285,6 @@ class ModelQueue:
         self._step(Cancel(old.request_id), now)
         self._step(Arrive(again), now)
         return True
-
-    def _fail_members(self, members: list[Ticket], lease: Dispatch) -> None:
-        """A fault of ours: whoever has no answer yet gets an error, and no second try."""
-        for ticket, (request_id, _) in zip(members, lease.rows, strict=True):
-            if ticket.request.request_id == request_id:
-                self._finish(ticket, errors.RowFailed("the request could not be answered"))
 
     def _refuse(self, action: Reject | Evict) -> None:
         ticket = self._tickets.pop(action.request_id, None)
@@ -339,10 +319,19 @@ def _request(request_id: int, rows: Rows, terms: Terms, demand: Demand, now: flo
     )
 
 
-def _report(reply: BatchReply, round_trip_s: float) -> Report:
-    transport_s = max(round_trip_s - reply.wait_s - reply.service_s, 0.0)
-    return Report(
-        reply.service_s, reply.padded_tokens, reply.inflight, reply.held, reply.seen,
-        reply.retry_in_s, transport_s, reply.free_in_s, reply.virtual_time, reply.served,
-        reply.waiting,
+def _awaits(ticket: Ticket, of: tuple[int, int]) -> bool:
+    """Whether an answer to this row, (request id, row) of a lease, is still wanted: not of one that
+    the other lease has answered, nor of what the ticket was before its retry."""
+    request_id, row = of
+    if ticket.future.done() or ticket.request.request_id != request_id:
+        return False
+    return ticket.answers[row] is None
+
+
+def _record(sent: Sent, round_trip_s: float, reply: BatchReply) -> BatchRecord:
+    lease, members = sent.lease, sent.members
+    tokens = sum(m.request.lengths[row] for m, (_, row) in zip(members, lease.rows, strict=True))
+    return BatchRecord(
+        lease.replica_id, len(lease.rows), lease.bucket, lease.predicted_s, sent.at, round_trip_s,
+        tokens, reply, tuple(dict.fromkeys(m.trace for m in members)),
     )  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from deployments import errors
@@ -71,6 +72,16 @@ class Ticket:
     missing: int
     trace: TraceContext | None = None
     retried: bool = False
+
+
+class BatchEnd(Enum):
+    """What became of a batch that was sent, as metrics count it."""
+
+    ANSWERED = "answered"
+    UNUSED = "unused"  # answered, when nobody waited for any of it any more
+    RETURNED = "returned"  # not started: no room, or another's turn
+    DROPPED = "dropped"  # not started, and nobody waits for it
+    LOST = "lost"
 
 
 @dataclass(slots=True)

@@ -18,6 +18,8 @@ from deployments.cluster.app_names import MODEL_DEPLOYMENT
 from deployments.queues.ledger import ReplicaGone
 from deployments.queues.wire import BatchCall, BatchReply
 
+_DROP_LIMIT_S = 5.0
+
 
 class Unreached(Exception):
     """The call did not reach its replica; nothing was started."""
@@ -32,42 +34,61 @@ class ReplicaFault(Exception):
 
 
 class Transport(Protocol):
+    """All raise Unreached, ReplicaDied or ReplicaFault; `timeout_s` passed counts as died."""
+
     async def call(self, replica_id: str, call: BatchCall, timeout_s: float) -> BatchReply: ...
+
+    async def drop(self, replica_id: str, gateway: str, lease_id: int) -> bool:
+        """Asks the replica to return a batch unstarted; whether it could."""
+
+    async def opened(self, replica_id: str, gateway: str, lease_id: int, timeout_s: float) -> bool:
+        """Returns when a batch has started: True; False once it never will."""
 
 
 class ServeTransport:
-    """Calls `infer` on the replicas of a model's application; must be used from one event loop."""
+    """Calls the replicas of a model's application; must be used from one event loop."""
 
     def __init__(self, app: str) -> None:
-        handle: Any = serve.get_deployment_handle(MODEL_DEPLOYMENT, app_name=app)
-        self._describe = handle.options(method_name="describe")
-        self._base = handle.options(
-            method_name="infer",
-            _by_reference=False,
-            request_serialization="pickle",
-            response_serialization="pickle",
-        )
-        self._pinned: dict[str, Any] = {}
+        self._base: Any = serve.get_deployment_handle(MODEL_DEPLOYMENT, app_name=app)
+        self._pinned: dict[str, dict[str, Any]] = {}
 
     async def seed(self, timeout_s: float) -> None:
         """Starts the router (a handle alone does not): the running set arrives from then on."""
-        await asyncio.wait_for(_result(self._describe.remote()), timeout_s)
+        describe: Any = self._base.options(method_name="describe")
+        await asyncio.wait_for(_result(describe.remote()), timeout_s)
 
     def forget(self, running: set[str]) -> None:
         """Drops handles of replicas that are gone."""
         self._pinned = {uid: h for uid, h in self._pinned.items() if uid in running}
 
     async def call(self, replica_id: str, call: BatchCall, timeout_s: float) -> BatchReply:
-        """Raises Unreached, ReplicaDied or ReplicaFault. `timeout_s` passed counts as died."""
-        handle = self._pinned.get(replica_id)
+        reply: BatchReply = await self._ask(replica_id, "infer", timeout_s, call)
+        return reply
+
+    async def drop(self, replica_id: str, gateway: str, lease_id: int) -> bool:
+        return bool(await self._ask(replica_id, "drop", _DROP_LIMIT_S, gateway, lease_id))
+
+    async def opened(self, replica_id: str, gateway: str, lease_id: int, timeout_s: float) -> bool:
+        return bool(await self._ask(replica_id, "opened", timeout_s, gateway, lease_id))
+
+    def _handle(self, replica_id: str, method: str) -> Any:
+        pinned = self._pinned.setdefault(replica_id, {})
+        handle = pinned.get(method)
         if handle is None:
-            handle = self._base.options(session_id=replica_id)
-            self._pinned[replica_id] = handle
-        response = handle.remote(call)
+            handle = pinned[method] = self._base.options(
+                method_name=method,
+                session_id=replica_id,
+                _by_reference=False,
+                request_serialization="pickle",
+                response_serialization="pickle",
+            )
+        return handle
+
+    async def _ask(self, replica_id: str, method: str, timeout_s: float, *args: Any) -> Any:
+        response = self._handle(replica_id, method).remote(*args)
         try:
             async with asyncio.timeout(timeout_s):
-                reply: BatchReply = await response
-                return reply
+                return await response
         except ReplicaGone as gone:
             raise Unreached(replica_id) from gone
         except TimeoutError as late:

@@ -36,14 +36,16 @@ from runtimes.types import Runtime
 
 
 class LocalTransport:
-    """Calls replica cores by id. `calls` keeps every batch that was sent. `script`: what the next
-    calls end with instead (an exception or a reply); None lets one through."""
+    """Calls replica cores by id. `calls` keeps every batch that was sent, `drops` who was asked to
+    drop which lease. `script`: what the next calls end with instead (an exception or a reply); None
+    lets one through."""
 
     def __init__(self) -> None:
         self.cores: dict[str, ReplicaCore] = {}
         self.dead: set[str] = set()
         self.gone: set[str] = set()
         self.calls: list[tuple[str, BatchCall]] = []
+        self.drops: list[tuple[str, int]] = []
         self.script: list[Exception | BatchReply | None] = []
         self._open = asyncio.Event()
         self._open.set()
@@ -74,16 +76,28 @@ class LocalTransport:
             raise scripted
         if scripted is not None:
             return scripted
-        if replica_id in self.gone:
-            raise Unreached(replica_id)
-        if replica_id in self.dead:
-            raise ReplicaDied(replica_id)
+        core = self._reached(replica_id)
         try:
-            return await asyncio.wait_for(self.cores[replica_id].infer(call), timeout_s)
+            return await asyncio.wait_for(core.infer(call), timeout_s)
         except TimeoutError:
             raise ReplicaDied("no answer") from None
         except Exception as fault:
             raise ReplicaFault(str(fault)) from fault
+
+    async def drop(self, replica_id: str, gateway: str, lease_id: int) -> bool:
+        self.drops.append((replica_id, lease_id))
+        return self._reached(replica_id).drop(gateway, lease_id)
+
+    async def opened(self, replica_id: str, gateway: str, lease_id: int, timeout_s: float) -> bool:
+        asked = self._reached(replica_id).opened(gateway, lease_id)
+        return await asyncio.wait_for(asked, timeout_s)
+
+    def _reached(self, replica_id: str) -> ReplicaCore:
+        if replica_id in self.gone:
+            raise Unreached(replica_id)
+        if replica_id in self.dead:
+            raise ReplicaDied(replica_id)
+        return self.cores[replica_id]
 
 
 class StandingTenants:
@@ -177,8 +191,8 @@ class Stand:
         """Lets what is under way end, then sees that nothing is left."""
         async with asyncio.timeout(5.0):
             for served in self.models.served.values():
-                while served.queue._tasks:
-                    await asyncio.wait(served.queue._tasks)
+                while served.queue.calls.tasks:
+                    await asyncio.wait(served.queue.calls.tasks)
             cores = [c for t in self.transports.values() for c in t.cores.values()]
             while any(core.inflight for core in cores):  # noqa: ASYNC110 - abandoned calls
                 await asyncio.sleep(0.001)

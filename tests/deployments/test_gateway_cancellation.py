@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fake_runtimes import Encoder
-from held_calls import INFER, SYNTHETIC, busy, data, fill, send
+from fake_runtimes import Encoder, Moody
+from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
 from in_process import Stand, ask, standing
 
 from deployments.queues.wire import RowError
@@ -53,6 +53,27 @@ async def test_a_caller_that_leaves_a_running_batch_is_not_waited_for(stand: Sta
     assert (await leaver).status == 0
     assert stand.models._served["device"].queue.inflight == 0
     transport.release()
+
+
+@pytest.mark.usefixtures("looked_at_once")
+async def test_a_batch_whose_callers_all_left_before_it_started_never_runs(tmp_path: Path) -> None:
+    runtime = Moody(lambda value: None)
+    models, fakes = {"device": SYNTHETIC}, {"device": runtime}
+    async with standing(models, tmp_path, runtimes=fakes) as stand:
+        transport, leave = stand.transports["device"], asyncio.Event()
+        transport.hold()
+        body = body_of([7], "x")
+        leaver = asyncio.create_task(ask(stand.app, "POST", INFER, body=body, leave=leave))
+        await transport.sent(1)
+        leave.set()
+        assert (await leaver).status == 0
+        transport.release()
+        await stand.settled()
+        assert transport.drops == [("device-0", 1)]
+        assert runtime.batches == []
+        lines = (await ask(stand.app, "GET", "/metrics")).body.decode().splitlines()
+        (dropped,) = [n for n in lines if "batches_total{" in n and 'end="dropped"' in n]
+        assert dropped.endswith(" 1.0")
 
 
 @pytest.mark.usefixtures("looked_at_once")
