@@ -109,21 +109,23 @@ def model(args: dict[str, Any]) -> Any:
     settings = ModelSettings.model_validate(args["settings"])
     replicas = settings.replicas
     router: Any = {"request_router_class": "deployments.queues.pin_router:PinRouter"}
-    # What a replica may have in hand at most: a health check waits behind it, a stop lets it end.
+    # What a replica may have in hand at most: a stop lets it end.
     room = 1 + args["gateways"] * (replicas.slots - 1)
-    busy_s = replicas.hang_limit_s * room + GRACE_S
+    # A bound that is never to be reached: of each gateway its batches, one sent over them, and for
+    # each a call that drops it or asks for its start. Too many batches get a busy answer instead.
+    calls = args["gateways"] * 2 * (replicas.slots + 1)
     replica: Any = serve.deployment(
         ModelReplica,
         name=MODEL_DEPLOYMENT,
         num_replicas=replicas.count,
         ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
-        max_ongoing_requests=args["gateways"] * replicas.slots + 2,
+        max_ongoing_requests=calls + 2,
         max_queued_requests=-1,
         max_surge_percent=replicas.surge_percent,
-        graceful_shutdown_timeout_s=busy_s,
+        graceful_shutdown_timeout_s=replicas.hang_limit_s * room + GRACE_S,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=2,
-        health_check_timeout_s=busy_s,
+        health_check_timeout_s=replicas.hang_limit_s + GRACE_S,  # behind the batch that runs
         request_router_config=RequestRouterConfig(
             **router,
             request_router_kwargs={"key": book_key(args["name"])},

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -65,7 +66,7 @@ class Server:
         gateways = sections.get("gateway", {}).get("replicas", 1)
         counts = {"metrics_port": gateways}
         ports = {name: free_port(counts.get(name, 1)) for name in PORTS}
-        self.gateway = {**ports, **sections.pop("gateway", {})}
+        self.gateway = {**ports, "replicas": 1, **sections.pop("gateway", {})}
         self.file = self.write("settings.yaml", models, **sections)
         self.mark = uuid.uuid4().hex
         self.environ = {
@@ -177,6 +178,23 @@ class Server:
     def replicas(self, model: str) -> set[int]:
         """Pids of a model's replicas."""
         return {p.pid for p in self.named(f"ray::ServeReplica:model-{model}:model")}
+
+    def gateway_urls(self) -> list[str]:
+        """Each gateway's own address, past HAProxy, by rank."""
+        first, found = int(self.gateway["metrics_port"]), {}
+        for process in self.named("ray::ServeReplica:gateway"):
+            connections = process.net_connections("inet")
+            ports = [c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN]
+            urls = [f"http://127.0.0.1:{port}" for port in ports]
+            rank = next(p - first for p in ports if 0 <= p - first < self.gateway["replicas"])
+            found[rank] = next(url for url in urls if get(f"{url}/healthz") == 200)
+        return [found[rank] for rank in sorted(found)]
+
+    def metrics(self, rank: int = 0) -> str:
+        """The page of one gateway."""
+        answer = httpx.get(f"http://127.0.0.1:{self.gateway['metrics_port'] + rank}/metrics")
+        assert answer.status_code == 200
+        return answer.text
 
     def listening(self) -> list[tuple[str, int, str]]:
         """Address, port and whose, of everything that the server listens on."""
@@ -291,6 +309,15 @@ def total(answer: httpx.Response) -> float:
     """The sum that a synthetic model answers one row with."""
     value: float = answer.json()["outputs"][0]["data"][0]
     return value
+
+
+def metric(page: str, name: str, **labels: str) -> float:
+    """The sum of a metric over the samples that carry these labels."""
+    found = re.findall(rf"^{name}(?:{{([^}}]*)}})? ([0-9.e+-]+)$", page, re.MULTILINE)
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    values = [float(value) for carried, value in found if all(w in carried for w in wanted)]
+    assert values, (name, labels)
+    return sum(values)
 
 
 def get(url: str) -> int:
