@@ -162,10 +162,13 @@ def test_new_key_comes_with_its_hash() -> None:
     assert hashed == hash_key(key)
 
 
-@pytest.mark.parametrize("name", ["minilm.yaml", "device.yaml"])
-def test_examples_are_settings(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [("minilm.yaml", "minilm"), ("device.yaml", "device"), ("tenants.yaml", "device")],
+)
+def test_examples_are_settings(name: str, model: str) -> None:
     found = load(cli.built_in_example().with_name(name), here=False)
-    assert list(found.models) == [name.removesuffix(".yaml")]
+    assert list(found.models) == [model]
     assert (found.gateway.host, found.gateway.port) == ("127.0.0.1", 8000)
 
 

@@ -114,6 +114,25 @@ def test_a_change_that_cannot_load_leaves_the_model_as_it_was(server):
     assert server.replicas("b") == pids
 
 
+def test_controllers_freeze_and_learn_again_while_requests_go_on(server):
+    pids, port = server.replicas("a"), str(server.port)
+    with server.load("a") as load:
+        for expected in ("controllers: frozen\n", "nothing changed\n"):
+            frozen = server.headrace("freeze", "on", "--port", port)
+            assert (frozen.returncode, frozen.stdout) == (0, expected), frozen.stderr
+        server.until(lambda: server.status()["frozen"], 10)
+        page = httpx.get(f"{server.url}/metrics").text
+        (line,) = [s for s in page.splitlines() if s.startswith("headrace_controllers_frozen{")]
+        assert line.endswith(" 1.0")
+
+        applied = apply(server, {"a": A, "b": B})
+        assert (applied.returncode, applied.stdout) == (0, "controllers: no longer frozen\n")
+        server.until(lambda: not server.status()["frozen"], 10)
+    assert load.failures == []
+    assert load.answered > 100
+    assert server.replicas("a") == pids
+
+
 def test_tenants_are_in_force_within_seconds_and_a_spoilt_file_keeps_the_last(server):
     key, hashed = new_key()
     pids = server.replicas("a")
