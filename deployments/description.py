@@ -67,7 +67,7 @@ class ModelDescription:
     `bucket_edges`: ascending, tokens. `tokenizer_digest`: key of the tokeniser's bytes in the
     registry, "" when the model takes no text. `embed_output`: name of the output that holds the
     embedding, `embed_width` its size. `digest`: of the settings that the replica was started with,
-    by which an anchor knows its own replicas.
+    by which an anchor knows its own replicas. `profile`: seconds of (rows, length) batches.
     """
 
     name: str
@@ -93,4 +93,5 @@ class ModelDescription:
     embed_output: str = ""
     embed_width: int = 0
     max_rows: int | None = None
+    profile: tuple[tuple[int, int, float], ...] = ()
     ladder: Ladder = Ladder()

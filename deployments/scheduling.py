@@ -79,6 +79,7 @@ def dispatcher_settings(d: ModelDescription, home: Home) -> DispatcherSettings:
         max_late_rows=s.max_late_rows,
         late=s.late,
         preempt_streams=s.preempt_streams,
+        profile=d.profile,
         frozen=home.frozen,
         buckets=s.buckets,
         admission=s.admission,

@@ -59,7 +59,7 @@ def warm(
     begin, wanted = perf_counter(), shapes(settings, limits)
     for done, (rows, length) in enumerate(wanted):
         settings.progress("warming", done / len(wanted))
-        _try(run, batch(limits, rows, length), length)
+        attempt(run, batch(limits, rows, length), length)
         if perf_counter() - begin > warm_s:
             break
     settings.progress("warming", 1.0)
@@ -78,7 +78,8 @@ def batch(limits: Limits, rows: int, length: int) -> Batch:
     return Batch(rows, np.full(rows, length, np.int64), inputs)
 
 
-def _try(run: Callable[[Batch], object], tried: Batch, length: int) -> None:
+def attempt(run: Callable[[Batch], object], tried: Batch, length: int) -> None:
+    """Raises `LoadError` where the batch fails."""
     try:
         run(tried)
     except RunError as error:

@@ -17,6 +17,7 @@ from deployments.queues.model_queue import ModelQueue
 from deployments.queues.tickets import BatchRecord, Terms
 from deployments.queues.transport import ServeTransport
 from deployments.scheduling import Home, dispatcher_settings
+from routers.settings import DispatcherSettings
 
 _CALL_MARGIN_S = 5.0
 
@@ -49,9 +50,10 @@ class ServedModel:
         self.tokenizer = tokenizer
         self._transport = transport
         self._home = home
+        self._profile = description.profile
         self._running: tuple[RunningReplica, ...] = ()
         self.queue = ModelQueue(
-            dispatcher_settings(description, home),
+            self._settings(),
             terms(description),
             transport,
             gateway=home.gateway,
@@ -62,15 +64,18 @@ class ServedModel:
     def replace(self, description: ModelDescription, tokenizer: TextTokenizer | None) -> None:
         """A new version is live: what waits is queued again by its settings, or refused where the
         version's tensors are others."""
+        known = self.description
+        if (description.digest, description.version) != (known.digest, known.version):
+            self._profile = description.profile
         self.description = description
         self.tokenizer = tokenizer
-        self.queue.adopt(dispatcher_settings(description, self._home), terms(description))
+        self.queue.adopt(self._settings(), terms(description))
         self._heard(self._running)
 
     def freeze(self, frozen: bool) -> None:
         """Stops all that learns in the model's core, or lets it go on; what waits stays."""
         self._home = replace(self._home, frozen=frozen)
-        self.queue.retune(dispatcher_settings(self.description, self._home))
+        self.queue.retune(self._settings())
 
     @property
     def replicas(self) -> int:
@@ -80,6 +85,11 @@ class ServedModel:
     def close(self) -> None:
         self._stop_listening()
         self.queue.close()
+
+    def _settings(self) -> DispatcherSettings:
+        """A profile is kept as long as the model is the same: one that another replica measured
+        says nothing new, and would cost what has been learnt since."""
+        return dispatcher_settings(replace(self.description, profile=self._profile), self._home)
 
     def _live(self) -> tuple[RunningReplica, ...]:
         return tuple(r for r in self._running if r.digest() == self.description.digest)

@@ -16,6 +16,7 @@ from deployments.settings import ModelSettings, bucket_edges, source_path
 from deployments.settings import digest as version_digest
 from runtimes import source as artifacts
 from runtimes.errors import LoadError
+from runtimes.profiling import Profile
 from runtimes.threads import allowed_cpus
 from runtimes.types import Limits, Runtime, RuntimeSettings, TensorSpec
 
@@ -51,7 +52,7 @@ def runtime_settings(
 
 
 def describe(
-    name: str, model: ModelSettings, digest: str, runtime: Runtime
+    name: str, model: ModelSettings, digest: str, runtime: Runtime, profile: Profile = ()
 ) -> tuple[ModelDescription, bytes]:
     """The page (generation 0: the anchor sets it) and the tokeniser's bytes (empty without one)."""
     limits = runtime.limits()
@@ -81,6 +82,7 @@ def describe(
         embed_output=embed.name if embed else "",
         embed_width=embed.shape[-1] if embed else 0,
         max_rows=limits.max_rows,
+        profile=profile,
         ladder=_ladder(model),
     )
     return page, tokenizer

@@ -1,8 +1,8 @@
 """The Ray Serve deployment of one model: wires a runtime to the replica core, delegates the rest.
 
-The constructor stages, compiles and warms before it returns, so a replica that runs is hot. It
-reports its progress to the registry. A hung run ends the process (`os._exit`): Serve replaces the
-replica and gateways retry its batches.
+The constructor stages, compiles, warms and profiles before it returns, so a replica that runs is
+hot. It reports its progress to the registry. A hung run ends the process (`os._exit`): Serve
+replaces the replica and gateways retry its batches.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from deployments.replica.replica_core import ReplicaCore, watch_hangs
 from deployments.settings import ModelSettings
 from runtimes import catalog
 from runtimes.errors import RuntimeFault
+from runtimes.profiling import Profile, measure
 from runtimes.types import Runtime
 
 HUNG_EXIT_CODE = 70
@@ -46,9 +47,9 @@ class ModelReplica:
         self._registry = registry()
         self._phases: dict[str, None] = {}
         try:
-            await self._loop.run_in_executor(None, self._start, Path(args["cache_dir"]))
+            profile = await self._loop.run_in_executor(None, self._start, Path(args["cache_dir"]))
             self._description, self._tokenizer = describe.describe(
-                self._name, self._settings, args["digest"], self._runtime
+                self._name, self._settings, args["digest"], self._runtime, profile
             )
         except Exception as fault:
             _log_failure(self._name, fault)
@@ -67,12 +68,13 @@ class ModelReplica:
         )
         self._note("ready", 1.0)
 
-    def _start(self, cache_dir: Path) -> None:
-        self._runtime: Runtime = catalog.create(
-            describe.runtime_settings(self._name, self._settings, cache_dir, self._note)
-        )
-        self._runtime.load()
-        self._runtime.warm()
+    def _start(self, cache_dir: Path) -> Profile:
+        settings = describe.runtime_settings(self._name, self._settings, cache_dir, self._note)
+        self._runtime: Runtime = catalog.create(settings)
+        runtime = self._runtime
+        runtime.load()
+        runtime.warm()
+        return measure(settings, runtime.limits(), runtime.run, self._settings.profile_s)
 
     def _note(self, phase: str, fraction: float, detail: str = "") -> Any:
         passed = tuple(self._phases)

@@ -182,6 +182,13 @@ class ModelSettings(Section):
         description="Cheaper model of the same task that answers what this one would refuse "
         "because of load or because it is not ready.",
     )
+    profile_s: float = Field(
+        default=2,
+        ge=0,
+        le=600,
+        description="Seconds a starting replica may spend on timing batches of several sizes, "
+        "from which gateways predict what a batch takes; 0 learns it from callers' batches.",
+    )
     retry: bool = Field(
         default=True, description="Whether a request may run again after its replica died or hung."
     )

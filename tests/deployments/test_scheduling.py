@@ -96,6 +96,12 @@ def test_defaults_are_the_cores_own(page: Page) -> None:
     assert found.buckets.adaptive
 
 
+def test_the_core_starts_from_the_replicas_profile(page: Page) -> None:
+    profile = ((1, 16, 0.005), (8, 16, 0.007))
+    described = page(scheduling=scheduling(ModelSettings(runtime="synthetic")), profile=profile)
+    assert dispatcher_settings(described, HOME).profile == profile
+
+
 def test_the_core_takes_what_users_may_write(page: Page) -> None:
     validate(told(page))
     validate(told(page, **WRITTEN))

@@ -187,6 +187,19 @@ async def test_a_new_version_replaces_the_page_and_keeps_the_queue(
         following.catalogue.find("device", "1")
 
 
+async def test_a_profile_is_kept_until_another_version_brings_its_own(
+    following: Following, page: Page
+) -> None:
+    async def told(**changes: Any) -> Any:
+        await following.registry.tell(page(**changes))
+        return following.catalogue.find("device").queue._settings.profile
+
+    first, second = ((1, 8, 0.1),), ((1, 8, 0.2),)
+    assert await told(profile=first) == first
+    assert await told(profile=second, generation=2) == first
+    assert await told(profile=second, generation=3, version="2") == second
+
+
 async def test_a_model_that_is_no_longer_declared_is_closed(
     following: Following, page: Page
 ) -> None:

@@ -55,6 +55,12 @@ def test_the_page_joins_settings_and_limits() -> None:
     assert (s.retry, tokenizer, page.tokenizer_digest) == (False, b"", "")
 
 
+def test_the_page_carries_the_profile() -> None:
+    profile = ((1, 16, 0.005),)
+    page, _ = describe.describe("m", model(), "d", Encoder(), profile)  # type: ignore[arg-type]
+    assert page.profile == profile
+
+
 def test_a_model_without_lengths_has_one_bucket() -> None:
     page, _ = describe.describe("m", model(), "d", Moody(lambda v: None))  # type: ignore[arg-type]
     assert (page.bucket_edges, page.lengths_input) == ((1,), None)

@@ -1,0 +1,89 @@
+"""What do batches of each size take on this device, before the first caller asks?
+
+Times the shapes that warm-up runs, and one length between two edges. One row of each length comes
+first, then the largest batch of each, then what lies between, so that the extremes are known when
+time is short. A batch that would take longer than what is left is left out: as seen from a smaller
+one, time grows at most with the rows and with the square of the length. Each is run at least twice
+and its least time kept, which is the device's without what disturbed it. For warm batch runtimes;
+what a stream runtime takes is no matter of batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from time import perf_counter
+
+from runtimes import warmup
+from runtimes.types import Batch, Limits, RuntimeSettings
+
+Profile = tuple[tuple[int, int, float], ...]
+
+_LEAST_RUNS = 2
+_MOST_RUNS = 5
+_ENOUGH_S = (
+    0.01  # shorter batches are run more often, as what disturbs them is longer than they are
+)
+
+
+def measure(
+    settings: RuntimeSettings,
+    limits: Limits,
+    run: Callable[[Batch], object],
+    seconds: float,
+    clock: Callable[[], float] = perf_counter,
+) -> Profile:
+    """(rows, length, seconds) of each shape that was run; about `seconds` in all, none for 0.
+    Raises `LoadError` where a batch fails: callers would meet the same."""
+    end = clock() + seconds
+    found: list[tuple[int, int, float]] = []
+    for rows, length in _in_order(settings, limits):
+        left = end - clock()
+        if left <= 0.0 or _LEAST_RUNS * _at_most(rows, length, found) > left:
+            continue
+        tried = warmup.batch(limits, rows, length)
+        found.append((rows, length, _least(run, tried, length, clock)))
+    return tuple(found)
+
+
+def _in_order(settings: RuntimeSettings, limits: Limits) -> Iterator[tuple[int, int]]:
+    shapes = warmup.shapes(replace(settings, edges=_edges(settings, limits)), limits)
+    most: dict[int, int] = {}
+    for rows, length in shapes:
+        most[length] = max(rows, most.get(length, 0))
+    yield from ((1, length) for length in sorted(most))
+    yield from ((most[length], length) for length in sorted(most) if most[length] > 1)
+    between = [shape for shape in shapes if 1 < shape[0] < most[shape[1]]]
+    yield from sorted(between, key=lambda shape: shape[0] * shape[1])
+
+
+def _edges(settings: RuntimeSettings, limits: Limits) -> tuple[int, ...]:
+    """A device that is compiled for certain lengths runs no other."""
+    if limits.fixed_edges or not settings.edges:
+        return limits.fixed_edges
+    below, last = (0, *settings.edges)[-2:]
+    return (*settings.edges, max(1, (below + last) // 2))
+
+
+def _at_most(rows: int, length: int, found: list[tuple[int, int, float]]) -> float:
+    """Seconds that the batch takes at most, judged by those measured; 0 before there are any."""
+    bounds = (
+        took_s * max(1.0, rows / known_rows) * max(1.0, length / known_length) ** 2
+        for known_rows, known_length, took_s in found
+    )
+    return min(bounds, default=0.0)
+
+
+def _least(
+    run: Callable[[Batch], object], tried: Batch, length: int, clock: Callable[[], float]
+) -> float:
+    least = spent = 0.0
+    for done in range(_MOST_RUNS):
+        if done >= _LEAST_RUNS and spent >= _ENOUGH_S:
+            break
+        begin = clock()
+        warmup.attempt(run, tried, length)
+        took_s = clock() - begin
+        spent += took_s
+        least = min(least, took_s) if done else took_s
+    return least

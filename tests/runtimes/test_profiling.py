@@ -1,0 +1,111 @@
+"""What is timed, in which order, and what it says of the device."""
+
+from pathlib import Path
+
+import pytest
+
+from routers.cost import CostModel
+from runtimes.errors import LoadError, RunError
+from runtimes.profiling import measure
+from runtimes.synthetic import LIMITS, SyntheticOptions, service_s
+from runtimes.types import Limits, RuntimeSettings, TensorSpec
+
+SETTINGS = RuntimeSettings(
+    "m", "synthetic", None, Path("unused"), edges=(16, 64, 256), max_size=8, max_tokens=1024
+)
+
+
+class Device:
+    """Takes the time that `law` says, on a clock of its own; the first run of a shape longer."""
+
+    def __init__(self, law, first_s=0.0):
+        self.now = 0.0
+        self.runs = []
+        self._law, self._first_s = law, first_s
+
+    def clock(self):
+        return self.now
+
+    def run(self, batch):
+        shape = batch.rows, int(batch.lengths.max())
+        self.now += self._law(*shape) + (0.0 if shape in self.runs else self._first_s)
+        self.runs.append(shape)
+
+
+def profiled(device, seconds=1e9, settings=SETTINGS, limits=LIMITS):
+    return measure(settings, limits, device.run, seconds, device.clock)
+
+
+def law(rows, length):
+    return service_s(SyntheticOptions(5.0, 0.2, 8.0), rows, length)
+
+
+def test_fit_recovers_what_the_synthetic_device_takes():
+    model = CostModel(0.0, profiled(Device(law)))
+    found = model.coefficients
+    assert found.launch_s == pytest.approx(0.005, rel=0.02)
+    assert found.row_s == pytest.approx(0.0002, rel=0.1)
+    assert found.token_s == pytest.approx(8e-6, rel=0.02)
+    for rows, length in ((1, 16), (3, 100), (8, 256), (32, 512)):
+        assert model.predict(rows, length) == pytest.approx(law(rows, length), rel=0.02)
+
+
+def test_every_size_of_every_edge_and_one_between_is_timed():
+    shapes = {(rows, length) for rows, length, _ in profiled(Device(law))}
+    edges = {(rows, length) for rows in (1, 2, 4, 8) for length in (16, 64)}
+    assert shapes == edges | {(rows, length) for rows in (1, 2, 4) for length in (160, 256)} | {
+        (6, 160)
+    }
+
+
+def test_extremes_come_first():
+    shapes = [(rows, length) for rows, length, _ in profiled(Device(law))]
+    assert shapes[:4] == [(1, 16), (1, 64), (1, 160), (1, 256)]
+    assert shapes[4:8] == [(8, 16), (8, 64), (6, 160), (4, 256)]
+
+
+def test_least_of_at_least_two_runs_is_kept():
+    device = Device(lambda rows, length: 0.02, first_s=1.0)
+    assert [took_s for *_, took_s in profiled(device)] == [pytest.approx(0.02)] * 15
+    assert device.runs.count((1, 16)) == 2
+
+
+def test_short_batches_are_run_more_often():
+    device = Device(lambda rows, length: 0.001)
+    profiled(device)
+    assert device.runs.count((1, 16)) == 5
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.3, 2.0])
+@pytest.mark.parametrize("token_ms", [0.01, 0.3, 3.0])
+def test_time_is_kept_whatever_a_batch_takes(seconds, token_ms):
+    device = Device(lambda rows, length: 0.001 + token_ms / 1e3 * rows * length)
+    found = profiled(device, seconds)
+    assert found[0][:2] == (1, 16)
+    first_s = 5 * (0.001 + token_ms / 1e3 * 16)
+    assert device.now <= max(seconds, first_s) * 1.5
+
+
+def test_no_time_is_no_profile():
+    device = Device(law)
+    assert profiled(device, 0.0) == ()
+    assert not device.runs
+
+
+def test_compiled_lengths_are_the_only_ones():
+    limits = Limits(LIMITS.inputs, LIMITS.outputs, length_input="ids", fixed_edges=(32, 128))
+    assert {length for _, length, _ in profiled(Device(law), limits=limits)} == {32, 128}
+
+
+def test_rows_without_length_are_timed_by_number():
+    image = Limits(inputs=(TensorSpec("x", "FP32", (-1, 3, 4, 4)),), outputs=(), max_rows=4)
+    found = profiled(Device(lambda rows, length: 0.01 * rows), limits=image)
+    assert [(rows, length) for rows, length, _ in found] == [(1, 1), (4, 1), (2, 1)]
+
+
+def test_batch_that_fails_is_a_load_error():
+    def fail(batch):
+        raise RunError("no room")
+
+    with pytest.raises(LoadError, match="no room"):
+        measure(SETTINGS, LIMITS, fail, 1.0, Device(law).clock)
