@@ -1,15 +1,15 @@
 """How long are the requests of a workload, and when do they come?
 
 Pure arithmetic on an injected generator: the ragged mix that every figure on ragged work uses,
-bodies made from lengths, and Poisson arrivals. Lengths are tokens, times are seconds from the
-start. It sends nothing and reads no clock.
+lengths and bodies, arrivals whose rate changes, and how long a refused caller waits. Lengths are
+tokens, times are seconds from the start. It sends nothing and reads no clock.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -37,6 +37,58 @@ def poisson_times(rate: float, seconds: float, rng: random.Random) -> Iterator[f
     while at < seconds:
         yield at
         at += rng.expovariate(rate)
+
+
+def renewal_times(
+    rates: Sequence[tuple[float, float]], seconds: float, rng: random.Random, cv: float = 1.0
+) -> Iterator[float]:
+    """Arrival times in [0, seconds) whose intervals are independent, with this coefficient of
+    variation (1: Poisson), at rates that change: (from when on, arrivals a second), the first from
+    0. A change stretches the interval it falls into, so that the rate is right at once."""
+    shape = 1.0 / (cv * cv)
+    at, piece = 0.0, 0
+    left = rng.gammavariate(shape, 1.0 / shape)  # of the interval, in arrivals
+    while piece < len(rates):
+        rate = rates[piece][1]
+        until = min(seconds, rates[piece + 1][0] if piece + 1 < len(rates) else seconds)
+        if left < (until - at) * rate:
+            at += left / rate
+            yield at
+            left = rng.gammavariate(shape, 1.0 / shape)
+        else:
+            left -= max(0.0, until - at) * rate
+            at, piece = max(at, until), piece + 1
+
+
+def changing_rates(
+    rate: float,
+    steps: Sequence[tuple[float, float]] = (),
+    bursts: Iterable[tuple[float, float]] = (),
+    factor: float = 1.0,
+) -> list[tuple[float, float]]:
+    """For `renewal_times`: `rate` from 0 on, other rates from moments on, all of them multiplied
+    by `factor` during `bursts` (from, to)."""
+    spans = list(bursts)
+    moments = {0.0, *(at for at, _ in steps), *(at for span in spans for at in span)}
+    base = [(0.0, rate), *steps]
+    return [
+        (at, [r for since, r in base if since <= at][-1] * (factor if _within(at, spans) else 1.0))
+        for at in sorted(moments)
+    ]
+
+
+def _within(at: float, spans: Sequence[tuple[float, float]]) -> bool:
+    return any(since <= at < until for since, until in spans)
+
+
+def pause_s(
+    attempt: int, backoff_s: float, most_s: float, least_s: float, rng: random.Random | None
+) -> float:
+    """How long a caller waits after its `attempt`th try failed: doubling, at most `most_s`, drawn
+    between 0 and that where there is a generator (full jitter), and at least `least_s`, which is
+    what the server asked for."""
+    longest = min(most_s, backoff_s * 2.0 ** (attempt - 1))
+    return max(least_s, longest if rng is None else rng.uniform(0.0, longest))
 
 
 def infer_body(name: str, ids: Sequence[int]) -> bytes:

@@ -1,0 +1,159 @@
+"""What is a scenario? Who calls how often with what, for how long, and what breaks meanwhile.
+
+One format for `headrace simulate` and the load generator: these classes are the file, checked once
+and then immutable; `scenario_file` reads it, `plan` makes requests of it. Times in ms are promises
+to callers or patience, times in s are moments and spans; moments count from the end of the warm-up.
+Rates are requests a second over all gateways, lengths are tokens. What the model is, who its
+tenants are and what they may do stands in the settings file that a scenario names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from loadtests.scenario_faults import DevicePart, FaultsPart
+from loadtests.scenario_traffic import (
+    ArrivalsPart,
+    LengthsPart,
+    Part,
+    Rate,
+    RetryPart,
+    Share,
+    Span,
+    listed,
+)
+
+
+class TenantPart(Part):
+    """One tenant's callers. Weight, limits and keys are the settings file's."""
+
+    share: Share | None = Field(
+        default=None, description="Share of the scenario's `arrivals`; or it has its own."
+    )
+    arrivals: ArrivalsPart | None = Field(default=None, description="Arrivals of its own.")
+    lengths: LengthsPart | None = Field(
+        default=None, description="Lengths of its own; unset, the scenario's."
+    )
+    rows: int = Field(default=1, ge=1, le=10_000, description="Rows in each request.")
+    priority: str | None = Field(
+        default=None, description="What its requests ask for; unset, what the settings give it."
+    )
+    slo_ms: Span | None = Field(
+        default=None, description="Deadline its callers ask for; unset, the model's."
+    )
+    timeout_ms: Span | None = Field(
+        default=None, description="How long its callers let the server try; unset, the model's."
+    )
+    leave_after_ms: Span | None = Field(
+        default=None, description="When its callers hang up; unset, never before the timeout."
+    )
+    retry: RetryPart = Field(default_factory=RetryPart, description="What a refusal leads to.")
+    gateways: Annotated[tuple[Rate, ...], BeforeValidator(listed)] = Field(
+        default=(),
+        description="Shares of its requests by gateway (`[1, 0]`: all to the first); unset, even.",
+    )
+    sessions: int = Field(
+        default=0, ge=0, description="Sessions its requests belong to, drawn evenly; 0: none."
+    )
+    retryable: bool = Field(default=True, description="Whether its requests may run twice.")
+
+    @model_validator(mode="after")
+    def _sensible(self) -> TenantPart:
+        if self.share is not None and self.arrivals is not None:
+            raise ValueError("has a share of the arrivals and arrivals of its own; may have one")
+        if self.gateways and not sum(self.gateways):
+            raise ValueError("gateways must not all be 0")
+        return self
+
+
+class Scenario(Part):
+    settings: str = Field(
+        description="Settings file of the server: its model, tenants and gateways; relative to "
+        "this file."
+    )
+    model: str | None = Field(
+        default=None, description="Which of its models; unset, the only one there is."
+    )
+    about: str = Field(default="", description="What the scenario shows, for people.")
+    seed: int = Field(default=1, description="Decides every random choice.")
+    duration_s: Span = Field(description="How long requests are sent and counted.")
+    warmup_s: float = Field(
+        default=0, ge=0, description="How long they are sent before that, uncounted."
+    )
+    arrivals: ArrivalsPart | None = Field(
+        default=None, description="When requests come; tenants take shares of it."
+    )
+    lengths: LengthsPart | None = Field(
+        default=None, description="How long rows are, of tenants that do not say."
+    )
+    tenants: dict[str, TenantPart] = Field(
+        default_factory=dict, description="Who calls; none means one, `default`."
+    )
+    replicas: int | None = Field(
+        default=None, ge=0, le=100_000, description="Instead of the settings' count."
+    )
+    gateways: int | None = Field(
+        default=None, ge=1, le=256, description="Instead of the settings' number."
+    )
+    device: DevicePart | None = Field(
+        default=None,
+        description="The simulated device; unset, the options of a `synthetic` model.",
+    )
+    transport_ms: float = Field(
+        default=1, ge=0, description="Simulated round trip between a gateway and a replica."
+    )
+    network_ms: float = Field(
+        default=0,
+        ge=0,
+        description="Simulated time of a request outside of queue and replica: HTTP both ways.",
+    )
+    faults: FaultsPart = Field(default_factory=FaultsPart, description="What breaks.")
+
+    @model_validator(mode="after")
+    def _everybody_calls(self) -> Scenario:
+        for name, tenant in self.callers():
+            arrivals = self.arrivals_of(tenant)
+            if arrivals is None:
+                raise ValueError(f"tenant {name} has no arrivals; give it or the scenario some")
+            lengths = tenant.lengths or self.lengths
+            if lengths is None:
+                raise ValueError(f"tenant {name} has no lengths; give it or the scenario some")
+            if lengths.column is not None and arrivals.process != "trace":
+                raise ValueError(f"tenant {name} has lengths from a trace and no trace's arrivals")
+            if len(tenant.gateways) > (self.gateways or 256):
+                raise ValueError(f"tenant {name} names more gateways than there are")
+        sharing = [tenant for _, tenant in self.callers() if tenant.arrivals is None]
+        closed = self.arrivals is not None and self.arrivals.process == "closed"
+        if closed and len(sharing) > 1:
+            raise ValueError("closed arrivals cannot be shared; give each tenant its own")
+        return self
+
+    def callers(self) -> Iterator[tuple[str, TenantPart]]:
+        """Tenants by name, in the file's order."""
+        yield from (self.tenants or {"default": TenantPart()}).items()
+
+    def arrivals_of(self, tenant: TenantPart) -> ArrivalsPart | None:
+        return tenant.arrivals or self.arrivals
+
+    def lengths_of(self, tenant: TenantPart) -> LengthsPart:
+        found = tenant.lengths or self.lengths
+        assert found is not None, "checked when the scenario was made"
+        return found
+
+    def slice_of(self, name: str) -> tuple[float, float]:
+        """Where, in 0..1, a tenant's slice of the arrivals that it takes part in lies."""
+        sharing = {n: t.share or 1.0 for n, t in self.callers() if t.arrivals is None}
+        if name not in sharing:
+            return 0.0, 1.0
+        upto = dict(zip(sharing, accumulate(sharing.values()), strict=True))
+        total = sum(sharing.values())
+        return (upto[name] - sharing[name]) / total, upto[name] / total
+
+    @property
+    def run_s(self) -> float:
+        """Seconds during which requests are sent."""
+        return self.warmup_s + self.duration_s

@@ -1,0 +1,78 @@
+"""What breaks during a scenario, and what is the simulated device?
+
+Parts of the scenario format for `headrace simulate`; a load generator cannot do most of it to a
+real server. Factors multiply a batch's time; moments count from the end of the warm-up, in seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from loadtests.scenario_traffic import Moment, Part, Span, listed
+
+
+class HiccupsPart(Part):
+    share: float = Field(ge=0, le=1, description="Share of the batches.")
+    factor: float = Field(gt=0, description="How many times longer they take.")
+
+
+class SlowPart(Part):
+    replica: int = Field(ge=0, description="Which one, from 0.")
+    factor: float = Field(gt=0, description="How many times longer its batches take.")
+    from_s: Moment = Field(default=0, description="From when on.")
+    to_s: Moment | None = Field(default=None, description="Until when; unset, to the end.")
+
+
+class DeathPart(Part):
+    replica: int = Field(ge=0, description="Which one, from 0.")
+    at_s: Moment = Field(description="When.")
+    back_after_s: Span | None = Field(
+        default=None, description="When another takes its place; unset, never."
+    )
+    hangs: bool = Field(
+        default=False, description="It stops answering instead, until `hang_limit_s` is over."
+    )
+
+
+class ChaosPart(Part):
+    """Deaths at random moments, of random replicas."""
+
+    every_s: Span = Field(description="Mean time between deaths.")
+    back_after_s: Span = Field(default=5, description="When another takes its place.")
+    hanging: float = Field(default=0, ge=0, le=1, description="Share that hangs instead of dying.")
+
+
+class RampPart(Part):
+    last_s: Span = Field(description="How long a replica that has just started is slow.")
+    factor: float = Field(gt=0, description="How many times slower at first; falls to 1 evenly.")
+
+
+class FaultsPart(Part):
+    """What the simulated devices do."""
+
+    noise: float = Field(
+        default=0, ge=0, le=2, description="Sigma of the log-normal noise on batch times; median 1."
+    )
+    hiccups: HiccupsPart | None = Field(default=None, description="Some batches take longer.")
+    slow: Annotated[tuple[SlowPart, ...], BeforeValidator(listed)] = Field(
+        default=(), description="Single replicas that are slow."
+    )
+    deaths: Annotated[tuple[DeathPart, ...], BeforeValidator(listed)] = Field(
+        default=(), description="Single replicas that die or hang."
+    )
+    chaos: ChaosPart | None = Field(default=None, description="Deaths at random.")
+    slow_start: RampPart | None = Field(default=None, description="Replicas start slowly.")
+    detect_s: float = Field(
+        default=0.5, ge=0, description="How long until a dead replica is found out."
+    )
+
+
+class DevicePart(Part):
+    """What a batch of B rows, the longest of L tokens, takes:
+    base_ms + per_request_ms · B + per_token_us · B · L."""
+
+    base_ms: float = Field(default=0, ge=0, description="Per batch.")
+    per_request_ms: float = Field(default=0, ge=0, description="Per row.")
+    per_token_us: float = Field(default=0, ge=0, description="Per padded token.")

@@ -1,0 +1,217 @@
+"""Are the requests of a scenario what it says, and the same for the same seed?"""
+
+import random
+import statistics
+from collections import Counter
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+
+from loadtests.plan import Plan, length_drawer, rates_of
+from loadtests.scenario_file import check
+from loadtests.scenario_traffic import ArrivalsPart, LengthsPart
+from loadtests.workload import changing_rates, pause_s, renewal_times
+
+HERE = Path()
+
+
+def plan(gateways=1, **changed) -> Plan:
+    plain = {"settings": "x", "duration_s": 20, "arrivals": {"rate": 100}, "lengths": {"fixed": 8}}
+    return Plan(check(plain | changed), HERE, gateways)
+
+
+def test_requests_ascend_at_their_rate_from_the_warm_up_on():
+    times = [each.at_s for each in plan(warmup_s=10).requests()]
+    assert times == sorted(times)
+    assert times[-1] < 30
+    assert len(times) == pytest.approx(3000, rel=0.1)
+
+
+def test_same_seed_makes_the_same_requests_and_another_others():
+    first, again, other = (list(plan(seed=seed).requests()) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_what_one_tenant_sends_does_not_hang_on_the_others():
+    alone = plan(tenants={"a": {"arrivals": {"rate": 5}}})
+    beside = plan(tenants={"b": {"arrivals": {"rate": 90}}, "a": {"arrivals": {"rate": 5}}})
+    found = [[each for each in p.requests() if each.tenant == "a"] for p in (alone, beside)]
+    assert found[0] == found[1] != []
+
+
+def test_tenants_get_their_shares_of_the_arrivals():
+    found = Counter(each.tenant for each in plan(tenants={"a": {"share": 3}, "b": {}}).requests())
+    assert found["a"] / found["b"] == pytest.approx(3, rel=0.2)
+
+
+def test_gateways_are_chosen_by_the_tenants_shares_else_evenly():
+    tenants = {"a": {"gateways": [0, 1]}, "b": {}, "c": {"gateways": [9, 1]}}
+    found = Counter((e.tenant, e.gateway) for e in plan(2, tenants=tenants).requests())
+    assert found["a", 0] == 0 < found["a", 1]
+    assert found["b", 0] / found["b", 1] == pytest.approx(1, rel=0.3)
+    assert found["c", 0] > 4 * found["c", 1]
+
+
+def test_rows_and_sessions_are_the_tenants():
+    (first, *rest) = plan(tenants={"a": {"rows": 3, "sessions": 2}}).requests()
+    assert first.lengths == (8, 8, 8)
+    assert {each.session for each in rest} == {"a-0", "a-1"}
+
+
+def test_closed_loop_sends_once_a_client_and_then_after_each_end():
+    loop = plan(arrivals={"process": "closed", "clients": 4, "think_s": 0.5})
+    first = list(loop.requests())
+    assert [each.at_s for each in first] == [0.0] * 4
+    following = loop.next_in_loop(first[0], 7.0)
+    assert following is not None
+    assert following.at_s == 7.5
+    assert loop.next_in_loop(first[0], 19.6) is None
+
+
+def test_open_loop_is_not_followed():
+    some = plan()
+    assert some.next_in_loop(next(some.requests()), 1.0) is None
+
+
+def test_refused_caller_comes_again_as_often_as_it_tries():
+    some = plan(tenants={"a": {"retry": {"attempts": 3, "backoff_ms": 100, "jitter": False}}})
+    first = next(some.requests())
+    second = some.again(first, 1.0, 0.0)
+    assert (second.at_s, second.attempt) == (1.1, 2)
+    third = some.again(second, 2.0, 0.0)
+    assert (third.at_s, third.attempt, third.lengths) == (2.2, 3, first.lengths)
+    assert some.again(third, 3.0, 0.0) is None
+
+
+@pytest.mark.parametrize(("honours", "at_s"), [(True, 6.0), (False, 1.1)])
+def test_retry_after_is_waited_for_by_those_who_look_at_it(honours, at_s):
+    retry = {"attempts": 2, "jitter": False, "retry_after": honours}
+    some = plan(tenants={"a": {"retry": retry}})
+    assert some.again(next(some.requests()), 1.0, 5.0).at_s == at_s
+
+
+def test_pauses_double_up_to_the_longest_and_are_drawn_below():
+    assert [pause_s(n, 0.1, 0.5, 0.0, None) for n in (1, 2, 3, 4, 9)] == [0.1, 0.2, 0.4, 0.5, 0.5]
+    drawn = [pause_s(3, 0.1, 0.5, 0.0, random.Random(n)) for n in range(200)]
+    assert 0.0 <= min(drawn) < 0.05 < 0.35 < max(drawn) <= 0.4
+
+
+@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
+def test_intervals_have_their_mean_and_variation(cv):
+    times = list(renewal_times([(0.0, 100.0)], 300.0, random.Random(1), cv))
+    intervals = [b - a for a, b in pairwise(times)]
+    assert statistics.mean(intervals) == pytest.approx(0.01, rel=0.1)
+    assert statistics.pstdev(intervals) / statistics.mean(intervals) == pytest.approx(cv, rel=0.1)
+
+
+def test_rate_changes_at_once_and_may_be_none():
+    rates = [(0.0, 100.0), (10.0, 0.0), (20.0, 1000.0)]
+    times = list(renewal_times(rates, 30.0, random.Random(1)))
+    counts = Counter(int(at // 10) for at in times)
+    assert counts[0] == pytest.approx(1000, rel=0.15)
+    assert counts[1] == 0
+    assert counts[2] == pytest.approx(10_000, rel=0.05)
+    assert len([at for at in times if 20 <= at < 20.1]) > 60
+
+
+def test_no_arrivals_without_a_rate():
+    assert list(renewal_times([(0.0, 0.0)], 10.0, random.Random(1))) == []
+
+
+def test_bursts_multiply_what_steps_say():
+    rates = changing_rates(10.0, [(4.0, 20.0)], [(2.0, 5.0)], 3.0)
+    assert rates == [(0.0, 10.0), (2.0, 30.0), (4.0, 60.0), (5.0, 20.0)]
+
+
+def test_moments_count_from_the_end_of_the_warm_up():
+    arrivals = ArrivalsPart(
+        rate=10,
+        steps=[{"from_s": 1, "rate": 20}],
+        bursts={"every_s": 10, "last_s": 1, "factor": 2, "first_s": 3},
+    )
+    assert rates_of(arrivals, 0.5, 5.0, 20.0) == [
+        (0.0, 5.0), (6.0, 10.0), (8.0, 20.0), (9.0, 10.0), (18.0, 20.0), (19.0, 10.0)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lengths", "mean"),
+    [
+        ({"fixed": 7}, 7),
+        ({"bands": [{"share": 3, "low": 10, "high": 10}, {"share": 1, "low": 50, "high": 50}]}, 20),
+        ({"lognormal": {"mu": 3.0, "sigma": 0.1}}, 20.2),
+        ({"exponential": {"mean": 100}}, 100),
+        ({"exponential": {"mean": 100}, "at_most": 50, "at_least": 50}, 50),
+    ],
+)
+def test_lengths_have_their_mean(lengths, mean):
+    draw, rng = length_drawer(LengthsPart(**lengths)), random.Random(1)
+    assert statistics.mean(draw(rng) for _ in range(4000)) == pytest.approx(mean, rel=0.06)
+
+
+def test_lengths_are_at_least_one_and_cut():
+    draw = length_drawer(LengthsPart(lognormal={"mu": 1.0, "sigma": 3.0}, at_most=9, at_least=2))
+    found = {draw(rng) for rng in map(random.Random, range(300))}
+    assert (min(found), max(found)) == (2, 9)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_text(
+        "TIMESTAMP,ContextTokens,Other\n2023-11-16 18:15:46.6805900,374,1\n"
+        "2023-11-16 18:15:50.6805900,396,2\n2023-11-16 18:15:49.0,5,3\n"
+    )
+    return file
+
+
+def traced(file, **changed):
+    arrivals = {"process": "trace", "file": str(file)}
+    return plan(arrivals=arrivals | changed.pop("arrivals", {}), **changed)
+
+
+def test_trace_is_replayed_from_its_first_row_with_its_lengths(trace):
+    found = [(e.at_s, e.lengths) for e in traced(trace, lengths={"column": ""}).requests()]
+    assert found == [(0.0, (374,)), (4.0, (396,)), (4.0, (5,))]
+
+
+def test_trace_may_be_replayed_faster_cut_and_by_other_columns(trace):
+    lengths = {"column": "Other", "at_most": 2}
+    found = traced(trace, arrivals={"speed": 2.0}, lengths=lengths).requests()
+    assert [(e.at_s, e.lengths) for e in found] == [(0.0, (1,)), (2.0, (2,)), (2.0, (2,))]
+
+
+def test_trace_ends_with_the_run(trace):
+    assert len(list(traced(trace, duration_s=3).requests())) == 1
+
+
+def test_tenants_part_a_trace_without_losing_a_row(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text("".join(f'{{"at": {n / 100}, "tokens": {n + 1}}}\n' for n in range(400)))
+    tenants = {"a": {"share": 3}, "b": {}}
+    found = list(traced(file, lengths={"column": ""}, tenants=tenants).requests())
+    assert sorted(e.lengths[0] for e in found) == list(range(1, 401))
+    assert Counter(e.tenant for e in found)["a"] == pytest.approx(300, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("a,b\n1,x\n", ":2: invalid literal"), ("a\n1\n", ":2: has too few columns")],
+)
+def test_trace_that_cannot_be_read_says_where(tmp_path, text, said):
+    file = tmp_path / "trace.csv"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=said):
+        list(traced(file, lengths={"column": ""}).requests())
+
+
+def test_requests_are_made_one_by_one():
+    endless = plan(duration_s=1e7, arrivals={"rate": 1e6})
+    assert len(list(islice(endless.requests(), 5))) == 5
+
+
+def test_request_is_a_value():
+    first = next(plan().requests())
+    assert replace(first, attempt=2) != first
