@@ -43,6 +43,9 @@ def _explained(error: Exception) -> int | None:
     # Looked up rather than imported: only what a command has imported can have been raised.
     for module, name, code in (
         ("deployments.settings.mistakes", "SettingsErrors", 2),
+        ("loadtests.scenario_file", "ScenarioErrors", 2),
+        ("loadtests.traces", "TraceError", 2),
+        ("deployments.simulation.plots", "NoPlots", 1),
         ("deployments.cluster.state_file", "NoServer", 1),
         ("deployments.cluster.control", "Refused", 1),
     ):
@@ -122,6 +125,31 @@ def freeze(switch: str, port: int | None) -> None:
 def stop(port: int | None) -> None:
     """Let a running server finish what it has, and end it."""
     _call("deployments.cluster.control", "stop", port)
+
+
+@main.command()
+@click.argument("scenario", type=FILE)
+@click.option("--trace", type=FILE, help="Replay this recording instead of the scenario's load.")
+@click.option("--replicas", type=click.IntRange(0), help="Replicas, instead of the settings'.")
+@click.option("--seed", type=int, help="Decides every random choice, instead of the scenario's.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option("--plot", type=FILE, help="Draw the run into this file (.png, .svg or .pdf).")
+@click.option("--fifo", is_flag=True, help="Run it also through one queue, first in, first out.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="PATH=VALUE",
+    help="Change the scenario (arrivals.rate=300) or its settings (settings.models.…); repeatable.",
+)  # fmt: skip
+def simulate(scenario: Path, as_json: bool, plot: Path | None, **asked: Any) -> None:
+    """Run SCENARIO on virtual time: the real scheduling against modelled replicas.
+
+    Scenarios are described in docs/simulator.md; some come with Headrace, in loadtests/scenarios.
+    """
+    from deployments.simulation.command import Asked
+
+    _call(
+        "deployments.simulation.command", "simulate", scenario, Asked(**asked),
+        as_json=as_json, plot=plot,
+    )  # fmt: skip
 
 
 @main.group()

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from loadtests.scenario_faults import DevicePart, FaultsPart
+from loadtests.scenario_faults import DevicePart, FaultsPart, JoinPart
 from loadtests.scenario_traffic import (
     ArrivalsPart,
     LengthsPart,
@@ -42,11 +42,10 @@ class TenantPart(Part):
     priority: str | None = Field(
         default=None, description="What its requests ask for; unset, what the settings give it."
     )
-    slo_ms: Span | None = Field(
-        default=None, description="Deadline its callers ask for; unset, the model's."
-    )
-    timeout_ms: Span | None = Field(
-        default=None, description="How long its callers let the server try; unset, the model's."
+    budget_ms: Span | None = Field(
+        default=None,
+        description="Time its requests give the server (`x-timeout-ms`): deadline and timeout in "
+        "one; unset, the model's deadline and timeout.",
     )
     leave_after_ms: Span | None = Field(
         default=None, description="When its callers hang up; unset, never before the timeout."
@@ -95,6 +94,9 @@ class Scenario(Part):
     )
     replicas: int | None = Field(
         default=None, ge=0, le=100_000, description="Instead of the settings' count."
+    )
+    joins: Annotated[tuple[JoinPart, ...], BeforeValidator(listed)] = Field(
+        default=(), description="Further simulated replicas, each from a moment on."
     )
     gateways: int | None = Field(
         default=None, ge=1, le=256, description="Instead of the settings' number."

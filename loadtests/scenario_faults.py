@@ -44,6 +44,11 @@ class ChaosPart(Part):
     hanging: float = Field(default=0, ge=0, le=1, description="Share that hangs instead of dying.")
 
 
+class JoinPart(Part):
+    at_s: Moment = Field(description="When.")
+    count: int = Field(default=1, ge=1, le=100_000, description="How many.")
+
+
 class RampPart(Part):
     last_s: Span = Field(description="How long a replica that has just started is slow.")
     factor: float = Field(gt=0, description="How many times slower at first; falls to 1 evenly.")
@@ -63,7 +68,9 @@ class FaultsPart(Part):
         default=(), description="Single replicas that die or hang."
     )
     chaos: ChaosPart | None = Field(default=None, description="Deaths at random.")
-    slow_start: RampPart | None = Field(default=None, description="Replicas start slowly.")
+    slow_start: RampPart | None = Field(
+        default=None, description="Replicas that start meanwhile do so slowly."
+    )
     detect_s: float = Field(
         default=0.5, ge=0, description="How long until a dead replica is found out."
     )

@@ -25,9 +25,12 @@ class ScenarioErrors(ValueError):
     """Every mistake that was found, in the file's order."""
 
 
-def load(path: Path, changes: Iterable[str] = ()) -> Scenario:
-    """`changes`: `dotted.path=value`, the value in YAML. Raises ScenarioErrors."""
+def load(path: Path, changes: Iterable[str] = (), trace: Path | None = None) -> Scenario:
+    """`changes`: `dotted.path=value`, the value in YAML. `trace`: a recording that all tenants'
+    requests come from instead. Raises ScenarioErrors."""
     data, lines = _read(path)
+    if trace is not None:
+        _replay(data, trace)
     for each in changes:
         change(data, each)
     return check(data, str(path), lines)
@@ -59,6 +62,17 @@ def change(data: dict[str, Any], setting: str) -> None:
         place[_position(place, steps[-1], path)] = value
     else:
         place[steps[-1]] = value
+
+
+def _replay(data: dict[str, Any], trace: Path) -> None:
+    """Puts a recording in the place of all arrivals and lengths; tenants keep their shares."""
+    data["arrivals"] = {"process": "trace", "file": str(trace.absolute())}
+    data["lengths"] = {"column": ""}
+    tenants = data.get("tenants")
+    for tenant in tenants.values() if isinstance(tenants, dict) else ():
+        if isinstance(tenant, dict):
+            tenant.pop("arrivals", None)
+            tenant.pop("lengths", None)
 
 
 def _below(place: Any, step: str, path: str) -> Any:

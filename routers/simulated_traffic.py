@@ -19,7 +19,7 @@ from routers.types import Dispatch, Reason, Snapshot
 class Arrival:
     """One request; nobody changes it. `leaves_at`: when its caller gives up without an answer;
     inf: never. `gateway`: index of the one it comes to. `attempt`: which try of its caller's this
-    is, from 1; `caller`: whatever a `Follow` wants to know again. The rest as in `types.Request`.
+    is, from 1; `caller`: whatever its maker wants to know again. The rest as in `types.Request`.
     """
 
     at: float
@@ -35,7 +35,7 @@ class Arrival:
     retryable: bool = True
     gateway: int = 0
     attempt: int = 1
-    caller: int = 0
+    caller: object = None
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,122 @@
+"""A scenario's requests as the simulator wants them, and what came of them as a summary wants it.
+
+The go-between of `loadtests.plan` and `loadtests.summary` on one side and `routers.simulator` on
+the other: it knows both vocabularies and decides nothing. A refused caller is told what the header
+would say: whole seconds. Latencies include the scenario's `network_ms`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from math import ceil, inf
+
+from deployments.simulation.stage import Stage
+from loadtests.plan import Plan, Planned
+from loadtests.summary import Batch, Ending, Summary
+from routers.simulated_traffic import Arrival, Fate, Load
+from routers.types import Reason
+
+_CALLERS_FAULT = {Reason.TOO_LONG, Reason.TOO_LARGE}  # asking again would not help
+_REFUSED = {Reason.QUEUE_FULL, Reason.TENANT_FULL, Reason.LATE, Reason.SHED}
+_LEFT = "left"
+
+
+class Callers:
+    """Requests come as planned; ended ones are followed by retries and by a loop's next."""
+
+    def __init__(self, plan: Plan, stage: Stage) -> None:
+        self._plan = plan
+        self._stage = stage
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return map(self._arrival, self._plan.requests())
+
+    def follow(self, fate: Fate, now: float) -> Arrival | None:
+        planned = fate.arrival.caller
+        assert isinstance(planned, Planned)
+        following = None
+        if fate.reason is not None and fate.reason not in _CALLERS_FAULT:
+            following = self._plan.again(planned, now, _header_s(fate.retry_after_s))
+        following = following or self._plan.next_in_loop(planned, now)
+        return None if following is None else self._arrival(following)
+
+    def _arrival(self, planned: Planned) -> Arrival:
+        terms, longest = self._stage.terms[planned.tenant], self._stage.longest
+        lengths = planned.lengths
+        if longest is not None and max(lengths) > longest:
+            lengths = tuple([min(length, longest) for length in lengths])
+        return Arrival(
+            planned.at_s,
+            lengths,
+            terms.slo_s,
+            terms.timeout_s,
+            inf if terms.leave_s is None else planned.at_s + terms.leave_s,
+            planned.tenant,
+            terms.priority,
+            terms.weight,
+            terms.tenant_rows,
+            planned.session,
+            terms.retryable,
+            planned.gateway,
+            planned.attempt,
+            planned,
+        )
+
+
+class Watcher:
+    """The witness that fills a summary. `on_progress(now, requests)`: every thousandth request."""
+
+    def __init__(
+        self,
+        summary: Summary,
+        stage: Stage,
+        network_s: float,
+        on_progress: Callable[[float, int], None],
+    ) -> None:
+        self._summary = summary
+        self._network_s = network_s
+        self._on_progress = on_progress
+        self._row_cost_s = lru_cache(maxsize=65_536)(stage.row_cost_s)
+        self._requests = 0
+
+    def arrived(self, fate: Fate, now: float) -> None:
+        arrival = fate.arrival
+        self._summary.sent(arrival.tenant, arrival.at, self._cost_s(arrival), arrival.attempt)
+        self._requests += 1
+        if self._requests % 1000 == 0:
+            self._on_progress(now, self._requests)
+
+    def ended(self, fate: Fate, now: float) -> None:
+        arrival = fate.arrival
+        ending = Ending(
+            arrival.tenant, arrival.at, max(arrival.lengths), arrival.slo_s, self._cost_s(arrival)
+        )
+        if fate.answered_at is not None:
+            ending.latency_s = fate.answered_at - arrival.at + self._network_s
+            started_at = now if fate.started_at is None else fate.started_at
+            ending.wait_s = started_at - arrival.at
+        else:
+            ending.reason = _LEFT if fate.reason is None else fate.reason.value
+            ending.refused = fate.reason in _REFUSED
+        self._summary.ended(ending, now)
+
+    def sent(self, load: Load, now: float) -> None:
+        pass
+
+    def served(self, load: Load, service_s: float, now: float) -> None:
+        batch = Batch(
+            len(load.members), load.tokens, load.padded_tokens, service_s, bool(load.lease.copy_of)
+        )
+        self._summary.batch(batch, now)
+
+    def _cost_s(self, arrival: Arrival) -> float:
+        lengths = arrival.lengths
+        if len(lengths) == 1:
+            return self._row_cost_s(lengths[0])
+        return sum(map(self._row_cost_s, lengths))
+
+
+def _header_s(retry_after_s: float) -> float:
+    """What the `Retry-After` header says; 0: there is none."""
+    return float(max(1, ceil(retry_after_s))) if retry_after_s > 0.0 else 0.0
