@@ -38,7 +38,7 @@ def form_batch(requests: Requests, offer: Offer, now: float, actions: list[Actio
     for lane in _in_order(requests, now):
         retried = lane.solo.head()
         if retried is not None and offer.allows(retried.avoid):
-            return _alone(requests, lane, retried, offer) if offer.may_try(retried) else None
+            return _alone(requests, lane, retried, offer, now) if offer.may_try(retried) else None
         if lane.rows == lane.solo.rows:
             continue  # nothing, or nothing that this replica may take
         goods = form(requests, lane, offer, now, actions)
@@ -69,7 +69,7 @@ def _led(
     it pays to wait for more."""
     while (queue := lane.order.first()) is not None:
         bucket = _bucket(requests, queue, offer, now)
-        draft = Draft(requests, lane, bucket.edge, offer)
+        draft = Draft(requests, lane, bucket.edge, offer, now)
         if _is_held(requests, draft, bucket, now):
             return None
         start = queue.flow.start
@@ -115,6 +115,8 @@ def _fill(requests: Requests, draft: Draft, now: float, actions: list[Action]) -
         if row.ticket.request.deadline < done_at:
             requests.call_late(row.ticket, now, actions)
             continue
+        if not draft.lane.late and requests.sheds(row.ticket, now, actions):
+            continue
         if not draft.holds(row):
             break
         draft.take(row)
@@ -159,11 +161,11 @@ def _stream(
     if not offer.fits(head):
         return None
     queue.took_turn(bucket, head.cost_s)
-    return _alone(requests, lane, head, offer)
+    return _alone(requests, lane, head, offer, now)
 
 
-def _alone(requests: Requests, lane: Lane, row: Row, offer: Offer) -> Goods:
-    draft = Draft(requests, lane, row.edge, offer)
+def _alone(requests: Requests, lane: Lane, row: Row, offer: Offer, now: float) -> Goods:
+    draft = Draft(requests, lane, row.edge, offer, now)
     start = row.ticket.flow.start
     draft.take(row)
     requests.flows.leads(lane.priority, start)

@@ -24,13 +24,14 @@ _SLACK = 32
 @dataclass(slots=True, eq=False)
 class Bucket:
     """Rows of lengths up to `edge`. `turn`: when it leads next among its flow's buckets, in
-    seconds of full batches."""
+    seconds of full batches. `waiting_s`: predicted seconds of its rows."""
 
     queue: FlowQueue
     flow: Flow
     edge: int
     rows: int = 0
     tokens: int = 0
+    waiting_s: float = 0.0
     turn: float = 0.0
     mark: float | None = None
     heap: list[tuple[float, int, Row]] = field(default_factory=list)
@@ -39,6 +40,7 @@ class Bucket:
         row.queue = self
         self.rows += 1
         self.tokens += row.length
+        self.waiting_s += row.cost_s
         heappush(self.heap, (row.ticket.request.deadline, row.order, row))
 
     def head(self) -> Row | None:
@@ -78,3 +80,4 @@ class Bucket:
         row.queue = None
         self.rows -= 1
         self.tokens -= row.length
+        self.waiting_s = self.waiting_s - row.cost_s if self.rows else 0.0

@@ -114,7 +114,9 @@ class CostModel:
 
     # -- what a batch will cost
 
-    def predict(self, rows: int, width: int, replica_id: str = "", quantile: float = 0.5) -> float:
+    def predict(
+        self, rows: float, width: float, replica_id: str = "", quantile: float = 0.5
+    ) -> float:
         """Device seconds of a batch, not exceeded by `quantile` of them, hiccups left aside."""
         launch, row, token, square = self._c
         tokens = rows * width

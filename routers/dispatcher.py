@@ -11,6 +11,7 @@ Fairness between tenants, admission by feasibility and hedging are not here.
 from __future__ import annotations
 
 from routers.batcher import form_batch
+from routers.bounds import validate
 from routers.cost import CostError, CostModel
 from routers.endings import close_lease
 from routers.holders import Holder
@@ -41,6 +42,7 @@ class Dispatcher:
     """One model's scheduling core. Raises `BadSettings` and `BadRequestEvent`, nothing else."""
 
     def __init__(self, settings: DispatcherSettings) -> None:
+        validate(settings)
         self._cost = CostModel.of(settings)
         self._replicas = ReplicaSet()
         self._leases = LeaseBook()

@@ -22,19 +22,12 @@ class Draft:
     """`edge`: of the bucket that leads. `room`: rows it may still take, by number and seconds."""
 
     __slots__ = (
-        "_requests",
-        "_shares",
-        "edge",
-        "lane",
-        "longest",
-        "offer",
-        "room",
-        "rows",
-        "total",
-    )
+        "_now", "_requests", "_shares", "edge", "lane", "longest", "offer", "room", "rows", "total",
+    )  # fmt: skip
 
-    def __init__(self, requests: Requests, lane: Lane, edge: int, offer: Offer) -> None:
+    def __init__(self, requests: Requests, lane: Lane, edge: int, offer: Offer, now: float) -> None:
         self._requests = requests
+        self._now = now
         self._shares: dict[Flow, float] = {}
         self.lane = lane
         self.edge = edge
@@ -63,6 +56,8 @@ class Draft:
     def take(self, row: Row) -> None:
         """Out of the queue, into the batch, charged."""
         self._requests.waiting.take_head(row)
+        if row.ticket.forecast is not None:
+            self._requests.starts(row.ticket, self._now)
         self.rows.append(row)
         length = row.length
         if length > self.longest:

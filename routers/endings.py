@@ -37,7 +37,7 @@ def _answered(
     members = win(lease, actions)
     _sample(state, lease, report)
     if lease.copy_of is None:
-        state.requests.settle(lease.goods, report.service_s)
+        state.requests.settle(lease.goods, report.service_s, now)
     if not has_lost:
         state.requests.turnaround.observe(lease.goods.edge, now - lease.since)
     state.requests.answered(members)
@@ -47,7 +47,7 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
     holder, end = lease.holder, event.end
     stranded = fail(lease)
     if stranded and end is not LeaseEnd.ABORTED:
-        state.requests.settle(lease.goods, None)
+        state.requests.settle(lease.goods, None, now)
     if end is LeaseEnd.BUSY:
         if not lease.wanted_back:
             state.replicas.block(holder, now + max(MIN_BLOCK_S, event.report.retry_in_s))

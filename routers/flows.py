@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from routers.types import FlowWork, Report
+from routers.types import FlowKey, FlowWork, Report
 
 _IDLE_FLOWS = 256  # accounts of flows with nothing waiting that are kept beyond the active ones
 _STALE_S = 1.0  # a virtual time that no reply has confirmed for so long may lag behind the others'
@@ -22,9 +22,10 @@ _STALE_S = 1.0  # a virtual time that no reply has confirmed for so long may lag
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """`rows` and `waiting_s` wait on time, `late_rows` late; `served_s`: measured device seconds it
-    was ever given here; `elsewhere_s`: what waits for it at other gateways. `blind`: it came while
-    nothing was known of other gateways' virtual time."""
+    """`rows` and `waiting_s` wait on time, `late_rows` late; `live`: requests that wait or run.
+    `served_s`: measured device seconds it was ever given here; `elsewhere_s`: what waits for it at
+    other gateways. `claims`: counted among those who have on-time work waiting, anywhere. `blind`:
+    it came while nothing was known of other gateways' virtual time."""
 
     tenant: str
     priority: int
@@ -32,10 +33,16 @@ class Flow:
     start: float = 0.0
     rows: int = 0
     late_rows: int = 0
+    live: int = 0
     waiting_s: float = 0.0
     served_s: float = 0.0
     elsewhere_s: float = 0.0
     blind: bool = False
+    claims: bool = False
+
+    @property
+    def key(self) -> FlowKey:
+        return self.priority, self.tenant
 
     @property
     def active(self) -> bool:
@@ -49,7 +56,7 @@ class Flows:
         self.by_key: dict[tuple[int, str], Flow] = {}
         self.virtual: list[float] = []  # by priority: highest tag that has led
         self.lowered: list[Flow] = []
-        self.weights: list[float] = []  # by priority: of active flows
+        self.weights: list[float] = []  # by priority: of flows with on-time work, here or elsewhere
         self._active = 0
         self._confirmed_at: float | None = None
 
@@ -65,7 +72,7 @@ class Flows:
                 self._drop_idle()
             self.by_key[priority, tenant] = flow
         elif flow.weight != weight:
-            if flow.active:
+            if flow.claims:
                 self.weights[priority] += weight - flow.weight
             flow.weight = weight
         return flow
@@ -74,15 +81,20 @@ class Flows:
         """The flow is about to have its first row waiting: no credit from the time it was idle."""
         flow.start = max(flow.start, self.virtual[flow.priority])
         flow.blind = self._confirmed_at is not None and now - self._confirmed_at > _STALE_S
-        self.weights[flow.priority] += flow.weight
         self._active += 1
 
     def leave(self, flow: Flow) -> None:
         """Nothing of it waits any more."""
         flow.waiting_s = 0.0
         self._active -= 1
-        weights = self.weights[flow.priority] - flow.weight
-        self.weights[flow.priority] = weights if self._active and weights > 1e-9 else 0.0
+
+    def count(self, flow: Flow) -> None:
+        """Its on-time work has begun or ceased to wait, here or elsewhere."""
+        claims = flow.rows > 0 or flow.elsewhere_s > 0.0
+        if claims is not flow.claims:
+            flow.claims = claims
+            weights = self.weights[flow.priority] + (flow.weight if claims else -flow.weight)
+            self.weights[flow.priority] = weights if weights > 1e-9 else 0.0
 
     def leads(self, priority: int, start: float) -> None:
         """A flow with this tag leads the next batch: it is the virtual time."""
@@ -118,6 +130,7 @@ class Flows:
             flow = self.by_key.get((priority, tenant))
             if flow is not None:
                 flow.elsewhere_s = seconds
+                self.count(flow)
         if report.virtual_time:
             self._confirm(now)
 
@@ -138,5 +151,5 @@ class Flows:
         self.by_key = {
             key: flow
             for key, flow in self.by_key.items()
-            if flow.active or flow.start > self.virtual[flow.priority]
+            if flow.active or flow.live or flow.claims or flow.start > self.virtual[key[0]]
         }

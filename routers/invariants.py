@@ -90,8 +90,11 @@ def _check_flows(waiting: Waiting, rows: list[Row]) -> None:
         assert (flow.rows, flow.late_rows) == (len(own) - late, late)
         on_time_s = sum(row.cost_s for row in own if not row.ticket.late)
         assert isclose(flow.waiting_s, on_time_s, abs_tol=1e-6)
+        assert flow.claims == (flow.rows > 0 or flow.elsewhere_s > 0.0)
     for priority, weight in enumerate(waiting.flows.weights):
-        active = [f.weight for f in waiting.flows.active() if f.priority == priority]
+        active = [
+            f.weight for f in waiting.flows.by_key.values() if f.claims and f.key[0] == priority
+        ]
         assert isclose(weight, sum(active), rel_tol=1e-6, abs_tol=1e-9)
 
 

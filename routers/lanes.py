@@ -61,7 +61,7 @@ class FlowQueue:
 
 @dataclass(slots=True, eq=False)
 class Shelf:
-    """All flows' buckets of one edge in one lane. `work_s`: predicted seconds of its rows."""
+    """All flows' buckets of one edge in one lane."""
 
     edge: int
     rows: int = 0
@@ -72,11 +72,12 @@ class Shelf:
 @dataclass(slots=True, eq=False)
 class Lane:
     """`since`: when it last led a batch, or began to wait. `solo`: retried rows, oldest deadline
-    first. `rows` includes them."""
+    first. `rows` and `waiting_s`, predicted seconds, include them."""
 
     late: bool
     priority: int
     rows: int = 0
+    waiting_s: float = 0.0
     since: float = 0.0
     order: TagOrder[FlowQueue] = field(default_factory=TagOrder)
     queues: dict[Flow, FlowQueue] = field(default_factory=dict)
@@ -91,6 +92,7 @@ class Lane:
         if not self.rows:
             self.since = now
         self.rows += 1
+        self.waiting_s += row.cost_s
         if row.retried:
             self.solo.push(row)
             return
@@ -115,6 +117,7 @@ class Lane:
     def left(self, row: Row, bucket: Bucket) -> None:
         """The row was taken out of the bucket."""
         self.rows -= 1
+        self.waiting_s = self.waiting_s - row.cost_s if self.rows else 0.0
         if bucket is not self.solo:
             bucket.queue.rows -= 1
             shelf = self.shelves[bucket.edge]

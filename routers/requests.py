@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from math import inf
 
+from routers.admission import Admission
 from routers.batch_size import BatchSizes, Gaps
-from routers.bounds import refusal, retry_after_s, validate
+from routers.bounds import validate
 from routers.cost import CostModel
 from routers.deadlines import Timers, Turnaround
+from routers.edges import EdgeSolver
 from routers.errors import BadRequestEvent
 from routers.flows import Flows
 from routers.leases import abandon
+from routers.newcomers import Newcomers, Refusal
 from routers.offers import Goods
 from routers.replicas import ReplicaSet
 from routers.settings import DispatcherSettings
@@ -40,6 +43,9 @@ class Requests:
         self.is_closed = False
         self.waiting = Waiting(settings.bucket_edges, self.flows)
         self._replicas = replicas
+        self._newcomers = Newcomers(self.waiting, self.flows, replicas)
+        self.admission = Admission(settings)
+        self.edges = EdgeSolver(settings)
         self._rows_seen = 0
         self._adopt(settings)
 
@@ -48,16 +54,36 @@ class Requests:
     def arrive(self, request: Request, now: float, actions: list[Action]) -> None:
         if request.request_id in self.live or not request.lengths:
             raise BadRequestEvent(f"request {request.request_id} is live already or has no rows")
+        self._follow_lengths(request, now)
+        refused = self._take_in(request, now)
+        if refused is not None:
+            actions.append(Reject(request.request_id, refused.reason, refused.retry_after_s))
+
+    def _take_in(self, request: Request, now: float) -> Refusal | None:
+        """Queue it, on time or late; the refusal, if it may not be queued."""
         if self.is_closed:
-            reason: Reason | None = Reason.CLOSED
-        else:
+            return Refusal(Reason.CLOSED)
+        refused = self._newcomers.bounded(request, self.settings, now)
+        if refused is not None:
+            return refused
+        ticket = self._ticket(request, now)
+        refused = self._newcomers.judge(ticket, self.admission, self.settings, now)
+        if refused is None:
+            self._enqueue(ticket, now)
+        return refused
+
+    def _follow_lengths(self, request: Request, now: float) -> None:
+        """Edges for newcomers follow the lengths that come; what waits stays in its bucket."""
+        solver, longest = self.edges, self.waiting.edges[-1]
+        for length in request.lengths:
+            if length <= longest:
+                solver.observe(length, now)
+        if solver.due(now):
             running = self._replicas.running
-            reason = refusal(request, self.waiting, self.settings, running, now)
-        if reason is None:
-            ticket = self._ticket(request, now)
-            reason = self._enqueue(ticket, now)
-        if reason is not None:
-            actions.append(Reject(request.request_id, reason, self._retry_after_s(reason)))
+            edges = solver.solve(self.waiting.edges, self.cost.predict, now, running)
+            if edges is not None:
+                self.waiting.edges = edges
+                self.turnaround.keep(edges, self.settings.initial_cost_s)
 
     def _ticket(self, request: Request, now: float) -> Ticket:
         lengths, edges = request.lengths, self.waiting.edges
@@ -82,19 +108,13 @@ class Requests:
             cost_s *= length / edge
         return Row(ticket, index, length, self._rows_seen, edge, cost_s)
 
-    def _enqueue(self, ticket: Ticket, now: float) -> Reason | None:
-        """Queue it on time or late; the reason why not, if it is late and may not wait so."""
-        request = ticket.request
-        if ticket.latest_start <= now:
-            ticket.late = True
-            if self._may_not_wait(request, now) or self._late_is_full(len(ticket.rows)):
-                return Reason.LATE
-        self.live[request.request_id] = ticket
+    def _enqueue(self, ticket: Ticket, now: float) -> None:
+        self.live[ticket.request.request_id] = ticket
+        ticket.flow.live += 1
         for row in ticket.rows:
             self.waiting.add(row, now)
         self._note_arrival(ticket.rows[0].edge, now)
         self.timers.push(self._next_moment(ticket, now), ticket)
-        return None
 
     def _note_arrival(self, edge: int, now: float) -> None:
         gap = self.gaps.get(edge)
@@ -110,13 +130,40 @@ class Requests:
 
     # -- what the dispatcher tells and asks
 
-    def settle(self, goods: Goods, service_s: float | None) -> None:
+    def settle(self, goods: Goods, service_s: float | None, now: float) -> None:
         """The batch took so long; None: nothing was started, nobody pays."""
         self.flows.settle(goods.charges, goods.predicted_s, service_s)
+        if service_s is not None:
+            if not goods.rank[0]:
+                self.admission.late_room.worked(service_s, now)
+            whole = goods.predicted_s or 1.0
+            for priority, tenant, seconds in goods.charges:
+                served_s = service_s * seconds / whole
+                self.admission.feasibility.served((priority, tenant), served_s, now)
 
     def learn(self, report: Report, now: float) -> None:
         """What a reply says of other gateways' work."""
         self.flows.learn(report, now)
+        for priority, tenant, seconds in report.served:
+            self.admission.feasibility.served((priority, tenant), seconds, now)
+            self.admission.late_room.worked(seconds, now)
+
+    def starts(self, ticket: Ticket, now: float) -> None:
+        """The first of its rows goes to a replica, or it turns late instead: its forecast has
+        come true or not."""
+        forecast = ticket.forecast
+        if forecast is not None:
+            ticket.forecast = None
+            self.admission.waited(ticket.flow.key, forecast, now - ticket.queued_at, now)
+
+    def sheds(self, ticket: Ticket, now: float, actions: list[Action]) -> bool:
+        """Whether a row whose turn has come has waited too long, and leaves with its request."""
+        if ticket.forecast is None or ticket.queued < len(ticket.rows):
+            return False
+        if not self.admission.codel.sheds(ticket.flow.key, now - ticket.queued_at, now):
+            return False
+        self._evict(ticket, Reason.SHED, actions)
+        return True
 
     def waiting_work(self) -> tuple[FlowWork, ...]:
         return self.waiting.work()
@@ -140,6 +187,7 @@ class Requests:
             ticket.open -= 1
             if not ticket.open:
                 del self.live[ticket.request.request_id]
+                ticket.flow.live -= 1
         self.timers.trim(len(self.live))
 
     def put_back(self, members: list[Row], now: float, actions: list[Action]) -> None:
@@ -201,6 +249,7 @@ class Requests:
     def _forget(self, ticket: Ticket, actions: list[Action]) -> None:
         """The request leaves whole: queued rows at once, leased ones are ignored from now on."""
         del self.live[ticket.request.request_id]
+        ticket.flow.live -= 1
         ticket.open = 0
         for row in ticket.rows:
             if row.queue is not None:
@@ -221,6 +270,7 @@ class Requests:
     def _demote(self, ticket: Ticket, now: float) -> None:
         if ticket.late:
             return
+        self.starts(ticket, now)
         queued = [row for row in ticket.rows if row.queue is not None]
         for row in queued:
             self.waiting.remove(row)
@@ -252,7 +302,10 @@ class Requests:
     def reconfigure(self, settings: DispatcherSettings, now: float, actions: list[Action]) -> None:
         """Go on under new settings; where edges differ, bucket anew what waits and evict rows that
         are now too long. Reopens what was closed."""
+        validate(settings)
         self.cost.adopt(settings)
+        self.edges.adopt(settings)
+        self.admission.tune(settings)
         moved = settings.bucket_edges != self.settings.bucket_edges
         self._adopt(settings)
         if not moved:
@@ -270,7 +323,6 @@ class Requests:
                 self.waiting.add(row, now)
 
     def _adopt(self, settings: DispatcherSettings) -> None:
-        validate(settings)
         self.settings = settings
         self.is_closed = False
         self.sizes = BatchSizes(settings, self.cost)
@@ -278,10 +330,8 @@ class Requests:
         self._refuses = settings.late == "refuse"
 
     def _retry_after_s(self, reason: Reason) -> float:
-        if reason in (Reason.QUEUE_FULL, Reason.TENANT_FULL, Reason.LATE, Reason.SHED):
-            return self.retry_after_s()
-        return 0.0
+        return self.retry_after_s() if reason in (Reason.LATE, Reason.SHED) else 0.0
 
     def retry_after_s(self) -> float:
         """Seconds after which asking a full queue again may help."""
-        return retry_after_s(self.waiting.seconds, self._replicas.running)
+        return self._newcomers.queue_s()

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 from routers.buckets import Bucket
 from routers.cost import CostModel
+from routers.flows import Flow
 from routers.holders import Holder
 from routers.leases import LeaseBook
 from routers.replicas import ReplicaSet
 from routers.requests import Requests
-from routers.types import ReplicaSnapshot, Snapshot
+from routers.types import FlowSnapshot, ReplicaSnapshot, Snapshot
 from routers.waiting import Waiting
 
 
@@ -29,7 +30,7 @@ class State:
 
 
 def take_snapshot(state: State, now: float) -> Snapshot:
-    waiting = state.requests.waiting
+    requests, waiting = state.requests, state.requests.waiting
     replicas = tuple(_replica(holder) for holder in state.replicas.holders.values())
     return Snapshot(
         waiting_rows=waiting.rows,
@@ -43,6 +44,23 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         backlog_s=waiting.seconds,
         replicas=replicas,
         unknown_closes=state.leases.unknown_closes,
+        flows=tuple(_flow(flow) for flow in waiting.flows.by_key.values()),
+        controllers=requests.admission.snapshot(state.replicas.running, now),
+        edges=waiting.edges,
+        edge_switches=requests.edges.state.switches,
+    )
+
+
+def _flow(flow: Flow) -> FlowSnapshot:
+    return FlowSnapshot(
+        tenant=flow.tenant,
+        priority=flow.priority,
+        weight=flow.weight,
+        rows=flow.rows,
+        late_rows=flow.late_rows,
+        waiting_s=flow.waiting_s,
+        served_s=flow.served_s,
+        start=flow.start,
     )
 
 

@@ -16,6 +16,7 @@ from routers.types import Request
 if TYPE_CHECKING:
     from routers.buckets import Bucket
     from routers.flows import Flow
+    from routers.forecast import Forecast
     from routers.leases import Lease
 
 
@@ -43,7 +44,8 @@ class Row:
 @dataclass(slots=True, eq=False)
 class Ticket:
     """`open`: rows queued or leased; 0 means forgotten. `queued`: of those, the queued ones.
-    `late` once `latest_start` has passed: it can no longer be expected to meet its deadline."""
+    `late` once `latest_start` has passed: it can no longer be expected to meet its deadline.
+    `forecast` of its wait, until it has become true or not."""
 
     request: Request
     flow: Flow
@@ -52,4 +54,5 @@ class Ticket:
     open: int
     queued: int = 0
     late: bool = False
+    forecast: Forecast | None = None
     rows: tuple[Row, ...] = field(default=())

@@ -266,6 +266,21 @@ class ControllerSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class FlowSnapshot:
+    """A flow of late. waiting_s: predicted device seconds that wait on time; served_s:
+    measured ones it was ever given by this gateway; start: its tag, virtual seconds."""
+
+    tenant: str
+    priority: int
+    weight: float
+    rows: int
+    late_rows: int
+    waiting_s: float
+    served_s: float
+    start: float
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Counters and levels for metrics, `status` and the tests' invariants."""
 
@@ -280,3 +295,7 @@ class Snapshot:
     backlog_s: float  # predicted seconds of work that waits, as if on one replica
     replicas: tuple[ReplicaSnapshot, ...]
     unknown_closes: int = 0  # `Closed` events without an open lease, ever
+    flows: tuple[FlowSnapshot, ...] = ()
+    controllers: tuple[ControllerSnapshot, ...] = ()
+    edges: tuple[int, ...] = ()  # of newcomers' buckets
+    edge_switches: int = 0

@@ -61,6 +61,8 @@ class Waiting:
         else:
             self.on_time_s += row.cost_s
             flow.rows += 1
+            if flow.rows == 1:
+                self.flows.count(flow)
             flow.waiting_s += row.cost_s
             lanes = self.on_time
         while len(lanes) <= flow.priority:
@@ -115,6 +117,8 @@ class Waiting:
         else:
             flow.rows -= 1
             flow.waiting_s = flow.waiting_s - row.cost_s if flow.rows else 0.0
+            if not flow.rows:
+                self.flows.count(flow)
             on_time = self.rows > self.late_rows
             self.on_time_s = self.on_time_s - row.cost_s if on_time else 0.0
         if not flow.rows and not flow.late_rows:

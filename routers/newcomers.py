@@ -1,0 +1,96 @@
+"""May this newcomer wait, and if so on time or late?
+
+The order of the questions: is there room (`bounds`), has its flow more in the core than its limit,
+can it still be started in time behind what waits, and if not, is there an idle moment to come that
+could serve it late. Each controller answers for itself; this only asks them with the sums that the
+queue keeps. O(1) in what waits. A refusal says when asking again may help.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from routers.admission import Admission
+from routers.bounds import refusal, retry_after_s
+from routers.feasibility import Claim, ahead_s
+from routers.flows import Flows
+from routers.replicas import ReplicaSet
+from routers.settings import DispatcherSettings
+from routers.tickets import Ticket
+from routers.types import Reason, Request
+from routers.waiting import Waiting
+
+_NEVER = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    reason: Reason
+    retry_after_s: float = 0.0
+
+
+class Newcomers:
+    def __init__(self, waiting: Waiting, flows: Flows, replicas: ReplicaSet) -> None:
+        self._waiting = waiting
+        self._flows = flows
+        self._replicas = replicas
+
+    def bounded(self, request: Request, settings: DispatcherSettings, now: float) -> Refusal | None:
+        """What counts alone say, before anything is made of the request."""
+        reason = refusal(request, self._waiting, settings, self._replicas.running, now)
+        if reason is None:
+            return None
+        return Refusal(reason, 0.0 if reason in _NEVER else self.queue_s())
+
+    def judge(
+        self, ticket: Ticket, admission: Admission, settings: DispatcherSettings, now: float
+    ) -> Refusal | None:
+        """Makes the ticket late where it is; the refusal, if it may not wait at all."""
+        flow = ticket.flow
+        if admission.limit.sheds(flow.key, flow.live, now):
+            return Refusal(Reason.SHED, self.queue_s())
+        late_by_s = self._late_by_s(ticket, admission, now)
+        if late_by_s <= 0.0:
+            return None
+        ticket.late = True
+        request = ticket.request
+        if settings.late == "refuse" and request.deadline <= now:
+            return Refusal(Reason.LATE, retry_after_s(late_by_s, 1))
+        late_rows = self._waiting.late_rows + len(ticket.rows)
+        late_s = self._waiting.late_s + sum([row.cost_s for row in ticket.rows])
+        left_s, running = request.expires - now, self._replicas.running
+        if late_rows > settings.max_late_rows or admission.late_room.refuses(
+            late_s, left_s, running, now
+        ):
+            return Refusal(Reason.LATE, retry_after_s(late_by_s, 1))
+        return None
+
+    def queue_s(self) -> float:
+        """Seconds after which asking a full queue again may help."""
+        return retry_after_s(self._waiting.seconds, self._replicas.running)
+
+    def _late_by_s(self, ticket: Ticket, admission: Admission, now: float) -> float:
+        """0 for one that is on time."""
+        if ticket.latest_start <= now:
+            return max(1e-9, now - ticket.latest_start)
+        if not self._replicas.running:
+            return 0.0  # nothing is known of when they come
+        forecast = admission.feasibility.judge(self._claim(ticket), ticket.latest_start, now)
+        ticket.forecast = forecast
+        return forecast.late_by_s
+
+    def _claim(self, ticket: Ticket) -> Claim:
+        flow = ticket.flow
+        on_time = self._waiting.on_time
+        before_s = flow.elsewhere_s
+        if flow.rows:
+            queue = on_time[flow.priority].queues[flow]
+            own = queue.buckets.get(ticket.rows[0].edge)
+            own_s = own.waiting_s if own is not None else 0.0
+            own_s += sum([row.cost_s for row in ticket.rows])
+            others = [each.waiting_s for each in queue.buckets.values() if each is not own]
+            before_s += ahead_s(own_s, others)
+        urgent_s = sum([lane.waiting_s for lane in on_time[: flow.priority]])
+        rivals = self._flows.weights[flow.priority]
+        running = self._replicas.running
+        return Claim(flow.key, flow.weight, before_s, rivals, urgent_s, running)
