@@ -63,7 +63,6 @@ class Dispatcher:
         """Go on under new settings: what waits is bucketed anew and keeps its age; what is now too
         long leaves; new bounds hold for newcomers only. Reopens a closed model."""
         actions: list[Action] = []
-        self._cost.adopt(settings)
         self._requests.reconfigure(settings, now, actions)
         self._settle(now, actions)
         return actions
