@@ -126,12 +126,17 @@ class Feasibility:
     # -- the forecast
 
     def _wait_s(self, claim: Claim, account: _Account, now: float) -> float:
-        replicas = max(1, claim.replicas)
-        left = max(_LEAST_LEFT * replicas, replicas - self._given_above(claim.flow[0], now))
-        others = max(0.0, self._level(claim.flow[0]).value - account.waits.value)
-        share = left * claim.weight / (claim.weight + others)
-        rate = min(replicas, max(share, self._read(account.given, now)))
-        return claim.urgent_s / left + claim.ahead_s / rate
+        if claim.ahead_s <= 0.0 and claim.urgent_s <= 0.0:
+            return 0.0
+        priority, weight = claim.flow[0], claim.weight
+        replicas = float(claim.replicas or 1)
+        left = replicas - self._given_above(priority, now) if priority else replicas
+        if left < _LEAST_LEFT * replicas:
+            left = _LEAST_LEFT * replicas
+        others = self._level(priority).value - account.waits.value
+        share = left * weight / (weight + others) if others > 0.0 else left
+        rate = max(share, self._read(account.given, now))
+        return claim.urgent_s / left + claim.ahead_s / min(replicas, rate)
 
     def _watch(self, claim: Claim, now: float) -> _Account:
         """Take note of who has work waiting at this moment."""
@@ -143,7 +148,11 @@ class Feasibility:
 
     def _given_above(self, priority: int, now: float) -> float:
         """Device seconds a second that more urgent priorities are given."""
-        return sum(self._read(pace, now) for p, pace in self._given.items() if p < priority)
+        given = 0.0
+        for other, pace in self._given.items():
+            if other < priority:
+                given += self._read(pace, now)
+        return given
 
     def _read(self, pace: Pace, now: float) -> float:
         return pace.value if self.frozen else pace.read(now)

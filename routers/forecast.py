@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp
+from typing import NamedTuple
 
 QUANTILE = 0.98
 _WINDOW_S = 2.0
@@ -25,8 +26,7 @@ _MOST_ERRORS = 5.0  # the margin is at most so many mean errors
 _MOST_MARGIN = 0.5  # of the time there is
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(NamedTuple):
     """Predicted seconds until a newcomer is started, of the `slack_s` there are until its latest
     start; `late_by_s` more than there are. 0.0: it is on time."""
 
