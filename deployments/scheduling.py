@@ -103,9 +103,12 @@ def _buckets(lengths: LengthSettings, fixed_shapes: bool) -> BucketSettings:
 
 def _admission(model: ModelSettings) -> AdmissionSettings:
     admission, work_s = model.admission, model.queue.max_work_s
-    codel, limit = admission.codel, admission.limit
+    codel, limit, feasibility = admission.codel, admission.limit, admission.feasibility
+    margin_ms = feasibility.margin_ms
     return AdmissionSettings(
-        feasibility=Mode(admission.feasibility.mode),
+        feasibility=Mode(feasibility.mode),
+        margin_s=None if margin_ms is None else margin_ms / 1000,
+        late_room_s=feasibility.late_room_s,
         max_queue_s=_NEVER if work_s is None else work_s,
         codel=CodelSettings(Mode(codel.mode), codel.target_ms / 1000, codel.interval_ms / 1000),
         limit=LimitSettings(Mode(limit.mode), limit.fixed, limit.least, limit.most),

@@ -35,7 +35,9 @@ class Admission:
         admission, frozen = settings.admission, settings.frozen
         least_s = _SLOS * settings.slo_s
         self.feasibility.tune(admission.feasibility, max(_WINDOW_S, least_s), frozen=frozen)
+        self.feasibility.fixed_margin_s = admission.margin_s
         self.late_room.tune(admission.feasibility, max(_LATE_WINDOW_S, least_s), frozen=frozen)
+        self.late_room.fixed_s = admission.late_room_s
         self.codel.tune(admission.codel, frozen=frozen)
         self.limit.tune(admission.limit, frozen=frozen)
 
@@ -45,7 +47,7 @@ class Admission:
         self.limit.waited(flow, wait_s, forecast.slack_s, now)
 
     def snapshot(self, replicas: int, now: float) -> tuple[ControllerSnapshot, ...]:
-        margins = tuple((*each.flow, each.margin_s) for each in self.feasibility.flows(now))
+        margins = self._margins(now)
         limits = tuple((*flow, limit) for flow, limit in self.limit.limits().items())
         lowest = min((limit for _, _, limit in limits), default=self.limit.start)
         margin_s = max((margin for _, _, margin in margins), default=0.0)
@@ -56,6 +58,13 @@ class Admission:
             self._show("late_room", self.late_room.verdicts, spare),
             self._show("codel", self.codel.verdicts, len(stands), stands),
             self._show("limit", self.limit.verdicts, lowest, limits),
+        )
+
+    def _margins(self, now: float) -> tuple[FlowWork, ...]:
+        fixed_s = self.feasibility.fixed_margin_s
+        return tuple(
+            (*each.flow, each.margin_s if fixed_s is None else fixed_s)
+            for each in self.feasibility.flows(now)
         )
 
     def _show(

@@ -68,10 +68,12 @@ class Feasibility:
     """One account a flow ever seen, O(1) a call. `window_s` should span several batches.
 
     verdicts: a no is a newcomer called late. probes: newcomers let in against the forecast.
+    fixed_margin_s: forecasts are taken as they are, and this much is added.
     """
 
     verdicts: Verdicts = field(default_factory=lambda: Verdicts(Mode.ENFORCE))
     window_s: float = 0.5
+    fixed_margin_s: float | None = None
     frozen: bool = False
     probes: int = 0
     _accounts: dict[FlowKey, _Account] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class Feasibility:
             return Forecast(0.0, slack_s)
         account = self._watch(claim, now)
         wait_s = self._wait_s(claim, account, now)
-        late_by_s = account.error.corrected_s(wait_s, slack_s) - slack_s
+        late_by_s = self._counted_s(account, wait_s, slack_s) - slack_s
         if late_by_s <= 0.0:
             return Forecast(wait_s, slack_s)
         if now >= account.probed_at + PROBE_S:
@@ -106,7 +108,7 @@ class Feasibility:
 
     def waited(self, flow: FlowKey, forecast: Forecast, actual_s: float, now: float) -> None:
         """A request was dispatched, or turned late while it waited."""
-        if not (self.frozen or self.verdicts.off):
+        if not (self.frozen or self.verdicts.off or self.fixed_margin_s is not None):
             self._account(flow).error.learn(forecast, actual_s, now)
 
     def tune(self, mode: Mode, window_s: float, *, frozen: bool) -> None:
@@ -124,6 +126,10 @@ class Feasibility:
             yield FlowForecasts(flow, self._read(account.given, now), error.scale, error.margin_s)
 
     # -- the forecast
+
+    def _counted_s(self, account: _Account, wait_s: float, slack_s: float) -> float:
+        fixed_s = self.fixed_margin_s
+        return account.error.corrected_s(wait_s, slack_s) if fixed_s is None else wait_s + fixed_s
 
     def _wait_s(self, claim: Claim, account: _Account, now: float) -> float:
         if claim.ahead_s <= 0.0 and claim.urgent_s <= 0.0:

@@ -5,7 +5,8 @@ is met by both or by neither. What is larger than a whole burst is met by a full
 owes the rest. A level is computed from what was taken since the bucket was last full, never added
 up, so there is no drift: over any stretch of T seconds at most burst + rate x T is taken, and one
 demand more where that is larger than the burst. The unit is one tenant at one gateway, which
-enforces its `share` of the tenant's rate; what gateways leave unused is not passed on.
+enforces its `share` of the tenant's rate. What gateways leave unused is not passed on, and each
+grants the whole burst: split among them, chance alone would empty some while others are full.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Rate:
 
     def share(self, gateways: int) -> Rate:
         """What one of so many gateways enforces. At least one at once, else nothing would pass."""
-        return Rate(self.per_s / gateways, max(1.0, self.burst / gateways))
+        return Rate(self.per_s / gateways, max(1.0, self.burst))
 
 
 @dataclass(slots=True)

@@ -100,6 +100,19 @@ class FeasibilitySettings(Section):
         description="Whether a request counts as late on arrival when what is ahead of it cannot "
         f"be served before its deadline: {_MODES}.",
     )
+    margin_ms: float | None = Field(
+        default=None,
+        ge=0,
+        le=3_600_000,
+        description="What is added to the predicted wait; unset, learnt from how wrong it was.",
+    )
+    late_room_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=86_400,
+        description="Predicted seconds of late work that may wait; unset, what idle moments are "
+        "lately seen to have room for.",
+    )
 
 
 class CodelSettings(Section):
@@ -134,8 +147,8 @@ class CodelSettings(Section):
 class LearntLimitSettings(Section):
     mode: Mode = Field(
         default="observe",
-        description="Whether requests beyond a limit, waiting and running together at one gateway, "
-        f"are refused: {_MODES}.",
+        description="Whether requests of one tenant and priority beyond a limit, waiting and "
+        f"running together at one gateway, are refused: {_MODES}.",
     )
     fixed: int | None = Field(
         default=None,

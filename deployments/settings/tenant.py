@@ -46,7 +46,8 @@ class RateSettings(Section):
         default=1,
         gt=0,
         le=3600,
-        description="What was left unused for so many seconds may be used at once.",
+        description="What was left unused for so many seconds may be used at once, at every "
+        "gateway.",
     )
 
 

@@ -30,10 +30,17 @@ def requests_until_refused(rates: Rates, of: Tenant) -> int:
     return 100
 
 
-@pytest.mark.parametrize(("gateways", "at_once"), [(1, 10), (2, 5), (10, 1), (100, 1)])
-def test_a_gateway_passes_its_share_and_at_least_one(gateways: int, at_once: int) -> None:
-    rates = Rates(gateways, Clock())
-    assert requests_until_refused(rates, tenant(requests_per_s=5, burst_s=2)) == at_once
+@pytest.mark.parametrize(("gateways", "then"), [(1, 10), (2, 5), (10, 1)])
+def test_a_gateway_passes_the_whole_burst_and_then_its_share(gateways: int, then: int) -> None:
+    clock = Clock()
+    rates, of = Rates(gateways, clock), tenant(requests_per_s=5, burst_s=2)
+    assert requests_until_refused(rates, of) == 10
+    clock.now += 2.001
+    assert requests_until_refused(rates, of) == then
+
+
+def test_at_least_one_request_passes() -> None:
+    assert requests_until_refused(Rates(1, Clock()), tenant(requests_per_s=0.5, burst_s=1)) == 1
 
 
 def test_what_is_told_is_when_it_works_again() -> None:

@@ -64,6 +64,14 @@ def test_settings_reach_all_and_what_was_learnt_stays():
     assert shown["limit"].value == 9
 
 
+def test_fixed_values_are_what_is_shown():
+    fixed = AdmissionSettings(margin_s=0.02, late_room_s=0.4)
+    admission = Admission(replace(SETTINGS, admission=fixed))
+    admission.feasibility.judge(Claim(A, 1.0, 0.0, 0.0, 0.0, 1), 0.1, 0.0)
+    assert states(admission)["feasibility"].value == 0.02
+    assert admission.late_room.room_s(1.0, 1, 0.0) == 0.4
+
+
 def test_counts_are_shown():
     admission = Admission(SETTINGS)
     hopeless = Claim(A, 1.0, 100.0, 1.0, 0.0, 1)

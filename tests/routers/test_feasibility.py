@@ -173,6 +173,15 @@ def test_frozen_state_stays_and_judges_on():
     assert late(feasibility, claim(ahead_s=1.0), now=now + 100.0)
 
 
+def test_fixed_margin_is_added_and_nothing_is_learnt():
+    feasibility = Feasibility(fixed_margin_s=0.03)
+    for n in range(500):
+        forecast = feasibility.judge(claim(ahead_s=0.04), 0.002 * n + 0.08, 0.002 * n)
+        feasibility.waited(A, forecast, 0.079, 0.002 * n)
+    assert not late(feasibility, claim(ahead_s=0.049), now=1.0)
+    assert late(feasibility, claim(ahead_s=0.051), now=1.0)
+
+
 def test_other_settings_keep_what_was_learnt():
     feasibility = Feasibility()
     now = serve(feasibility, {A: 0.6})
