@@ -44,6 +44,12 @@ class Ready:
         total = sum(self._counts)
         return total if spare else total - self._counts[SPARE]
 
+    def others_idle(self, holder: Holder) -> bool:
+        """Whether another ready replica holds nothing."""
+        entry = holder.entry
+        own = entry is not None and entry[3] == IDLE
+        return self._counts[IDLE] > own
+
     def place(self, holder: Holder, now: float) -> None:
         kind, first, second = _place(holder, now)
         entry = holder.entry
@@ -123,22 +129,25 @@ def finish_in_s(holder: Holder, now: float, batch_s: float) -> float:
     """Predicted seconds until it would have finished a typical batch that it is sent now."""
     own_s = batch_s * holder.ratio
     if holder.streams:
-        return own_s * (1.0 + load(holder))
+        return own_s * (1.0 + load_of(holder))
     if not holder.leases and holder.foreign_until <= now:
         return own_s
     return abs(holder.finish_at - now) + own_s
 
 
-def load(holder: Holder) -> float:
-    """The share of a stream replica's capacity that is taken."""
-    return holder.held / holder.replica.capacity
+def load_of(holder: Holder) -> float:
+    """How busy it is, 0..1: whether it holds a batch, or how full a stream replica is."""
+    if not holder.streams:
+        return 1.0 if holder.leases else 0.0
+    capacity = holder.replica.capacity
+    return min(1.0, holder.held / capacity) if capacity > 0 else 0.0
 
 
 def _place(holder: Holder, now: float) -> tuple[int, float, float]:
     if holder.sick:
         return SPARE, len(holder.leases), holder.finish_at
     if holder.streams:
-        return STREAM, load(holder) + _band(holder), holder.last_used
+        return STREAM, load_of(holder) + _band(holder), holder.last_used
     if not holder.leases and holder.foreign_until <= now:
         return IDLE, _band(holder), holder.last_used
     if holder.finish_at >= now:

@@ -10,24 +10,28 @@ Fairness between tenants, admission by feasibility and hedging are not here.
 
 from __future__ import annotations
 
-from routers.batcher import form_batch
+from routers.affinity import Affinity
+from routers.assignment import Assignment
 from routers.bounds import validate
+from routers.budget import Budget
 from routers.cost import CostError, CostModel
-from routers.endings import close_lease
-from routers.holders import Holder
+from routers.endings import close_lease, forget_replica
+from routers.hedging import Hedging
 from routers.invariants import check
-from routers.leases import LeaseBook
+from routers.leases import LeaseBook, start_first
+from routers.outliers import Outliers
+from routers.racing import Racing
 from routers.replicas import ReplicaSet
 from routers.requests import Requests
 from routers.settings import DispatcherSettings
 from routers.snapshots import State, take_snapshot
+from routers.tally import Tally
 from routers.types import (
     Action,
     Arrive,
     Cancel,
     Close,
     Closed,
-    Dispatch,
     Event,
     Opened,
     Progress,
@@ -36,6 +40,7 @@ from routers.types import (
     Tick,
     WakeAt,
 )
+from routers.utilisation import Utilisation
 
 
 class Dispatcher:
@@ -47,7 +52,20 @@ class Dispatcher:
         self._replicas = ReplicaSet()
         self._leases = LeaseBook()
         self._requests = Requests(settings, self._replicas, self._cost)
-        self._state = State(self._requests, self._replicas, self._leases, self._cost)
+        self._racing = Racing(
+            settings,
+            self._cost,
+            self._replicas,
+            self._leases,
+            Hedging(settings.hedge),
+            Outliers(settings.outliers),
+            Budget(settings.hedge.budget),
+            Utilisation(),
+            Tally(),
+        )
+        self._assignment = Assignment(self._requests, self._racing, Affinity())
+        self._state = State(self._requests, self._replicas, self._leases, self._cost, self._racing)
+        self._racing.adopt(settings)
         self._asked: float | None = None
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -55,6 +73,9 @@ class Dispatcher:
         actions: list[Action] = []
         if self._asked is not None and (now >= self._asked or isinstance(event, Tick)):
             self._asked = None
+        self._racing.utilisation.advance(
+            self._replicas.busy_share(self._racing.outliers.ejected), now
+        )
         self._handle(event, now, actions)
         self._settle(now, actions)
         return actions
@@ -64,6 +85,7 @@ class Dispatcher:
         long leaves; new bounds hold for newcomers only. Reopens a closed model."""
         actions: list[Action] = []
         self._requests.reconfigure(settings, now, actions)
+        self._racing.adopt(settings)
         self._settle(now, actions)
         return actions
 
@@ -96,24 +118,33 @@ class Dispatcher:
             case Closed():
                 close_lease(self._state, event, now, actions)
             case Opened():
-                self._opened(event.lease_id, now)
+                self._opened(event.lease_id, now, actions)
             case Progress():
                 self._progress(event, now)
             case Cancel():
                 self._requests.cancel(event.request_id, actions)
             case Replicas():
-                for replica_id in self._replicas.update(event.replicas, now):
-                    self._cost.forget(replica_id)
+                self._listed(event, now)
             case Close():
                 self._requests.close(actions)
             case Tick():
                 pass
 
-    def _opened(self, lease_id: int, now: float) -> None:
+    def _listed(self, event: Replicas, now: float) -> None:
+        for holder in self._replicas.update(event.replicas, now):
+            forget_replica(self._state, holder)
+        if self._replicas.running > 1:
+            for lease in self._leases.open.values():
+                self._racing.hedging.watch(lease)
+
+    def _opened(self, lease_id: int, now: float, actions: list[Action]) -> None:
         lease = self._leases.open.get(lease_id)
         if lease is not None and not lease.opened:
             lease.opened, lease.starts_at = True, now
+            if lease.tied:
+                start_first(lease, actions)
             lease.holder.reckon(now)
+            self._racing.hedging.watch(lease)
             self._replicas.refresh(lease.holder, now)
 
     def _progress(self, event: Progress, now: float) -> None:
@@ -126,47 +157,28 @@ class Dispatcher:
 
     def _settle(self, now: float, actions: list[Action]) -> None:
         self._requests.run_timers(now, actions)
-        replicas, waiting = self._replicas, self._requests.waiting
+        racing, replicas = self._racing, self._replicas
+        for lease in racing.hedging.due(now, self._leases.open):
+            lease.holder.overdue = True
+            replicas.refresh(lease.holder, now)
         replicas.promote(now)
-        while waiting.rows and replicas.has_ready:
-            dispatch = self._dispatch_one(now, actions)
-            if dispatch is None:
-                break
-            actions.append(dispatch)
+        self._assignment.fill(now, actions)
+        racing.hedge(now, actions)
         self._ask(actions)
-
-    def _dispatch_one(self, now: float, actions: list[Action]) -> Dispatch | None:
-        """One more lease, on the first replica in order that may take any of what waits."""
-        replicas = self._replicas
-        return replicas.ready.first(
-            lambda holder: self._send(holder, now, actions),
-            now,
-            replicas.batch_s,
-            spare=not replicas.healthy,
-        )
-
-    def _send(self, holder: Holder, now: float, actions: list[Action]) -> Dispatch | None:
-        """A lease of what the batcher gives this replica, if anything."""
-        goods = form_batch(self._requests, self._replicas.offer(holder), now, actions)
-        if goods is None:
-            return None
-        replica_id = holder.replica.replica_id
-        lease = self._leases.sign(holder, goods, goods.predicted_s, now)
-        self._replicas.took(goods.predicted_s)
-        self._replicas.refresh(holder, now)
-        rows = tuple([(row.ticket.request.request_id, row.index) for row in goods.rows])
-        return Dispatch(
-            lease.lease_id, replica_id, rows, goods.edge, goods.predicted_s, goods.rank,
-            goods.charges, self._requests.waiting_work(),
-        )  # fmt: skip
 
     def _ask(self, actions: list[Action]) -> None:
         """Ask for a timer, unless one that is early enough is outstanding."""
-        at = self._requests.timers.next_at()
-        if self._requests.waiting.rows:
-            due = self._replicas.next_at()
-            if due is not None and (at is None or due < at):
-                at = due
+        hedging = self._racing.hedging
+        at = _sooner(self._requests.timers.next_at(), hedging.next_at())
+        if self._requests.waiting.rows or hedging.waiting:
+            at = _sooner(at, self._replicas.next_at())
+            at = _sooner(at, self._requests.held_until)
         if at is not None and (self._asked is None or at < self._asked):
             self._asked = at
             actions.append(WakeAt(at))
+
+
+def _sooner(one: float | None, other: float | None) -> float | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return min(one, other)

@@ -1,13 +1,15 @@
 """A lease has ended: what becomes of its rows, its replica, and what is known of both?
 
 Rows are answered, go on in the lease that races this one, or go back to the queue: `busy` costs
-them nothing (nothing was started), `lost` their one retry. Only an answer is a sample of time and
-cost. What was charged is settled once a row's last lease has ended: with the seconds the device
-worked, or refunded where nothing was served.
+them nothing (nothing was started), `lost` their one retry. Only an answer is a sample of cost, and
+only the first one of a race a sample of how long rows are away. What was charged is settled once,
+when the rows' last lease has ended: with the seconds the device worked, or refunded where nothing
+was served.
 """
 
 from __future__ import annotations
 
+from routers.holders import Holder
 from routers.leases import Lease, fail, win
 from routers.replicas import MIN_BLOCK_S, SUSPECT_S
 from routers.snapshots import State
@@ -18,39 +20,66 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     lease = state.leases.close(event.lease_id, now)
     if lease is None:
         return
+    state.racing.hedging.forget(lease)
     holder, end, report = lease.holder, event.end, event.report
     state.requests.learn(report, now)
     if end is LeaseEnd.DONE:
         _answered(state, lease, report, now, actions)
     else:
         _failed(state, lease, event, now, actions)
+    if report.served:
+        served_s = sum(seconds for _, _, seconds in report.served)
+        state.racing.utilisation.heard(served_s, state.replicas.running)
     holder.learn(report, now, answered=end is LeaseEnd.DONE)
+    for staged in holder.leases.values():
+        if not staged.opened:
+            state.racing.hedging.starts_now(staged)
+        break
     alive = end in (LeaseEnd.DONE, LeaseEnd.ABORTED)
     if state.replicas.closed(holder, now, alive=alive):
-        state.cost.forget(holder.replica.replica_id)
+        forget_replica(state, holder)
+
+
+def forget_replica(state: State, holder: Holder) -> None:
+    state.cost.forget(holder.replica.replica_id)
+    state.racing.outliers.gone(holder)
 
 
 def _answered(
     state: State, lease: Lease, report: Report, now: float, actions: list[Action]
 ) -> None:
+    racing = state.racing
     has_lost = lease.owes is None and lease.copy_of is None
+    racing.tally.hedges_won += lease.hedge and lease.live > 0
+    racing.tally.answered(lease, report, now)
+    racing.hedging.observe(lease, now)
     members = win(lease, actions)
-    _sample(state, lease, report)
-    if lease.copy_of is None:
-        state.requests.settle(lease.goods, report.service_s, now)
+    _sample(state, lease, report, now)
+    if lease.owes is not None:
+        state.requests.settle(lease.owes, report.service_s, now)
     if not has_lost:
         state.requests.turnaround.observe(lease.goods.edge, now - lease.since)
     state.requests.answered(members)
 
 
 def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list[Action]) -> None:
-    holder, end = lease.holder, event.end
+    holder, end, racing = lease.holder, event.end, state.racing
+    if end is LeaseEnd.ABORTED and lease.overdue:
+        racing.hedging.observe(lease, now)
+    if end is not LeaseEnd.LOST and event.report.service_s <= 0.0 and not lease.opened:
+        _refund(state, lease)
+    if lease.probe:
+        racing.outliers.failed(holder, now)
+    copied = lease.copy_of
     stranded = fail(lease)
-    if stranded and end is not LeaseEnd.ABORTED:
-        state.requests.settle(lease.goods, None, now)
+    if lease.owes is not None:
+        state.requests.settle(lease.owes, _worked_s(lease, event), now)
     if end is LeaseEnd.BUSY:
+        if copied is not None:
+            _race_again(state, copied)
         if not lease.wanted_back:
-            state.replicas.block(holder, now + max(MIN_BLOCK_S, event.report.retry_in_s))
+            wait_s = event.report.retry_in_s - (holder.transport_s or 0.0)
+            state.replicas.block(holder, now + max(MIN_BLOCK_S, wait_s))
         state.requests.put_back(stranded, now, actions)
         return
     if end is LeaseEnd.LOST:
@@ -58,13 +87,44 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
     state.requests.retry(stranded, lease.replica_id, now, actions)
 
 
-def _sample(state: State, lease: Lease, report: Report) -> None:
-    goods = lease.goods
+def _worked_s(lease: Lease, event: Closed) -> float | None:
+    """What a lease without an answer has cost: nothing, unless it was stopped on the way."""
+    if event.end is not LeaseEnd.ABORTED:
+        return None
+    if event.report.service_s > 0.0:
+        return event.report.service_s
+    return lease.predicted_s if lease.opened else None
+
+
+def _refund(state: State, lease: Lease) -> None:
+    """If it raced, there was no extra work: it was never started."""
+    state.racing.budget.refund(lease.paid_s)
+    for each in (lease, lease.copy, lease.copy_of):
+        if each is not None:
+            each.paid_s = 0.0
+
+
+def _race_again(state: State, lease: Lease) -> None:
+    """Its copy came back unstarted: its rows may still be copied once."""
+    for row in lease.members():
+        row.copied = False
+    if lease.ripe:
+        state.racing.hedging.waiting[lease] = None
+
+
+def _sample(state: State, lease: Lease, report: Report, now: float) -> None:
+    goods, holder = lease.goods, lease.holder
+    rows, replica_id = len(goods.rows), lease.replica_id
+    expected_s = state.cost.predict(rows, goods.width)
     state.cost.observe(
-        len(goods.rows),
+        rows,
         goods.width,
         report.service_s,
         predicted_s=lease.predicted_s,
-        replica_id=lease.replica_id,
+        replica_id=replica_id,
         edge=goods.edge,
     )
+    if report.service_s > 0.0 and expected_s > 0.0 and not holder.streams:
+        holder.ratio = state.cost.ratio(replica_id)
+        pool = state.replicas.holders.values()
+        state.racing.outliers.judge(holder, report.service_s / expected_s, pool, now)

@@ -10,6 +10,7 @@ Nothing here decides anything; seconds are on the caller's monotonic clock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 from routers.types import Replica, ReplicaKind, Report
@@ -26,9 +27,11 @@ class Holder:
     """A replica as the core sees it. `blocked_until`: no new lease before, after a busy answer or
     a loss (`suspect`). `foreign_until`: predicted end of what other gateways have started there.
     `overdue`: it is far beyond the prediction of a lease. `ejected`: slower than its peers; gets
-    probes only. `sick`: any of suspect, overdue and ejected. `ratio`: to the pool's predictions.
-    `wake_at`: when it may next take a lease, if that is a matter of time. `entry`: its place among
-    the ready ones."""
+    probes only, the next one at `probe_at`. `sick`: any of suspect, overdue and ejected. `ratio`:
+    its pace to the pool's predictions. `load`: how busy it is, 0..1. `slow_streak`: slow answers in
+    a row. `wake_at`: when it may next take a lease, if that is a matter of time. `answered_at`,
+    `idle_from`: when its last answer came, and when that batch had left the device. `entry`: its
+    place among the ready ones."""
 
     replica: Replica
     held: float = 0.0
@@ -46,8 +49,14 @@ class Holder:
     last_edge: int = 0
     answers: int = 0
     ratio: float = 1.0
+    load: float = 0.0
     transport_s: float | None = None
     drift: int = 0
+    slow_streak: int = 0
+    probe_every_s: float = 0.0
+    probe_at: float | None = None
+    answered_at: float = -inf
+    idle_from: float = 0.0
     entry: Entry | None = None
 
     @property

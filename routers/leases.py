@@ -21,11 +21,12 @@ from routers.types import Abort, Action
 @dataclass(slots=True, eq=False)
 class Lease:
     """`live`: members that have not left meanwhile. `starts_at` is predicted until `opened`.
-    `since`: when its rows were first sent, in this lease or in the one it copies.
-    `owes`: the goods whose charge is to be settled when it ends. `copy_of`: the lease whose rows
-    it repeats, while that is open; `copy`: the reverse. `tied`: the first of the two to start
-    cancels the other. `probe`: asks how its replica does; runs to its end. `paid_s`: what the copy
-    cost the budget. `overdue`: far beyond its prediction. `wanted_back`: the dispatcher has asked
+    `since`: when its rows were first sent, in this lease or in the one it copies. `owes`: the goods
+    whose charge is to be settled when it ends. `copy_of`: the lease whose rows it repeats, while
+    that is open; `copy`: the reverse. `hedge`: a copy sent late. `probe`: a copy that asks how its
+    replica does; it runs to its end. `tied`: the first of the two to start cancels the other.
+    `paid_s`: what the budget paid for the race. `staged`: sent while another ran. `ripe`: should
+    be, or is, raced. `overdue`: far beyond its prediction. `wanted_back`: the dispatcher has asked
     for its rows. `moment`: when `hedging` looks at it next."""
 
     lease_id: int
@@ -41,9 +42,12 @@ class Lease:
     opened: bool = False
     copy_of: Lease | None = None
     copy: Lease | None = None
+    hedge: bool = False
     tied: bool = False
     probe: bool = False
     paid_s: float = 0.0
+    staged: bool = False
+    ripe: bool = False
     overdue: bool = False
     wanted_back: bool = False
     moment: float = inf
@@ -90,6 +94,7 @@ class LeaseBook:
         starts_at = now if holder.streams else max(now, holder.finish_at)
         size = len(goods.rows)
         lease = Lease(lease_id, holder, goods, share, predicted_s, now, starts_at, now, size)
+        lease.staged = bool(holder.leases) and not holder.streams
         holder.held += share
         holder.leases[lease_id] = lease
         holder.last_used = lease_id

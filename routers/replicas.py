@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
-from routers.choice import Ready
+from routers.choice import Ready, load_of
 from routers.holders import Holder
 from routers.offers import Offer
 from routers.types import Replica
@@ -32,12 +32,13 @@ class ReplicaSet:
         self.ready = Ready()
         self.running = 0  # not draining
         self.healthy = 0
+        self.busy = 0.0  # sum of the running ones' loads
         self.batch_s = 0.0
         self.timers: list[tuple[float, int, Holder]] = []
         self._pushed = 0
 
-    def update(self, replicas: Iterable[Replica], now: float) -> list[str]:
-        """Take over the whole running set; returns the ids of replicas that are gone for good."""
+    def update(self, replicas: Iterable[Replica], now: float) -> list[Holder]:
+        """Take over the whole running set; returns those that are gone for good."""
         listed = {replica.replica_id: replica for replica in replicas}
         for replica_id, replica in listed.items():
             holder = self.holders.get(replica_id)
@@ -48,13 +49,16 @@ class ReplicaSet:
                 self._unblock(holder)
         for replica_id, holder in self.holders.items():
             holder.draining = replica_id not in listed
-        gone = [key for key, holder in self.holders.items() if self._is_over(holder)]
-        for replica_id in gone:
-            self._drop(self.holders.pop(replica_id))
+        gone = [holder for holder in self.holders.values() if self._is_over(holder)]
+        for holder in gone:
+            self._drop(self.holders.pop(holder.replica.replica_id))
         for holder in self.holders.values():
             holder.sick = holder.suspect or holder.overdue or holder.ejected
         self.running = len(listed)
         self.healthy = sum(not (h.draining or h.sick) for h in self.holders.values())
+        self.busy = 0.0
+        for holder in self.holders.values():
+            holder.load = 0.0
         for holder in self.holders.values():
             self.refresh(holder, now)
         return gone
@@ -66,6 +70,10 @@ class ReplicaSet:
             holder.sick = sick
             if not holder.draining:
                 self.healthy += -1 if sick else 1
+        load = 0.0 if holder.draining else load_of(holder)
+        if load != holder.load:
+            self.busy += load - holder.load
+            holder.load = load
         due_at = self._due_at(holder)
         if due_at is None or due_at > now:
             self.ready.drop(holder)
@@ -97,6 +105,10 @@ class ReplicaSet:
             heappop(timers)
         return None
 
+    def busy_share(self, ejected: int) -> float:
+        """Of the replicas that are used, the share that holds work; 0..1."""
+        return min(1.0, self.busy / max(1, self.running - ejected))
+
     @property
     def has_ready(self) -> bool:
         return self.ready.count(spare=not self.healthy) > 0
@@ -125,7 +137,7 @@ class ReplicaSet:
         self.refresh(holder, now)
         return False
 
-    def offer(self, holder: Holder, *, trusted: bool = True) -> Offer:
+    def offer(self, holder: Holder, now: float, *, trusted: bool) -> Offer:
         """What the holder can take now, in the batcher's words; `trusted`: costs are known even of
         replicas that have not answered yet."""
         replica = holder.replica
@@ -137,6 +149,8 @@ class ReplicaSet:
             trusted=trusted or holder.answers > 0,
             last_edge=holder.last_edge,
             alone=self.running <= 1,
+            starts_in_s=max(0.0, holder.finish_at - now),
+            others_idle=self.ready.others_idle(holder),
         )
 
     def _due_at(self, holder: Holder) -> float | None:

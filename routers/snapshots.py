@@ -13,6 +13,7 @@ from routers.cost import CostModel
 from routers.flows import Flow
 from routers.holders import Holder
 from routers.leases import LeaseBook
+from routers.racing import Racing
 from routers.replicas import ReplicaSet
 from routers.requests import Requests
 from routers.types import FlowSnapshot, ReplicaSnapshot, Snapshot
@@ -27,10 +28,11 @@ class State:
     replicas: ReplicaSet
     leases: LeaseBook
     cost: CostModel
+    racing: Racing
 
 
 def take_snapshot(state: State, now: float) -> Snapshot:
-    requests, waiting = state.requests, state.requests.waiting
+    requests, waiting, tally = state.requests, state.requests.waiting, state.racing.tally
     replicas = tuple(_replica(holder) for holder in state.replicas.holders.values())
     return Snapshot(
         waiting_rows=waiting.rows,
@@ -48,6 +50,16 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         controllers=requests.admission.snapshot(state.replicas.running, now),
         edges=waiting.edges,
         edge_switches=requests.edges.state.switches,
+        hedges=tally.hedges,
+        hedges_won=tally.hedges_won,
+        ties=tally.ties,
+        probes=tally.probes,
+        retries=tally.retries,
+        preempted=tally.preempted,
+        budget_s=state.racing.budget.level_s,
+        utilisation=state.racing.utilisation.share,
+        idle_gap_s=tally.idle_gap_s,
+        early_binding_s=tally.early_binding_s,
     )
 
 
@@ -73,6 +85,9 @@ def _replica(holder: Holder) -> ReplicaSnapshot:
         leases=len(holder.leases),
         draining=holder.draining,
         drift=holder.drift,
+        sick=holder.sick,
+        ejected=holder.ejected,
+        ratio=holder.ratio,
     )
 
 

@@ -246,6 +246,9 @@ class ReplicaSnapshot:
     leases: int
     draining: bool
     drift: int  # accounted - actual, leases, as of its last answer
+    sick: bool = False  # lost something, far overdue or ejected: used only when no other runs
+    ejected: bool = False
+    ratio: float = 1.0  # its pace: measured seconds over the pool's prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,3 +302,13 @@ class Snapshot:
     controllers: tuple[ControllerSnapshot, ...] = ()
     edges: tuple[int, ...] = ()  # of newcomers' buckets
     edge_switches: int = 0
+    hedges: int = 0  # counters, ever: copies sent late, of those the ones that answered first
+    hedges_won: int = 0
+    ties: int = 0  # copies sent at once
+    probes: int = 0
+    retries: int = 0  # leases of rows that had been lost
+    preempted: int = 0
+    budget_s: float = 0.0  # device seconds that may be spent on copies now
+    utilisation: float = 0.0
+    idle_gap_s: float = 0.0  # EWMAs, see `tally`
+    early_binding_s: float = 0.0

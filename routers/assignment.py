@@ -1,0 +1,122 @@
+"""Which replica is sent what, now that something has changed?
+
+While rows wait and a replica is ready, the one that will finish first is offered to the batcher; a
+session's own replica is taken instead where that costs next to nothing. What was staged behind a
+running batch may be tied to a copy, what is sent while an ejected replica is due is copied there.
+Rows that wait always come before copies of those that have been sent. Whose turn it is among rows
+is `batcher`'s question, who is ready `replicas`', who is raced `racing`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from routers.affinity import Affinity
+from routers.batcher import form_batch
+from routers.choice import finish_in_s
+from routers.holders import Holder
+from routers.leases import Lease, stream_share
+from routers.offers import Goods
+from routers.racing import Racing, row_ids
+from routers.requests import Requests
+from routers.types import Action, Dispatch
+
+
+@dataclass(slots=True)
+class Assignment:
+    """`racing` brings replicas, leases, budget and settings along."""
+
+    requests: Requests
+    racing: Racing
+    affinity: Affinity
+
+    def fill(self, now: float, actions: list[Action]) -> None:
+        """Send what waits to whoever is ready, then tie what had to be staged."""
+        waiting, replicas = self.requests.waiting, self.racing.replicas
+        staged: list[tuple[int, Lease]] = []
+        while waiting.rows and replicas.has_ready:
+            lease = replicas.ready.first(
+                lambda holder: self._send(holder, now, actions),
+                now,
+                replicas.batch_s,
+                spare=not replicas.healthy,
+            )
+            if lease is None:
+                break
+            if lease.staged:
+                staged.append((len(actions) - 1, lease))
+            self._probe(lease, now, actions)
+        if staged and self.racing.settings.hedge.mode == "tied":
+            self._tie(staged, now, actions)
+
+    def _send(self, holder: Holder, now: float, actions: list[Action]) -> Lease | None:
+        """A lease of what the batcher gives this replica, if anything."""
+        racing = self.racing
+        trusted = bool(racing.settings.profile)
+        offer = racing.replicas.offer(holder, now, trusted=trusted)
+        goods = form_batch(self.requests, offer, now, actions)
+        if goods is None:
+            return None
+        holder = self._preferred(holder, goods, now)
+        replica_id = holder.replica.replica_id
+        lease = racing.leases.sign(holder, goods, goods.predicted_s, now)
+        racing.replicas.took(goods.predicted_s)
+        self._pay(lease)
+        if racing.replicas.running > 1:
+            racing.hedging.watch(lease)
+        racing.replicas.refresh(holder, now)
+        self.affinity.served([row.ticket.request.session for row in goods.rows], replica_id)
+        actions.append(
+            Dispatch(
+                lease.lease_id, replica_id, row_ids(goods.rows), goods.edge, goods.predicted_s,
+                goods.rank, goods.charges, self.requests.waiting_work(),
+            )
+        )  # fmt: skip
+        return lease
+
+    def _pay(self, lease: Lease) -> None:
+        budget = self.racing.budget
+        if lease.goods.rows[0].retried:
+            budget.pay(lease.predicted_s)
+            self.racing.tally.retries += 1
+        else:
+            budget.earn(lease.predicted_s)
+
+    def _preferred(self, best: Holder, goods: Goods, now: float) -> Holder:
+        """The replica that served the leading row's session last, or else the best."""
+        row = goods.rows[0]
+        preferred = self.affinity.preferred(row.ticket.request.session)
+        if preferred is None or row.retried:
+            return best
+        replicas = self.racing.replicas
+        holder = replicas.holders.get(preferred)
+        if holder is None or holder.sick or holder not in replicas.ready:
+            return best
+        if holder.streams != best.streams or not _fits(holder, goods):
+            return best
+        seconds = self.racing.cost.predict(len(goods.rows), goods.width)
+        later_s = finish_in_s(holder, now, seconds) - finish_in_s(best, now, seconds)
+        yields = self.affinity.yields(later_s, seconds, streams=best.streams)
+        return best if yields else holder
+
+    def _probe(self, lease: Lease, now: float, actions: list[Action]) -> None:
+        if self.racing.outliers.ejected:
+            probe = self.racing.probe(lease, now)
+            if probe is not None:
+                actions.append(probe)
+
+    def _tie(self, staged: list[tuple[int, Lease]], now: float, actions: list[Action]) -> None:
+        for index, lease in staged:
+            copy = self.racing.tie(lease, now)
+            if copy is not None:
+                sent = actions[index]
+                assert isinstance(sent, Dispatch)
+                actions[index] = replace(sent, tied=True)
+                actions.append(copy)
+
+
+def _fits(holder: Holder, goods: Goods) -> bool:
+    if not holder.streams:
+        return holder.answers > 0 or len(goods.rows) == 1
+    room = holder.replica.capacity - holder.held
+    return not holder.leases or stream_share(goods.rows[0].length) <= room
