@@ -70,13 +70,12 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
         _refund(state, lease)
     if lease.probe:
         racing.outliers.failed(holder, now)
-    copied = lease.copy_of
+    if end is LeaseEnd.BUSY and lease.copy_of is not None:
+        _race_again(state, lease, lease.copy_of)
     stranded = fail(lease)
     if lease.owes is not None:
         state.requests.settle(lease.owes, _worked_s(lease, event), now)
     if end is LeaseEnd.BUSY:
-        if copied is not None:
-            _race_again(state, copied)
         if not lease.wanted_back:
             wait_s = event.report.retry_in_s - (holder.transport_s or 0.0)
             state.replicas.block(holder, now + max(MIN_BLOCK_S, wait_s))
@@ -104,9 +103,9 @@ def _refund(state: State, lease: Lease) -> None:
             each.paid_s = 0.0
 
 
-def _race_again(state: State, lease: Lease) -> None:
-    """Its copy came back unstarted: its rows may still be copied once."""
-    for row in lease.members():
+def _race_again(state: State, copy: Lease, lease: Lease) -> None:
+    """The copy came back unstarted: its rows may still be copied once."""
+    for row in copy.members():
         row.copied = False
     if lease.ripe:
         state.racing.hedging.waiting[lease] = None

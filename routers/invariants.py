@@ -166,7 +166,8 @@ def _check_no_idle_replica(state: State) -> None:
 def _check_idle(state: State, holder: Holder) -> None:
     for lane in state.requests.waiting.lanes():
         head = lane.solo.head()
-        if head is not None and state.replicas.offer(holder).allows(head.avoid):
+        offer = state.replicas.offer(holder, 0.0, trusted=True)
+        if head is not None and offer.allows(head.avoid):
             assert holder.leases, "an empty replica is ready while a retried row waits"
             return
         assert lane.rows == lane.solo.rows, "a replica is ready while rows wait"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings
+from routers.settings import DispatcherSettings, HedgeSettings
 from routers.types import (
     Abort,
     Arrive,
@@ -37,18 +37,21 @@ from routers.types import (
 
 EDGES = (4, 8, 16)
 IDS = ("a", "b", "c")
+PAIR = {"a": (2, ReplicaKind.BATCH), "b": (2, ReplicaKind.BATCH)}
 
 
 @dataclass
 class Known:
-    """One live request as the machine sees it; `leased`: row index to lease id."""
+    """One live request as the machine sees it; `leased`: row index to the leases it stands in.
+    `copied`: rows that were in a copy that may have been started."""
 
     request: Request
     arrived: float
     waiting: set[int]
     order: int
-    leased: dict[int, int] = field(default_factory=dict)
+    leased: dict[int, set[int]] = field(default_factory=dict)
     retried: set[int] = field(default_factory=set)
+    copied: set[int] = field(default_factory=set)
     late_from: float = float("inf")
 
 
@@ -61,8 +64,17 @@ class DispatcherMachine(RuleBasedStateMachine):
         max_queue_rows=st.sampled_from((1, 4, 30)),
         max_late_rows=st.sampled_from((0, 3, 30)),
         initial_cost_s=st.sampled_from((0.0, 0.5)),
+        warm=st.sampled_from((False, True, True)),
+        hedge=st.builds(
+            HedgeSettings,
+            mode=st.sampled_from(("off", "hedge", "hedge", "tied", "tied")),
+            fixed_delay_s=st.sampled_from((None, 0.0, 0.2)),
+            budget=st.sampled_from((0.05, 10.0, 10.0)),
+            max_utilisation=st.just(1.0),
+            min_samples=st.just(1),
+        ),
     )
-    def begin(self, **chosen):
+    def begin(self, warm, **chosen):
         self.settings = DispatcherSettings(EDGES, **chosen)
         self.dispatcher = Dispatcher(self.settings)
         self.now, self.timer, self.arrivals = 0.0, None, 0
@@ -70,6 +82,20 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.ended: set[int] = set()
         self.leases: dict[int, Dispatch] = {}
         self.running: dict[str, Replica] = {}
+        self.opened: set[int] = set()
+        self.aborted: set[int] = set()
+        self.copies: set[int] = set()
+        if warm:
+            self.warm_up()
+
+    def warm_up(self):
+        """Both replicas have answered once, so copies may be sent there."""
+        self.replicas_change(PAIR)
+        for _ in range(4):
+            self.arrive([3], 1.0, 20.0, True)
+        while self.leases:
+            self.now += 0.1
+            self.close(min(self.leases), LeaseEnd.DONE, 0.1)
 
     # -- events
 
@@ -104,18 +130,27 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.now = until
         self.nothing_is_overdue()
 
+    @rule(rows=st.integers(1, 3))
+    def work_straggles(self, rows):
+        """What comes may be copied, and long enough passes without an answer."""
+        for _ in range(rows):
+            self.arrive([3], 5.0, 20.0, True)
+        self.time_passes(0.3)
+
     @rule(seconds=st.sampled_from((0.5, 3.0)))
     def loop_stalls(self, seconds):
         """Time passes and the timer comes late: the next event finds things overdue."""
         self.now += seconds
 
     @rule(
-        chosen=st.dictionaries(
+        chosen=st.just(PAIR)
+        | st.dictionaries(
             st.sampled_from(IDS),
             st.tuples(st.sampled_from((0, 1, 2, 3, 20)), st.sampled_from(list(ReplicaKind))),
         )
     )
     def replicas_change(self, chosen):
+        chosen = dict(chosen)
         for replica_id, (capacity, kind) in chosen.items():
             known = self.running.get(replica_id)
             held = any(each.replica_id == replica_id for each in self.leases.values())
@@ -142,7 +177,21 @@ class DispatcherMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def replica_starts(self, data):
-        self.step(Opened(data.draw(st.sampled_from(sorted(self.leases)))))
+        lease_id = data.draw(st.sampled_from(sorted(self.leases)))
+        if lease_id not in self.opened and self.is_tied(lease_id):
+            self.starts_first(lease_id)
+        self.opened.add(lease_id)
+        self.step(Opened(lease_id))
+
+    def is_tied(self, lease_id):
+        return self.dispatcher._leases.open[lease_id].tied
+
+    def starts_first(self, lease_id):
+        """Its rows leave the other one of the pair."""
+        for request_id, index in self.leases[lease_id].rows:
+            known = self.known.get(request_id)
+            if known is not None and lease_id in known.leased.get(index, ()):
+                known.leased[index] = {lease_id}
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), held=st.floats(0, 30))
@@ -156,15 +205,38 @@ class DispatcherMachine(RuleBasedStateMachine):
         seconds=st.sampled_from((0.0, 0.01, 1.0)),
     )
     def lease_closes(self, data, end, seconds):
-        lease = self.leases.pop(data.draw(st.sampled_from(sorted(self.leases))))
+        lease_id = data.draw(st.sampled_from(sorted(self.leases)))
+        if lease_id in self.aborted and data.draw(st.booleans()):
+            end = LeaseEnd.ABORTED
+        self.close(lease_id, end, seconds)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def replica_answers_all(self, data):
+        """One replica catches up, and may be asked for what others have not answered."""
+        replica_id = data.draw(
+            st.sampled_from(sorted({e.replica_id for e in self.leases.values()}))
+        )
+        for lease_id in sorted(self.leases):
+            if self.leases[lease_id].replica_id == replica_id:
+                self.now += 0.1
+                self.close(lease_id, LeaseEnd.DONE, 0.1)
+
+    def close(self, lease_id, end, seconds):
+        lease = self.leases.pop(lease_id)
         for request_id, index in lease.rows:
-            self.comes_back(request_id, index, lease.lease_id, end)
+            self.comes_back(request_id, index, lease_id, end)
         report = Report(service_s=seconds, retry_in_s=seconds, transport_s=0.001)
-        self.step(Closed(lease.lease_id, end, report))
+        self.step(Closed(lease_id, end, report))
 
     def comes_back(self, request_id, index, lease_id, end):
         known = self.known.get(request_id)
-        if known is None or known.leased.get(index) != lease_id:
+        if known is None or lease_id not in known.leased.get(index, ()):
+            return
+        known.leased[index].remove(lease_id)
+        if end is LeaseEnd.BUSY and lease_id in self.copies:
+            known.copied.discard(index)
+        if end is not LeaseEnd.DONE and known.leased[index]:
             return
         del known.leased[index]
         if end is LeaseEnd.DONE:
@@ -184,9 +256,12 @@ class DispatcherMachine(RuleBasedStateMachine):
             case Reject() | Evict():
                 self.judge_refusal(action)
             case Abort():
+                assert action.lease_id not in self.aborted, "aborted twice"
+                self.aborted.add(action.lease_id)
                 rows = self.leases[action.lease_id].rows
                 members = [self.known[each].leased for each, _ in rows if each in self.known]
-                assert not any(action.lease_id in leased.values() for leased in members)
+                held = [ids for leased in members for ids in leased.values()]
+                assert not any(action.lease_id in ids for ids in held)
             case WakeAt():
                 assert action.at > self.now
                 self.timer = action.at
@@ -205,16 +280,34 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert action.lease_id not in self.leases
         replica = self.running[action.replica_id]
         rows = [(self.known[request_id], index) for request_id, index in action.rows]
-        for known, index in rows:
+        for known, _ in rows:
             assert known.request.expires > self.now, "dispatched at or past its expiry"
+        if action.copy_of:
+            self.judge_copy(action, rows)
+            return
+        for known, index in rows:
             assert index in known.waiting, "dispatched, but it did not wait"
         self.judge_room(replica, rows)
         self.judge_limits(rows)
         self.judge_order(rows)
         for known, index in rows:
             known.waiting.remove(index)
-            known.leased[index] = action.lease_id
+            known.leased[index] = {action.lease_id}
         self.leases[action.lease_id] = action
+
+    def judge_copy(self, action, rows):
+        """It races an open lease elsewhere; rows that may run twice, none of them a second time."""
+        assert self.settings.hedge.mode != "off"
+        assert self.leases[action.copy_of].replica_id != action.replica_id
+        self.judge_room(self.running[action.replica_id], rows)
+        for known, index in rows:
+            assert known.leased[index] == {action.copy_of}
+            assert known.request.retryable
+            assert index not in known.copied | known.retried
+            known.copied.add(index)
+            known.leased[index].add(action.lease_id)
+        self.leases[action.lease_id] = action
+        self.copies.add(action.lease_id)
 
     def judge_room(self, replica, rows):
         others = [each for each in self.leases.values() if each.replica_id == replica.replica_id]

@@ -1,0 +1,136 @@
+"""Which of the ready replicas is used, and how many are asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from routers.choice import Ready, finish_in_s
+from routers.holders import Holder
+from routers.leases import LeaseBook
+from routers.offers import Goods
+from routers.tickets import Row
+from routers.types import Replica, ReplicaKind
+
+NOW = 10.0
+
+
+def idle(replica_id="a", ratio=1.0, last_used=0):
+    holder = Holder(Replica(replica_id, 2.0))
+    holder.ratio, holder.last_used = ratio, last_used
+    return holder
+
+
+def running(replica_id, finish_at):
+    holder = idle(replica_id)
+    LeaseBook().sign(holder, Goods([Row(None, 0, 1, 0)], 1, 1), 1.0, NOW)  # type: ignore[arg-type]
+    holder.finish_at = finish_at
+    return holder
+
+
+def stream(replica_id, held, ratio=1.0):
+    holder = Holder(Replica(replica_id, 100.0, ReplicaKind.STREAM))
+    holder.held, holder.ratio = held, ratio
+    return holder
+
+
+def ready(*holders):
+    among = Ready()
+    for holder in holders:
+        among.place(holder, NOW)
+    return among
+
+
+def order(among, batch_s=0.01, spare=False):
+    asked = []
+    assert among.first(lambda holder: asked.append(holder), NOW, batch_s, spare=spare) is None
+    return [holder.replica.replica_id for holder in asked]
+
+
+def first(*holders, batch_s=0.01):
+    among = ready(*holders)
+    return among.first(lambda holder: holder.replica.replica_id, NOW, batch_s)
+
+
+def test_idle_replicas_of_one_pace_go_by_least_recent_use():
+    assert order(ready(idle("a", last_used=3), idle("b", last_used=1), idle("c", last_used=2))) == [
+        "b", "c", "a",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ratio", "chosen"), [(1.05, "a"), (0.95, "a"), (1.3, "b"), (0.7, "a")])
+def test_pace_counts_beyond_a_tenth(ratio, chosen):
+    assert first(idle("a", ratio=ratio, last_used=1), idle("b", last_used=2)) == chosen
+
+
+def test_one_that_is_about_to_finish_beats_an_idle_slow_one():
+    assert first(idle("a", ratio=1.9), running("b", NOW + 0.001)) == "b"
+
+
+def test_an_idle_one_beats_one_that_has_yet_to_finish():
+    assert first(running("a", NOW + 0.001), idle("b")) == "b"
+
+
+def test_of_running_ones_the_earliest_to_finish_goes_first():
+    assert order(ready(running("a", NOW + 0.2), running("b", NOW + 0.1))) == ["b", "a"]
+
+
+def test_one_that_overruns_is_expected_to_go_on_for_as_long():
+    late, later, due = running("a", NOW - 0.1), running("b", NOW - 0.3), running("c", NOW + 0.2)
+    assert order(ready(late, later, due)) == ["a", "c", "b"]
+
+
+def test_one_that_began_to_overrun_while_ready_moves_behind():
+    among = ready(running("a", NOW + 0.1), running("b", NOW + 0.35))
+    picked = among.first(lambda holder: holder.replica.replica_id, NOW + 0.3, 0.01)
+    assert picked == "b"
+
+
+def test_other_gateways_work_counts():
+    foreign = idle("a")
+    foreign.foreign_until = NOW + 0.5
+    foreign.reckon(NOW)
+    assert first(foreign, idle("b", ratio=1.9)) == "b"
+    assert finish_in_s(foreign, NOW, 0.01) == pytest.approx(0.51)
+
+
+def test_the_emptiest_stream_goes_first_unless_it_is_slow():
+    assert order(ready(stream("a", 50), stream("b", 20), stream("c", 90))) == ["b", "a", "c"]
+    assert first(stream("a", 0, ratio=2.0), stream("b", 50)) == "b"
+
+
+def test_sick_replicas_are_asked_only_when_told_to():
+    sick = idle("a")
+    sick.sick = True
+    among = ready(sick)
+    assert order(among) == []
+    assert (among.count(spare=False), among.count(spare=True)) == (0, 1)
+    assert order(among, spare=True) == ["a"]
+
+
+def test_those_that_refused_stay_ready():
+    among = ready(idle("a"), idle("b"))
+    assert order(among) == order(among) == ["a", "b"]
+
+
+def test_one_that_was_dropped_is_not_asked():
+    gone, stays = idle("a"), idle("b")
+    among = ready(gone, stays)
+    among.drop(gone)
+    assert gone not in among
+    assert order(among) == ["b"]
+
+
+def test_of_a_thousand_idle_replicas_few_are_asked_in_vain_and_one_in_success():
+    among = ready(*[idle(str(n), last_used=n) for n in range(1000)])
+    assert len(order(among)) <= 8
+    asked = []
+    assert among.first(lambda holder: asked.append(holder) or True, NOW, 0.01)
+    assert len(asked) == 1
+
+
+def test_memory_is_bounded_by_who_is_ready_however_often_places_change():
+    among, holder = Ready(), idle("a")
+    for turn in range(1000):
+        holder.last_used = turn
+        among.place(holder, NOW)
+    assert sum(len(heap) for heap in among._heaps) < 50
