@@ -135,7 +135,7 @@ def test_nothing_is_staged_behind_what_is_being_raced(start):
 
 
 def test_a_copy_is_never_copied_again(start):
-    core, lease, copy = straggling(start, "a", "b", "c")
+    core, lease, _ = straggling(start, "a", "b", "c")
     assert sent(core.tick(core.now + 1.0)) == []
     core.close(lease, LeaseEnd.LOST)
     assert sent(core.tick(core.now + 1.0)) == []
@@ -272,7 +272,7 @@ def test_the_first_to_start_cancels_the_other(start, first):
 
 
 def test_losing_the_one_that_started_is_losing_the_rows(start):
-    core, staged, copy = tied(start)
+    core, _, copy = tied(start)
     core.step(Opened(copy.lease_id))
     core.close(copy, LeaseEnd.LOST)
     assert core.dispatcher.snapshot(core.now).waiting_rows == 1
