@@ -33,8 +33,10 @@ class Budget:
         self._batch_s += _GAIN * (cost_s - self._batch_s)
         self._add(self.share * cost_s)
 
-    def affords(self, cost_s: float) -> bool:
-        return self.level_s >= cost_s
+    def affords(self, cost_s: float, *, spare: bool = False) -> bool:
+        """`spare`: only out of the upper half, what more urgent copies will hardly need."""
+        reserve = 0.5 * _CAP_BATCHES * self._batch_s if spare else 0.0
+        return self.level_s >= cost_s + reserve
 
     def pay(self, cost_s: float) -> None:
         self._add(-cost_s)

@@ -3,8 +3,9 @@
 One whose pace (the cost model's ratio, so neither batch sizes nor lengths matter) exceeds the
 pool's median by `eject_ratio` is ejected, a limited share of the pool at most. It is probed: it
 gets a copy of a batch that is served elsewhere, so that nobody waits for it, at intervals that
-double while it stays slow, and is back as soon as its pace is good again. One slow batch never
-ejects. While frozen nobody is ejected, probed or taken back. Source: outlier detection in Envoy.
+double while it stays slow, and is back as soon as its pace is good again. Two slow answers in a row
+do not eject. While frozen nobody is ejected, probed or taken back. Source: outlier detection as in
+Envoy.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from routers.holders import Holder
 from routers.settings import OutlierSettings
 
-_STREAK = 2  # slow answers in a row, before which nobody is ejected
+_STREAK = 3  # slow answers in a row, before which nobody is ejected
 _LEAST_REFRESH = 8  # answers for which the median is used again, at least
 _SLACK = 32
 

@@ -71,7 +71,7 @@ class Racing:
         if self.utilisation.share > self.settings.hedge.max_utilisation:
             return None
         rows = copiable(lease)
-        dispatch = self._to_another(lease, rows, now) if rows else None
+        dispatch = self._to_another(lease, rows, now, spare=True) if rows else None
         if dispatch is not None:
             lease.tied = True
             self.tally.ties += 1
@@ -97,14 +97,16 @@ class Racing:
         seconds = self.cost.predict(len(rows), lease.goods.width)
         return max(row.ticket.request.deadline for row in rows) - now > seconds
 
-    def _to_another(self, lease: Lease, rows: list[Row], now: float) -> Dispatch | None:
+    def _to_another(
+        self, lease: Lease, rows: list[Row], now: float, *, spare: bool = False
+    ) -> Dispatch | None:
         replicas = self.replicas
 
         def accept(holder: Holder) -> Dispatch | None:
             if not self._may_take(holder, lease):
                 return None
             seconds = self.cost.predict(len(rows), lease.goods.width, holder.replica.replica_id)
-            if not self.budget.affords(seconds):
+            if not self.budget.affords(seconds, spare=spare):
                 return None
             return self._copy(lease, holder, rows, now)
 
