@@ -102,11 +102,15 @@ class Driver:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Driver]]:
-    """Makes drivers; at the end of the test each is drained and must be exactly empty."""
+    """Makes drivers; at the end of the test each is drained and must be exactly empty.
+
+    Unless a profile is given, there is one that says nothing of costs: replicas are trusted with
+    batches from the first one on."""
     drivers: list[Driver] = []
 
     def make(**settings: Any) -> Driver:
         settings.setdefault("bucket_edges", (32, 128, 512))
+        settings.setdefault("profile", ((1, 1, 0.0),))
         drivers.append(Driver(Dispatcher(DispatcherSettings(**settings))))
         return drivers[-1]
 

@@ -22,7 +22,7 @@ def idle(replica_id="a", ratio=1.0, last_used=0):
 
 def running(replica_id, finish_at):
     holder = idle(replica_id)
-    LeaseBook().sign(holder, Goods([Row(None, 0, 1, 0)], 1, 1), 1.0, NOW)  # type: ignore[arg-type]
+    LeaseBook().sign(holder, Goods([Row(None, 0, 1, 0, 1)], 1, 1), 1.0, NOW)  # type: ignore[arg-type]
     holder.finish_at = finish_at
     return holder
 

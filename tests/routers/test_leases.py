@@ -226,7 +226,8 @@ def test_waiting_rows_are_bucketed_anew_and_keep_their_order(start):
     core = start()
     for request_id, length in enumerate((10, 40, 20, 100, 500)):
         core.arrive(request_id, length)
-    actions = core.dispatcher.reconfigure(DispatcherSettings((50, 200)), 0.0)
+    other = DispatcherSettings((50, 200), profile=((1, 1, 0.0),))
+    actions = core.dispatcher.reconfigure(other, 0.0)
     assert core.take_in(actions) == [Evict(4, Reason.TOO_LONG)]
     assert requests_of(*core.replicas("a"), *core.drain()) == [[0, 1, 2], [3]]
 
