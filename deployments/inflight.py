@@ -8,41 +8,46 @@ who is this, may anything start, run this off the loop.
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Protocol, TypeVar
 
 from deployments import errors
 from deployments.http.body_room import BodyRoom
-from deployments.http.exchange import BodyLimits, Exchange
+from deployments.http.exchange import Asked, BodyLimits, Exchange
+from deployments.ladder.rungs import Found
 from deployments.observability.trace_context import TraceContext
 from deployments.preprocess.texts import encode_texts
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.preprocess.turns import TurnPool
 from deployments.queues.batch_calls import RowAnswer
 from deployments.queues.catalogue import Catalogue
-from deployments.queues.tickets import Ticket
 from deployments.rates import Rates
 from deployments.settings import GatewaySettings
 from deployments.tenants import Caller, TenantsFile
 
 T = TypeVar("T")
 _DRAIN_RETRY_S = 2.0
+UNASKED = Asked(None, "", True)
 
 
 class Flight:
-    """`protocol`: the codec's label. `mark` fills `stages` (seconds) in the order of the walk."""
+    """`protocol`: the codec's label. `mark` fills `stages` (seconds) in the order of the walk.
+    `counted`: its tokens were, at its tenant's rate. `fallback`: the model that answered if it is
+    not the asked one. `ran`: rows of it were queued and run, for it or an identical request."""
 
     __slots__ = (
-        "_last", "answers", "exchange", "model", "outcome", "protocol", "queue_wait_s", "reason",
-        "response_bytes", "service_s", "stages", "status", "ticket", "trace", "who",
+        "_last", "_queued_at", "_shared", "answers", "asked", "counted", "exchange", "fallback",
+        "model", "outcome", "protocol", "queue_wait_s", "ran", "reason", "request_bytes",
+        "response_bytes", "service_s", "stages", "status", "trace", "who",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:
         self.exchange = exchange
         self.protocol = protocol
         self.who: Caller | None = None
-        self.model = ""
-        self.ticket: Ticket | None = None
+        self.asked = UNASKED
+        self.model = self.fallback = ""
+        self.counted = self.ran = False
         self.answers: tuple[RowAnswer, ...] = ()
         self.stages: dict[str, float] = {}
         self.queue_wait_s = 0.0
@@ -50,24 +55,39 @@ class Flight:
         self.outcome = "ok"
         self.status = 200
         self.reason = ""
-        self.response_bytes = 0
+        self.request_bytes = self.response_bytes = 0
         self.trace = trace
+        self._shared: Found | None = None
+        self._queued_at = 0.0
         self._last = exchange.arrived
 
     def mark(self, stage: str) -> None:
         """The time since the last mark belongs to `stage`."""
         now = perf_counter()
-        self.stages[stage] = now - self._last
+        self.stages[stage] = self.stages.get(stage, 0.0) + now - self._last
         self._last = now
 
-    def queued(self, answers: tuple[RowAnswer, ...]) -> None:
+    def waits(self) -> None:
+        """It queues, or looks for what spares it that; a cheaper model's queue goes on counting."""
+        self._queued_at = self._queued_at or monotonic()
+
+    def found(self, found: Found) -> None:
+        """Its rows went by a cache and by runs that may be shared."""
+        self._shared = found
+
+    def turned(self) -> None:
+        """It goes on to a cheaper model; its wait so far belongs to no stage."""
+        self._last = perf_counter()
+
+    def done(self, answers: tuple[RowAnswer, ...], fallback: str) -> None:
         """All rows are back. The last one to be dispatched says how long the request queued."""
         self._last = perf_counter()
-        self.answers = answers
+        self.answers, self.fallback = answers, fallback
         last = max(answers, key=_dispatched)
-        assert self.ticket is not None
-        self.queue_wait_s = max(last.dispatched - self.ticket.request.arrival, 0.0)
-        self.service_s = last.service_s
+        self.ran = last.dispatched > 0.0
+        if self.ran:
+            self.queue_wait_s = max(last.dispatched - self._queued_at, 0.0)
+            self.service_s = last.service_s
 
     def failed(self, error: errors.HeadraceError) -> None:
         self.outcome = error.outcome
@@ -79,14 +99,16 @@ class Flight:
         head = [(b"traceparent", self.trace.traceparent())]
         if error is not None:
             return head + error.headers()
-        last = max(self.answers, key=_dispatched)
-        return [
-            *head,
+        head += [
             (b"x-queue-wait-ms", b"%.3f" % (self.queue_wait_s * 1e3)),
             (b"x-service-time-ms", b"%.3f" % (self.service_s * 1e3)),
-            (b"x-batch-size", b"%d" % last.batch_size),
-            (b"x-bucket", b"%d" % last.bucket),
         ]
+        if self.ran:
+            last = max(self.answers, key=_dispatched)
+            head += [(b"x-batch-size", b"%d" % last.batch_size), (b"x-bucket", b"%d" % last.bucket)]
+        if self.fallback:
+            head.append((b"x-served-by", self.fallback.encode()))
+        return head if self._shared is None else head + self._shared.headers()
 
 
 def _dispatched(answer: RowAnswer) -> float:

@@ -10,25 +10,30 @@ model's dispatcher (`routers/`), which sees lengths and deadlines.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
-from typing import Any
+from time import monotonic, perf_counter
+from typing import Any, TypeVar
 
 from deployments import errors
 from deployments.description import ModelDescription, Scheduling
 from deployments.http.codecs import Codec
-from deployments.http.exchange import Asked, BodyLimits, Exchange
+from deployments.http.exchange import BodyLimits, Exchange
 from deployments.http.protocols.inflate import MOST_INFLATION, inflate
 from deployments.inflight import Flight, Gate
+from deployments.ladder.fallback import Way
+from deployments.ladder.row_keys import row_keys
+from deployments.ladder.rungs import Wanted, sharing
+from deployments.ladder.single_flight import Seat
 from deployments.queues.batch_calls import RowAnswer
 from deployments.queues.served_model import ServedModel
-from deployments.queues.tickets import Demand, Terms
+from deployments.queues.tickets import Demand, Terms, Ticket
 from deployments.rows.columns import Rows
 from deployments.tenants import Caller
 
 _WATCH_AFTER_S = 0.05
+T = TypeVar("T")
 
 
 class Pipeline:
@@ -66,54 +71,79 @@ class Pipeline:
         who = flight.who = gate.identify(exchange)
         # Draining: nothing new may start, or the drain never ends.
         gate.check_open()
-        # Which model, when the URL says it: 404 and 503 before the body is read.
-        model = self._find(flight, who, name, version)
+        # Which model, when the URL says it: 404 and 503 before the body is read. One that is not
+        # ready may name a cheaper one, which then takes its place.
+        way = None if name is None else self._way(flight, who, name, version)
         # Cheap refusals: headers that make no sense, the tenant's rate of requests, declared size,
         # a queue that is full already.
-        asked = exchange.asked()
+        flight.asked = exchange.asked()
         gate.rates.take_request(who.tenant)
         exchange.check_length(gate.limits)
-        if model is not None:
-            model.queue.check_room()
+        if way is not None:
+            way.check_room()
         # The body, bounded in size and time; inflated off the loop.
         body = await self._body(exchange, who)
         # Parse: small bodies at once, large ones in the pool, tenants in turn.
-        page = model and model.description
+        page = way and way.model.description
+        flight.request_bytes = len(body)
         call = await gate.off_loop(who, len(body), codec.decode, body, exchange, page)
-        if model is None:
-            model = self._find(flight, who, call.model, None)
-            assert model is not None
-            model.queue.check_room()
-        # From here on by one version's page and terms, even if another goes live meanwhile.
-        page, terms = model.description, model.queue.terms
+        if way is None:
+            way = self._way(flight, who, call.model, None)
+            way.check_room()
         flight.mark("parse")
-        # How long: tokenise texts off the loop; rows get their lengths, too long ones are refused.
-        tokens = await self._tokens(codec, call, model, who)
-        rows = await gate.off_loop(who, len(body), codec.split, call, tokens, page)
-        # The tenant's own limits, as soon as lengths are known: its length, its rate of tokens.
-        _check_own_length(who, rows.lengths)
-        gate.rates.take_tokens(who.tenant, sum(rows.lengths))
-        flight.mark("tokenize")
-        # Queue: bounded, by deadline; late binding happens behind this line.
-        answers = await self._wait(flight, model, terms, rows, asked)
-        flight.queued(answers)
-        # Reply.
-        encoded = codec.encode(call, rows, answers, _as_answered(page, version, answers))
+        while True:
+            try:
+                done = await self._answered(flight, way, codec, call)
+                break
+            except errors.HeadraceError as refusal:
+                # A cheaper model, before a refusal: once, on the same clock.
+                way.turn(refusal)
+                flight.turned()
+        flight.done(done.answers, way.fallback)
+        # Reply, as the model that ran.
+        page = _as_answered(done.page, version, done.answers)
+        encoded = codec.encode(call, done.rows, done.answers, page)
         flight.response_bytes = len(encoded.body)
         await exchange.reply(200, encoded, flight.headers(None))
         flight.mark("reply")
 
-    def _find(
-        self, flight: Flight, who: Caller, name: str | None, version: str | None
-    ) -> ServedModel | None:
-        if name is None:
-            return None
+    async def _answered(self, flight: Flight, way: Way, codec: Codec, call: Any) -> _Answered:
+        gate, who, model = self._gate, flight.who, way.model
+        assert who is not None
+        # From here on by one version's page and terms, even if another goes live meanwhile.
+        page, terms = model.description, model.queue.terms
+        texts = codec.texts(call)
+        way.check_meaning(texts=texts is not None, named=codec.names_tensors)
+        # How long: tokenise texts off the loop; rows get their lengths, too long ones are refused.
+        tokens = None if texts is None else await self._tokens(texts, model, who)
+        rows = await gate.off_loop(who, flight.request_bytes, codec.split, call, tokens, page)
+        # The tenant's own limits, as soon as lengths are known: its length, its rate of tokens.
+        _check_own_length(who, rows.lengths)
+        if not flight.counted:
+            gate.rates.take_tokens(who.tenant, sum(rows.lengths))
+            flight.counted = True
+        flight.mark("tokenize")
+        submit = partial(self._submit, flight, way, terms)
+        if model.rungs is None:
+            # Queue: bounded, by deadline; late binding happens behind this line.
+            ticket = submit(rows)
+            left = partial(model.queue.cancel, ticket)
+            return _Answered(page, rows, await _unless_left(flight, ticket.future, left))
+        # What need not run comes first: rows answered before, then an identical request's run. The
+        # queue gets what is left, and whoever was there first waits in it for all.
+        wanted = await self._wanted(flight, page, rows)
+        seat = _seat(_demand(flight, way.promise), rows.count)
+        found = await _unless_left(flight, model.rungs.answers(wanted, seat, submit), seat.leave)
+        flight.found(found)
+        return _Answered(page, rows, found.answers)
+
+    def _way(self, flight: Flight, who: Caller, name: str, version: str | None) -> Way:
         if not who.tenant.may_use(name):
             raise errors.Forbidden("this tenant may not use this model", param="model")
-        model = self._gate.models.find(name, version)
+        way = Way(self._gate.models, who.tenant, name, version)
         flight.model = name
         self._gate.watcher.arrived(flight)
-        return model
+        return way
 
     async def _body(self, exchange: Exchange, who: Caller) -> bytes:
         limits: BodyLimits = self._gate.limits
@@ -129,56 +159,74 @@ class Pipeline:
         exchange.hold(len(inflated), limits.room)
         return inflated
 
-    async def _tokens(
-        self, codec: Codec, call: Any, model: ServedModel, who: Caller
-    ) -> list[Any] | None:
-        texts = codec.texts(call)
-        if texts is None:
-            return None
+    async def _tokens(self, texts: list[str], model: ServedModel, who: Caller) -> list[Any]:
         if model.tokenizer is None:
             raise errors.BadRequest(
                 f"model {model.description.name} has no tokeniser; send token ids instead of text"
             )
         return await self._gate.tokenize(who, model.tokenizer, texts)
 
-    async def _wait(
-        self,
-        flight: Flight,
-        model: ServedModel,
-        terms: Terms,
-        rows: Rows,
-        asked: Asked,
-    ) -> tuple[RowAnswer, ...]:
-        assert flight.who is not None
-        spent_s = perf_counter() - flight.exchange.arrived
-        demand = _demand(flight.who, asked, model.description.scheduling, spent_s)
-        ticket = flight.ticket = model.queue.submit(rows, terms, demand)
+    async def _wanted(self, flight: Flight, page: ModelDescription, rows: Rows) -> Wanted:
+        who, exchange = flight.who, flight.exchange
+        assert who is not None
+        names = [spec.name for spec in page.outputs]
+        keys = await self._gate.off_loop(
+            who, flight.request_bytes, row_keys, rows, page.version, names
+        )
+        share, keep = sharing(exchange.headers, flight.asked.repeatable)
+        return Wanted(who.tenant.name, page, rows, keys, share, keep)
+
+    def _submit(self, flight: Flight, way: Way, terms: Terms, rows: Rows) -> Ticket:
+        """Queues the rows for what is left of the caller's time."""
+        ticket = way.model.queue.submit(rows, terms, _demand(flight, way.promise))
         ticket.trace = flight.trace
-        # The client may leave while it waits; most answers are there before it pays to look.
-        watch = _Watch(flight.exchange, partial(model.queue.cancel, ticket))
-        try:
-            return await ticket.future
-        except asyncio.CancelledError:
-            model.queue.cancel(ticket)
-            raise
-        finally:
-            watch.end()
+        return ticket
 
 
-def _demand(who: Caller, asked: Asked, s: Scheduling, spent_s: float) -> Demand:
-    """`spent_s` of the caller's time have passed since its headers arrived."""
-    tenant, budget_s = who.tenant, asked.budget_s
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """`page`: what the rows were parsed for."""
+
+    page: ModelDescription
+    rows: Rows
+    answers: tuple[RowAnswer, ...]
+
+
+def _demand(flight: Flight, promise: Scheduling) -> Demand:
+    """What a request asks of a queue, some of its time having passed since its headers arrived."""
+    assert flight.who is not None
+    tenant, asked = flight.who.tenant, flight.asked
+    spent_s, budget_s = perf_counter() - flight.exchange.arrived, asked.budget_s
     return Demand(
         tenant=tenant.name,
-        priority=who.rank,
-        deadline_s=(s.slo_s if budget_s is None else budget_s) - spent_s,
-        expires_s=(s.timeout_s if budget_s is None else budget_s) - spent_s,
+        priority=flight.who.rank,
+        deadline_s=(promise.slo_s if budget_s is None else budget_s) - spent_s,
+        expires_s=(promise.timeout_s if budget_s is None else budget_s) - spent_s,
         weight=tenant.weight,
         tenant_rows=tenant.max_queue_rows,
         # Sessions of different tenants are different, whatever their callers name them.
         session=f"{tenant.name}/{asked.session}" if asked.session else "",
         repeatable=asked.repeatable,
     )
+
+
+def _seat(demand: Demand, rows: int) -> Seat:
+    now = monotonic()
+    return Seat(rows, demand.priority, now + demand.deadline_s, now + demand.expires_s)
+
+
+async def _unless_left(flight: Flight, answers: Awaitable[T], left: Callable[[], None]) -> T:
+    """What is awaited; `left` is called if the client leaves before. Most answers are there before
+    it pays to look."""
+    flight.waits()
+    watch = _Watch(flight.exchange, left)
+    try:
+        return await answers
+    except asyncio.CancelledError:
+        left()
+        raise
+    finally:
+        watch.end()
 
 
 class _Watch:

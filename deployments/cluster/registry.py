@@ -42,14 +42,15 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a gateway routes by. `declared` includes models that are not ready. Not `whole`: what is
-    here is true, and more may be."""
+    """What a gateway routes by. `declared` includes models that are not ready, `fallbacks` names
+    what stands in for such, as far as known. Not `whole`: what is here is true, and more may be."""
 
     revision: int
     models: dict[str, ModelDescription]
     declared: frozenset[str]
     draining: bool
     whole: bool = True
+    fallbacks: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class Registry:
     listed: bool = False  # somebody declares the whole list: anchors add no names to it
     draining: bool = False
     declared: dict[str, int] = field(default_factory=dict)
+    fallbacks: dict[str, str] = field(default_factory=dict)
     entries: dict[tuple[str, int], Entry] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
     progress: dict[tuple[str, str], Progress] = field(default_factory=dict)
@@ -73,6 +75,7 @@ class Registry:
         """The whole list of models that ought to exist; others become unknown (404). Failures
         noted before are forgotten: what is declared now is tried anew."""
         self.declared = {name: self.declared.get(name, 0) for name in names}
+        self.fallbacks = {n: to for n, to in self.fallbacks.items() if n in self.declared}
         self.progress = {
             k: p
             for k, p in self.progress.items()
@@ -81,12 +84,14 @@ class Registry:
         self.whole = self.listed = True
         self._changed()
 
-    def begin(self, name: str, wall_s: float) -> int:
+    def begin(self, name: str, wall_s: float, fallback: str = "") -> int:
         """A new anchor of `name`: declares it (unless a list says it is not to be) and returns its
         generation, above all before, those of an earlier registry included: that is what the wall
-        clock is for."""
+        clock is for. `fallback`: who stands in until it is ready, "": nobody."""
         self.last_generation = max(self.last_generation + 1, int(wall_s * 1000))
         self._declare(name, self.last_generation)
+        if name in self.declared:
+            self.fallbacks[name] = fallback
         self._changed()
         return self.last_generation
 
@@ -151,7 +156,10 @@ class Registry:
         for (name, generation), entry in self.entries.items():
             if name in self.declared and (name not in live or live[name].generation < generation):
                 live[name] = entry.description
-        return View(self.revision, live, frozenset(self.declared), self.draining, self.whole)
+        return View(
+            self.revision, live, frozenset(self.declared), self.draining, self.whole,
+            dict(self.fallbacks),
+        )  # fmt: skip
 
     def _drop_blobs(self) -> None:
         used = {entry.description.tokenizer_digest for entry in self.entries.values()}

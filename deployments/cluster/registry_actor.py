@@ -50,8 +50,8 @@ class RegistryActor:
         self._registry.declare(names)
         self._wake()
 
-    async def begin(self, name: str) -> int:
-        generation = self._registry.begin(name, time.time())
+    async def begin(self, name: str, fallback: str) -> int:
+        generation = self._registry.begin(name, time.time(), fallback)
         self._wake()
         return generation
 

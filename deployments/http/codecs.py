@@ -6,6 +6,7 @@ stateless; whatever belongs to one request is in its call. Generation has a code
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,7 +30,10 @@ from deployments.rows.split import check_count, from_tokens, split
 
 
 class Codec(Protocol):
+    """`names_tensors`: its requests or answers name the model's tensors."""
+
     label: str
+    names_tensors: bool
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any: ...
     def texts(self, call: Any) -> list[str] | None: ...
@@ -44,6 +48,7 @@ class InferCodec:
     """Open Inference Protocol, JSON or binary tensors."""
 
     label = "oip"
+    names_tensors = True
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> InferCall:
         header_bytes = exchange.number(oip_json.HEADER_LENGTH)
@@ -61,7 +66,7 @@ class InferCodec:
     def encode(
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded:
-        tensors = join(call, rows, _by_output(answers), d)
+        tensors = join(call, rows, _by_output(rows, answers), d)
         return oip_json.encode(call, InferAnswer(d.name, d.version, tensors))
 
     def error(self, error: errors.HeadraceError) -> Encoded:
@@ -72,6 +77,7 @@ class PredictCodec:
     """TensorFlow Serving's `:predict`, rows of any length."""
 
     label = "predict"
+    names_tensors = True
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any:
         return predict.decode(body)
@@ -85,7 +91,7 @@ class PredictCodec:
     def encode(
         self, call: Any, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded:
-        return predict.encode(call, _by_output(answers), d)
+        return predict.encode(call, _by_output(rows, answers), d)
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         return error_shapes.oip_error(error)
@@ -95,6 +101,7 @@ class EmbeddingsCodec:
     """OpenAI embeddings of texts or token lists."""
 
     label = "openai"
+    names_tensors = False
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> EmbeddingsCall:
         return openai_embeddings.decode(body)
@@ -120,18 +127,22 @@ class EmbeddingsCodec:
         vectors = np.stack([a.outputs[d.embed_output][1] for a in answers]).astype(
             np.float32, copy=False
         )
-        return openai_embeddings.encode(call, vectors, sum(rows.lengths))
+        # The model that ran is named: a fallback's vectors are not the asked one's.
+        ran = replace(call, model=d.name)
+        return openai_embeddings.encode(ran, vectors, sum(rows.lengths))
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         return error_shapes.openai_error(error)
 
 
 def _by_output(
-    answers: tuple[RowAnswer, ...],
+    rows: Rows, answers: tuple[RowAnswer, ...]
 ) -> dict[str, tuple[str, list[np.ndarray[Any, Any]]]]:
-    """name → (datatype, one array a row)."""
+    """name → (datatype, one array a row), of the wanted outputs: a row may have come with those
+    that others in its batch wanted."""
     first = answers[0].outputs
     return {
-        name: (datatype, [answer.outputs[name][1] for answer in answers])
-        for name, (datatype, _) in first.items()
+        name: (first[name][0], [answer.outputs[name][1] for answer in answers])
+        for name in (first if rows.outputs is None else rows.outputs)
+        if name in first
     }

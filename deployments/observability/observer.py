@@ -113,7 +113,7 @@ class Observer:
                 _upstream(flight),
                 stages.get("parse", NOT_MEASURED),
                 stages.get("tokenize", NOT_MEASURED),
-                flight.queue_wait_s if flight.answers else NOT_MEASURED,
+                flight.queue_wait_s if flight.ran else NOT_MEASURED,
                 stages.get("reply", NOT_MEASURED),
             ),
             flight.response_bytes,
@@ -218,7 +218,7 @@ def _spans(flight: Flight) -> list[tuple[str, float]]:
     """Stages in the order of the walk, seconds."""
     stages = flight.stages
     named: list[tuple[str, float]] = [(n, stages[n]) for n in ("parse", "tokenize") if n in stages]
-    if flight.answers:
+    if flight.ran:
         named += [("queue", flight.queue_wait_s), ("service", flight.service_s)]
     return named + [(n, stages[n]) for n in ("reply",) if n in stages]
 

@@ -63,6 +63,7 @@ class Catalogue:
         self._live: dict[str, ModelDescription] = {}
         self._gone_at: dict[str, float] = {}
         self._declared: frozenset[str] = frozenset()
+        self._fallbacks: dict[str, str] = {}
         self._awaited: set[str] | None = None
         self._adopting: dict[str, _Adopting] = {}
         self.draining = False
@@ -108,6 +109,13 @@ class Catalogue:
                 f"model {name} has no replica at the moment", retry_after_s=_RETRY_AFTER_S
             )
         return model
+
+    def fallback_of(self, name: str) -> str:
+        """The model that takes what `name` refuses, "" for none; also while it is not ready yet."""
+        served = self._served.get(name)
+        if served is None:
+            return self._fallbacks.get(name, "")
+        return served.description.ladder.fallback
 
     def _holds(self, name: str, model: ServedModel) -> bool:
         """A model that changes hands keeps taking requests for a while."""
@@ -157,6 +165,7 @@ class Catalogue:
         if not view.whole:
             declared, live = declared | self._declared, {**self._live, **live}
         self._declared = declared
+        self._fallbacks = view.fallbacks if view.whole else {**self._fallbacks, **view.fallbacks}
         if self._awaited is None and declared:
             self._awaited = set(declared)
         elif self._awaited is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from deployments.description import ModelDescription
+from deployments.ladder.rungs import Rungs
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.queues.ledger import ReplicaBook, RunningReplica
 from deployments.queues.model_queue import ModelQueue
@@ -59,7 +60,14 @@ class ServedModel:
             gateway=home.gateway,
             on_batch=lambda record: on_batch(description.name, record),
         )
+        self._rungs = Rungs(description, self.queue.cancel)
         self._stop_listening = book.listen(self._heard)
+
+    @property
+    def rungs(self) -> Rungs | None:
+        """None where the model neither keeps nor shares answers."""
+        ladder = self.description.ladder
+        return self._rungs if ladder.cache_bytes or ladder.coalesce else None
 
     def replace(self, description: ModelDescription, tokenizer: TextTokenizer | None) -> None:
         """A new version is live: what waits is queued again by its settings, or refused where the
@@ -69,6 +77,7 @@ class ServedModel:
             self._profile = description.profile
         self.description = description
         self.tokenizer = tokenizer
+        self._rungs.adopt(description)
         self.queue.adopt(self._settings(), terms(description))
         self._heard(self._running)
 

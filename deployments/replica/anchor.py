@@ -33,7 +33,8 @@ class ModelAnchor:
         self._model = model
         self._registry = registry()
         self._task: asyncio.Task[None] | None = None
-        self._generation: int = await self._registry.begin.remote(self._name)
+        fallback: str = args["settings"]["fallback"] or ""
+        self._generation: int = await self._registry.begin.remote(self._name, fallback)
         await self._announce()
         self._task = asyncio.get_running_loop().create_task(self._keep())
 

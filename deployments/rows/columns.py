@@ -6,6 +6,7 @@ model's length is. Nothing here is padded or copied.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployments.http.protocols.tensors import Array
@@ -19,6 +20,11 @@ class RowColumn:
     rows: list[Array]
     shapes: list[tuple[int, ...]]
 
+    def only(self, kept: Sequence[int]) -> RowColumn:
+        return RowColumn(
+            self.datatype, [self.rows[row] for row in kept], [self.shapes[row] for row in kept]
+        )
+
 
 @dataclass(slots=True)
 class Rows:
@@ -28,3 +34,12 @@ class Rows:
     lengths: tuple[int, ...]
     inputs: dict[str, RowColumn]
     outputs: tuple[str, ...] | None = None
+
+    def only(self, kept: Sequence[int]) -> Rows:
+        """Those rows alone, in this order."""
+        return Rows(
+            len(kept),
+            tuple(self.lengths[row] for row in kept),
+            {name: column.only(kept) for name, column in self.inputs.items()},
+            self.outputs,
+        )
