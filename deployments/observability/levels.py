@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from deployments.ladder.rungs import RungLevels
 from deployments.preprocess.text_cache import CacheStatistics
 from deployments.preprocess.turns import TurnStatistics
 from routers.cost import CostError
@@ -21,7 +22,8 @@ _NO_ERROR = CostError(0.0, 0.0, 0)
 class ModelLevels:
     """`core`: the model's dispatcher as it is now. `cost_error`: relative error of predictions over
     recent batches. `duty`: service seconds over wall seconds by replica, 0 to 1, as it last said.
-    `batch_ends`: how many batches have ended how, ever. `text_cache`: of a model that takes texts.
+    `batch_ends`: how many batches have ended how, ever. `text_cache`: of a model that takes texts;
+    `rungs`: of one that keeps or shares answers.
     """
 
     model: str
@@ -30,6 +32,7 @@ class ModelLevels:
     duty: Mapping[str, float] = field(default_factory=dict)
     text_cache: CacheStatistics | None = None
     batch_ends: Mapping[str, int] = field(default_factory=dict)
+    rungs: RungLevels | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.utils import floatToGoString
 
 from deployments.observability.histograms import HistogramTable
+from deployments.observability.ladder_families import ladder_families
 from deployments.observability.levels import GatewayLevels, ModelLevels
 from deployments.observability.metric_tables import BatchTables, RequestTables, StageTable
 from deployments.preprocess.text_cache import CacheStatistics
@@ -35,6 +36,7 @@ class Recorded:
     batches: BatchTables
     stages: StageTable
     arrivals: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
     connections_opened: int = 0
     connections_reused: int = 0
 
@@ -58,6 +60,7 @@ def families(gateway: str, recorded: Recorded, levels: GatewayLevels) -> Iterato
         int(levels.frozen),
     )
     yield from _preprocess_levels(gateway, levels)
+    yield from ladder_families(gateway, levels.models, recorded.fallbacks)
 
 
 def _counters(gateway: str, recorded: Recorded) -> Iterator[Metric]:

@@ -66,6 +66,11 @@ class GatewayMetrics:
         """A request ended, in whichever way."""
         self._recorded.requests.add(labels, times, response_bytes)
 
+    def fallback(self, model: str, to: str) -> None:
+        """A request for `model` was answered by the model it falls back to."""
+        key = self.names.model(model), self.names.model(to)
+        self._recorded.fallbacks[key] = self._recorded.fallbacks.get(key, 0) + 1
+
     def batch(self, sample: BatchSample) -> None:
         """A batch came back from its replica."""
         self._recorded.batches.add(sample)

@@ -17,7 +17,7 @@ from deployments.observability import logs
 from deployments.observability.access_log import AccessLine, AccessLog
 from deployments.observability.gateway_status import model_status
 from deployments.observability.levels import GatewayLevels, ModelLevels
-from deployments.observability.metric_tables import NOT_MEASURED
+from deployments.observability.metric_tables import ANSWERED, NOT_MEASURED
 from deployments.observability.metrics import (
     BatchSample,
     GatewayMetrics,
@@ -118,6 +118,8 @@ class Observer:
             ),
             flight.response_bytes,
         )
+        if flight.fallback and flight.outcome == ANSWERED:
+            self._metrics.fallback(flight.model, flight.fallback)
         if self._access.wants(flight.status, time.monotonic()):
             self._access.write(_line(flight, tenant, total_s))
         if self._tracing.records(flight.trace):
@@ -232,6 +234,9 @@ def _line(flight: Flight, tenant: str, total_s: float) -> AccessLine:
 
 def _model_levels(name: str, model: ServedModel) -> ModelLevels:
     cache = model.tokenizer.statistics() if model.tokenizer is not None else None
+    rungs = model.rungs.levels() if model.rungs is not None else None
     queue = model.queue
     ends = {end.value: count for end, count in queue.calls.ends.items()}
-    return ModelLevels(name, queue.snapshot(), queue.cost_error(), queue.duty, cache, ends)
+    return ModelLevels(
+        name, queue.snapshot(), queue.cost_error(), queue.duty, cache, ends, rungs
+    )

@@ -104,7 +104,9 @@ def rows_of(column: Column) -> list[np.ndarray[Any, Any]]:
     flat = _array(column)
     shapes = column.shapes or ()
     if len(set(shapes)) == 1:
-        return list(flat.reshape((len(shapes), *shapes[0])))
+        grid = flat.reshape((len(shapes), *shapes[0]))
+        # Of single elements a list would hold scalars, bare bytes even, and no arrays.
+        return list(grid) if shapes[0] else [grid[row, ...] for row in range(len(shapes))]
     rows, start = [], 0
     for shape in shapes:
         size = int(np.prod(shape, dtype=np.int64))

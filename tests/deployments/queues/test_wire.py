@@ -66,3 +66,11 @@ def test_text_answers_come_back_row_by_row() -> None:
     data = np.array([b"a", b"b", b"c"], dtype=object)
     rows = rows_of(from_ragged({"y": Ragged("BYTES", data, ((1,), (2,)))})["y"])
     assert [row.tolist() for row in rows] == [[b"a"], [b"b", b"c"]]
+
+
+def test_an_element_a_row_is_an_array_of_no_axes() -> None:
+    texts = np.empty(2, dtype=object)
+    texts[:] = [b"cat", b"dog"]
+    for datatype, data in (("BYTES", texts), ("FP32", np.array([1, 2], dtype=np.float32))):
+        rows = rows_of(from_ragged({"y": Ragged(datatype, data, ((), ()))})["y"])
+        assert [(row.shape, row.item()) for row in rows] == [((), data[0]), ((), data[1])]
