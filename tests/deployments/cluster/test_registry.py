@@ -159,3 +159,18 @@ def test_anchors_declare_their_models_where_nobody_else_does(page: Page) -> None
     registry = Registry(born_s=0.0)
     registry.begin("device", 1.0)
     assert registry.view().declared == {"device"}
+
+
+def test_an_anchor_says_who_stands_in_until_its_model_is_ready(registry: Registry) -> None:
+    registry.begin("device", 1.0, "small")
+    assert registry.view().fallbacks == {"device": "small"}
+    registry.begin("device", 2.0)
+    assert registry.view().fallbacks == {"device": ""}
+
+
+def test_nobody_stands_in_for_what_is_not_declared(registry: Registry) -> None:
+    registry.begin("stray", 1.0, "small")
+    registry.begin("device", 1.0, "small")
+    assert registry.view().fallbacks == {"device": "small"}
+    registry.declare(["other"])
+    assert registry.view().fallbacks == {}

@@ -117,6 +117,19 @@ async def test_a_declared_model_is_503_and_an_undeclared_one_404(following: Foll
     assert following.catalogue.waiting_for == ["device"]
 
 
+async def test_who_stands_in_is_known_before_a_model_was_ready(
+    following: Following, page: Page
+) -> None:
+    await following.registry.tell(declared="device", fallbacks={"device": "small"})
+    assert following.catalogue.fallback_of("device") == "small"
+    assert following.catalogue.fallback_of("other") == ""
+    await following.registry.tell(declared="device", whole=False)
+    assert following.catalogue.fallback_of("device") == "small"
+    following.run(page())
+    await following.registry.tell(page(), fallbacks={"device": "small"})
+    assert following.catalogue.fallback_of("device") == page().ladder.fallback
+
+
 async def test_the_switch_reaches_the_models_that_are_there_and_those_to_come(
     following: Following, page: Page
 ) -> None:
