@@ -237,6 +237,4 @@ def _model_levels(name: str, model: ServedModel) -> ModelLevels:
     rungs = model.rungs.levels() if model.rungs is not None else None
     queue = model.queue
     ends = {end.value: count for end, count in queue.calls.ends.items()}
-    return ModelLevels(
-        name, queue.snapshot(), queue.cost_error(), queue.duty, cache, ends, rungs
-    )
+    return ModelLevels(name, queue.snapshot(), queue.cost_error(), queue.duty, cache, ends, rungs)
