@@ -87,10 +87,17 @@ class Rungs:
     def __init__(self, page: ModelDescription, cancel: Callable[[Ticket], None]) -> None:
         self._cache: ResponseCache | None = None
         self._flights = SingleFlight(cancel, page.scheduling.max_queue_rows)
-        self.adopt(page)
+        self._begin(page)
 
     def adopt(self, page: ModelDescription) -> None:
-        """A version is live: nothing that another made is given for it."""
+        """A page is live: unless it is the same model announced again, nothing that another made
+        is given for it."""
+        if self._is_live(page):
+            self._page = page
+        else:
+            self._begin(page)
+
+    def _begin(self, page: ModelDescription) -> None:
         self._page, ladder = page, page.ladder
         self._flights.adopt(page.scheduling.max_queue_rows)
         if not ladder.cache_bytes:
@@ -124,14 +131,18 @@ class Rungs:
 
     def _known(self, wanted: Wanted) -> list[RowAnswer | None]:
         cache = self._cache
-        if cache is None or not wanted.share or wanted.page is not self._page:
+        if cache is None or not wanted.share or not self._is_live(wanted.page):
             return [None] * wanted.rows.count
         holder, now = _holder(wanted), clock()
         return [cache.get(holder, key, now) for key in wanted.keys]
 
+    def _is_live(self, page: ModelDescription) -> bool:
+        return page is self._page or _identity(page) == _identity(self._page)
+
     def _key(self, wanted: Wanted, keys: Sequence[bytes]) -> object:
         """What nobody may share has a key that nobody else has."""
-        if not wanted.share or not wanted.page.ladder.coalesce or wanted.page is not self._page:
+        page = wanted.page
+        if not wanted.share or not page.ladder.coalesce or not self._is_live(page):
             return object()
         return wanted.tenant, joint_key(keys)
 
@@ -142,12 +153,17 @@ class Rungs:
 
     def _keep(self, wanted: Wanted, keys: Sequence[bytes], ended: asyncio.Future[Answers]) -> None:
         cache, page = self._cache, wanted.page
-        if cache is None or page is not self._page or ended.exception() is not None:
+        if cache is None or ended.exception() is not None or not self._is_live(page):
             return
         holder, now = _holder(wanted), clock()
         for key, answer in zip(keys, ended.result(), strict=True):
             if answer.version == page.version:
                 cache.put(holder, key, answer, wanted.rows.outputs or answer.outputs, now)
+
+
+def _identity(page: ModelDescription) -> tuple[object, ...]:
+    """What stays when a model is announced again, with another replica's measurements."""
+    return page.generation, page.version, page.digest, page.ladder
 
 
 def _holder(wanted: Wanted) -> str:

@@ -181,6 +181,12 @@ async def test_a_generation_under_the_same_version_starts_with_nothing(stand: St
     assert cached(await post(stand, 1)) == b"miss"
 
 
+async def test_the_same_model_announced_again_keeps_its_answers(stand: Stand) -> None:
+    await post(stand, 1)
+    stand.swap("device", profile=((1, 16, 0.001),))
+    assert cached(await post(stand, 1)) == b"hit"
+
+
 async def test_what_was_under_way_when_the_version_changed_is_not_kept(stand: Stand) -> None:
     transport = stand.transports["device"]
     transport.hold()
