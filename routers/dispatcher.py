@@ -14,7 +14,7 @@ from routers.affinity import Affinity
 from routers.assignment import Assignment
 from routers.bounds import validate
 from routers.budget import Budget
-from routers.cost import CostError, CostModel
+from routers.cost import Coefficients, CostError, CostModel
 from routers.endings import close_lease, forget_replica
 from routers.hedging import Hedging
 from routers.invariants import check
@@ -104,6 +104,10 @@ class Dispatcher:
     def cost_error(self) -> CostError:
         """How far predictions of service time have lately been off."""
         return self._cost.error()
+
+    def coefficients(self) -> Coefficients:
+        """What predictions of service time are made from."""
+        return self._cost.coefficients
 
     def check(self) -> None:
         """Raises AssertionError when an invariant is broken. Scans everything: for tests."""

@@ -48,6 +48,7 @@ def _model(
         backlog_s=max((s["backlog_s"] for s in seen), default=0.0),
         drift=sum(s["drift"] for s in seen),
         rows_by_bucket=_summed((s["rows_by_bucket"] for s in seen), key=int),
+        rows_by_tenant=_summed(s["rows_by_tenant"] for s in seen),
     )
 
 

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+_MOST_TENANTS = 10
+
 
 class ModelStatus(TypedDict):
     """state: declared | starting | ready | failed. The rest sums over all gateways;
@@ -32,6 +34,7 @@ class ModelStatus(TypedDict):
     backlog_s: float
     drift: int
     rows_by_bucket: dict[str, int]
+    rows_by_tenant: dict[str, int]
 
 
 class StatusSnapshot(TypedDict):
@@ -91,6 +94,11 @@ def _details(model: ModelStatus) -> Iterator[Text]:
     if model["rows_by_bucket"]:
         rows = [f"{count} up to {edge}" for edge, count in model["rows_by_bucket"].items()]
         yield _detail(model, "waiting by length", rows)
+    if model["rows_by_tenant"]:
+        most = sorted(model["rows_by_tenant"].items(), key=lambda each: -each[1])
+        rows = [f"{name} {count}" for name, count in most[:_MOST_TENANTS]]
+        others = sum(count for _, count in most[_MOST_TENANTS:])
+        yield _detail(model, "waiting by tenant", rows + ([f"others {others}"] if others else []))
 
 
 def _detail(model: ModelStatus, what: str, parts: Iterable[str]) -> Text:

@@ -5,13 +5,16 @@ Plain data, pushed to the registry once a second. Sums over gateways are made wh
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from deployments.observability.levels import ModelLevels
+from routers.types import Snapshot
 
 
 def model_status(levels: ModelLevels) -> dict[str, Any]:
-    """`rows_by_bucket`: rows that wait by upper edge, tokens, the empty ones left out."""
+    """`rows_by_bucket`: rows that wait by upper edge, tokens; `rows_by_tenant`: by name; the empty
+    ones left out."""
     core = levels.core
     return {
         "replicas": len(core.replicas),
@@ -22,4 +25,13 @@ def model_status(levels: ModelLevels) -> dict[str, Any]:
         "backlog_s": core.backlog_s,
         "drift": core.drift,
         "rows_by_bucket": {str(edge): rows for edge, rows in core.rows_by_bucket if rows},
+        "rows_by_tenant": dict(_rows_by_tenant(core)),
     }
+
+
+def _rows_by_tenant(core: Snapshot) -> Counter[str]:
+    rows: Counter[str] = Counter()
+    for flow in core.flows:
+        if flow.rows or flow.late_rows:
+            rows[flow.tenant] += flow.rows + flow.late_rows
+    return rows

@@ -24,7 +24,7 @@ class LabelNames:
         priorities: Iterable[str] = PRIORITIES,
     ) -> None:
         self._models, self._tenants = frozenset(models), frozenset(tenants)
-        self._priorities = frozenset(priorities)
+        self._priorities = tuple(priorities)
 
     def declare(
         self, models: Iterable[str] | None = None, tenants: Iterable[str] | None = None
@@ -44,3 +44,8 @@ class LabelNames:
             tenant if tenant in self._tenants else OTHER,
             priority if priority in self._priorities else OTHER,
         )
+
+    def flow_at(self, model: str, tenant: str, rank: int) -> tuple[str, str, str]:
+        """As `flow`, for a priority by its place, 0 the most urgent."""
+        known = rank < len(self._priorities)
+        return self.flow(model, tenant, self._priorities[rank] if known else OTHER)

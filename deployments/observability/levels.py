@@ -12,23 +12,25 @@ from dataclasses import dataclass, field
 from deployments.ladder.rungs import RungLevels
 from deployments.preprocess.text_cache import CacheStatistics
 from deployments.preprocess.turns import TurnStatistics
-from routers.cost import CostError
+from routers.cost import Coefficients, CostError
 from routers.types import Snapshot
 
 _NO_ERROR = CostError(0.0, 0.0, 0)
+_NO_COST = Coefficients(0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLevels:
     """`core`: the model's dispatcher as it is now. `cost_error`: relative error of predictions over
-    recent batches. `duty`: service seconds over wall seconds by replica, 0 to 1, as it last said.
-    `batch_ends`: how many batches have ended how, ever. `text_cache`: of a model that takes texts;
-    `rungs`: of one that keeps or shares answers.
+    recent batches, `coefficients`: what they are made from. `duty`: service seconds over wall
+    seconds by replica, 0 to 1, as it last said. `batch_ends`: how many batches have ended how.
+    `text_cache`: of a model that takes texts; `rungs`: of one that keeps or shares answers.
     """
 
     model: str
     core: Snapshot
     cost_error: CostError = _NO_ERROR
+    coefficients: Coefficients = _NO_COST
     duty: Mapping[str, float] = field(default_factory=dict)
     text_cache: CacheStatistics | None = None
     batch_ends: Mapping[str, int] = field(default_factory=dict)

@@ -18,20 +18,20 @@ from prometheus_client.core import (
 )
 from prometheus_client.utils import floatToGoString
 
+from deployments.observability.core_families import FLOW, core_families
 from deployments.observability.histograms import HistogramTable
+from deployments.observability.label_names import LabelNames
 from deployments.observability.ladder_families import ladder_families
 from deployments.observability.levels import GatewayLevels, ModelLevels
 from deployments.observability.metric_tables import BatchTables, RequestTables, StageTable
 from deployments.preprocess.text_cache import CacheStatistics
-from routers.types import ReplicaSnapshot
-
-FLOW = ("model", "tenant", "priority")
 
 
 @dataclass(slots=True)
 class Recorded:
-    """Everything a gateway counts."""
+    """Everything a gateway counts, and the names it may be counted under."""
 
+    names: LabelNames
     requests: RequestTables
     batches: BatchTables
     stages: StageTable
@@ -49,9 +49,7 @@ def families(gateway: str, recorded: Recorded, levels: GatewayLevels) -> Iterato
     """Every family of the page, in its order."""
     yield from _counters(gateway, recorded)
     yield from _histograms(gateway, recorded)
-    yield from _model_levels(gateway, levels.models)
-    yield _batch_ends(gateway, levels.models)
-    yield from _replica_levels(gateway, levels.models)
+    yield from core_families(gateway, levels.models, recorded.names)
     yield _single(
         GaugeMetricFamily,
         "headrace_controllers_frozen",
@@ -130,64 +128,6 @@ def _histogram(
 
 def _bound(edge: float) -> str:
     return str(floatToGoString(edge))  # type: ignore[no-untyped-call]
-
-
-_MODEL_LEVELS: tuple[tuple[str, str, Callable[[ModelLevels], float]], ...] = (
-    ("queue_rows", "Rows that wait.", lambda m: m.core.waiting_rows),
-    ("queue_late_rows", "Rows that wait and are past their deadline.", lambda m: m.core.late_rows),
-    ("queue_requests", "Requests that wait.", lambda m: m.core.waiting_requests),
-    ("queue_oldest_wait_seconds", "Wait of the oldest row.", lambda m: m.core.oldest_wait_s),
-    ("backlog_seconds", "Predicted service time of what waits.", lambda m: m.core.backlog_s),
-    ("inflight_batches", "Batches at replicas.", lambda m: m.core.leases),
-    ("inflight_rows", "Rows in batches at replicas.", lambda m: m.core.leased_rows),
-    ("accounting_drift", "Batches accounted for less batches actual.", lambda m: m.core.drift),
-    ("cost_error_median", "Median relative cost-model error.", lambda m: m.cost_error.median),
-    ("cost_error_p99", "99th percentile relative error.", lambda m: m.cost_error.p99),
-    ("replicas", "Replicas that may be given batches.", lambda m: len(m.core.replicas)),
-)
-
-_REPLICA_LEVELS: tuple[tuple[str, str, Callable[[ModelLevels, ReplicaSnapshot], float]], ...] = (
-    ("replica_inflight_batches", "Batches of this gateway it holds.", lambda _, r: r.leases),
-    (
-        "replica_accounting_drift",
-        "Accounted less actual, by its last answer.",
-        lambda _, r: r.drift,
-    ),
-    (
-        "replica_duty_cycle",
-        "Service seconds over wall seconds.",
-        lambda m, r: m.duty.get(r.replica_id, 0.0),
-    ),
-)
-
-
-def _model_levels(gateway: str, models: tuple[ModelLevels, ...]) -> Iterator[Metric]:
-    for name, text, read in _MODEL_LEVELS:
-        family = GaugeMetricFamily(f"headrace_{name}", text, labels=("gateway", "model"))
-        for model in models:
-            family.add_metric([gateway, model.model], read(model))
-        yield family
-
-
-def _batch_ends(gateway: str, models: tuple[ModelLevels, ...]) -> Metric:
-    family = CounterMetricFamily(
-        "headrace_batches",
-        "Batches sent to replicas that have ended, by how.",
-        labels=("gateway", "model", "end"),
-    )
-    for model in models:
-        for end, count in model.batch_ends.items():
-            family.add_metric([gateway, model.model, end], count)
-    return family
-
-
-def _replica_levels(gateway: str, models: tuple[ModelLevels, ...]) -> Iterator[Metric]:
-    for name, text, read in _REPLICA_LEVELS:
-        family = GaugeMetricFamily(f"headrace_{name}", text, labels=("gateway", "model", "replica"))
-        for model in models:
-            for replica in model.core.replicas:
-                family.add_metric([gateway, model.model, replica.replica_id], read(model, replica))
-        yield family
 
 
 def _preprocess_levels(gateway: str, levels: GatewayLevels) -> Iterator[Metric]:

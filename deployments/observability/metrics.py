@@ -47,7 +47,10 @@ class GatewayMetrics:
         self.names = LabelNames(models, tenants, priorities)
         stages = StageTable()
         self._recorded = Recorded(
-            RequestTables(self.names, stages), BatchTables(self.names, stages), stages
+            self.names,
+            RequestTables(self.names, stages),
+            BatchTables(self.names, stages),
+            stages,
         )
         self._gateway, self._levels = gateway, levels
 

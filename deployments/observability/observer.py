@@ -233,8 +233,14 @@ def _line(flight: Flight, tenant: str, total_s: float) -> AccessLine:
 
 
 def _model_levels(name: str, model: ServedModel) -> ModelLevels:
-    cache = model.tokenizer.statistics() if model.tokenizer is not None else None
-    rungs = model.rungs.levels() if model.rungs is not None else None
-    queue = model.queue
-    ends = {end.value: count for end, count in queue.calls.ends.items()}
-    return ModelLevels(name, queue.snapshot(), queue.cost_error(), queue.duty, cache, ends, rungs)
+    queue, tokenizer, rungs = model.queue, model.tokenizer, model.rungs
+    return ModelLevels(
+        name,
+        queue.snapshot(),
+        queue.cost_error(),
+        queue.coefficients(),
+        queue.duty,
+        text_cache=tokenizer.statistics() if tokenizer is not None else None,
+        batch_ends={end.value: count for end, count in queue.calls.ends.items()},
+        rungs=rungs.levels() if rungs is not None else None,
+    )

@@ -22,7 +22,7 @@ from deployments.queues.tickets import BatchRecord, Demand, Terms, Ticket, chang
 from deployments.queues.transport import Transport
 from deployments.queues.wire import BatchReply
 from deployments.rows.columns import Rows
-from routers.cost import CostError
+from routers.cost import Coefficients, CostError
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
 from routers.types import (
@@ -136,6 +136,10 @@ class ModelQueue:
     def cost_error(self) -> CostError:
         """How far predictions of service time have lately been off."""
         return self._dispatcher.cost_error()
+
+    def coefficients(self) -> Coefficients:
+        """What predictions of service time are made from."""
+        return self._dispatcher.coefficients()
 
     @property
     def duty(self) -> dict[str, float]:

@@ -158,3 +158,22 @@ async def test_each_gateway_enforces_its_share_of_a_rate(tmp_path: Path) -> None
         answers = [await ask(stand.app, "POST", INFER, [ACME], GOOD) for _ in range(5)]
         assert [answer.status for answer in answers] == [200, 200, 200, 200, 429]  # the burst
         assert answers[-1].header(b"retry-after") == b"50"  # half of the rate
+
+
+async def test_what_a_tenant_has_waiting_and_was_served_is_published(tmp_path: Path) -> None:
+    tenants: dict[str, Any] = {"acme": {"priority": "bulk"}}
+    device = {**SYNTHETIC, "options": {"base_ms": 1}, "replicas": {"slots": 1}}
+    async with standing({"device": device}, tmp_path, tenants=tenants) as stand:
+        stand.transports["device"].hold()
+        asked = [asyncio.create_task(ask(stand.app, "POST", INFER, [ACME], GOOD)) for _ in range(3)]
+        await stand.waiting("device", 2)
+        model = stand.observer.snapshot()["models"]["device"]
+        assert model["rows_by_tenant"] == {"acme": 2}
+        assert sum(model["rows_by_bucket"].values()) == 2
+        stand.transports["device"].release()
+        assert {(await each).status for each in asked} == {200}
+        page = (await ask(stand.app, "GET", "/metrics")).body.decode()
+        (line,) = [s for s in page.splitlines() if s.startswith("headrace_tenant_served_seconds_t")]
+        assert 'tenant="acme"' in line
+        assert 'priority="bulk"' in line
+        assert float(line.split()[-1]) >= 0.002

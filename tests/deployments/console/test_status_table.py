@@ -24,6 +24,7 @@ MODEL: ModelStatus = {
     "backlog_s": 2.5,
     "drift": 0,
     "rows_by_bucket": {"32": 5, "512": 2},
+    "rows_by_tenant": {"acme": 2, "batch": 5},
 }
 SNAPSHOT: StatusSnapshot = {
     "url": "http://127.0.0.1:8000",
@@ -65,8 +66,15 @@ def test_table_holds_every_figure_of_a_model() -> None:
 
 def test_what_waits_is_told_by_length_below_the_table() -> None:
     assert "[red]m waiting by length: 5 up to 32, 2 up to 512\n" in shown(SNAPSHOT)
-    empty: ModelStatus = {**MODEL, "rows_by_bucket": {}}
-    assert "by length" not in shown({**SNAPSHOT, "models": [empty]})
+    empty: ModelStatus = {**MODEL, "rows_by_bucket": {}, "rows_by_tenant": {}}
+    assert "waiting by" not in shown({**SNAPSHOT, "models": [empty]})
+
+
+def test_the_tenants_with_most_rows_are_told_first_and_the_many_added_up() -> None:
+    assert "[red]m waiting by tenant: batch 5, acme 2\n" in shown(SNAPSHOT)
+    many: ModelStatus = {**MODEL, "rows_by_tenant": {f"t{n:02}": 20 - n for n in range(12)}}
+    text = " ".join(shown({**SNAPSHOT, "models": [many]}).split())
+    assert text.endswith("t08 12, t09 11, others 19")
 
 
 def test_frozen_controllers_are_told() -> None:

@@ -30,8 +30,8 @@ from deployments.observability.metrics import (
 from deployments.observability.metrics_server import MetricsServer
 from deployments.preprocess.text_cache import CacheStatistics
 from deployments.preprocess.turns import TurnStatistics
-from routers.cost import CostError
-from routers.types import ReplicaSnapshot, Snapshot
+from routers.cost import Coefficients, CostError
+from routers.types import FlowSnapshot, ReplicaSnapshot, Snapshot
 
 OK = RequestLabels("m", "acme", "bulk", "openai")
 BATCH = BatchSample("m", 128, 8, 0.25, 0.010, 0.008, 0.001, 0.0005, 0.008, 0.0005)
@@ -39,11 +39,18 @@ CORE = Snapshot(
     waiting_rows=7, late_rows=2, waiting_requests=5, oldest_wait_s=0.05, leases=1, leased_rows=8,
     drift=0, rows_by_bucket=((64, 7), (512, 0)), backlog_s=0.25,
     replicas=(ReplicaSnapshot("r#1", 2, 1, 1, False, 0),),
+    flows=(
+        FlowSnapshot("acme", 0, 4.0, 3, 1, 0.125, 2.5, 0.0),
+        FlowSnapshot("gone", 0, 1.0, 1, 1, 0.0625, 1.0, 0.0),
+        FlowSnapshot("left", 0, 1.0, 1, 0, 0.0625, 0.5, 0.0),
+        FlowSnapshot("acme", 9, 4.0, 0, 0, 0.0, 0.0, 0.0),
+    ),
 )  # fmt: skip
 LEVELS = GatewayLevels(
     models=(
         ModelLevels(
-            "m", CORE, CostError(0.1, 0.9, 5), {"r#1": 0.75}, CacheStatistics(1, 500, 1000, 11, 12),
+            "m", CORE, CostError(0.1, 0.9, 5), Coefficients(0.005, 0.0002, 8e-6, 0.0),
+            {"r#1": 0.75}, CacheStatistics(1, 500, 1000, 11, 12), {"answered": 4},
         ),
     ),
     preprocess=TurnStatistics(3, 9, 1, 2, 2, 40, 6, 0.001),
@@ -220,6 +227,18 @@ def test_a_tenant_declared_later_gets_its_own_label():
     assert names.model("m") == "other"
 
 
+def test_a_tenants_share_is_its_own_and_those_not_declared_are_added_up(metrics):
+    def of(tenant, priority):
+        names = ("queue_rows", "backlog_seconds", "served_seconds_total")
+        flow = {"model": "m", "tenant": tenant, "priority": priority}
+        return [value(metrics, f"headrace_tenant_{name}", **flow) for name in names]
+
+    assert of("acme", "interactive") == [4, 0.125, 2.5]
+    assert of("other", "interactive") == [3, 0.125, 1.5]
+    assert of("acme", "other") == [0, 0, 0]
+    assert of("gone", "interactive") == [None] * 3
+
+
 def test_levels_are_read_when_the_page_is_asked_for(metrics):
     for name, expected in [
         ("queue_rows", 7), ("queue_late_rows", 2), ("queue_requests", 5), ("inflight_batches", 1),
@@ -229,6 +248,10 @@ def test_levels_are_read_when_the_page_is_asked_for(metrics):
     ]:  # fmt: skip
         assert value(metrics, f"headrace_{name}", model="m") == expected
     assert value(metrics, "headrace_replica_duty_cycle", model="m", replica="r#1") == 0.75
+    assert value(metrics, "headrace_batches_total", model="m", end="answered") == 4
+    assert value(metrics, "headrace_controllers_frozen") == 0
+    for per, seconds in [("batch", 0.005), ("row", 0.0002), ("token", 8e-6), ("token_length", 0)]:
+        assert value(metrics, "headrace_cost_coefficient_seconds", model="m", per=per) == seconds
     assert value(metrics, "headrace_preprocess_waiting_jobs") == 3
     assert value(metrics, "headrace_preprocess_refused_total") == 6
     assert value(metrics, "headrace_preprocess_cache_hits_total", model="m") == 11
