@@ -307,10 +307,11 @@ class Requests:
         self.edges.adopt(settings)
         self.admission.tune(settings)
         moved = settings.bucket_edges != self.settings.bucket_edges
+        if moved:
+            self.waiting.edges = settings.bucket_edges
         self._adopt(settings)
         if not moved:
             return
-        self.waiting.edges = settings.bucket_edges
         longest = settings.bucket_edges[-1]
         for ticket in [ticket for ticket in self.live.values() if ticket.queued]:
             queued = [row for row in ticket.rows if row.queue is not None]
@@ -326,7 +327,7 @@ class Requests:
         self.settings = settings
         self.is_closed = False
         self.sizes = BatchSizes(settings, self.cost)
-        self.turnaround.keep(settings.bucket_edges, settings.initial_cost_s)
+        self.turnaround.keep(self.waiting.edges, settings.initial_cost_s)
         self._refuses = settings.late == "refuse"
 
     def _retry_after_s(self, reason: Reason) -> float:

@@ -176,4 +176,4 @@ async def test_what_a_tenant_has_waiting_and_was_served_is_published(tmp_path: P
         (line,) = [s for s in page.splitlines() if s.startswith("headrace_tenant_served_seconds_t")]
         assert 'tenant="acme"' in line
         assert 'priority="bulk"' in line
-        assert float(line.split()[-1]) >= 0.002
+        assert float(line.split()[-1]) > 0
