@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 from routers.types import FlowWork, Report
 
+TELL_S = 0.05  # what waits elsewhere is told this often at most, however short batches are
 HEARD_S = 1.0  # what a gateway said of its queue holds so long, and while it has a batch here
 FORGET_S = 60.0  # a gateway that was restarted has a new name; its old one keeps nothing
 _OVERRUN = 0.25  # of the time by which a batch has overrun, as a guess at what is left of it
@@ -44,12 +46,15 @@ class Turn:
 
 @dataclass(slots=True)
 class _Gateway:
-    """`seen`: highest lease id accepted; `served`: seconds by flow that its next answer tells."""
+    """`seen`: highest lease id accepted; `waiting`: what it said of itself; `served`: seconds by
+    flow that its next answer tells; `told`: what it was told, at `told_at`, of the others."""
 
     heard_at: float
     seen: int = 0
     waiting: tuple[FlowWork, ...] = ()
     served: dict[Flow, float] = field(default_factory=dict)
+    told: tuple[FlowWork, ...] = ()
+    told_at: float = -inf
 
 
 class Staging:
@@ -78,10 +83,11 @@ class Staging:
 
     # -- what happens
 
-    def arrive(self, batch: Staged, waiting: tuple[FlowWork, ...], now: float) -> Turn:
-        """A batch has come, with what waits at its gateway."""
+    def arrive(self, batch: Staged, waiting: tuple[FlowWork, ...] | None, now: float) -> Turn:
+        """A batch has come, with what waits at its gateway; None: as it said before."""
         gateway = self._heard(batch.gateway, now)
-        gateway.waiting = waiting
+        if waiting is not None:
+            gateway.waiting = waiting
         if self._running is None:
             gateway.seen = max(gateway.seen, batch.lease_id)
             self._start(batch, now)
@@ -139,6 +145,8 @@ class Staging:
         told = self._gateways.get(gateway) or _Gateway(now)
         served = tuple([(*flow, seconds) for flow, seconds in told.served.items()])
         told.served = {}
+        if now - told.told_at >= TELL_S:
+            told.told, told.told_at = self._waiting_elsewhere(gateway, now), now
         left_s = self._left_s(now)
         running = self._running
         foreign = running is not None and running.gateway != gateway
@@ -153,7 +161,7 @@ class Staging:
             free_in_s=left_s if foreign else 0.0,
             virtual_time=tuple(self._virtual_time),
             served=served,
-            waiting=self._waiting_elsewhere(gateway, now),
+            waiting=told.told,
         )
 
     def _left_s(self, now: float) -> float:

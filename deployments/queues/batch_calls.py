@@ -16,7 +16,7 @@ import numpy as np
 from deployments import errors
 from deployments.queues.wire import BatchCall, BatchReply, Column, pack, rows_of
 from deployments.rows.columns import Rows
-from routers.types import Dispatch
+from routers.types import Dispatch, FlowWork
 from runtimes.datatypes import DTYPES
 
 
@@ -35,16 +35,20 @@ class RowAnswer:
 
 
 def build_call(
-    gateway: str, lease: Dispatch, members: Sequence[Rows], budget_s: float
+    gateway: str,
+    lease: Dispatch,
+    members: Sequence[Rows],
+    budget_s: float,
+    waiting: tuple[FlowWork, ...] | None = None,
 ) -> BatchCall:
-    """`members[i]` holds the payload of `lease.rows[i]`."""
+    """`members[i]` holds the payload of `lease.rows[i]`. `waiting`: see `wire.BatchCall`."""
     rows = [(payload, row) for payload, (_, row) in zip(members, lease.rows, strict=True)]
     lengths = np.array([payload.lengths[row] for payload, row in rows], dtype=np.int32)
     names = dict.fromkeys(name for payload in members for name in payload.inputs)
     inputs = {name: _column(name, rows) for name in names}
     return BatchCall(
         gateway, lease.lease_id, budget_s, lengths.tobytes(), inputs, _wanted(members),
-        lease.rank, lease.predicted_s, lease.charges, lease.waiting,
+        lease.rank, lease.predicted_s, lease.charges, waiting,
     )  # fmt: skip
 
 

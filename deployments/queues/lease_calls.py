@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Sequence, Set
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
 
 from deployments.queues.batch_calls import build_call
+from deployments.queues.hearsay import Hearsay
 from deployments.queues.tickets import BatchEnd, Terms, Ticket
 from deployments.queues.transport import ReplicaDied, ReplicaFault, Transport, Unreached
 from deployments.queues.wire import BatchReply
@@ -75,6 +76,7 @@ class LeaseCalls:
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._sent: dict[int, Sent] = {}
+        self._hearsay = Hearsay()
         self.tasks: set[asyncio.Task[None]] = set()
         self.ends = dict.fromkeys(BatchEnd, 0)
 
@@ -90,6 +92,10 @@ class LeaseCalls:
         """Who waits for which row of a lease that is out, also those who have left meanwhile."""
         sent = self._sent[lease_id]
         return dict(zip(sent.lease.rows, sent.members, strict=True))
+
+    def forget(self, running: Set[str]) -> None:
+        """Replicas that are gone."""
+        self._hearsay.forget(running)
 
     def abort(self, lease_id: int) -> None:
         """Nobody waits for this one: it is dropped unless it has started."""
@@ -116,7 +122,7 @@ class LeaseCalls:
             reply = await self._call(sent)
             sent.over = True
             round_trip_s = monotonic() - sent.at
-            end, report = _end(reply, sent.aborted), _report(reply, round_trip_s)
+            end, report = _end(reply, sent.aborted), self._report(sent, reply, round_trip_s)
             if end is LeaseEnd.DONE:
                 used = self._owner.answered(sent, version, round_trip_s, reply)
         except Unreached:
@@ -128,6 +134,8 @@ class LeaseCalls:
             self._owner.failed(sent)
             end = LeaseEnd.DONE if end is LeaseEnd.DONE else LeaseEnd.ABORTED
         finally:
+            if not sent.over:
+                self._hearsay.not_heard(sent.lease.replica_id)
             del self._sent[sent.lease.lease_id]
             if sent.watch is not None:
                 sent.watch.cancel()
@@ -135,10 +143,22 @@ class LeaseCalls:
             self._owner.closed(sent, end, report)
 
     async def _call(self, sent: Sent) -> BatchReply:
-        budget_s = max(m.request.expires for m in sent.members) - monotonic()
-        call = build_call(self._gateway, sent.lease, [m.rows for m in sent.members], budget_s)
+        now, lease = monotonic(), sent.lease
+        budget_s = max(m.request.expires for m in sent.members) - now
+        waiting = self._hearsay.tell(lease.replica_id, lease.waiting, now)
+        payloads = [m.rows for m in sent.members]
+        call = build_call(self._gateway, lease, payloads, budget_s, waiting)
         limit_s = self._owner.terms.call_limit_s
-        return await self._transport.call(sent.lease.replica_id, call, limit_s)
+        return await self._transport.call(lease.replica_id, call, limit_s)
+
+    def _report(self, sent: Sent, reply: BatchReply, round_trip_s: float) -> Report:
+        transport_s = max(round_trip_s - reply.wait_s - reply.service_s, 0.0)
+        waiting = self._hearsay.hear(sent.lease.replica_id, reply.waiting)
+        return Report(
+            reply.service_s, reply.padded_tokens, reply.inflight, reply.held, reply.seen,
+            reply.retry_in_s, transport_s, reply.free_in_s, reply.virtual_time, reply.served,
+            waiting,
+        )  # fmt: skip
 
     # ---- beside it ----------------------------------------------------------------------------
 
@@ -169,12 +189,3 @@ def _end(reply: BatchReply, aborted: bool) -> LeaseEnd:
     if not reply.busy:
         return LeaseEnd.DONE
     return LeaseEnd.ABORTED if aborted else LeaseEnd.BUSY
-
-
-def _report(reply: BatchReply, round_trip_s: float) -> Report:
-    transport_s = max(round_trip_s - reply.wait_s - reply.service_s, 0.0)
-    return Report(
-        reply.service_s, reply.padded_tokens, reply.inflight, reply.held, reply.seen,
-        reply.retry_in_s, transport_s, reply.free_in_s, reply.virtual_time, reply.served,
-        reply.waiting,
-    )  # fmt: skip

@@ -105,6 +105,7 @@ class ModelQueue:
     def set_replicas(self, replicas: Sequence[RunningReplica], slots: int) -> None:
         known = tuple(Replica(r.replica_id, slots) for r in replicas)
         self._duty = {r.replica_id: self._duty.get(r.replica_id, (0.0, 0.0)) for r in replicas}
+        self.calls.forget(self._duty.keys())
         self._step(Replicas(known), clock())
 
     def retune(self, settings: DispatcherSettings) -> None:

@@ -30,7 +30,7 @@ class Column(NamedTuple):
 class BatchCall(NamedTuple):
     """`budget_s`: how long anybody still waits for it. `lengths`: int32 [rows] as bytes.
     `outputs`: wanted names, None for all. rank, predicted_s, charges, waiting: as in
-    `routers.types.Dispatch`."""
+    `routers.types.Dispatch`; waiting None: as said before."""
 
     gateway: str
     lease_id: int
@@ -41,7 +41,7 @@ class BatchCall(NamedTuple):
     rank: tuple[int, int, float] = (0, 0, 0.0)
     predicted_s: float = 0.0
     charges: tuple[FlowWork, ...] = ()
-    waiting: tuple[FlowWork, ...] = ()
+    waiting: tuple[FlowWork, ...] | None = ()
 
 
 class RowError(NamedTuple):
@@ -57,7 +57,8 @@ class BatchReply(NamedTuple):
 
     wait_s: from arrival at the replica to the device; service_s: on the device; stages: pad, copy
     in, run, copy out, post-process seconds; duty: share of the last 10 to 20 s of wall time that
-    the device was busy. The rest as in `routers.types.Report`, seconds counted from the answer.
+    the device was busy. The rest as in `routers.types.Report`, seconds counted from the answer;
+    waiting None: as said before.
     """
 
     busy: bool
@@ -75,7 +76,7 @@ class BatchReply(NamedTuple):
     free_in_s: float = 0.0
     virtual_time: tuple[float, ...] = ()
     served: tuple[FlowWork, ...] = ()
-    waiting: tuple[FlowWork, ...] = ()
+    waiting: tuple[FlowWork, ...] | None = ()
 
 
 def pack(datatype: str, rows: Sequence[np.ndarray[Any, Any]], shapes: Shapes | None) -> Column:

@@ -34,9 +34,9 @@ class DeviceLine:
 
     # ---- the loop's side ----------------------------------------------------------------------
 
-    def put(self, job: Job, waiting: tuple[FlowWork, ...] = ()) -> None:
+    def put(self, job: Job, waiting: tuple[FlowWork, ...] | None = None) -> None:
         """Takes the job in, or returns it, or another of its gateway's in its place. `waiting`:
-        what waits at that gateway."""
+        what waits at that gateway; None: as it said before."""
         with self._lock:
             self._jobs[job.key] = job
             news = self._carried_out(self._staging.arrive(job.staged, waiting, job.arrived))

@@ -15,8 +15,9 @@ from deployments.queues.wire import BatchCall, BatchReply, to_batch
 from deployments.replica.device_worker import DeviceWorker
 from deployments.replica.jobs import Job, Key
 from routers.staging import Staged
-from routers.types import Report
+from routers.types import FlowWork, Report
 
+_MOST_TOLD = 64
 _ARRIVES_S = 1.0  # how much later a batch may come than what is said of it
 
 
@@ -25,6 +26,7 @@ class ReplicaCore:
         self._worker = worker
         self._line = worker.line
         self._loop = asyncio.get_running_loop()
+        self._told: dict[str, tuple[FlowWork, ...]] = {}
         self._dropped: set[Key] = set()
         self._asked: dict[Key, asyncio.Future[bool]] = {}
 
@@ -97,8 +99,17 @@ class ReplicaCore:
             free_in_s=report.free_in_s,
             virtual_time=report.virtual_time,
             served=report.served,
-            waiting=report.waiting,
+            waiting=self._news(job.staged.gateway, report.waiting),
         )
+
+    def _news(self, gateway: str, waiting: tuple[FlowWork, ...]) -> tuple[FlowWork, ...] | None:
+        """What waits elsewhere, None when this gateway was told so before."""
+        if self._told.get(gateway) is waiting:
+            return None
+        if len(self._told) > _MOST_TOLD:
+            self._told.clear()  # gateways that were restarted have new names
+        self._told[gateway] = waiting
+        return waiting
 
 
 async def watch_hangs(worker: DeviceWorker, every_s: float) -> None:

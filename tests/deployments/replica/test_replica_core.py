@@ -104,6 +104,15 @@ async def test_an_answer_tells_who_else_was_served_and_what_waits_elsewhere(held
     assert theirs.served[0][2] == pytest.approx(mine.service_s)
 
 
+async def test_what_waits_elsewhere_is_told_once_and_then_only_when_it_is_new(held: Held) -> None:
+    held.let()
+    await (await held.take("a", 1))
+    await (await held.take("b", 1, waiting=((1, "y", 4.0),)))
+    held.core._line._staging._gateways["a"].told_at = 0.0  # long ago
+    said = [(await (await held.take("a", lease_id))).waiting for lease_id in (2, 3)]
+    assert said == [((1, "y", 4.0),), None]
+
+
 async def test_an_answer_tells_its_own_gateway_what_that_still_holds(held: Held) -> None:
     first, other = await held.take("a", 1), await held.take("b", 7)
     held.let()
