@@ -99,7 +99,9 @@ class EdgeSolver:
         return self._judge(found, edges, rows)
 
     def _judge(self, found: Found, edges: tuple[int, ...], rows: float) -> tuple[int, ...] | None:
-        better = found.least_waste < (1.0 - self._buckets.min_gain) * found.waste
+        buckets = self._buckets
+        too_many = len(edges) > buckets.max_edges
+        better = too_many or found.least_waste < (1.0 - buckets.min_gain) * found.waste
         switches = self.state.switches + better
         self.state = EdgeState(rows, found.waste, found.least_waste, found.capacity, switches)
         return found.edges if better else None

@@ -110,6 +110,10 @@ def test_edges_are_at_most_as_many_as_allowed(max_edges, edges):
     assert solver(max_edges=max_edges).solve((512,), cost, 60.0) == edges
 
 
+def test_more_edges_than_allowed_give_way_though_fewer_cost_more():
+    assert solver(max_edges=2).solve((32, 128, 512), cost, 60.0) == (128, 512)
+
+
 def test_edges_stay_while_better_ones_gain_little():
     made = solver(min_gain=0.5)
     assert made.solve((32, 104, 128, 512), cost, 60.0) is None

@@ -49,7 +49,6 @@ ROUNDS = 5  # each solves anew from the edges found before, as every minute of t
 @dataclass(frozen=True, slots=True)
 class Solved:
     edges: tuple[int, ...]
-    capacity: float
     solve_ms: float
 
 
@@ -66,7 +65,7 @@ def solved(lengths: Lengths, minimise: str, most: int, seed: int = 1) -> Solved:
         found = solver.solve(edges, service_s, now)
         took.append(1e3 * (time.perf_counter() - began))
         edges = found or edges
-    return Solved(edges, solver.state.capacity, median(took))
+    return Solved(edges, median(took))
 
 
 # -- padding
@@ -102,23 +101,24 @@ def padded(lengths: Lengths) -> Padded:
 # -- within the SLO
 
 
-def kinds(lengths: Lengths) -> dict[str, Solved]:
-    return {
-        FIFO: Solved((lengths.longest,), 0.0, 0.0),
-        "least padding, 8 edges": solved(lengths, "padding", 8),
-        "least padding, 4 edges": solved(lengths, "padding", 4),
-        "least seconds, at most 8": solved(lengths, "seconds", 8),
+def kinds(lengths: Lengths, given: list[int]) -> dict[str, tuple[int, ...]]:
+    found = {
+        FIFO: (lengths.longest,),
+        "least padding, 8 edges": solved(lengths, "padding", 8).edges,
+        "least padding, 4 edges": solved(lengths, "padding", 4).edges,
+        "least seconds, at most 8": solved(lengths, "seconds", 8).edges,
     }
+    return found | ({"given": tuple(given)} if given[-1:] == [lengths.longest] else {})
 
 
 def compared(lengths: Lengths, asked: argparse.Namespace) -> list[InTime]:
     full = sorted_rate(lengths)
     rates = asked.rates if lengths is MIX else [float(f"{s * full:.2g}") for s in (0.7, 0.8, 0.9)]
-    found = kinds(lengths)
+    found = kinds(lengths, asked.also)
     return [
-        in_time(Traffic(lengths, rate, asked.requests), kind, each.edges, asked.seeds)
+        in_time(Traffic(lengths, rate, asked.requests), kind, edges, asked.seeds)
         for rate in rates
-        for kind, each in found.items()
+        for kind, edges in found.items()
     ]
 
 
@@ -204,12 +204,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--rates", nargs="+", type=float, default=[600.0, 800.0, 900.0])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=24_000, help="a run")
+    parser.add_argument("--requests", type=int, default=12_000, help="a run")
+    parser.add_argument(
+        "--also", nargs="+", type=int, default=[], metavar="EDGE", help="edges to compare with"
+    )
     asked = parser.parse_args(argv)
     pads = [padded(lengths) for lengths in ALL]
-    times = [
-        each for lengths in (MIX, LOG_NORMAL, EXPONENTIAL) for each in compared(lengths, asked)
-    ]
+    times = [each for lengths in COMPARED for each in compared(lengths, asked)]
     return publish(report(pads, times), argv, "tests.simulation.benches")
 
 
