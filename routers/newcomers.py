@@ -76,7 +76,8 @@ class Newcomers:
         if not self._replicas.running:
             return 0.0  # nothing is known of when they come
         forecast = admission.feasibility.judge(self._claim(ticket), ticket.latest_start, now)
-        ticket.forecast = forecast
+        if forecast.late_by_s <= 0.0:
+            ticket.forecast = forecast  # what is late from the start teaches nothing
         return forecast.late_by_s
 
     def _claim(self, ticket: Ticket) -> Claim:

@@ -1,0 +1,74 @@
+"""Admission wired into the dispatcher: the ragged mix on virtual time, decided by the seed.
+
+70 % of rows are 8-32 long, 25 % 64-128, 5 % 256-512; Poisson arrivals, open loop; the device takes
+5 ms + 0.2 ms a row + 8 us a padded token; SLO 100 ms, timeout 1 s.
+"""
+
+from __future__ import annotations
+
+import random
+from heapq import merge
+
+import pytest
+
+from routers.settings import AdmissionSettings, DispatcherSettings, Mode
+from routers.simulator import Arrival, Device, simulate
+from routers.types import Reason
+
+CAPACITY = 930
+
+
+def settings(mode: Mode) -> DispatcherSettings:
+    return DispatcherSettings((32, 128, 512), max_size=32, admission=AdmissionSettings(mode))
+
+
+def service_s(rows: int, longest: int) -> float:
+    return 0.005 + 0.0002 * rows + 8e-6 * rows * longest
+
+
+def ragged_length(rng: random.Random) -> int:
+    kind = rng.random()
+    low, high = (8, 32) if kind < 0.70 else (64, 128) if kind < 0.95 else (256, 512)
+    return rng.randint(low, high)
+
+
+def poisson(load, seconds, tenant="a"):
+    rng, now = random.Random(f"1 {tenant}"), 0.0
+    while (now := now + rng.expovariate(load * CAPACITY)) < seconds:
+        yield Arrival(now, (ragged_length(rng),), tenant=tenant)
+
+
+def run(mode, arrivals, since):
+    outcome = simulate(settings(mode), arrivals, [Device("a", service_s)])
+    return [fate for fate in outcome.fates if fate.arrival.at >= since]
+
+
+def in_slo(fates):
+    return sum(fate.in_slo for fate in fates) / len(fates)
+
+
+@pytest.mark.parametrize("load", [1.0, 3.0])
+def test_judging_newcomers_keeps_at_least_as_many_in_time(load):
+    off, enforced = (in_slo(run(mode, poisson(load, 5), 2)) for mode in (Mode.OFF, Mode.ENFORCE))
+    assert enforced > 0.97 * off
+    assert enforced * load > 0.85
+
+
+def test_most_that_overload_leaves_over_is_refused_and_does_not_expire():
+    fates = run(Mode.ENFORCE, poisson(3.0, 5), 2)
+    refused = sum(fate.reason is Reason.LATE for fate in fates)
+    others = sum(not fate.in_slo and fate.reason is not Reason.LATE for fate in fates)
+    assert refused > 0.5 * len(fates)
+    assert others < 0.08 * refused
+
+
+def test_victims_of_an_aggressor_are_hardly_ever_refused():
+    victims = [f"v{n}" for n in range(8)]
+    arrivals = merge(
+        poisson(5.0, 4, "aggressor"),
+        *(poisson(0.04, 4, victim) for victim in victims),
+        key=lambda each: each.at,
+    )
+    fates = [fate for fate in run(Mode.ENFORCE, arrivals, 1) if fate.arrival.tenant in victims]
+    assert sum(fate.reason is Reason.LATE for fate in fates) < 0.03 * len(fates)
+    assert in_slo(fates) > 0.9
