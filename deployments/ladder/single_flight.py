@@ -130,7 +130,7 @@ class SingleFlight:
             return there
         try:
             run = self._begin(key, submit())
-        except errors.Overloaded:
+        except (errors.Overloaded, errors.OverOwnLimit):
             if there is None:
                 raise
             return there

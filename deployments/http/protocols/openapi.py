@@ -30,7 +30,8 @@ _REQUEST_HEADERS = {
     "x-priority": "The request's priority, no higher than its tenant's.",
     "x-timeout-ms": "Milliseconds until nobody waits for the answer; also its deadline.",
     "x-session-id": "Prefers the replica that served this session last.",
-    "x-idempotent": "`false`: neither retried nor hedged, whatever the model allows.",
+    "x-idempotent": "`false`: runs once and by itself: no retry, no hedge, no kept answer.",
+    "cache-control": "`no-cache`: runs by itself. `no-store`: and its answer is not kept.",
     "x-request-id": "Comes back with the answer; made up when missing.",
     "traceparent": "W3C trace context.",
 }
@@ -40,6 +41,9 @@ _ANSWER_HEADERS = {
     "x-service-time-ms": "Milliseconds on the device.",
     "x-batch-size": "Rows in the batch that answered.",
     "x-bucket": "Upper edge of the batch's length bucket, tokens.",
+    "x-cache": "Whether rows were answered before: hit (all), partial or miss.",
+    "x-coalesced": "`true`: answered by an identical request's run.",
+    "x-served-by": "The fallback that answered for the model that was asked.",
 }
 _RETRY_AFTER = {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}
 _REFUSALS = {

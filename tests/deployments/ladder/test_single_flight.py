@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deployments import errors
 from deployments.ladder.single_flight import Seat, SingleFlight
@@ -29,10 +32,11 @@ class Queue:
         self.tickets: list[Ticket] = []
         self.cancelled: list[Ticket] = []
         self.full = False
+        self.why = Reason.QUEUE_FULL
 
     def submit(self, seat: Seat) -> Ticket:
         if self.full:
-            raise refusal(Reason.QUEUE_FULL, 1.0)
+            raise refusal(self.why, 1.0)
         now = clock()
         request = Request(
             len(self.tickets), (1,) * seat.rows, now, seat.deadline, seat.expires,
@@ -261,9 +265,12 @@ async def test_followers_leave_a_run_that_turns_late_and_share_the_next(callers:
     assert value(await leader) == 1.0
 
 
-async def test_when_the_queue_is_full_a_worse_run_is_better_than_none(callers: Callers) -> None:
+@pytest.mark.parametrize("why", [Reason.QUEUE_FULL, Reason.TENANT_FULL, Reason.LATE])
+async def test_when_the_queue_refuses_a_worse_run_is_better_than_none(
+    callers: Callers, why: Reason
+) -> None:
     await callers.come(deadline_s=0.0, priority=2)
-    callers.queue.full = True
+    callers.queue.full, callers.queue.why = True, why
     _, fresh = await callers.come(priority=0)
     callers.queue.answer(callers.queue.tickets[0], 4.0)
     assert value(await fresh) == 4.0
@@ -309,3 +316,108 @@ async def test_who_left_while_a_run_ended_does_not_begin_another(callers: Caller
     with pytest.raises(errors.CallerLeft):
         await follower
     assert len(callers.queue.tickets) == 1
+
+
+class FlightMachine(RuleBasedStateMachine):
+    """Callers come, leave and are cancelled, runs end in every way, versions change. Nobody is
+    forgotten or answered for another key, no run goes on that nobody waits for."""
+
+    keys = st.sampled_from(["a", "b"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.callers = self.on_loop(self.make())
+        self.there: list[tuple[str, Seat, asyncio.Task[Any]]] = []
+        self.asked: dict[int, str] = {}
+
+    async def make(self) -> Callers:
+        return Callers(most_rows=5)
+
+    def on_loop(self, work: Any) -> Any:
+        return self.loop.run_until_complete(work)
+
+    def live(self) -> list[Ticket]:
+        return [t for t in self.callers.queue.tickets if not t.future.done()]
+
+    async def arrive(self, key: str, late: bool, priority: int, rows: int) -> None:
+        known = len(self.callers.queue.tickets)
+        deadline_s = -1.0 if late else FAR_S
+        seat, task = await self.callers.come(
+            key, deadline_s=deadline_s, priority=priority, rows=rows
+        )
+        self.there.append((key, seat, task))
+        if len(self.callers.queue.tickets) > known:
+            self.asked[known] = key
+        await self.settle()
+
+    async def settle(self) -> None:
+        known = len(self.callers.queue.tickets)
+        await self.callers.turns()
+        for number in range(known, len(self.callers.queue.tickets)):
+            self.asked.setdefault(number, self.again)
+
+    again = ""
+
+    @rule(key=keys, late=st.booleans(), priority=st.integers(0, 2), rows=st.integers(1, 3))
+    def comes(self, key: str, late: bool, priority: int, rows: int) -> None:
+        self.on_loop(self.arrive(key, late, priority, rows))
+
+    @precondition(lambda self: self.there)
+    @rule(data=st.data(), politely=st.booleans())
+    def leaves(self, data: st.DataObject, politely: bool) -> None:
+        _, seat, task = data.draw(st.sampled_from(self.there))
+        if politely:
+            seat.leave()
+        else:
+            task.cancel()
+        self.on_loop(self.settle())
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data(), how=st.sampled_from(["answer", "expire", "late", "fail"]))
+    def ends(self, data: st.DataObject, how: str) -> None:
+        ticket = data.draw(st.sampled_from(self.live()))
+        number = self.callers.queue.tickets.index(ticket)
+        self.again = self.asked[number]
+        if how == "answer":
+            self.callers.queue.answer(ticket, float(ord(self.asked[number])))
+        else:
+            error = {
+                "expire": errors.Expired("its time was up"),
+                "late": refusal(Reason.LATE, 1.0),
+                "fail": errors.RowFailed("the model failed on it"),
+            }[how]
+            self.callers.queue.end(ticket, error)
+        self.on_loop(self.settle())
+
+    @rule(full=st.booleans())
+    def fills(self, full: bool) -> None:
+        self.callers.queue.full = full
+
+    @rule()
+    def another_version(self) -> None:
+        self.callers.flights.adopt(5)
+
+    @invariant()
+    def nobody_waits_for_nothing_and_nothing_runs_for_nobody(self) -> None:
+        waiting = [task for _, _, task in self.there if not task.done()]
+        assert bool(waiting) == bool(self.live())
+        assert len(self.live()) <= len(waiting)
+        assert 0 <= self.callers.flights.following_rows <= 5
+        for key, _, task in self.there:
+            if task.done() and not task.cancelled() and task.exception() is None:
+                assert value(task.result()) == float(ord(key))
+
+    def teardown(self) -> None:
+        self.callers.queue.full = False
+        for ticket in self.live():
+            self.again = self.asked[self.callers.queue.tickets.index(ticket)]
+            self.callers.queue.answer(ticket, float(ord(self.again)))
+        self.on_loop(self.settle())
+        self.nobody_waits_for_nothing_and_nothing_runs_for_nobody()
+        self.callers.assert_empty()
+        self.loop.close()
+
+
+TestFlightMachine = FlightMachine.TestCase
+TestFlightMachine.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
