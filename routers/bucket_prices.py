@@ -22,7 +22,7 @@ Cost = Callable[[float, float], float]
 Price = Callable[[int, int], float]
 """What one bucket costs that holds the points from index i up to, without, j; i < j."""
 
-_BISECTIONS = 24
+_BISECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class BatchPrices:
         self.lengths = lengths
         self._cost = cost
         self._cycle_s = bounds.cycle_s
-        self._fits = [bounds.fit(cost, point) for point in lengths.points]
+        self._fits = [float(bounds.fit(cost, point)) for point in lengths.points]
 
     def at(self, rate: float) -> Price:
         """Prices while `rate` rows a second arrive."""
@@ -105,7 +105,8 @@ class BatchPrices:
             share = rows[j] - rows[i]
             if share <= 0.0:
                 return 0.0
-            size = max(1.0, min(fits[j - 1], share * in_cycle))
+            size, fit = share * in_cycle, fits[j - 1]
+            size = fit if size > fit else size if size > 1.0 else 1.0
             mean = (tokens[j] - tokens[i]) / share
             width = mean + (points[j - 1] - mean) * (size - 1.0) / (size + 1.0)
             return share * cost(size, width) / size

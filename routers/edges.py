@@ -28,6 +28,7 @@ from routers.length_histogram import LengthHistogram, lattice
 from routers.settings import DispatcherSettings
 
 _LEAST_ROWS = 500.0  # in the histogram, before edges are chosen by it
+_WORTH = 0.003  # of all seconds: what an edge more must save; less is within what prices round off
 _STEPS = 3  # capacity and edges are improved in turn, at most so often
 
 
@@ -131,7 +132,7 @@ def least_seconds(prices: BatchPrices, edges: tuple[int, ...], most: int, server
     lengths, best = prices.lengths, edges
     rate = prices.capacity(best, servers)
     for _ in range(_STEPS):
-        better = cheapest(prices.at(rate), lengths.points, most)
+        better = cheapest(prices.at(rate), lengths.points, most, _WORTH)
         if better == best:
             break
         best, rate = better, prices.capacity(better, servers)
@@ -140,9 +141,11 @@ def least_seconds(prices: BatchPrices, edges: tuple[int, ...], most: int, server
     return Found(best, now, then, rate)
 
 
-def cheapest(price: Price, points: Sequence[int], most: int) -> tuple[int, ...]:
+def cheapest(
+    price: Price, points: Sequence[int], most: int, worth: float = 1e-9
+) -> tuple[int, ...]:
     """At most `most` edges with the least total price, the last at the last point; fewer where more
-    are not cheaper. Exact; O(most x points²)."""
+    do not save the share `worth`. Exact but for that; O(most x points²)."""
     count = len(points)
     prices = [[price(i, j) for i in range(j)] for j in range(1, count + 1)]
     least = [0.0] + [inf] * count  # by index, with as many buckets as passes were made
@@ -154,7 +157,7 @@ def cheapest(price: Price, points: Sequence[int], most: int) -> tuple[int, ...]:
         begins.append(
             [0, *(each.index(value) for each, value in zip(sums, least[1:], strict=True))]
         )
-        if least[count] < best * (1 - 1e-9):
+        if least[count] < best * (1.0 - worth):
             best, buckets = least[count], len(begins)
     edges, end = [], count
     for begin in reversed(begins[:buckets]):

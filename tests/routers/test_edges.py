@@ -64,6 +64,13 @@ def test_edges_that_save_nothing_are_left_out():
     assert cheapest(padding_price(lengths), lengths.points, 3) == (8, 512)
 
 
+def test_an_edge_more_must_be_worth_it():
+    lengths = Lengths.of((8, 16, 512), (50, 1, 50))
+    price = padding_price(lengths)  # the edge at 16 saves 400 of 26,416 tokens, 1.5 %
+    assert cheapest(price, lengths.points, 3, worth=0.01) == (8, 16, 512)
+    assert cheapest(price, lengths.points, 3, worth=0.02) == (16, 512)
+
+
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=6), st.floats(0.02, 2.0))
 def test_no_other_edges_have_a_higher_capacity(weights, slo_s):

@@ -5,8 +5,10 @@ from statistics import mean
 
 import pytest
 
+from routers.settings import BucketSettings
+from routers.simulator import Device, simulate
 from tests.simulation.benches.edges import solved
-from tests.simulation.benches.in_time import Traffic, in_time
+from tests.simulation.benches.in_time import Traffic, in_time, service_s, settings_of
 from tests.simulation.benches.lengths import ALL, MIX, exact_edges, padding
 
 
@@ -27,7 +29,7 @@ def test_edges_found_in_a_stream_pad_little_more_than_the_best_of_a_fresh_sample
 
 
 def test_edges_that_minimise_seconds_answer_more_in_time_and_sooner_than_least_padding():
-    traffic = Traffic(MIX, 800.0, 8000)
+    traffic = Traffic(MIX, 800.0, 4000)
     seconds, pads = (
         in_time(traffic, kind, solved(MIX, kind, 8).edges, seeds=2)
         for kind in ("seconds", "padding")
@@ -36,3 +38,15 @@ def test_edges_that_minimise_seconds_answer_more_in_time_and_sooner_than_least_p
     assert mean(seconds.shares) > mean(pads.shares)
     assert seconds.p50_ms < pads.p50_ms
     assert seconds.padding > pads.padding
+
+
+def test_edges_follow_the_traffic_and_disturb_nothing_that_waits():
+    """Powers of two to begin with, and a first look after a second."""
+    buckets = BucketSettings(adaptive=True, solve_every_s=1.0)
+    settings = settings_of(MIX, (16, 32, 64, 128, 256, 512), buckets)
+    outcome = simulate(settings, Traffic(MIX, 800.0, 2400).arrivals(1), [Device("a", service_s)])
+    before = {batch.bucket for at, batch in outcome.batches if at < 1.0}
+    after = {batch.bucket for at, batch in outcome.batches if at > 2.0}
+    assert {16, 32, 64, 128, 512} <= before
+    assert after == {32, 128, 512}
+    assert all(fate.answers == 1 and fate.reason is None for fate in outcome.fates)
