@@ -77,7 +77,8 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
         state.requests.settle(lease.owes, _worked_s(lease, event), now)
     if end is LeaseEnd.BUSY:
         if not lease.wanted_back:
-            wait_s = event.report.retry_in_s - (holder.transport_s or 0.0)
+            left_s = event.report.retry_in_s
+            wait_s = left_s - holder.lead_s(left_s)
             state.replicas.block(holder, now + max(MIN_BLOCK_S, wait_s))
         state.requests.put_back(stranded, now, actions)
         return

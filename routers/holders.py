@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from routers.leases import Lease
 
 _TRANSPORT_GAIN = 0.2
+_TRANSPORT_SPREAD = 1.5  # of the mean transport, what it may take where being late costs a turn
+_EARLY = 0.2  # of a batch's prediction, how much sooner it may be over
 
 
 @dataclass(slots=True, eq=False)
 class Holder:
     """A replica as the core sees it. `blocked_until`: no new lease before, after a busy answer or
     a loss (`suspect`). `foreign_until`: predicted end of what other gateways have started there.
-    `overdue`: it is far beyond the prediction of a lease. `ejected`: slower than its peers; gets
+    `shared`: other gateways have work for it too. `overdue`: it is far beyond the prediction of a lease. `ejected`: slower than its peers; gets
     probes only, the next one at `probe_at`. `sick`: any of suspect, overdue and ejected. `ratio`:
     its pace to the pool's predictions. `load`: how busy it is, 0..1. `slow_streak`: slow answers in
     a row. `wake_at`: when it may next take a lease, if that is a matter of time. `answered_at`,
@@ -43,6 +45,7 @@ class Holder:
     sick: bool = False
     blocked_until: float = 0.0
     foreign_until: float = 0.0
+    shared: bool = False
     wake_at: float | None = None
     finish_at: float = 0.0
     last_used: int = 0
@@ -88,6 +91,15 @@ class Holder:
             finish = max(finish, lease.starts_at + lease.predicted_s)
         self.finish_at = finish
 
+    def lead_s(self, running_s: float) -> float:
+        """How long before the end of what runs, predicted to take `running_s`, the next batch is
+        sent. Where other gateways have staged theirs, one that comes late has lost its turn, while
+        coming early costs little: it is sent sooner by what transport and prediction may be off."""
+        transport_s = self.transport_s or 0.0
+        if not self.shared:
+            return transport_s
+        return _TRANSPORT_SPREAD * transport_s + _EARLY * running_s
+
     def freed(self, now: float) -> None:
         """The lease that ran has closed: whatever was staged behind it starts now."""
         head = self.head()
@@ -104,6 +116,7 @@ class Holder:
         if report.seen:
             self.drift = self._accepted(report.seen) - report.held
             self.foreign_until = now + report.free_in_s if report.free_in_s > 0.0 else 0.0
+            self.shared = report.inflight > report.held or bool(report.waiting)
 
     def _accepted(self, seen: int) -> int:
         newer = 0

@@ -156,9 +156,11 @@ class ReplicaSet:
     def _due_at(self, holder: Holder) -> float | None:
         if holder.draining or not holder.has_room():
             return None
-        staged = not holder.streams and holder.transport_s is not None
-        at = holder.finish_at - (holder.transport_s or 0.0) if staged else 0.0
-        return max(at, holder.blocked_until)
+        if holder.streams or holder.transport_s is None:
+            return holder.blocked_until
+        head = holder.head()
+        running_s = head.predicted_s if head is not None else self.batch_s
+        return max(holder.finish_at - holder.lead_s(running_s), holder.blocked_until)
 
     def _drop(self, holder: Holder) -> None:
         holder.wake_at = None

@@ -1,0 +1,74 @@
+"""Shares hold across gateways, however skewed the ingress: each tenant comes to one of them."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from routers.settings import DispatcherSettings
+from routers.simulator import Arrival, Device, World, run
+
+SETTINGS = DispatcherSettings(bucket_edges=(32,), max_size=16, slo_s=0.2)
+SECONDS = 10.0
+
+
+class Served:
+    """Device seconds by tenant, between start and end of the backlog."""
+
+    def __init__(self) -> None:
+        self.by_tenant: Counter[str] = Counter()
+
+    def arrived(self, fate, now):
+        pass
+
+    def sent(self, load, now):
+        pass
+
+    def ended(self, fate, now):
+        pass
+
+    def served(self, load, service_s, now):
+        if 1.0 < now < SECONDS:
+            self.by_tenant[load.members[0][0].arrival.tenant] += service_s
+
+    def share(self, tenant: str) -> float:
+        return self.by_tenant[tenant] / self.by_tenant.total()
+
+
+def skewed(*weights, rate=400.0, seed=1):
+    """Tenant `n` of weight `weights[n]` comes to gateway `n` alone, with twice what is there."""
+    rng, arrivals = random.Random(seed), []
+    for gateway, weight in enumerate(weights):
+        now = 0.0
+        while (now := now + rng.expovariate(rate)) < SECONDS:
+            lengths = (rng.randint(8, 32),)
+            arrivals.append(
+                Arrival(now, lengths, 0.2, 1.0, tenant=str(gateway), weight=weight, gateway=gateway)
+            )
+    return sorted(arrivals, key=lambda arrival: arrival.at)
+
+
+def device(spread=0.0):
+    """Takes 30 ms and a little, varying; about 450 rows a second."""
+    rng = random.Random(2)
+    return Device(
+        "r",
+        lambda rows, longest: 0.030 + 0.0002 * rows,
+        transport_s=0.003,
+        pace=lambda now: rng.lognormvariate(0.0, spread),
+    )
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.2])
+@pytest.mark.parametrize("weights", [(4.0, 1.0), (1.0, 1.0), (4.0, 1.0, 1.0)])
+def test_each_tenant_gets_its_share_by_weight_wherever_it_comes_in(weights, spread):
+    served = Served()
+    run(SETTINGS, skewed(*weights), World((device(spread),), gateways=len(weights)), served)
+    for tenant, weight in enumerate(weights):
+        assert served.share(str(tenant)) == pytest.approx(weight / sum(weights), rel=0.05)
+
+
+def test_device_does_not_idle_for_the_choice():
+    served = Served()
+    run(SETTINGS, skewed(4.0, 1.0), World((device(),), gateways=2), served)
+    assert served.by_tenant.total() > 0.99 * (SECONDS - 1.0)
