@@ -28,12 +28,12 @@ _EARLY = 0.2  # of a batch's prediction, how much sooner it may be over
 class Holder:
     """A replica as the core sees it. `blocked_until`: no new lease before, after a busy answer or
     a loss (`suspect`). `foreign_until`: predicted end of what other gateways have started there.
-    `shared`: other gateways have work for it too. `overdue`: it is far beyond the prediction of a lease. `ejected`: slower than its peers; gets
-    probes only, the next one at `probe_at`. `sick`: any of suspect, overdue and ejected. `ratio`:
-    its pace to the pool's predictions. `load`: how busy it is, 0..1. `slow_streak`: slow answers in
-    a row. `wake_at`: when it may next take a lease, if that is a matter of time. `answered_at`,
-    `idle_from`: when its last answer came, and when that batch had left the device. `entry`: its
-    place among the ready ones."""
+    `shared`: other gateways have work for it too. `overdue`: it is far beyond the prediction of a
+    lease. `ejected`: slower than its peers; gets probes only, the next one at `probe_at`. `sick`:
+    any of suspect, overdue and ejected. `ratio`: its pace to the pool's predictions. `load`: how
+    busy it is, 0..1. `slow_streak`: slow answers in a row. `wake_at`: when it may next take a
+    lease, if that is a matter of time. `answered_at`, `idle_from`: when its last answer came, and
+    when that batch had left the device. `entry`: its place among the ready ones."""
 
     replica: Replica
     held: float = 0.0
