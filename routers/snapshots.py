@@ -49,6 +49,7 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         flows=tuple(_flow(flow) for flow in waiting.flows.by_key.values()),
         controllers=requests.admission.snapshot(state.replicas.running, now),
         edges=waiting.edges,
+        batch_targets=tuple((edge, requests.sizes.target(edge)) for edge in waiting.edges),
         edge_switches=requests.edges.state.switches,
         hedges=tally.hedges,
         hedges_won=tally.hedges_won,

@@ -301,6 +301,7 @@ class Snapshot:
     flows: tuple[FlowSnapshot, ...] = ()
     controllers: tuple[ControllerSnapshot, ...] = ()
     edges: tuple[int, ...] = ()  # of newcomers' buckets
+    batch_targets: tuple[tuple[int, int], ...] = ()  # rows in a full batch, by edge
     edge_switches: int = 0
     hedges: int = 0  # counters, ever: copies sent late, of those the ones that answered first
     hedges_won: int = 0

@@ -49,6 +49,7 @@ def _model(
         drift=sum(s["drift"] for s in seen),
         rows_by_bucket=_summed((s["rows_by_bucket"] for s in seen), key=int),
         rows_by_tenant=_summed(s["rows_by_tenant"] for s in seen),
+        ejected=sorted({replica for s in seen for replica in s["ejected"]}),
     )
 
 

@@ -19,7 +19,8 @@ _MOST_TENANTS = 10
 
 class ModelStatus(TypedDict):
     """state: declared | starting | ready | failed. The rest sums over all gateways;
-    rows_by_bucket: waiting rows by the upper edge of their length interval, tokens."""
+    rows_by_bucket: waiting rows by the upper edge of their length interval, tokens; ejected:
+    replicas that a gateway leaves out as slow."""
 
     name: str
     version: str
@@ -35,6 +36,7 @@ class ModelStatus(TypedDict):
     drift: int
     rows_by_bucket: dict[str, int]
     rows_by_tenant: dict[str, int]
+    ejected: list[str]
 
 
 class StatusSnapshot(TypedDict):
@@ -99,6 +101,8 @@ def _details(model: ModelStatus) -> Iterator[Text]:
         rows = [f"{name} {count}" for name, count in most[:_MOST_TENANTS]]
         others = sum(count for _, count in most[_MOST_TENANTS:])
         yield _detail(model, "waiting by tenant", rows + ([f"others {others}"] if others else []))
+    if model["ejected"]:
+        yield _detail(model, "slow replicas left out", model["ejected"])
 
 
 def _detail(model: ModelStatus, what: str, parts: Iterable[str]) -> Text:

@@ -14,7 +14,7 @@ from routers.types import Snapshot
 
 def model_status(levels: ModelLevels) -> dict[str, Any]:
     """`rows_by_bucket`: rows that wait by upper edge, tokens; `rows_by_tenant`: by name; the empty
-    ones left out."""
+    ones left out. `ejected`: replicas left out as slow."""
     core = levels.core
     return {
         "replicas": len(core.replicas),
@@ -26,6 +26,7 @@ def model_status(levels: ModelLevels) -> dict[str, Any]:
         "drift": core.drift,
         "rows_by_bucket": {str(edge): rows for edge, rows in core.rows_by_bucket if rows},
         "rows_by_tenant": dict(_rows_by_tenant(core)),
+        "ejected": [replica.replica_id for replica in core.replicas if replica.ejected],
     }
 
 

@@ -18,6 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.utils import floatToGoString
 
+from deployments.observability.controller_families import controller_families
 from deployments.observability.core_families import FLOW, core_families
 from deployments.observability.histograms import HistogramTable
 from deployments.observability.label_names import LabelNames
@@ -50,6 +51,7 @@ def families(gateway: str, recorded: Recorded, levels: GatewayLevels) -> Iterato
     yield from _counters(gateway, recorded)
     yield from _histograms(gateway, recorded)
     yield from core_families(gateway, levels.models, recorded.names)
+    yield from controller_families(gateway, levels.models, recorded.names)
     yield _single(
         GaugeMetricFamily,
         "headrace_controllers_frozen",

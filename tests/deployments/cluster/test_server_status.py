@@ -25,6 +25,7 @@ SEEN = {
     "drift": 1,
     "rows_by_bucket": {"64": 5, "512": 2},
     "rows_by_tenant": {"acme": 7},
+    "ejected": ["r#2"],
 }
 OTHER = {
     **SEEN,
@@ -32,6 +33,7 @@ OTHER = {
     "oldest_wait_s": 0.1,
     "rows_by_bucket": {"64": 1, "128": 6},
     "rows_by_tenant": {"acme": 4, "a": 3},
+    "ejected": ["r#1", "r#2"],
 }
 
 
@@ -53,6 +55,7 @@ def test_rows_leases_and_drift_are_sums_over_gateways(raw: dict[str, Any]) -> No
     assert (device["waiting_rows"], device["leases"], device["drift"]) == (14, 4, 2)
     assert (device["oldest_wait_s"], device["replicas_ready"]) == (0.5, 2)
     assert list(device["rows_by_bucket"].items()) == [("64", 6), ("128", 6), ("512", 2)]
+    assert device["ejected"] == ["r#1", "r#2"]
     assert device["rows_by_tenant"] == {"a": 3, "acme": 11}
     assert (starting["state"], starting["waiting_rows"]) == ("starting", 0)
 

@@ -25,6 +25,7 @@ MODEL: ModelStatus = {
     "drift": 0,
     "rows_by_bucket": {"32": 5, "512": 2},
     "rows_by_tenant": {"acme": 2, "batch": 5},
+    "ejected": [],
 }
 SNAPSHOT: StatusSnapshot = {
     "url": "http://127.0.0.1:8000",
@@ -75,6 +76,12 @@ def test_the_tenants_with_most_rows_are_told_first_and_the_many_added_up() -> No
     many: ModelStatus = {**MODEL, "rows_by_tenant": {f"t{n:02}": 20 - n for n in range(12)}}
     text = " ".join(shown({**SNAPSHOT, "models": [many]}).split())
     assert text.endswith("t08 12, t09 11, others 19")
+
+
+def test_replicas_that_are_left_out_are_named() -> None:
+    assert "slow" not in shown(SNAPSHOT)
+    slow: ModelStatus = {**MODEL, "ejected": ["r#1", "r#2"]}
+    assert "[red]m slow replicas left out: r#1, r#2\n" in shown({**SNAPSHOT, "models": [slow]})
 
 
 def test_frozen_controllers_are_told() -> None:

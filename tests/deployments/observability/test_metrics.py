@@ -31,14 +31,24 @@ from deployments.observability.metrics_server import MetricsServer
 from deployments.preprocess.text_cache import CacheStatistics
 from deployments.preprocess.turns import TurnStatistics
 from routers.cost import Coefficients, CostError
-from routers.types import FlowSnapshot, ReplicaSnapshot, Snapshot
+from routers.types import ControllerSnapshot, FlowSnapshot, ReplicaSnapshot, Snapshot
 
 OK = RequestLabels("m", "acme", "bulk", "openai")
 BATCH = BatchSample("m", 128, 8, 0.25, 0.010, 0.008, 0.001, 0.0005, 0.008, 0.0005)
 CORE = Snapshot(
     waiting_rows=7, late_rows=2, waiting_requests=5, oldest_wait_s=0.05, leases=1, leased_rows=8,
     drift=0, rows_by_bucket=((64, 7), (512, 0)), backlog_s=0.25,
-    replicas=(ReplicaSnapshot("r#1", 2, 1, 1, False, 0),),
+    replicas=(
+        ReplicaSnapshot("r#1", 2, 1, 1, False, 0),
+        ReplicaSnapshot("r#2", 2, 0, 0, False, 0, sick=True, ejected=True, ratio=5.0),
+    ),
+    edges=(64, 512), batch_targets=((64, 32), (512, 9)), edge_switches=3,
+    hedges=12, hedges_won=8, ties=2, probes=5, retries=4, preempted=1, budget_s=0.75,
+    utilisation=0.6, idle_gap_s=0.001, early_binding_s=0.002,
+    controllers=(
+        ControllerSnapshot("feasibility", "enforce", False, 0.03, 40, 0, ((0, "acme", 0.02),)),
+        ControllerSnapshot("limit", "observe", True, 64, 0, 9, ((0, "gone", 64), (2, "acme", 80))),
+    ),
     flows=(
         FlowSnapshot("acme", 0, 4.0, 3, 1, 0.125, 2.5, 0.0),
         FlowSnapshot("gone", 0, 1.0, 1, 1, 0.0625, 1.0, 0.0),
@@ -239,12 +249,45 @@ def test_a_tenants_share_is_its_own_and_those_not_declared_are_added_up(metrics)
     assert of("gone", "interactive") == [None] * 3
 
 
+def test_buckets_are_those_in_force_and_those_where_rows_wait(metrics):
+    for bucket, target, rows in (("64", 32, 7), ("512", 9, 0)):
+        assert value(metrics, "headrace_batch_size_target", model="m", bucket=bucket) == target
+        assert value(metrics, "headrace_bucket_queue_rows", model="m", bucket=bucket) == rows
+
+
+def test_slow_replicas_are_shown_with_their_pace(metrics):
+    for replica, ejected, pace in (("r#1", 0, 1.0), ("r#2", 1, 5.0)):
+        assert value(metrics, "headrace_replica_ejected", model="m", replica=replica) == ejected
+        assert value(metrics, "headrace_replica_pace", model="m", replica=replica) == pace
+
+
+def test_controllers_show_their_mode_what_they_learnt_and_what_they_refused(metrics):
+    for name, mode, learnt, shed, would in (
+        ("feasibility", "enforce", 0.03, 40, 0),
+        ("limit", "observe", 64, 0, 9),
+    ):
+        of = {"model": "m", "controller": name}
+        assert value(metrics, "headrace_controller_mode", mode=mode, **of) == 1
+        assert value(metrics, "headrace_controller_value", **of) == learnt
+        assert value(metrics, "headrace_controller_shed_total", **of) == shed
+        assert value(metrics, "headrace_controller_would_shed_total", **of) == would
+
+
+def test_what_controllers_learnt_of_tenants_that_are_not_declared_is_left_out(metrics):
+    found = {key: v for key, v in samples(metrics).items() if "controller_tenant_value" in key[0]}
+    learnt = {(dict(key[1:])["tenant"], dict(key[1:])["priority"]): v for key, v in found.items()}
+    assert learnt == {("acme", "interactive"): 0.02, ("acme", "bulk"): 80}
+
+
 def test_levels_are_read_when_the_page_is_asked_for(metrics):
     for name, expected in [
         ("queue_rows", 7), ("queue_late_rows", 2), ("queue_requests", 5), ("inflight_batches", 1),
         ("inflight_rows", 8), ("accounting_drift", 0), ("backlog_seconds", 0.25),
         ("queue_oldest_wait_seconds", 0.05), ("cost_error_median", 0.1), ("cost_error_p99", 0.9),
-        ("replicas", 1),
+        ("replicas", 2), ("bucket_switches_total", 3), ("hedges_total", 12),
+        ("hedges_won_total", 8), ("ties_total", 2), ("probes_total", 5), ("retries_total", 4),
+        ("preempted_total", 1), ("copy_budget_seconds", 0.75), ("utilisation", 0.6),
+        ("idle_gap_seconds", 0.001), ("early_binding_seconds", 0.002),
     ]:  # fmt: skip
         assert value(metrics, f"headrace_{name}", model="m") == expected
     assert value(metrics, "headrace_replica_duty_cycle", model="m", replica="r#1") == 0.75
