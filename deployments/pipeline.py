@@ -117,8 +117,8 @@ class Pipeline:
         # How long: tokenise texts off the loop; rows get their lengths, too long ones are refused.
         tokens = None if texts is None else await self._tokens(texts, model, who)
         rows = await gate.off_loop(who, flight.request_bytes, codec.split, call, tokens, page)
-        # The tenant's own limits, as soon as lengths are known: its length, its rate of tokens.
-        _check_own_length(who, rows.lengths)
+        # The tenant's own limits, as soon as lengths are known: its bounds, its rate of tokens.
+        _check_own_bounds(who, rows.lengths)
         if not flight.counted:
             gate.rates.take_tokens(who.tenant, sum(rows.lengths))
             flight.counted = True
@@ -266,8 +266,12 @@ def _as_answered(
     return replace(page, version=ran.pop())
 
 
-def _check_own_length(who: Caller, lengths: tuple[int, ...]) -> None:
-    bound = who.tenant.max_length
+def _check_own_bounds(who: Caller, lengths: tuple[int, ...]) -> None:
+    bound, most = who.tenant.max_length, who.tenant.max_queue_rows
+    if most and len(lengths) > most:
+        raise errors.BadRequest(
+            f"the request has {len(lengths)} rows; this tenant's may be {most} (max_queue_rows)"
+        )
     if bound is not None and max(lengths) > bound:
         raise errors.BadRequest(
             f"a row is {max(lengths)} long; this tenant's rows may be {bound} at most (max_length)"

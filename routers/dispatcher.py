@@ -97,6 +97,10 @@ class Dispatcher:
         """Rows that wait, late ones included; O(1)."""
         return self._requests.waiting.rows
 
+    def waiting_rows_of(self, tenant: str) -> int:
+        """Of those, a tenant's; as many steps as there are priorities."""
+        return self._requests.waiting.rows_of(tenant)
+
     def retry_after_s(self) -> float:
         """What a request that found the queue full would be told now."""
         return self._requests.retry_after_s()

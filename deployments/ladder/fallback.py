@@ -60,7 +60,7 @@ class Way:
         if self.model.rungs is not None:
             return
         try:
-            self.model.queue.check_room()
+            self.model.queue.check_room(self._tenant)
         except errors.Overloaded as refusal:
             self.turn(refusal)
             self.check_room()

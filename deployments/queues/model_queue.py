@@ -22,6 +22,7 @@ from deployments.queues.tickets import BatchRecord, Demand, Terms, Ticket, chang
 from deployments.queues.transport import Transport
 from deployments.queues.wire import BatchReply
 from deployments.rows.columns import Rows
+from deployments.tenants import Tenant
 from routers.cost import Coefficients, CostError
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
@@ -152,8 +153,12 @@ class ModelQueue:
     def waiting_rows(self) -> int:
         return self._dispatcher.waiting_rows
 
-    def check_room(self) -> None:
-        """Raises the refusal of a queue that is full; the dispatcher decides exactly."""
+    def check_room(self, tenant: Tenant) -> None:
+        """Raises the refusal of a queue that is full, or has as many of this tenant's rows as may
+        wait; the dispatcher decides exactly."""
+        most = tenant.max_queue_rows
+        if most and self._dispatcher.waiting_rows_of(tenant.name) >= most:
+            raise refusal(Reason.TENANT_FULL, self._dispatcher.retry_after_s())
         if self.waiting_rows >= self._settings.max_queue_rows:
             raise refusal(Reason.QUEUE_FULL, self._dispatcher.retry_after_s())
 

@@ -274,7 +274,8 @@ async def test_tokens_are_counted_once_at_a_tenants_rate(tmp_path: Path) -> None
     async with standing(models, tmp_path, tenants=tenants) as stand:
         held = await fill(stand)
         # As if there had been room by the headers, which was gone at the queue.
-        stand.models.served["device"].queue.check_room = lambda: None  # type: ignore[method-assign]
+        queue = stand.models.served["device"].queue
+        queue.check_room = lambda tenant: None  # type: ignore[method-assign]
         answer = await post(stand, headers=[(b"x-tenant", b"rated")])
         assert served_by(answer) == b"small"
         await drained(stand, held)

@@ -177,3 +177,48 @@ async def test_what_a_tenant_has_waiting_and_was_served_is_published(tmp_path: P
         assert 'tenant="acme"' in line
         assert 'priority="bulk"' in line
         assert float(line.split()[-1]) > 0
+
+
+async def test_a_tenant_over_its_own_bound_is_429_and_the_others_wait_on(tmp_path: Path) -> None:
+    tenants: dict[str, Any] = {"acme": {"max_queue_rows": 2}, "other": {}}
+    device = {**SYNTHETIC, "replicas": {"slots": 1}}
+    async with standing({"device": device}, tmp_path, tenants=tenants) as stand:
+        stand.transports["device"].hold()
+        asked = [asyncio.create_task(ask(stand.app, "POST", INFER, [ACME], GOOD)) for _ in range(3)]
+        await stand.waiting("device", 2)
+        # One row runs, two wait: the next is refused, by its headers alone.
+        answer = await ask(stand.app, "POST", INFER, [ACME], [None])
+        assert (answer.status, b"max_queue_rows" in answer.body) == (429, True)
+        assert answer.header(b"retry-after") == b"1"
+        other = [(b"x-tenant", b"other")]
+        asked.append(asyncio.create_task(ask(stand.app, "POST", INFER, other, GOOD)))
+        await stand.waiting("device", 3)
+        stand.transports["device"].release()
+        assert {(await each).status for each in asked} == {200}
+        page = (await ask(stand.app, "GET", "/metrics")).body.decode()
+        assert sum('reason="tenant_full"' in line for line in page.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("rows", "status"), [(2, 200), (3, 400)])
+async def test_a_request_of_more_rows_than_its_tenant_may_queue_never_fits(
+    tmp_path: Path, rows: int, status: int
+) -> None:
+    tenants: dict[str, Any] = {"acme": {"max_queue_rows": 2}}
+    async with standing({"device": SYNTHETIC}, tmp_path, tenants=tenants) as stand:
+        body = b'{"instances": [%s]}' % b",".join([b"[1]"] * rows)
+        answer = await ask(stand.app, "POST", "/v1/models/device:predict", [ACME], body)
+        assert (answer.status, b"max_queue_rows" in answer.body) == (status, status == 400)
+
+
+async def test_a_full_queue_is_503_whoever_asks(tmp_path: Path) -> None:
+    tenants: dict[str, Any] = {"acme": {}, "other": {"max_queue_rows": 1}}
+    device = {**SYNTHETIC, "replicas": {"slots": 1}, "queue": {"max_rows": 2}}
+    async with standing({"device": device}, tmp_path, tenants=tenants) as stand:
+        stand.transports["device"].hold()
+        asked = [asyncio.create_task(ask(stand.app, "POST", INFER, [ACME], GOOD)) for _ in range(3)]
+        await stand.waiting("device", 2)
+        for tenant in (b"acme", b"other"):
+            answer = await ask(stand.app, "POST", INFER, [(b"x-tenant", tenant)], [None])
+            assert (answer.status, answer.header(b"retry-after")) == (503, b"1")
+        stand.transports["device"].release()
+        assert {(await each).status for each in asked} == {200}
