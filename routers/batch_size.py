@@ -16,6 +16,7 @@ from routers.cost import CostModel
 from routers.settings import DispatcherSettings
 
 MOST_PASSED = 0.6  # of the SLO: how long a bucket may wait while fuller ones go first
+GUESTS = 0.3  # of a batch's most seconds: what those above their share may fill for those below
 _REFRESH = 64  # questions after which a target is worked out anew
 _RATE_GAIN = 0.1
 
@@ -41,6 +42,13 @@ class BatchSizes:
     def target(self, edge: int) -> int:
         """Rows of a full batch of rows as long as `edge`: by tokens, too; at least 1."""
         return max(1, min(self._of(edge).rows, self._settings.max_tokens // edge))
+
+    def part_rows(self, edge: int) -> int:
+        """Rows of a batch that is filled by flows above their share: `GUESTS` of the seconds."""
+        found = self._of(edge)
+        if found.full_s <= GUESTS * self.most_s():
+            return found.rows
+        return max(1, int(found.rows * GUESTS * self.most_s() / found.full_s))
 
     def full_s(self, edge: int) -> float:
         """Predicted seconds of a full batch."""

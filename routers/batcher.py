@@ -19,6 +19,7 @@ from math import inf
 from routers.batch_size import pays_to_wait
 from routers.buckets import Bucket
 from routers.draft import Draft
+from routers.flows import Flow
 from routers.lanes import FlowQueue, Lane
 from routers.offers import Goods, Offer
 from routers.requests import Requests
@@ -41,7 +42,7 @@ def form_batch(requests: Requests, offer: Offer, now: float, actions: list[Actio
             return _alone(requests, lane, retried, offer, now) if offer.may_try(retried) else None
         if lane.rows == lane.solo.rows:
             continue  # nothing, or nothing that this replica may take
-        goods = form(requests, lane, offer, now, actions)
+        goods = form(requests, _with_lowest_tag(requests, lane), offer, now, actions)
         if goods is not None:
             lane.since = now
             return goods
@@ -62,6 +63,18 @@ def _in_order(requests: Requests, now: float) -> Iterator[Lane]:
     yield from requests.waiting.late
 
 
+def _with_lowest_tag(requests: Requests, lane: Lane) -> Lane:
+    """The lane itself, or the late one of its priority where a flow with late rows alone is further
+    below its share: being late may cost it its place among its own, not its share."""
+    late_lanes = requests.waiting.late
+    if lane.late or len(late_lanes) <= lane.priority:
+        return lane
+    late, first = late_lanes[lane.priority].order.first(), lane.order.first()
+    if late is None or first is None or late.flow.rows or late.flow.start >= first.flow.start:
+        return lane
+    return late.lane
+
+
 def _led(
     requests: Requests, lane: Lane, offer: Offer, now: float, actions: list[Action]
 ) -> Goods | None:
@@ -73,7 +86,7 @@ def _led(
         if _is_held(requests, draft, bucket, now):
             return None
         start = queue.flow.start
-        _fill(requests, draft, now, actions)
+        _fill(requests, draft, queue.flow, now, actions)
         if draft.rows:
             requests.flows.leads(lane.priority, start)
             if offer.trusted and not offer.others_idle:
@@ -104,10 +117,15 @@ def _bucket(requests: Requests, queue: FlowQueue, offer: Offer, now: float) -> B
     return bucket
 
 
-def _fill(requests: Requests, draft: Draft, now: float, actions: list[Action]) -> None:
-    """Rows of the leading bucket over all flows, lowest tag first, none that would be late."""
-    shelf = draft.lane.shelves[draft.edge]
+def _fill(
+    requests: Requests, draft: Draft, leader: Flow, now: float, actions: list[Action]
+) -> None:
+    """Rows of the leading bucket over all flows, lowest tag first, none that would be late. Flows
+    far above their share fill only a part: the others' cycle through their buckets stays short."""
+    shelf, sizes = draft.lane.shelves[draft.edge], requests.sizes
     order = shelf.order
+    far_ahead = leader.start + sizes.most_s()
+    part = sizes.part_rows(draft.edge)
     done_at = -inf if draft.lane.late else now + _turnaround_s(requests, draft, shelf.rows)
     while draft.room > 0 and (bucket := order.first()) is not None:
         row = bucket.head()
@@ -117,6 +135,9 @@ def _fill(requests: Requests, draft: Draft, now: float, actions: list[Action]) -
             continue
         if not draft.lane.late and requests.sheds(row.ticket, now, actions):
             continue
+        flow = bucket.flow
+        if len(draft.rows) >= part and flow is not leader and flow.start > far_ahead:
+            break
         if not draft.holds(row):
             break
         draft.take(row)

@@ -24,6 +24,8 @@ from routers.types import FlowKey
 from routers.verdicts import Verdicts
 
 PROBE_S = 1.0
+_REFUSED_GAIN = 0.01  # a newcomer
+_REFUSED_HALF = 0.5
 _LEAST_LEFT = 0.01  # of the replicas: more urgent priorities never count as taking all
 
 
@@ -61,6 +63,16 @@ class _Account:
     waits: Level
     error: ForecastError = field(default_factory=ForecastError)
     probed_at: float = -inf
+    refused: float = 0.0  # share of its newcomers lately called late
+
+    def note(self, late: bool) -> None:
+        self.refused += _REFUSED_GAIN * (late - self.refused)
+
+    @property
+    def trust(self) -> float:
+        """How much of the margin counts: nothing while few are late, when each wrongly called late
+        is one answer less; all of it once half are, when each let in wrongly waits for nothing."""
+        return min(1.0, self.refused / _REFUSED_HALF)
 
 
 @dataclass(slots=True)
@@ -88,6 +100,8 @@ class Feasibility:
         account = self._watch(claim, now)
         wait_s = self._wait_s(claim, account, now)
         late_by_s = self._counted_s(account, wait_s, slack_s) - slack_s
+        if not self.frozen:
+            account.note(late_by_s > 0.0)
         if late_by_s <= 0.0:
             return Forecast(wait_s, slack_s)
         if now >= account.probed_at + PROBE_S:
@@ -128,8 +142,9 @@ class Feasibility:
     # -- the forecast
 
     def _counted_s(self, account: _Account, wait_s: float, slack_s: float) -> float:
-        fixed_s = self.fixed_margin_s
-        return account.error.corrected_s(wait_s, slack_s) if fixed_s is None else wait_s + fixed_s
+        if self.fixed_margin_s is not None:
+            return wait_s + self.fixed_margin_s
+        return account.error.corrected_s(wait_s, slack_s, account.trust)
 
     def _wait_s(self, claim: Claim, account: _Account, now: float) -> float:
         if claim.ahead_s <= 0.0 and claim.urgent_s <= 0.0:

@@ -47,9 +47,11 @@ class ForecastError:
     _square: float = 0.0
     _at: float = 0.0
 
-    def corrected_s(self, wait_s: float, slack_s: float) -> float:
-        """The wait to count with: exceeded by about one in fifty."""
-        return wait_s * self.scale + min(self.margin_s, _MOST_MARGIN * max(0.0, slack_s))
+    def corrected_s(self, wait_s: float, slack_s: float, trust: float = 1.0) -> float:
+        """The wait to count with: with all of the margin (`trust` 1) exceeded by about one in
+        fifty, with none of it by half."""
+        margin_s = min(self.margin_s, _MOST_MARGIN * max(0.0, slack_s))
+        return wait_s * self.scale + trust * margin_s
 
     def learn(self, forecast: Forecast, actual_s: float, now: float) -> None:
         self._learn_scale(forecast, actual_s, now)

@@ -49,4 +49,5 @@ def test_edges_follow_the_traffic_and_disturb_nothing_that_waits():
     after = {batch.bucket for at, batch in outcome.batches if at > 2.0}
     assert {16, 32, 64, 128, 512} <= before
     assert after == {32, 128, 512}
-    assert all(fate.answers == 1 and fate.reason is None for fate in outcome.fates)
+    assert all(fate.answers == 1 for fate in outcome.fates)
+    assert outcome.share_in_slo() >= 0.97
