@@ -97,6 +97,7 @@ def _buckets(lengths: LengthSettings, fixed_shapes: bool) -> BucketSettings:
         half_life_s=adapt.half_life_s,
         min_gain=adapt.min_gain,
         fixed_shapes=fixed_shapes,
+        switch_s=lengths.switch_ms / 1000 if fixed_shapes else 0.0,
     )
     return settings if most is None else replace(settings, max_edges=most)
 

@@ -77,6 +77,13 @@ class LengthSettings(Section):
         default_factory=AdaptSettings,
         description="How edges that are not listed follow the lengths that arrive.",
     )
+    switch_ms: float = Field(
+        default=0,
+        ge=0,
+        le=3_600_000,
+        description="What running another length interval than the last one costs, where the "
+        "backend is compiled for certain lengths, which then are the intervals.",
+    )
     input: str | None = Field(
         default=None,
         description="Input whose axis is a row's length; unset, what the model declares.",

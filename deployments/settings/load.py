@@ -26,7 +26,7 @@ from deployments.settings.model_checks import model_mistakes
 from deployments.settings.tree import Settings, TenantsSettings, dangling, unranked
 
 _SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}
-_SHAPE_NO_ANSWERS = {"lengths": {"buckets", "adapt"}}
+_SHAPE_NO_ANSWERS = {"lengths": {"buckets", "adapt", "switch_ms"}}
 
 
 def load(path: Path | str, *, here: bool = True) -> Settings:

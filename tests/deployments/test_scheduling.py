@@ -58,7 +58,7 @@ NOT_WRITTEN = {
     "initial_cost_s",
     "profile",
     "buckets.fixed_shapes",
-    "buckets.switch_s",
+    "buckets.switch_s",  # written, and acted on where shapes are fixed
 }
 
 HOME = Home("g")
@@ -117,10 +117,11 @@ def test_listed_edges_stay_and_others_follow_the_lengths(
     assert (found.adaptive, found.max_edges) == (adaptive, most)
 
 
-def test_shapes_that_a_backend_was_compiled_for_stay() -> None:
-    model = ModelSettings(runtime="synthetic")
-    buckets = scheduling(model, fixed_shapes=True).buckets
-    assert (buckets.adaptive, buckets.fixed_shapes) == (False, True)
+def test_shapes_that_a_backend_was_compiled_for_stay_and_switching_costs() -> None:
+    model = ModelSettings.model_validate({"runtime": "synthetic", "lengths": {"switch_ms": 4}})
+    fixed, free = scheduling(model, fixed_shapes=True).buckets, scheduling(model).buckets
+    assert (fixed.adaptive, fixed.fixed_shapes, fixed.switch_s) == (False, True, 0.004)
+    assert (free.adaptive, free.fixed_shapes, free.switch_s) == (True, False, 0.0)
 
 
 def test_a_model_that_may_not_run_twice_is_not_hedged(page: Page) -> None:

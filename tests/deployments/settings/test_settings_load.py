@@ -392,6 +392,7 @@ def test_version_follows_what_shapes_answers_alone(tmp_path: Path) -> None:
     assert digest(model_of(tmp_path, "lengths: {max: 64}"), "d1") != plain
     assert digest(model_of(tmp_path, "lengths: {buckets: [512]}"), "d1") == plain
     assert digest(model_of(tmp_path, "lengths: {adapt: {every_s: 5}}"), "d1") == plain
+    assert digest(model_of(tmp_path, "lengths: {switch_ms: 5}"), "d1") == plain
     assert digest(model_of(tmp_path, "batch: {max_size: 1}"), "d1") == plain
     assert digest(model_of(tmp_path, "admission: {codel: {mode: off}}"), "d1") == plain
     assert digest(model_of(tmp_path, "hedge: {mode: hedge}"), "d1") == plain
