@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,13 +97,15 @@ class Ending:
 
 @dataclass(slots=True)
 class Batch:
-    """One that a device has finished; `copy`: of another that was under way."""
+    """One that a device has finished; `copy`: of another that was under way. `paid`: device seconds
+    by tenant, where that is known."""
 
     rows: int
     tokens: int
     padded_tokens: int
     service_s: float
     copy: bool = False
+    paid: Sequence[tuple[str, float]] = ()
 
 
 @dataclass(slots=True)
@@ -156,6 +158,7 @@ class Summary:
         self, claims: Mapping[str, Claim], edges: tuple[int, ...], begin_s: float, end_s: float
     ) -> None:
         self.work = Work()
+        self.device_s: dict[str, float] = {}  # by tenant
         self.retries = 0
         self.course = Course(claims, begin_s, end_s)
         self.fairness = Fairness(claims, begin_s, end_s)
@@ -188,6 +191,8 @@ class Summary:
         self.fairness.batch(at_s)
         if self.course.covers(at_s):
             self.work.add(batch)
+            for tenant, seconds in batch.paid:
+                self.device_s[tenant] = self.device_s.get(tenant, 0.0) + seconds
 
     def finish(self, at_s: float) -> None:
         """Nothing more will come."""
@@ -226,7 +231,10 @@ class Summary:
             "batches": work.batches,
             "busy_s": round(work.busy_s, 6),
             "longest_batch_ms": _ms(work.longest_s),
-            "tenants": {name: group.as_json() for name, group in self.tenants().items()},
+            "tenants": {
+                name: group.as_json() | {"device_s": round(self.device_s.get(name, 0.0), 6)}
+                for name, group in self.tenants().items()
+            },
             "buckets": {str(edge): group.as_json() for edge, group in self.buckets().items()},
             "course": self.course.as_json(),
         }

@@ -105,9 +105,13 @@ class Watcher:
         pass
 
     def served(self, load: Load, service_s: float, now: float) -> None:
+        lease = load.lease
+        whole_s = sum([seconds for _, _, seconds in lease.charges])
         batch = Batch(
-            len(load.members), load.tokens, load.padded_tokens, service_s, bool(load.lease.copy_of)
+            len(load.members), load.tokens, load.padded_tokens, service_s, bool(lease.copy_of)
         )
+        if whole_s > 0.0:
+            batch.paid = [(who, service_s * part / whole_s) for _, who, part in lease.charges]
         self._summary.batch(batch, now)
 
     def _cost_s(self, arrival: Arrival) -> float:
