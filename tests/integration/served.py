@@ -109,7 +109,7 @@ class Server:
         os.close(inside)
         threading.Thread(target=self._read, daemon=True).start()
         if ready:
-            self.until(lambda: get(f"{self.url}/readyz") == 200 and "ready: " in self.output, 60)
+            self.until(lambda: get(f"{self.url}/readyz") == 200 and "ready: " in self.output, 120)
             self.started_s = time.monotonic() - began
         return self
 
@@ -233,13 +233,16 @@ class Server:
     ) -> httpx.Response:
         return httpx.post(self._infer_url(model), json=_body(ids), headers=headers, timeout=60)
 
-    def _infer_url(self, model: str) -> str:
-        return f"{self.url}/v2/models/{model}/infer"
+    def _infer_url(self, model: str, gateway: str = "") -> str:
+        return f"{gateway or self.url}/v2/models/{model}/infer"
 
     @contextlib.contextmanager
-    def load(self, model: str, clients: int = 4) -> Iterator[Load]:
-        """Steady requests on kept connections, one after another from each client."""
-        load = Load(self._infer_url(model), clients)
+    def load(
+        self, model: str, clients: int = 4, *, gateway: str = "", tenant: str = "default"
+    ) -> Iterator[Load]:
+        """Steady requests on kept connections, one after another from each client. `gateway`: of
+        `gateway_urls`; through HAProxy without."""
+        load = Load(self._infer_url(model, gateway), clients, {"x-tenant": tenant})
         try:
             yield load
         finally:
@@ -249,8 +252,8 @@ class Server:
 class Load:
     """`failures`: what was not a right answer, as text."""
 
-    def __init__(self, url: str, clients: int) -> None:
-        self._url = url
+    def __init__(self, url: str, clients: int, headers: dict[str, str]) -> None:
+        self._url, self._headers = url, headers
         self._over = threading.Event()
         self.answered = 0
         self.failures: list[str] = []
@@ -260,7 +263,7 @@ class Load:
 
     def _ask(self, client: int) -> None:
         ids = [client + 1, 2, 3]
-        with httpx.Client(timeout=60) as connection:
+        with httpx.Client(timeout=60, headers=self._headers) as connection:
             while not self._over.wait(0.005):
                 try:
                     answer = connection.post(self._url, json=_body(ids))
