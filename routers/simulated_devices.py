@@ -98,7 +98,8 @@ class BatchReplica:
         lease, gateway = flight.lease, flight.gateway
         self._held[gateway, lease.lease_id] = flight
         batch = Staged(gateway, lease.lease_id, lease.rank, lease.predicted_s, lease.charges)
-        self._perform(self._staging.arrive(batch, lease.waiting, self._scene.now))
+        waiting = lease.waiting if not lease.copy_of else None  # of which a copy says nothing
+        self._perform(self._staging.arrive(batch, waiting, self._scene.now))
 
     def abort(self, flight: Flight) -> None:
         """Nobody waits for it: dropped if it has not started, else left alone."""

@@ -26,19 +26,19 @@ class Hope:
 
 class Copies:
     def __init__(self) -> None:
-        self._open: set[int] = set()
+        self._open: dict[int, Dispatch] = {}
         self._other: dict[int, int] = {}
         self._hopes: dict[int, list[Hope]] = {}
 
     def began(self, lease: Dispatch) -> None:
-        self._open.add(lease.lease_id)
+        self._open[lease.lease_id] = lease
         if lease.copy_of in self._open:
             self._other[lease.lease_id] = lease.copy_of
             self._other[lease.copy_of] = lease.lease_id
 
     def ended(self, lease_id: int) -> list[Hope]:
         """What was hoped of this lease; its rows have been delivered."""
-        self._open.discard(lease_id)
+        self._open.pop(lease_id, None)
         other = self._other.pop(lease_id, None)
         if other is not None:
             del self._other[other]
@@ -47,7 +47,7 @@ class Copies:
     def hope(self, lease_id: int, hope: Hope) -> bool:
         """A row failed in this lease; whether another one that carries it still runs."""
         other = self._other.get(lease_id)
-        if other is None:
+        if other is None or hope.of not in self._open[other].rows:
             return False
         self._hopes.setdefault(other, []).append(hope)
         return True

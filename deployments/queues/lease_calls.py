@@ -145,7 +145,9 @@ class LeaseCalls:
     async def _call(self, sent: Sent) -> BatchReply:
         now, lease = monotonic(), sent.lease
         budget_s = max(m.request.expires for m in sent.members) - now
-        waiting = self._hearsay.tell(lease.replica_id, lease.waiting, now)
+        waiting = None  # of which a copy says nothing
+        if not lease.copy_of:
+            waiting = self._hearsay.tell(lease.replica_id, lease.waiting, now)
         payloads = [m.rows for m in sent.members]
         call = build_call(self._gateway, lease, payloads, budget_s, waiting)
         limit_s = self._owner.terms.call_limit_s

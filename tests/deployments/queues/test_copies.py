@@ -8,14 +8,26 @@ from deployments import errors
 from deployments.queues.copies import Copies, Hope
 from routers.types import Dispatch
 
-
-def began(copies: Copies, lease_id: int, copy_of: int = 0) -> None:
-    copies.began(Dispatch(lease_id, f"r{lease_id}", ((1, 0),), 8, 0.1, copy_of=copy_of))
+BOTH = ((1, 0), (1, 1))
 
 
-def failed() -> Hope:
+def began(
+    copies: Copies, lease_id: int, copy_of: int = 0, rows: tuple[tuple[int, int], ...] = BOTH
+) -> None:
+    copies.began(Dispatch(lease_id, f"r{lease_id}", rows, 8, 0.1, copy_of=copy_of))
+
+
+def failed(row: int = 0) -> Hope:
     nobody: Any = None
-    return Hope(nobody, (1, 0), errors.RowFailed("stumbled"), "r1")
+    return Hope(nobody, (1, row), errors.RowFailed("stumbled"), "r1")
+
+
+def test_a_row_that_the_copy_does_not_carry_is_not_hoped_for_there() -> None:
+    copies = Copies()
+    began(copies, 1)
+    began(copies, 2, copy_of=1, rows=((1, 0),))
+    assert not copies.hope(1, failed(row=1))
+    assert copies.hope(1, failed(row=0))
 
 
 def test_a_row_that_failed_in_the_only_lease_is_not_hoped_for() -> None:
