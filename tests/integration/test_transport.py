@@ -1,0 +1,31 @@
+"""Dropping a batch and hearing of its start, over Serve's handles as we use them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deployments.cluster import ray_env
+from deployments.settings import GatewaySettings
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = Path(__file__).with_name("transport_script.py")
+
+
+def test_batches_are_dropped_and_their_starts_are_told_over_serves_handles(tmp_path):
+    env = ray_env.serve_environment(GatewaySettings(ingress="proxy"), tmp_path)
+    own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_prestart_worker_first_driver": "0"}
+    ran = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        env=os.environ | env | own, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    said = [line for line in ran.stdout.splitlines() if line.startswith("SEEN ")]
+    assert said, ran.stdout + ran.stderr
+    found = json.loads(said[0].removeprefix("SEEN "))
+    assert [what for what, held in found.items() if not held] == []
