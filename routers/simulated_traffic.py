@@ -67,6 +67,11 @@ Follow = Callable[[Fate, float], Arrival | None]
 that time, or None."""
 
 
+Door = Callable[[Arrival, float], float]
+"""Asked before a request enters, with the time: 0.0 lets it in; else it is its tenant's own bound
+that it is over (`Reason.TENANT_FULL`), and so many seconds later it may be let in."""
+
+
 class Load(Protocol):
     """A lease on its way, as a witness sees it: `width` is its longest row (packed batches: its
     mean), `tokens` are without padding, `padded_tokens` with."""

@@ -19,7 +19,7 @@ from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
 from routers.simulated_devices import BatchReplica, Device, Flight
 from routers.simulated_streams import StreamReplica
-from routers.simulated_traffic import Arrival, Fate, Follow, Keeper, Outcome, Witness
+from routers.simulated_traffic import Arrival, Door, Fate, Follow, Keeper, Outcome, Witness
 from routers.types import (
     Abort,
     Action,
@@ -32,6 +32,7 @@ from routers.types import (
     LeaseEnd,
     Opened,
     Progress,
+    Reason,
     Reject,
     Replica,
     ReplicaKind,
@@ -63,6 +64,7 @@ class World:
     gateways: int = 1
     detect_s: float = 0.0
     follow: Follow | None = None
+    door: Door | None = None
     core: Callable[[DispatcherSettings], Core] = Dispatcher
     inspect: Callable[[Any], None] | None = None
 
@@ -122,6 +124,10 @@ class _Simulation:
         request_id, now, lengths = self._requests, self.now, arrival.lengths
         fate = self._live[request_id] = Fate(arrival, (1 << len(lengths)) - 1)
         self._witness.arrived(fate, now)
+        door = self._world.door
+        if door is not None and (wait_s := door(arrival, now)) > 0.0:
+            self._refuse(Reject(request_id, Reason.TENANT_FULL, wait_s))
+            return
         if arrival.leaves_at < inf:
             self.at(arrival.leaves_at, self._leave, request_id)
         request = Request(

@@ -24,6 +24,7 @@ from loadtests.plan import Plan
 from loadtests.scenario import Scenario
 from loadtests.scenario_file import ScenarioErrors
 from loadtests.summary import Summary
+from routers.dispatcher import Dispatcher
 from routers.simulated_fifo import Fifo
 from routers.simulator import Device, World, run
 
@@ -57,10 +58,14 @@ class Play:
         begin_s, end_s = scenario.warmup_s, scenario.run_s
         summary = Summary(stage.claims(), stage.core.bucket_edges, begin_s, end_s)
         callers = Callers(Plan(scenario, self.path.parent, stage.gateways), stage)
-        detect_s = scenario.faults.detect_s
-        world = World(self.devices, stage.gateways, detect_s, callers.follow)
-        if fifo:
-            world = World(self.devices, stage.gateways, detect_s, callers.follow, Fifo)
+        world = World(
+            self.devices,
+            stage.gateways,
+            scenario.faults.detect_s,
+            callers.follow,
+            callers.door if callers.are_limited else None,
+            Fifo if fifo else Dispatcher,
+        )
         watcher = Watcher(summary, stage, scenario.network_ms / 1e3, advance)
         run(stage.core, callers.arrivals(), world, watcher)
         summary.finish(end_s)

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from math import ceil, inf
 
+from deployments.errors import OverOwnLimit
+from deployments.rates import Rates
+from deployments.settings import RateSettings
 from deployments.simulation.stage import Stage
 from loadtests.plan import Plan, Planned
 from loadtests.summary import Batch, Ending, Summary
@@ -20,14 +23,33 @@ from routers.types import Reason
 _CALLERS_FAULT = {Reason.TOO_LONG, Reason.TOO_LARGE}  # asking again would not help
 _REFUSED = {Reason.QUEUE_FULL, Reason.TENANT_FULL, Reason.LATE, Reason.SHED}
 _LEFT = "left"
+_NO_RATE = RateSettings()
 
 
 class Callers:
-    """Requests come as planned; ended ones are followed by retries and by a loop's next."""
+    """Requests come as planned, are held to their tenants' rates at the door, and when they have
+    ended are followed by retries and by a loop's next."""
 
     def __init__(self, plan: Plan, stage: Stage) -> None:
         self._plan = plan
         self._stage = stage
+        self._now = 0.0
+        self._rates = [Rates(stage.gateways, lambda: self._now) for _ in range(stage.gateways)]
+
+    @property
+    def are_limited(self) -> bool:
+        return any(each.tenant.rate != _NO_RATE for each in self._stage.terms.values())
+
+    def door(self, arrival: Arrival, now: float) -> float:
+        """See `routers.simulated_traffic.Door`; as the gateways keep rates."""
+        self._now = now
+        tenant = self._stage.terms[arrival.tenant].tenant
+        try:
+            self._rates[arrival.gateway].take_request(tenant)
+            self._rates[arrival.gateway].take_tokens(tenant, sum(arrival.lengths))
+        except OverOwnLimit as refusal:
+            return refusal.retry_after_s
+        return 0.0
 
     def arrivals(self) -> Iterator[Arrival]:
         return map(self._arrival, self._plan.requests())

@@ -20,7 +20,9 @@ from loadtests.fairness import Claim
 from loadtests.scenario import Scenario
 from routers.settings import DispatcherSettings
 from runtimes import options
+from runtimes.profiling import Profile, measure
 from runtimes.synthetic import SyntheticOptions, SyntheticRuntime, service_s
+from runtimes.types import Batch, Limits, RuntimeSettings
 
 _NO_FILES = Path()
 _TIMES = ("base_ms", "per_request_ms", "per_token_us")
@@ -35,6 +37,7 @@ class Terms:
     """By what right a tenant's requests come; see `routers.types.Request`. `slo_s` and `timeout_s`
     from arrival; `leave_s` None: its callers stay."""
 
+    tenant: Tenant
     slo_s: float
     timeout_s: float
     priority: int
@@ -124,13 +127,26 @@ def _page(name: str, model: ModelSettings, device: SyntheticOptions) -> ModelDes
     }
     data["lengths"] |= {"input": None, "axis": None, "mask": None}
     stand_in = ModelSettings.model_validate(data)
-    runtime = SyntheticRuntime(
-        runtime_settings(name, stand_in, _NO_FILES, lambda phase, done: None)
-    )
+    settled = runtime_settings(name, stand_in, _NO_FILES, lambda phase, done: None)
+    runtime = SyntheticRuntime(settled)
     runtime.load()
-    page, _ = describe(name, stand_in, "", runtime)
+    profile = _profile(settled, runtime.limits(), device, model.profile_s)
+    page, _ = describe(name, stand_in, "", runtime, profile)
     runtime.close()
     return page
+
+
+def _profile(
+    settings: RuntimeSettings, limits: Limits, device: SyntheticOptions, seconds: float
+) -> Profile:
+    """What a replica would have measured after its warm-up, on a clock that only batches move."""
+    now = 0.0
+
+    def run_batch(batch: Batch) -> None:
+        nonlocal now
+        now += service_s(device, batch.rows, int(batch.lengths.max()))
+
+    return measure(settings, limits, run_batch, seconds, lambda: now)
 
 
 def _terms(scenario: Scenario, settings: Settings, page: ModelDescription) -> dict[str, Terms]:
@@ -146,6 +162,7 @@ def _terms(scenario: Scenario, settings: Settings, page: ModelDescription) -> di
         own = part.budget_ms
         plan = page.scheduling
         found[name] = Terms(
+            tenant=tenant,
             slo_s=plan.slo_s if own is None else own / 1e3,
             timeout_s=plan.timeout_s if own is None else own / 1e3,
             priority=_rank(part.priority, tenant, settings.gateway.priorities, name),

@@ -105,6 +105,13 @@ def test_death_of_a_stream_replica_loses_no_request():
     assert all(fate.answered_at is not None for fate in outcome(poisson(200, 1), world).fates)
 
 
+def test_door_turns_requests_away_before_the_core_hears_of_them():
+    world = World((Device("a", service_s),), door=lambda arrival, now: 0.7 if now < 1.0 else 0.0)
+    first, second = outcome([Arrival(0.5, (8,)), Arrival(1.5, (8,))], world).fates
+    assert (first.reason, first.retry_after_s) == (Reason.TENANT_FULL, 0.7)
+    assert second.in_slo
+
+
 def test_caller_that_tries_again_is_a_new_request_each_time():
     def again(fate, now):
         if fate.reason is None or fate.arrival.attempt == 3:

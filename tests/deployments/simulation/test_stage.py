@@ -166,3 +166,24 @@ def test_closed_loop_goes_on_after_an_answer_and_after_the_last_refusal():
     for reason in (None, Reason.EXPIRED, Reason.LATE):
         following = some.follow(ended(replace(first), reason), 3.0)
         assert (following.at, following.attempt) == (3.0, 1)
+
+
+def test_core_starts_from_the_profile_that_a_replica_would_have_measured():
+    profile = stage().core.profile
+    assert (1, 32, pytest.approx(0.006)) in profile
+    assert (8, 32, pytest.approx(0.013)) in profile
+
+
+def test_tenants_are_held_to_their_rates_at_each_gateway():
+    settings = SETTINGS | {"tenants": {"a": {"rate": {"requests_per_s": 4}}, "b": {}}}
+    scenario = check(SCENARIO)
+    found = set_up(scenario, parse(settings))
+    some = Callers(Plan(scenario, None, found.gateways), found)
+    assert some.are_limited
+    arrival = replace(next(some.arrivals()), tenant="a", gateway=0)
+    waits = [some.door(arrival, 1.0) for _ in range(5)]
+    assert waits[:4] == [0.0] * 4
+    assert waits[4] == pytest.approx(0.5, abs=0.01)  # two a second at one of two gateways
+    assert some.door(replace(arrival, gateway=1), 1.0) == 0.0
+    assert some.door(replace(arrival, tenant="b"), 1.0) == 0.0
+    assert not callers().are_limited
