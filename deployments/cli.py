@@ -144,7 +144,7 @@ def simulate(scenario: Path, as_json: bool, plot: Path | None, **asked: Any) -> 
 
     Scenarios are described in docs/simulator.md; some come with Headrace, in loadtests/scenarios.
     """
-    from deployments.simulation.command import Asked
+    from deployments.simulation.play import Asked
 
     _call(
         "deployments.simulation.command", "simulate", scenario, Asked(**asked),

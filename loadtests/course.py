@@ -35,6 +35,11 @@ class Course:
         self._over = False
         self._under_way = Counter(dict.fromkeys(tenants, 0))
 
+    @property
+    def unfinished(self) -> int:
+        """Requests that were sent and have not ended."""
+        return sum(self._under_way.values())
+
     def covers(self, at_s: float) -> bool:
         return self.begin_s <= at_s < self.end_s
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from deployments.simulation.play import Played
 from loadtests.summary import Group, Summary
 
 GOODPUT = 0.99
@@ -55,25 +56,23 @@ class Advance:
 
 
 def show(
-    title: str,
-    summary: Summary,
-    utilisation: float,
-    beside: Summary | None = None,
-    console: Console | None = None,
+    title: str, played: Played, beside: Played | None = None, console: Console | None = None
 ) -> None:
     """`beside`: the same scenario through one queue, first in, first out."""
-    console = console or Console()
-    console.print(Text(title.strip(), style="bold"))
+    console, summary = console or Console(), played.summary
+    console.print(Text(title, style="bold"))
     console.print(_headline(summary))
     console.print(_groups("tenant", summary.tenants().items()))
     buckets = [(f"up to {edge}", group) for edge, group in summary.buckets().items()]
     console.print(_groups("length", buckets))
-    console.print(_facts(summary, utilisation))
+    console.print(_facts(played))
     console.print(_over_time(summary))
+    if any(played.left_over.values()):
+        console.print(Text(f"left over, which is a fault: {played.left_over}", style="bold red"))
     if beside is not None:
         console.print(Text("the same through one queue, first in, first out", style="bold"))
-        console.print(_headline(beside))
-        console.print(_groups("tenant", beside.tenants().items()))
+        console.print(_headline(beside.summary))
+        console.print(_groups("tenant", beside.summary.tenants().items()))
 
 
 def _headline(summary: Summary) -> Text:
@@ -101,7 +100,8 @@ def _groups(noun: str, groups: Iterable[tuple[str, Group]]) -> Table:
     return table
 
 
-def _facts(summary: Summary, utilisation: float) -> Text:
+def _facts(played: Played) -> Text:
+    summary = played.summary
     work, jain = summary.work, summary.fairness.least_jain
     fair = "–" if jain is None else f"{jain:.4f}"
     rows = work.rows / work.batches if work.batches else 0.0
@@ -110,9 +110,10 @@ def _facts(summary: Summary, utilisation: float) -> Text:
     return Text(
         f"batches     {rows:.1f} rows on average, the longest {_ms(work.longest_s)} ms\n"
         f"padding     {work.padding_ratio:.1%}\n"
-        f"replicas    {utilisation:.1%} busy\n"
+        f"replicas    {played.utilisation:.1%} busy\n"
         f"fairness    {fair} (Jain's index, the worst 10 s)\n"
-        f"copies      {work.hedge_ratio:.2%} of batches, {work.extra_work:.2%} more work\n"
+        f"copies      {work.hedge_ratio:.2%} of batches, {work.extra_work:.2%} more work, "
+        f"{sum(core.hedges_won for core in played.cores):,} of them first\n"
         f"unanswered  {unanswered}; tries after the first {summary.retries:,}"
     )
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from deployments.cli import main
-from deployments.simulation.command import Asked, prepare
+from deployments.simulation.play import Asked, prepare
 from loadtests.scenario_file import ScenarioErrors
 
 SETTINGS = """
@@ -63,6 +63,8 @@ def test_json_is_one_object_with_the_agreed_names(scenario):
             found["tenants"][tenant]
         )
     assert sum(each["offered"] for each in found["tenants"].values()) == found["offered"]
+    assert found["left_over"] == {"requests": 0, "rows": 0, "leases": 0, "drift": 0}
+    assert found["gateways"][0]["edges"] == [32, 512]
     assert sum(each["offered"] for each in found["buckets"].values()) == found["offered"]
 
 
@@ -154,6 +156,13 @@ def test_recording_is_parted_among_all_tenants_by_their_shares(scenario, tmp_pat
     file = tmp_path / "own.yaml"
     file.write_text(SCENARIO.replace("b: {}", "b: {arrivals: {rate: 1}, lengths: {fixed: 9}}"))
     assert as_json(file, "--trace", str(trace), "--set", "warmup_s=0") == trace_alone
+
+
+def test_run_is_drawn_where_there_is_matplotlib(scenario, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "run.svg"
+    assert simulated(scenario, "--plot", str(picture)).exit_code == 0
+    assert picture.read_text().startswith("<?xml")
 
 
 def test_picture_that_cannot_be_drawn_is_refused_before_the_run(scenario):
