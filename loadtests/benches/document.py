@@ -16,7 +16,15 @@ from pathlib import Path
 from loadtests.report_table import REPORT_DIR, Report, as_markdown, read
 
 PAGE = Path("docs/benchmarks.md")
-ORDER = ("answers", "overhead", "ragged_embeddings", "memory_start", "soak", "observability")
+ORDER = (
+    "answers",
+    "overhead",
+    "ragged_embeddings",
+    "memory_start",
+    "soak",
+    "observability",
+    "policies",
+)
 SIMULATED = ("edges",)  # in virtual time; these import the core, and so live with its tests
 HEADER = """# Benchmarks
 
