@@ -10,16 +10,20 @@ is `batcher`'s question, who is ready `replicas`', who is raced `racing`'s.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from routers.affinity import Affinity
 from routers.batcher import form_batch
 from routers.choice import finish_in_s
 from routers.holders import Holder
-from routers.leases import Lease, stream_share
+from routers.leases import Lease, abort, stream_share
 from routers.offers import Goods
 from routers.racing import Racing, row_ids
 from routers.requests import Requests
 from routers.types import Action, Dispatch
+from routers.yielding import spare_lease
+
+_MOST_URGENT = (0, 0, inf)
 
 
 @dataclass(slots=True)
@@ -48,6 +52,40 @@ class Assignment:
             self._probe(lease, now, actions)
         if staged and self.racing.settings.hedge.mode == "tied":
             self._tie(staged, now, actions)
+        if waiting.rows:
+            self._push(now, actions)
+
+    def _push(self, now: float, actions: list[Action]) -> None:
+        """Take places from less urgent work that has been sent."""
+        requests, racing = self.requests, self.racing
+        yielding = racing.replicas.yielding
+        while (urgent := requests.most_urgent()) is not None and not is_turn_due(requests, now):
+            holder = yielding.to(urgent)
+            if holder is None or not self._send_instead(holder, now, actions):
+                break
+        if urgent is not None and racing.settings.preempt_streams:
+            lease = racing.leases.streams.to_stop(urgent)
+            if lease is not None:
+                lease.wanted_back = True
+                racing.tally.preempted += 1
+                abort(lease, actions)
+
+    def _send_instead(self, holder: Holder, now: float, actions: list[Action]) -> bool:
+        """One lease more than the replica holds, which therefore gives its least urgent back."""
+        given_up = spare_lease(holder)
+        assert given_up is not None
+        offer = self.racing.replicas.offer(holder, now, trusted=holder.answers > 0)
+        starts_in_s = max(0.0, given_up.starts_at - now)
+        offer = replace(offer, room=1.0, starts_in_s=starts_in_s)
+        goods = form_batch(self.requests, offer, now, actions)
+        if goods is None:
+            return False
+        holder.finish_at = given_up.starts_at
+        lease = self._sign(holder, goods, now, actions)
+        comes_back = given_up if goods.rank < given_up.goods.rank else lease
+        comes_back.wanted_back = True
+        self.racing.tally.pushed_out += 1
+        return True
 
     def _send(self, holder: Holder, now: float, actions: list[Action]) -> Lease | None:
         """A lease of what the batcher gives this replica, if anything."""
@@ -57,11 +95,17 @@ class Assignment:
         goods = form_batch(self.requests, offer, now, actions)
         if goods is None:
             return None
-        holder = self._preferred(holder, goods, now)
+        return self._sign(self._preferred(holder, goods, now), goods, now, actions)
+
+    def _sign(self, holder: Holder, goods: Goods, now: float, actions: list[Action]) -> Lease:
+        """The lease, sent, paid and watched."""
+        racing = self.racing
         replica_id = holder.replica.replica_id
         lease = racing.leases.sign(holder, goods, goods.predicted_s, now)
         racing.replicas.took(goods.predicted_s)
         self._pay(lease)
+        urgent = self.requests.most_urgent() if goods.rank > _MOST_URGENT else None
+        lease.firm = urgent is not None and goods.rank[:2] > (0, urgent)
         if racing.replicas.running > 1:
             racing.hedging.watch(lease)
         racing.replicas.refresh(holder, now)
@@ -113,6 +157,13 @@ class Assignment:
                 assert isinstance(sent, Dispatch)
                 actions[index] = replace(sent, tied=True)
                 actions.append(copy)
+
+
+def is_turn_due(requests: Requests, now: float) -> bool:
+    """Whether a priority was passed over so long that it leads the next batch."""
+    on_time = [lane for lane in requests.waiting.on_time if lane.rows]
+    ageing_s = requests.settings.ageing_s
+    return any(lane.since <= now - ageing_s for lane in on_time[1:])
 
 
 def _fits(holder: Holder, goods: Goods) -> bool:

@@ -82,6 +82,11 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
             state.replicas.block(holder, now + max(MIN_BLOCK_S, wait_s))
         state.requests.put_back(stranded, now, actions)
         return
+    if end is LeaseEnd.ABORTED and lease.wanted_back:
+        for row in stranded:
+            row.stopped = True
+        state.requests.put_back(stranded, now, actions)
+        return
     if end is LeaseEnd.LOST:
         state.replicas.block(holder, now + SUSPECT_S, suspect=True)
     state.requests.retry(stranded, lease.replica_id, now, actions)

@@ -23,6 +23,9 @@ _TRANSPORT_GAIN = 0.2
 _TRANSPORT_SPREAD = 1.5  # of the mean transport, what it may take where being late costs a turn
 _EARLY = 0.2  # of a batch's prediction, how much sooner it may be over
 
+Yield = tuple[int, int, int, "Holder"]
+"""How little urgent what it would give up is (late, priority; negative), the order, and who."""
+
 
 @dataclass(slots=True, eq=False)
 class Holder:
@@ -33,7 +36,8 @@ class Holder:
     any of suspect, overdue and ejected. `ratio`: its pace to the pool's predictions. `load`: how
     busy it is, 0..1. `slow_streak`: slow answers in a row. `wake_at`: when it may next take a
     lease, if that is a matter of time. `answered_at`, `idle_from`: when its last answer came, and
-    when that batch had left the device. `entry`: its place among the ready ones."""
+    when that batch had left the device. `entry`: its place among the ready ones; `yields`: among
+    those that would give something up. `trials`: leases of retried rows that it holds."""
 
     replica: Replica
     held: float = 0.0
@@ -61,20 +65,24 @@ class Holder:
     answered_at: float = -inf
     idle_from: float = 0.0
     entry: Entry | None = None
+    yields: Yield | None = None
+    streams: bool = field(init=False)
+    trials: int = 0
 
-    @property
-    def streams(self) -> bool:
-        return self.replica.kind is ReplicaKind.STREAM
+    def __post_init__(self) -> None:
+        self.list_as(self.replica)
+
+    def list_as(self, replica: Replica) -> None:
+        """It is among those that run, with this capacity."""
+        self.replica, self.draining = replica, False
+        self.streams = replica.kind is ReplicaKind.STREAM
 
     def has_room(self) -> bool:
         """Whether any further lease could fit; an empty stream replica takes any one row."""
         capacity = self.replica.capacity
         if self.streams:
             return self.held < capacity or (not self.leases and capacity > 0)
-        return self.held + 1.0 <= capacity and not self._is_on_trial()
-
-    def _is_on_trial(self) -> bool:
-        return any(lease.goods.rows[0].retried for lease in self.leases.values())
+        return self.held + 1.0 <= capacity and not self.trials
 
     def head(self) -> Lease | None:
         """The lease that is believed to run: the oldest."""
@@ -86,6 +94,8 @@ class Holder:
             return
         finish = self.foreign_until if self.foreign_until > now else 0.0
         for position, lease in enumerate(self.leases.values()):
+            if lease.wanted_back and not lease.opened:
+                continue
             if position and not lease.opened:
                 lease.starts_at = max(now, finish)
             finish = max(finish, lease.starts_at + lease.predicted_s)

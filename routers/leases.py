@@ -16,6 +16,7 @@ from routers.holders import Holder
 from routers.offers import Goods
 from routers.tickets import Row
 from routers.types import Abort, Action
+from routers.yielding import Streams
 
 
 @dataclass(slots=True, eq=False)
@@ -25,9 +26,10 @@ class Lease:
     whose charge is to be settled when it ends. `copy_of`: the lease whose rows it repeats, while
     that is open; `copy`: the reverse. `hedge`: a copy sent late. `probe`: a copy that asks how its
     replica does; it runs to its end. `tied`: the first of the two to start cancels the other.
-    `paid_s`: what the budget paid for the race. `staged`: sent while another ran. `ripe`: should
-    be, or is, raced. `overdue`: far beyond its prediction. `wanted_back`: the dispatcher has asked
-    for its rows. `moment`: when `hedging` looks at it next."""
+    `paid_s`: what the budget paid for the race. `staged`: sent while another ran. `trial`: of a row
+    that was lost once. `ripe`: should be, or is, raced. `overdue`: far beyond its prediction.
+    `firm`: not given up for what is more urgent. `wanted_back`: the dispatcher has asked for its
+    rows. `aborted`: its replica was told to drop it. `moment`: when `hedging` looks at it next."""
 
     lease_id: int
     holder: Holder
@@ -47,9 +49,12 @@ class Lease:
     probe: bool = False
     paid_s: float = 0.0
     staged: bool = False
+    trial: bool = False
     ripe: bool = False
     overdue: bool = False
+    firm: bool = False
     wanted_back: bool = False
+    aborted: bool = False
     moment: float = inf
 
     def members(self) -> list[Row]:
@@ -66,6 +71,7 @@ class LeaseBook:
 
     def __init__(self) -> None:
         self.open: dict[int, Lease] = {}
+        self.streams = Streams()
         self.unknown_closes = 0
         self._last_id = 0
 
@@ -97,10 +103,14 @@ class LeaseBook:
         lease.staged = bool(holder.leases) and not holder.streams
         holder.held += share
         holder.leases[lease_id] = lease
+        lease.trial = goods.rows[0].retried
+        holder.trials += lease.trial
         holder.last_used = lease_id
         holder.last_edge = goods.edge
         holder.finish_at = 0.0 if holder.streams else starts_at + predicted_s
         self.open[lease_id] = lease
+        if holder.streams:
+            self.streams.began(lease)
         return lease
 
     def close(self, lease_id: int, now: float) -> Lease | None:
@@ -110,9 +120,12 @@ class LeaseBook:
             self.unknown_closes += 1
             return None
         holder = lease.holder
+        if holder.streams:
+            self.streams.ended(lease)
         was_head = holder.head() is lease
         del holder.leases[lease_id]
         holder.held -= lease.share
+        holder.trials -= lease.trial
         if was_head:
             holder.freed(now)
         return lease
@@ -192,6 +205,13 @@ def _part(lease: Lease, heir: Lease | None) -> None:
 def _leave(lease: Lease, actions: list[Action]) -> None:
     lease.live -= 1
     if not lease.live and not lease.probe:
+        abort(lease, actions)
+
+
+def abort(lease: Lease, actions: list[Action]) -> None:
+    """Ask its replica to drop it, once."""
+    if not lease.aborted:
+        lease.aborted = True
         actions.append(Abort(lease.lease_id, lease.replica_id))
 
 

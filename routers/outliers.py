@@ -76,7 +76,7 @@ class Outliers:
             if holder.probe_at != at or not holder.ejected:
                 heappop(probes)
                 continue
-            if holder.draining or holder.leases or holder.blocked_until > now:
+            if _is_taken(holder, now):
                 heappop(probes)
                 self._push(holder, now + holder.probe_every_s)
                 continue
@@ -103,3 +103,8 @@ class Outliers:
             self._median = paces[(len(paces) - 1) // 2] if paces else 1.0
             self._fresh = max(_LEAST_REFRESH, len(paces))
         return pace > self.settings.eject_ratio * self._median
+
+
+def _is_taken(holder: Holder, now: float) -> bool:
+    gone = holder.draining or not holder.has_room()
+    return gone or bool(holder.leases) or holder.blocked_until > now

@@ -17,6 +17,7 @@ from routers.choice import Ready, load_of
 from routers.holders import Holder
 from routers.offers import Offer
 from routers.types import Replica
+from routers.yielding import Yielding
 
 MIN_BLOCK_S = 0.001  # a busy answer that names no time may not become a busy loop
 SUSPECT_S = 1.0  # after a loss, unless the replica answers or is listed as running again
@@ -30,6 +31,7 @@ class ReplicaSet:
     def __init__(self) -> None:
         self.holders: dict[str, Holder] = {}
         self.ready = Ready()
+        self.yielding = Yielding()
         self.running = 0  # not draining
         self.healthy = 0
         self.busy = 0.0  # sum of the running ones' loads
@@ -44,7 +46,7 @@ class ReplicaSet:
             holder = self.holders.get(replica_id)
             if holder is None:
                 holder = self.holders[replica_id] = Holder(replica)
-            holder.replica, holder.draining = replica, False
+            holder.list_as(replica)
             if holder.suspect:
                 self._unblock(holder)
         for replica_id, holder in self.holders.items():
@@ -74,6 +76,7 @@ class ReplicaSet:
         if load != holder.load:
             self.busy += load - holder.load
             holder.load = load
+        self.yielding.place(holder)
         due_at = self._due_at(holder)
         if due_at is None or due_at > now:
             self.ready.drop(holder)
@@ -164,6 +167,7 @@ class ReplicaSet:
 
     def _drop(self, holder: Holder) -> None:
         holder.wake_at = None
+        self.yielding.place(holder)
         self.ready.drop(holder)
 
     @staticmethod

@@ -56,6 +56,7 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         ties=tally.ties,
         probes=tally.probes,
         retries=tally.retries,
+        pushed_out=tally.pushed_out,
         preempted=tally.preempted,
         budget_s=state.racing.budget.level_s,
         utilisation=state.racing.utilisation.share,

@@ -25,6 +25,7 @@ class Tally:
     ties: int = 0
     probes: int = 0
     retries: int = 0
+    pushed_out: int = 0
     preempted: int = 0
     idle_gap_s: float = 0.0
     early_binding_s: float = 0.0

@@ -25,7 +25,8 @@ class Row:
     """`order` numbers rows by arrival, across all requests. `edge`: of its bucket, `cost_s`: what
     its service was predicted to take when it came. `lease`, `copy`: where it stands, and what races
     that. `retried` rows travel alone and, where another replica runs, not to `avoid`, the replica
-    that lost them. `copied`: it was in a copy once, and will not be again."""
+    that lost them. `copied`: it was in a copy once, `stopped`: it was stopped for more urgent work
+    once, and will not be again."""
 
     ticket: Ticket
     index: int
@@ -38,6 +39,7 @@ class Row:
     copy: Lease | None = None
     retried: bool = False
     copied: bool = False
+    stopped: bool = False
     avoid: str = ""
 
 

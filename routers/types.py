@@ -308,7 +308,8 @@ class Snapshot:
     ties: int = 0  # copies sent at once
     probes: int = 0
     retries: int = 0  # leases of rows that had been lost
-    preempted: int = 0
+    pushed_out: int = 0  # staged batches that gave way to more urgent ones
+    preempted: int = 0  # stream leases stopped for more urgent ones
     budget_s: float = 0.0  # device seconds that may be spent on copies now
     utilisation: float = 0.0
     idle_gap_s: float = 0.0  # EWMAs, see `tally`

@@ -64,6 +64,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         max_queue_rows=st.sampled_from((1, 4, 30)),
         max_late_rows=st.sampled_from((0, 3, 30)),
         initial_cost_s=st.sampled_from((0.0, 0.5)),
+        preempt_streams=st.booleans(),
         warm=st.sampled_from((False, True, True)),
         hedge=st.builds(
             HedgeSettings,
@@ -109,13 +110,15 @@ class DispatcherMachine(RuleBasedStateMachine):
         slo=st.sampled_from((0.0, 1.0, 5.0)),
         extra=st.sampled_from((0.0, 1.0, 20.0)),
         retryable=st.booleans(),
+        priority=st.integers(0, 2),
     )
-    def arrive(self, lengths, slo, extra, retryable):
+    def arrive(self, lengths, slo, extra, retryable, priority=1):
         self.arrivals += 1
         deadline = self.now + slo
         request = Request(
-            self.arrivals, tuple(lengths), self.now, deadline, deadline + extra, retryable=retryable
-        )
+            self.arrivals, tuple(lengths), self.now, deadline, deadline + extra,
+            priority=priority, retryable=retryable,
+        )  # fmt: skip
         rows = set(range(len(lengths)))
         self.known[self.arrivals] = Known(request, self.now, rows, self.arrivals)
         self.step(Arrive(request))
@@ -261,10 +264,23 @@ class DispatcherMachine(RuleBasedStateMachine):
                 rows = self.leases[action.lease_id].rows
                 members = [self.known[each].leased for each, _ in rows if each in self.known]
                 held = [ids for leased in members for ids in leased.values()]
-                assert not any(action.lease_id in ids for ids in held)
+                if any(action.lease_id in ids for ids in held):
+                    assert self.is_stopped(action), "aborted although somebody waits for it"
             case WakeAt():
                 assert action.at > self.now
                 self.timer = action.at
+
+    def is_stopped(self, action):
+        """Taken back from a stream replica, for what is more urgent."""
+        rows = [self.known[each] for each, _ in self.leases[action.lease_id].rows]
+        waiting = [known for known in self.known.values() if known.waiting]
+        return (
+            self.settings.preempt_streams
+            and self.last_kind[action.replica_id] is ReplicaKind.STREAM
+            and all(known.request.retryable for known in rows)
+            and min(known.request.priority for known in waiting)
+            < max(known.request.priority for known in rows)
+        )
 
     def judge_refusal(self, action):
         known = self.known[action.request_id]
@@ -287,7 +303,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             return
         for known, index in rows:
             assert index in known.waiting, "dispatched, but it did not wait"
-        self.judge_room(replica, rows)
+        self.judge_room(replica, rows, action)
         self.judge_limits(rows)
         self.judge_order(rows)
         for known, index in rows:
@@ -299,7 +315,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         """It races an open lease elsewhere; rows that may run twice, none of them a second time."""
         assert self.settings.hedge.mode != "off"
         assert self.leases[action.copy_of].replica_id != action.replica_id
-        self.judge_room(self.running[action.replica_id], rows)
+        self.judge_room(self.running[action.replica_id], rows, action)
         for known, index in rows:
             assert known.leased[index] == {action.copy_of}
             assert known.request.retryable
@@ -309,12 +325,17 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.leases[action.lease_id] = action
         self.copies.add(action.lease_id)
 
-    def judge_room(self, replica, rows):
+    def judge_room(self, replica, rows, action):
+        """As many leases as slots; one more in the place of one that is less urgent and unstarted,
+        which comes back."""
         others = [each for each in self.leases.values() if each.replica_id == replica.replica_id]
-        if replica.kind is ReplicaKind.BATCH:
-            assert len(others) + 1 <= replica.capacity, "more leases than slots"
-        else:
+        if replica.kind is not ReplicaKind.BATCH:
             assert len(rows) == 1
+        elif len(others) + 1 > replica.capacity:
+            assert len(others) == replica.capacity >= 2, "more leases than slots"
+            assert any(
+                each.rank[:2] > (0, 0) and each.lease_id not in self.opened for each in others
+            )
 
     def judge_limits(self, rows):
         lengths = [known.request.lengths[index] for known, index in rows]
@@ -324,9 +345,9 @@ class DispatcherMachine(RuleBasedStateMachine):
         assert len(rows) == 1 or not any(index in known.retried for known, index in rows)
 
     def judge_order(self, rows):
-        """Earliest deadline first in the bucket, no late row in front of one that is on time."""
+        """Earliest deadline first in a flow's bucket, no late row in front of one on time."""
         taken = {
-            (self.bucket(known.request.lengths[index]), self.place(known), index)
+            (self.queue(known, index), self.place(known), index)
             for known, index in rows
             if not self.is_late(known.request.request_id) and index not in known.retried
         }
@@ -334,16 +355,21 @@ class DispatcherMachine(RuleBasedStateMachine):
             if self.is_late(known.request.request_id):
                 continue
             for index in known.waiting - known.retried:
-                bucket = self.bucket(known.request.lengths[index])
-                later = {each for each in taken if each[0] == bucket}
-                place = (bucket, self.place(known), index)
+                queue = self.queue(known, index)
+                later = {each for each in taken if each[0] == queue}
+                place = (queue, self.place(known), index)
                 assert place in taken or not later or place > max(later), "overtaken in its bucket"
+
+    def queue(self, known, index):
+        return known.request.priority, self.bucket(known.request.lengths[index])
 
     def place(self, known):
         return known.request.deadline, known.order
 
     def is_late(self, request_id):
-        return self.dispatcher._requests.live[request_id].late
+        """Also one that was found late in this step and may not stay."""
+        ticket = self.dispatcher._requests.live.get(request_id)
+        return ticket is None or ticket.late
 
     def bucket(self, length):
         return next(edge for edge in EDGES if length <= edge)

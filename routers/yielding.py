@@ -1,0 +1,113 @@
+"""What less urgent work, already sent, may be taken back for rows that are more urgent?
+
+On a batch replica: what is staged there unstarted. One lease more is signed, and the replica, whose
+rule is that its least urgent staged batch goes back, returns it; no work is lost, no call is added.
+On a stream replica without room, where that is allowed: the lease that began last of the least
+urgent class, if all of it may run again, once. What leads because its priority had been passed over
+too long is never taken back, and nothing is while such a batch is due. Only on-time rows push.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from routers.holders import Holder, Yield
+
+if TYPE_CHECKING:
+    from routers.leases import Lease
+
+_TRIES = 4
+_SLACK = 32
+
+
+class Yielding:
+    """Full batch replicas by the standing of what they would give up, the least urgent first."""
+
+    def __init__(self) -> None:
+        self._heap: list[Yield] = []
+        self._count = 0
+        self._pushed = 0
+
+    def place(self, holder: Holder) -> None:
+        lease = spare_lease(holder)
+        entry = holder.yields
+        if lease is None:
+            if entry is not None:
+                self._count -= 1
+                holder.yields = None
+            return
+        late, priority = lease.goods.rank[:2]
+        if entry is not None:
+            if entry[:2] == (-late, -priority):
+                return
+            self._count -= 1
+        self._pushed += 1
+        self._count += 1
+        holder.yields = entry = (-late, -priority, self._pushed, holder)
+        heappush(self._heap, entry)
+        if len(self._heap) > 2 * self._count + _SLACK:
+            self._heap = [each for each in self._heap if each[3].yields is each]
+            heapify(self._heap)
+
+    def to(self, priority: int) -> Holder | None:
+        """The replica that would give up the least urgent lease, if that is less urgent."""
+        heap = self._heap
+        while heap and heap[0][3].yields is not heap[0]:
+            heappop(heap)
+        if heap and (-heap[0][0], -heap[0][1]) > (0, priority):
+            return heap[0][3]
+        return None
+
+
+def spare_lease(holder: Holder) -> Lease | None:
+    """The least urgent lease that is staged at a full replica, unless it may not be given up."""
+    if holder.streams or holder.draining or holder.sick or holder.held != holder.replica.capacity:
+        return None
+    head = holder.head()
+    staged = [
+        lease
+        for lease in holder.leases.values()
+        if lease is not head and not (lease.opened or lease.firm or lease.probe)
+    ]
+    return max(staged, key=_rank, default=None)
+
+
+class Streams:
+    """Stream leases by priority, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self._by_priority: dict[int, dict[Lease, None]] = {}
+
+    def began(self, lease: Lease) -> None:
+        self._by_priority.setdefault(lease.goods.rank[1], {})[lease] = None
+
+    def ended(self, lease: Lease) -> None:
+        self._by_priority.get(lease.goods.rank[1], {}).pop(lease, None)
+
+    def to_stop(self, priority: int) -> Lease | None:
+        """The one that lost least by being stopped, of the least urgent class that runs."""
+        least = max([each for each, leases in self._by_priority.items() if leases], default=0)
+        if least <= priority:
+            return None
+        for tries, lease in enumerate(reversed(self._by_priority[least])):
+            if tries == _TRIES:
+                break
+            if _may_stop(lease):
+                return lease
+        return None
+
+
+def _may_stop(lease: Lease) -> bool:
+    """Not twice, not what may not run again, and one at a time on a replica."""
+    if (
+        lease.firm
+        or not lease.live
+        or any(other.wanted_back for other in lease.holder.leases.values())
+    ):
+        return False
+    return all(row.ticket.request.retryable and not row.stopped for row in lease.members())
+
+
+def _rank(lease: Lease) -> tuple[int, int, float]:
+    return lease.goods.rank
