@@ -8,7 +8,8 @@ Its memory is not modelled beyond `capacity`, which the dispatcher keeps.
 
 from __future__ import annotations
 
-from routers.simulated_devices import Device, Flight, Scene
+from routers.simulated_devices import Device, Scene
+from routers.simulated_traffic import Parcel
 from routers.types import LeaseEnd, Report
 
 
@@ -18,32 +19,32 @@ class StreamReplica:
     def __init__(self, device: Device, scene: Scene) -> None:
         self.device = device
         self._scene = scene
-        self._held: dict[tuple[str, int], Flight] = {}
+        self._held: dict[tuple[str, int], Parcel] = {}
         self._seen: dict[str, int] = {}
         self._dead = False
         self._buried = False
 
-    def receive(self, flight: Flight) -> None:
+    def receive(self, parcel: Parcel) -> None:
         scene, device = self._scene, self.device
         if self._buried:
-            scene.closed((flight, LeaseEnd.LOST, Report()))
+            scene.closed((parcel, LeaseEnd.LOST, Report()))
             return
         now = scene.now
-        self._held[flight.gateway, flight.lease.lease_id] = flight
-        self._seen[flight.gateway] = flight.lease.lease_id
-        for fate, _ in flight.members:
+        self._held[parcel.gateway, parcel.lease.lease_id] = parcel
+        self._seen[parcel.gateway] = parcel.lease.lease_id
+        for fate, _ in parcel.members:
             fate.started_at = now
-        service_s = device.time_s(len(self._held), flight.width, now)
-        scene.at(now + device.transport_s / 2, scene.opened, flight)
+        service_s = device.time_s(len(self._held), parcel.width, now)
+        scene.at(now + device.transport_s / 2, scene.opened, parcel)
         if now + service_s <= device.hangs_at:
-            scene.at(now + service_s / 2, self._half_way, flight)
-            scene.at(now + service_s, self._finish, (flight, service_s))
+            scene.at(now + service_s / 2, self._half_way, parcel)
+            scene.at(now + service_s, self._finish, (parcel, service_s))
         else:
             scene.at(max(now, device.hangs_at) + device.hang_limit_s, self.die, None)
 
-    def abort(self, flight: Flight) -> None:
-        if not self._dead and self._take(flight):
-            self._answer(flight, LeaseEnd.ABORTED, 0.0)
+    def abort(self, parcel: Parcel) -> None:
+        if not self._dead and self._take(parcel):
+            self._answer(parcel, LeaseEnd.ABORTED, 0.0)
 
     def die(self, _: None = None) -> None:
         if not self._dead:
@@ -53,31 +54,31 @@ class StreamReplica:
     def lose_all(self) -> None:
         self._buried = True
         held, self._held = list(self._held.values()), {}
-        for flight in held:
-            self._scene.closed((flight, LeaseEnd.LOST, Report()))
+        for parcel in held:
+            self._scene.closed((parcel, LeaseEnd.LOST, Report()))
 
-    def _half_way(self, flight: Flight) -> None:
-        if not self._dead and (flight.gateway, flight.lease.lease_id) in self._held:
+    def _half_way(self, parcel: Parcel) -> None:
+        if not self._dead and (parcel.gateway, parcel.lease.lease_id) in self._held:
             scene = self._scene
-            scene.at(scene.now + self.device.transport_s / 2, scene.progressed, flight)
+            scene.at(scene.now + self.device.transport_s / 2, scene.progressed, parcel)
 
-    def _finish(self, run: tuple[Flight, float]) -> None:
-        flight, service_s = run
-        if not self._dead and self._take(flight):
-            self._scene.served(flight, service_s)
-            self._answer(flight, LeaseEnd.DONE, service_s)
+    def _finish(self, run: tuple[Parcel, float]) -> None:
+        parcel, service_s = run
+        if not self._dead and self._take(parcel):
+            self._scene.served(parcel, service_s)
+            self._answer(parcel, LeaseEnd.DONE, service_s)
 
-    def _take(self, flight: Flight) -> bool:
-        return self._held.pop((flight.gateway, flight.lease.lease_id), None) is not None
+    def _take(self, parcel: Parcel) -> bool:
+        return self._held.pop((parcel.gateway, parcel.lease.lease_id), None) is not None
 
-    def _answer(self, flight: Flight, end: LeaseEnd, service_s: float) -> None:
+    def _answer(self, parcel: Parcel, end: LeaseEnd, service_s: float) -> None:
         scene, half_s = self._scene, self.device.transport_s / 2
         report = Report(
             service_s=service_s,
-            padded_tokens=flight.padded_tokens if service_s else 0,
+            padded_tokens=parcel.padded_tokens if service_s else 0,
             inflight=len(self._held),
-            held=sum(gateway == flight.gateway for gateway, _ in self._held),
-            seen=self._seen[flight.gateway],
+            held=sum(gateway == parcel.gateway for gateway, _ in self._held),
+            seen=self._seen[parcel.gateway],
             transport_s=self.device.transport_s,
         )
-        scene.at(scene.now + half_s, scene.closed, (flight, end, report))
+        scene.at(scene.now + half_s, scene.closed, (parcel, end, report))

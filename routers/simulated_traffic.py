@@ -72,25 +72,17 @@ Door = Callable[[Arrival, float], float]
 that it is over (`Reason.TENANT_FULL`), and so many seconds later it may be let in."""
 
 
-class Load(Protocol):
-    """A lease on its way, as a witness sees it: `width` is its longest row (packed batches: its
-    mean), `tokens` are without padding, `padded_tokens` with."""
+@dataclass(slots=True, eq=False)
+class Parcel:
+    """A lease between its dispatch and its end. `members`: requests and row indices, in order;
+    `width`: its longest row (packed batches: its mean); `tokens` are without padding."""
 
-    @property
-    def lease(self) -> Dispatch: ...
-
-    @property
-    def members(self) -> list[tuple[Fate, int]]:
-        """Requests and row indices, in order."""
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def tokens(self) -> int: ...
-
-    @property
-    def padded_tokens(self) -> int: ...
+    gateway: str
+    lease: Dispatch
+    members: list[tuple[Fate, int]]
+    width: int
+    tokens: int
+    padded_tokens: int
 
 
 class Witness(Protocol):
@@ -100,9 +92,9 @@ class Witness(Protocol):
 
     def ended(self, fate: Fate, now: float) -> None: ...
 
-    def sent(self, load: Load, now: float) -> None: ...
+    def sent(self, parcel: Parcel, now: float) -> None: ...
 
-    def served(self, load: Load, service_s: float, now: float) -> None:
+    def served(self, parcel: Parcel, service_s: float, now: float) -> None:
         """A device has finished with a batch that it worked on for so long."""
 
 
@@ -136,8 +128,8 @@ class Keeper:
     def ended(self, fate: Fate, now: float) -> None:
         pass
 
-    def sent(self, load: Load, now: float) -> None:
-        self.batches.append((now, load.lease))
+    def sent(self, parcel: Parcel, now: float) -> None:
+        self.batches.append((now, parcel.lease))
 
-    def served(self, load: Load, service_s: float, now: float) -> None:
+    def served(self, parcel: Parcel, service_s: float, now: float) -> None:
         pass

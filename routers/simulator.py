@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
-from routers.simulated_devices import BatchReplica, Device, Flight
+from routers.simulated_devices import BatchReplica, Device
 from routers.simulated_streams import StreamReplica
-from routers.simulated_traffic import Arrival, Door, Fate, Follow, Keeper, Outcome, Witness
+from routers.simulated_traffic import Arrival, Door, Fate, Follow, Keeper, Outcome, Parcel, Witness
 from routers.types import (
     Abort,
     Action,
@@ -77,7 +77,7 @@ class _Gateway:
     core: Core
     timer: float = inf
     wakes: set[float] = field(default_factory=set)
-    flights: dict[int, Flight] = field(default_factory=dict)
+    parcels: dict[int, Parcel] = field(default_factory=dict)
 
 
 class _Simulation:
@@ -202,39 +202,39 @@ class _Simulation:
         lengths = [fate.arrival.lengths[row] for fate, row in members]
         rows, tokens, longest = len(lengths), sum(lengths), max(lengths)
         width, padded = (longest, rows * longest) if self._pads else (-(-tokens // rows), tokens)
-        flight = Flight(gateway.name, lease, members, width, tokens, padded)
-        gateway.flights[lease.lease_id] = flight
-        self._witness.sent(flight, self.now)
+        parcel = Parcel(gateway.name, lease, members, width, tokens, padded)
+        gateway.parcels[lease.lease_id] = parcel
+        self._witness.sent(parcel, self.now)
         replica = self._replicas[lease.replica_id]
-        self.at(self.now + replica.device.transport_s / 2, replica.receive, flight)
+        self.at(self.now + replica.device.transport_s / 2, replica.receive, parcel)
 
     def _abort(self, gateway: _Gateway, action: Abort) -> None:
         replica = self._replicas[action.replica_id]
-        flight = gateway.flights.get(action.lease_id)
-        if flight is not None:
-            self.at(self.now + replica.device.transport_s / 2, replica.abort, flight)
+        parcel = gateway.parcels.get(action.lease_id)
+        if parcel is not None:
+            self.at(self.now + replica.device.transport_s / 2, replica.abort, parcel)
 
     # -- what replicas report (the scene)
 
-    def opened(self, flight: Flight) -> None:
-        self._step(self._named[flight.gateway], Opened(flight.lease.lease_id))
+    def opened(self, parcel: Parcel) -> None:
+        self._step(self._named[parcel.gateway], Opened(parcel.lease.lease_id))
 
-    def progressed(self, flight: Flight) -> None:
-        half = flight.lease.predicted_s / 2
-        progress = Progress(flight.lease.lease_id, half, flight.padded_tokens / 2)
-        self._step(self._named[flight.gateway], progress)
+    def progressed(self, parcel: Parcel) -> None:
+        half = parcel.lease.predicted_s / 2
+        progress = Progress(parcel.lease.lease_id, half, parcel.padded_tokens / 2)
+        self._step(self._named[parcel.gateway], progress)
 
-    def closed(self, closed: tuple[Flight, LeaseEnd, Report]) -> None:
-        flight, end, report = closed
-        gateway, lease_id = self._named[flight.gateway], flight.lease.lease_id
-        del gateway.flights[lease_id]
+    def closed(self, closed: tuple[Parcel, LeaseEnd, Report]) -> None:
+        parcel, end, report = closed
+        gateway, lease_id = self._named[parcel.gateway], parcel.lease.lease_id
+        del gateway.parcels[lease_id]
         if end is LeaseEnd.DONE:
-            for of, (fate, _) in zip(flight.lease.rows, flight.members, strict=True):
+            for of, (fate, _) in zip(parcel.lease.rows, parcel.members, strict=True):
                 self._row_done(of, fate)
         self._step(gateway, Closed(lease_id, end, report))
 
-    def served(self, flight: Flight, service_s: float) -> None:
-        self._witness.served(flight, service_s, self.now)
+    def served(self, parcel: Parcel, service_s: float) -> None:
+        self._witness.served(parcel, service_s, self.now)
 
     def died(self, device: Device) -> None:
         self.at(self.now + self._world.detect_s, self._bury, self._running[device.replica_id])

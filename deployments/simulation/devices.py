@@ -14,7 +14,7 @@ from random import Random
 
 from deployments.simulation.stage import Stage, StageError
 from loadtests.scenario import Scenario
-from routers.simulated_pace import Pace, Ramp, Slow
+from routers.simulated_drag import Drag, Ramp, Slow
 from routers.simulator import Device
 
 
@@ -90,12 +90,12 @@ def _lives(
             dies_at=inf if death is None or death.hangs else death.at_s,
             hangs_at=inf if death is None or not death.hangs else death.at_s,
             hang_limit_s=stage.hang_limit_s,
-            pace=_pace(scenario, place, life, start),
+            drag=_drag(scenario, place, life, start),
         )
         start = inf if death is None else _replaced_at(death, stage.hang_limit_s)
 
 
-def _pace(scenario: Scenario, place: int, life: int, start: float) -> Pace | None:
+def _drag(scenario: Scenario, place: int, life: int, start: float) -> Drag | None:
     faults, warmup_s = scenario.faults, scenario.warmup_s
     hiccups, starting = faults.hiccups, faults.slow_start
     slow = tuple(
@@ -112,7 +112,7 @@ def _pace(scenario: Scenario, place: int, life: int, start: float) -> Pace | Non
         ramp = Ramp(starting.factor, start, starting.last_s)
     if not (faults.noise or hiccups or slow or ramp):
         return None
-    return Pace(
+    return Drag(
         Random(f"{scenario.seed} replica {place} {life}"),
         faults.noise,
         0.0 if hiccups is None else hiccups.share,

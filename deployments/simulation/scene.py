@@ -17,7 +17,7 @@ from deployments.settings import RateSettings
 from deployments.simulation.stage import Stage
 from loadtests.plan import Plan, Planned
 from loadtests.summary import Batch, Ending, Summary
-from routers.simulated_traffic import Arrival, Fate, Load
+from routers.simulated_traffic import Arrival, Fate, Parcel
 from routers.types import Reason
 
 _CALLERS_FAULT = {Reason.TOO_LONG, Reason.TOO_LARGE}  # asking again would not help
@@ -123,14 +123,14 @@ class Watcher:
             ending.refused = fate.reason in _REFUSED
         self._summary.ended(ending, now)
 
-    def sent(self, load: Load, now: float) -> None:
+    def sent(self, parcel: Parcel, now: float) -> None:
         pass
 
-    def served(self, load: Load, service_s: float, now: float) -> None:
-        lease = load.lease
+    def served(self, parcel: Parcel, service_s: float, now: float) -> None:
+        lease = parcel.lease
         whole_s = sum([seconds for _, _, seconds in lease.charges])
         batch = Batch(
-            len(load.members), load.tokens, load.padded_tokens, service_s, bool(lease.copy_of)
+            len(parcel.members), parcel.tokens, parcel.padded_tokens, service_s, bool(lease.copy_of)
         )
         if whole_s > 0.0:
             batch.paid = [(who, service_s * part / whole_s) for _, who, part in lease.charges]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtests import scenario_page
 from loadtests.scenario import Scenario
 from loadtests.scenario_file import ScenarioErrors, check, load
 
@@ -162,3 +163,10 @@ def _parts(annotation):
 def test_scenarios_that_are_shipped_are_right(file):
     if "models:" not in file.read_text():
         assert load(file).about
+
+
+def test_manual_page_is_written_from_the_format():
+    text = scenario_page.page()
+    assert scenario_page.PAGE.read_text() == text
+    for name in ("arrivals", "bursts.every_s", "retry.attempts", "slow[].factor"):
+        assert f"`{name}`" in text

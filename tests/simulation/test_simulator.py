@@ -50,7 +50,7 @@ def test_answer_takes_the_transport_and_the_service_time():
 
 
 def test_pace_is_what_service_times_are_multiplied_with():
-    slow = Device("a", lambda rows, longest: 0.010, transport_s=0.0, pace=lambda now: 1.0 + now)
+    slow = Device("a", lambda rows, longest: 0.010, transport_s=0.0, drag=lambda now: 1.0 + now)
     first, second = simulate(SETTINGS, [Arrival(0.0, (8,)), Arrival(1.0, (8,))], [slow]).fates
     assert first.answered_at == pytest.approx(0.010)
     assert second.answered_at == pytest.approx(1.020)
@@ -168,7 +168,7 @@ class Counter(Keeper):
     def arrived(self, fate, now):
         pass
 
-    def sent(self, load, now):
+    def sent(self, parcel, now):
         pass
 
 
@@ -211,7 +211,7 @@ def test_same_input_takes_the_same_course_with_gateways_deaths_and_noise():
         rng = random.Random(5)
         arrivals = (replace(a, gateway=rng.randrange(2)) for a in poisson(500, 2))
         devices = tuple(
-            Device(name, service_s, dies_at=dies, pace=lambda now: rng.lognormvariate(0.0, 0.2))
+            Device(name, service_s, dies_at=dies, drag=lambda now: rng.lognormvariate(0.0, 0.2))
             for name, dies in (("a", 1.0), ("b", inf))
         )
         return outcome(arrivals, World(devices, gateways=2, detect_s=0.1)).batches

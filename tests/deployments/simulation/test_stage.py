@@ -109,20 +109,20 @@ def test_chaos_kills_about_as_often_as_it_says_and_the_same_for_the_same_seed():
 def test_slow_replica_is_slow_while_it_is():
     slow = [{"replica": 1, "factor": 5, "from_s": 10, "to_s": 20}]
     well, ill = made(faults={"slow": slow})
-    assert well.pace is None
-    assert [ill.pace(at) for at in (19.9, 20.0, 29.9, 30.0)] == [1.0, 5.0, 5.0, 1.0]
+    assert well.drag is None
+    assert [ill.drag(at) for at in (19.9, 20.0, 29.9, 30.0)] == [1.0, 5.0, 5.0, 1.0]
 
 
 def test_replica_that_starts_meanwhile_may_start_slowly():
     found = made(faults={"slow_start": {"last_s": 4, "factor": 3}}, joins=[{"at_s": 10}])
-    assert found[0].pace is None
-    assert [found[2].pace(at) for at in (20.0, 22.0, 24.0, 99.0)] == [3.0, 2.0, 1.0, 1.0]
+    assert found[0].drag is None
+    assert [found[2].drag(at) for at in (20.0, 22.0, 24.0, 99.0)] == [3.0, 2.0, 1.0, 1.0]
 
 
 def test_hiccups_and_noise_come_as_often_as_they_should():
     faults = {"noise": 0.1, "hiccups": {"share": 0.1, "factor": 20}}
     (device, _) = made(faults=faults)
-    drawn = [device.pace(0.0) for _ in range(2000)]
+    drawn = [device.drag(0.0) for _ in range(2000)]
     assert sum(each > 10 for each in drawn) / 2000 == pytest.approx(0.1, abs=0.03)
     assert sorted(drawn)[900] == pytest.approx(1.0, abs=0.05)
 

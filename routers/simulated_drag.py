@@ -37,8 +37,8 @@ class Ramp:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """See `Device.pace`. `noise`: sigma of the logarithm; `hiccups`: share of the batches that
+class Drag:
+    """See `Device.drag`. `noise`: sigma of the logarithm; `hiccups`: share of the batches that
     take `hiccup_factor` times as long."""
 
     rng: Random
