@@ -55,7 +55,7 @@ def device(spread=0.0):
         "r",
         lambda rows, longest: 0.030 + 0.0002 * rows,
         transport_s=0.003,
-        pace=lambda now: rng.lognormvariate(0.0, spread),
+        drag=lambda now: rng.lognormvariate(0.0, spread),
     )
 
 
