@@ -13,6 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from routers.flows import Flow
+from routers.tag_order import Mark
 from routers.tickets import Row
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Bucket:
     tokens: int = 0
     waiting_s: float = 0.0
     turn: float = 0.0
-    mark: float | None = None
+    mark: Mark | None = None
     heap: list[tuple[float, int, Row]] = field(default_factory=list)
 
     def push(self, row: Row) -> None:
@@ -70,8 +71,12 @@ class Bucket:
         if not self.rows:
             self.heap.clear()
         elif len(self.heap) > 2 * self.rows + _SLACK:
-            self.heap[:] = [entry for entry in self.heap if entry[2].queue is self]
-            heapify(self.heap)
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Forget rows that have left: none of them may come back before."""
+        self.heap[:] = [entry for entry in self.heap if entry[2].queue is self]
+        heapify(self.heap)
 
     def live(self) -> list[Row]:
         return [row for _, _, row in sorted(self.heap) if row.queue is self]

@@ -170,6 +170,7 @@ class Dispatcher:
             lease.holder.overdue = True
             replicas.refresh(lease.holder, now)
         replicas.promote(now)
+        self._requests.held_until = None
         self._assignment.fill(now, actions)
         racing.hedge(now, actions)
         self._ask(actions)

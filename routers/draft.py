@@ -19,10 +19,12 @@ _GRAIN = 16  # tokens: means are rounded up to it, so that few targets are worke
 
 
 class Draft:
-    """`edge`: of the bucket that leads. `room`: rows it may still take, by number and seconds."""
+    """`edge`: of the bucket that leads. `room`: rows it may still take, by number and seconds.
+    `rivals`: weights of the flows of its priority that had on-time work waiting when it began."""
 
     __slots__ = (
-        "_now", "_requests", "_shares", "edge", "lane", "longest", "offer", "room", "rows", "total",
+        "_now", "_requests", "_shares", "edge", "lane", "longest", "offer", "rivals", "room",
+        "rows", "total",
     )  # fmt: skip
 
     def __init__(self, requests: Requests, lane: Lane, edge: int, offer: Offer, now: float) -> None:
@@ -32,6 +34,7 @@ class Draft:
         self.lane = lane
         self.edge = edge
         self.offer = offer
+        self.rivals = requests.flows.weights[lane.priority]
         self.rows: list[Row] = []
         self.longest = 0
         self.total = 0
@@ -65,7 +68,7 @@ class Draft:
         self.total += length
         self.room -= 1
         flow, cost_s = row.ticket.flow, row.cost_s
-        flow.start += cost_s / flow.weight
+        flow.charge(cost_s)
         shares = self._shares
         shares[flow] = shares.get(flow, 0.0) + cost_s
 
@@ -89,12 +92,12 @@ class Draft:
 
     def _put_right(self, predicted_s: float) -> tuple[FlowWork, ...]:
         """Charge each flow its share of the batch instead of its rows' own predictions."""
-        flows, shares = self._requests.flows, self._shares
+        shares = self._shares
         whole = sum(shares.values())
         charges = []
         for flow, share in shares.items():
             seconds = predicted_s * (share / whole if whole > 0.0 else 1.0 / len(shares))
-            flows.charge(flow, seconds - share)
+            flow.charge(seconds - share)
             charges.append((flow.priority, flow.tenant, seconds))
         return tuple(charges)
 

@@ -156,8 +156,9 @@ def _check_timers(state: State) -> None:
 
 
 def _check_no_idle_replica(state: State) -> None:
-    """One that is ready while rows wait empties for a retried row, or may take none of them."""
-    if state.requests.waiting.rows:
+    """One that is ready while rows wait empties for a retried row, may take none of them, or waits
+    for a batch to grow."""
+    if state.requests.waiting.rows and state.requests.held_until is None:
         for holder in _ready(state):
             if not holder.streams and (not holder.sick or not state.replicas.healthy):
                 _check_idle(state, holder)

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from routers.batch_size import BatchSizes
 from routers.buckets import Bucket
 from routers.flows import Flow
-from routers.tag_order import TagOrder
+from routers.tag_order import Mark, TagOrder
 from routers.tickets import Row
+
+_KEPT = 16  # buckets, or shelves, before empty ones are dropped, and the turns they remember
 
 
 @dataclass(slots=True, eq=False)
@@ -26,30 +28,39 @@ class FlowQueue:
     flow: Flow
     rows: int = 0
     turn: float = 0.0
-    mark: float | None = None
+    mark: Mark | None = None
     buckets: dict[int, Bucket] = field(default_factory=dict)
 
     def bucket(self, edge: int) -> Bucket:
         found = self.buckets.get(edge)
         if found is None:
-            self.buckets = {e: b for e, b in self.buckets.items() if b.rows}
+            if len(self.buckets) >= _KEPT:
+                self.buckets = {e: b for e, b in self.buckets.items() if b.rows}
             found = self.buckets[edge] = Bucket(self, self.flow, edge)
         return found
 
     def leading(self, sizes: BatchSizes, now: float) -> Bucket:
-        """The bucket that fills most of its target size, in turn among equals; but one that is
-        behind it in turns goes first if, that batch awaited, it had waited too long."""
+        """The bucket that fills most of a batch, over all flows, in turn among equals; but one that
+        is behind it in turns goes first if, that batch awaited, it had waited too long."""
         waiting = [bucket for bucket in self.buckets.values() if bucket.rows]
         if len(waiting) == 1:
             return waiting[0]
+        shelves = self.lane.shelves
         fullest = min(
-            waiting, key=lambda each: (-min(1.0, each.rows / sizes.target(each.edge)), each.turn)
-        )
+            waiting,
+            key=lambda each: (
+                -min(1.0, shelves[each.edge].rows / sizes.target(each.edge)), each.turn,
+            ),
+        )  # fmt: skip
         long_ago = now + sizes.full_s(fullest.edge) - sizes.most_passed_s
         owed = [
             each for each in waiting if each.turn < fullest.turn and each.head_since() <= long_ago
         ]
-        return min(owed, key=lambda each: each.turn) if owed else fullest
+        return min(owed, key=_turn) if owed else fullest
+
+    def in_turn(self) -> Bucket:
+        """The bucket whose turn it is, where rows travel one by one."""
+        return min([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
 
     def took_turn(self, bucket: Bucket, seconds: float) -> None:
         """The bucket led a batch: its next turn comes after as much of the others' work. What was
@@ -123,6 +134,8 @@ class Lane:
             shelf = self.shelves[bucket.edge]
             shelf.rows -= 1
             shelf.tokens -= row.length
+            if not shelf.rows:
+                shelf.order.clear()
 
     def reorder(self, flow: Flow) -> None:
         """The flow's tag has fallen."""
@@ -149,6 +162,11 @@ class Lane:
         return queue
 
     def _shelf(self, edge: int) -> Shelf:
-        self.shelves = {e: s for e, s in self.shelves.items() if s.rows or s.order.heap}
+        if len(self.shelves) >= _KEPT:
+            self.shelves = {e: s for e, s in self.shelves.items() if s.rows}
         shelf = self.shelves[edge] = Shelf(edge)
         return shelf
+
+
+def _turn(bucket: Bucket) -> float:
+    return bucket.turn

@@ -57,3 +57,13 @@ class Goods:
     rank: tuple[int, int, float] = (0, 0, 0.0)
     predicted_s: float = 0.0
     charges: tuple[FlowWork, ...] = ()
+
+    def split(self, service_s: float) -> tuple[FlowWork, ...]:
+        """Measured seconds by flow, as the predicted ones were charged; evenly if they were 0."""
+        whole, even = self.predicted_s, 1.0 / max(1, len(self.charges))
+        return tuple(
+            [
+                (priority, tenant, service_s * (seconds / whole if whole > 0.0 else even))
+                for priority, tenant, seconds in self.charges
+            ]
+        )

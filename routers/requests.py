@@ -110,6 +110,8 @@ class Requests:
 
     def _enqueue(self, ticket: Ticket, now: float) -> None:
         self.live[ticket.request.request_id] = ticket
+        if not ticket.flow.active:
+            self.flows.enter(ticket.flow, now)
         ticket.flow.live += 1
         for row in ticket.rows:
             self.waiting.add(row, now)
@@ -132,14 +134,15 @@ class Requests:
 
     def settle(self, goods: Goods, service_s: float | None, now: float) -> None:
         """The batch took so long; None: nothing was started, nobody pays."""
-        self.flows.settle(goods.charges, goods.predicted_s, service_s)
-        if service_s is not None:
-            if not goods.rank[0]:
-                self.admission.late_room.worked(service_s, now)
-            whole = goods.predicted_s or 1.0
-            for priority, tenant, seconds in goods.charges:
-                served_s = service_s * seconds / whole
-                self.admission.feasibility.served((priority, tenant), served_s, now)
+        if service_s is None:
+            self.flows.refund(goods.charges)
+            return
+        served = goods.split(service_s)
+        self.flows.settle(goods.charges, served)
+        if not goods.rank[0]:
+            self.admission.late_room.worked(service_s, now)
+        for priority, tenant, served_s in served:
+            self.admission.feasibility.served((priority, tenant), served_s, now)
 
     def learn(self, report: Report, now: float) -> None:
         """What a reply says of other gateways' work."""
@@ -319,9 +322,8 @@ class Requests:
                 self._evict(ticket, Reason.TOO_LONG, actions)
                 continue
             for row in queued:
-                self.waiting.remove(row)
-                row.edge = settings.bucket_edges[self.waiting.bucket_of(row.length)]
-                self.waiting.add(row, now)
+                self.waiting.move(row, now)
+        self.waiting.tidy()
 
     def _adopt(self, settings: DispatcherSettings) -> None:
         self.settings = settings

@@ -74,7 +74,7 @@ def _flow(flow: Flow) -> FlowSnapshot:
         late_rows=flow.late_rows,
         waiting_s=flow.waiting_s,
         served_s=flow.served_s,
-        start=flow.start,
+        start=flow.tag,
     )
 
 

@@ -2,26 +2,30 @@
 
 A heap with lazy correction: tags mostly grow, so an entry's tag is a lower bound of the true one
 and is put right only when it surfaces. A tag that falls (a refund) needs `add` again. Work:
-O(log n) amortised for each change of a tag that surfaces. It knows nothing of what it orders but
-the flow, whether anything is left in it, and the mark it keeps on it.
+O(log n) amortised for each change of a tag that surfaces; memory at most twice what had rows when
+it was last tidied. It knows nothing of what it orders but the flow, whether anything is left in it,
+and the mark it keeps on it.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from routers.flows import Flow
 
 _SLACK = 32
 
+Mark = tuple[float, int, Any]
+"""A tag, the order of pushing, and whose it is."""
+
 
 class Tagged(Protocol):
-    """`mark`: tag of its valid entry, None: it has none. Owned by the order it stands in."""
+    """`mark`: its valid entry, None: it has none. Owned by the order it stands in."""
 
     flow: Flow
     rows: int
-    mark: float | None
+    mark: Mark | None
 
 
 T = TypeVar("T", bound=Tagged)
@@ -29,41 +33,55 @@ T = TypeVar("T", bound=Tagged)
 
 class TagOrder(Generic[T]):
     def __init__(self) -> None:
-        self.heap: list[tuple[float, int, T]] = []
+        self.heap: list[Mark] = []
         self._pushed = 0
-        self._members = 0
+        self._most = _SLACK
 
     def add(self, item: T) -> None:
         """It has rows now, or its flow's tag has fallen."""
-        start = item.flow.start
-        if item.mark is not None and item.mark <= start:
+        start, mark = item.flow.start, item.mark
+        if mark is not None and mark[0] <= start:
             return
-        if item.mark is None:
-            self._members += 1
-        item.mark = start
         self._pushed += 1
-        heappush(self.heap, (start, self._pushed, item))
-        if len(self.heap) > 2 * self._members + _SLACK:
-            self._compact()
+        item.mark = mark = (start, self._pushed, item)
+        heappush(self.heap, mark)
+        if len(self.heap) > self._most:
+            self._tidy()
 
     def first(self) -> T | None:
         """The one with rows whose flow has the lowest tag, first come among equals."""
         heap = self.heap
         while heap:
-            mark, number, item = heap[0]
-            if item.mark != mark:
+            mark = heap[0]
+            item: T = mark[2]
+            if item.mark is not mark:
                 heappop(heap)  # an older entry of one that was added again
             elif not item.rows:
                 heappop(heap)
                 item.mark = None
-                self._members -= 1
-            elif item.flow.start != mark:
-                item.mark = start = item.flow.start
-                heapreplace(heap, (start, number, item))
+            elif (start := item.flow.start) != mark[0]:
+                item.mark = mark = (start, mark[1], item)
+                heapreplace(heap, mark)
             else:
                 return item
         return None
 
-    def _compact(self) -> None:
-        self.heap[:] = [entry for entry in self.heap if entry[2].mark == entry[0]]
-        heapify(self.heap)
+    def clear(self) -> None:
+        """None of them has rows."""
+        for mark in self.heap:
+            mark[2].mark = None
+        self.heap.clear()
+
+    def _tidy(self) -> None:
+        kept = []
+        for mark in self.heap:
+            item = mark[2]
+            if item.mark is not mark:
+                continue
+            if item.rows:
+                kept.append(mark)
+            else:
+                item.mark = None
+        heapify(kept)
+        self.heap[:] = kept
+        self._most = 2 * len(kept) + _SLACK

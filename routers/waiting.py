@@ -50,8 +50,6 @@ class Waiting:
         """Queue a row by its flow, its edge and its ticket's standing, at its deadline's place."""
         ticket = row.ticket
         flow = ticket.flow
-        if not flow.rows and not flow.late_rows:
-            self.flows.enter(flow, now)
         self.rows += 1
         if ticket.late:
             self.late_rows += 1
@@ -87,6 +85,22 @@ class Waiting:
         bucket.queue.lane.left(row, bucket)
         self._left(row)
 
+    def move(self, row: Row, now: float) -> None:
+        """Into the bucket that it belongs to by now; a retried one stays. To be tidied after."""
+        edge = self.edges[self.bucket_of(row.length)]
+        if row.retried or row.edge == edge:
+            row.edge = edge
+            return
+        self.remove(row)
+        row.edge = edge
+        self.add(row, now)
+
+    def tidy(self) -> None:
+        """Forget the places that rows have left, so that they may come back there."""
+        for lane in self.lanes():
+            for bucket in lane.buckets():
+                bucket.tidy()
+
     def lanes(self) -> Iterator[Lane]:
         """In the order they are served."""
         yield from self.on_time
@@ -97,13 +111,17 @@ class Waiting:
         lowered = self.flows.lowered
         if lowered:
             for flow in lowered:
-                for lane in self.lanes():
-                    lane.reorder(flow)
+                for lanes in (self.on_time, self.late):
+                    if flow.priority < len(lanes):
+                        lanes[flow.priority].reorder(flow)
             lowered.clear()
 
     def work(self) -> tuple[FlowWork, ...]:
-        """Predicted seconds of on-time work that waits, by flow. Looks at each active flow."""
-        flows = self.flows.active()
+        """Predicted seconds of on-time work that waits, by flow, for other gateways to know; empty
+        while there are none. Looks at each flow."""
+        if self.flows.alone:
+            return ()
+        flows = self.flows.by_key.values()
         return tuple([(f.priority, f.tenant, f.waiting_s) for f in flows if f.rows])
 
     def _left(self, row: Row) -> None:
@@ -121,8 +139,6 @@ class Waiting:
                 self.flows.count(flow)
             on_time = self.rows > self.late_rows
             self.on_time_s = self.on_time_s - row.cost_s if on_time else 0.0
-        if not flow.rows and not flow.late_rows:
-            self.flows.leave(flow)
         ticket.queued -= 1
         if not ticket.queued:
             self.requests -= 1
