@@ -123,8 +123,8 @@ class Pipeline:
             gate.rates.take_tokens(who.tenant, sum(rows.lengths))
             flight.counted = True
         flight.mark("tokenize")
-        submit = partial(self._submit, flight, way, terms)
-        if model.rungs is None:
+        submit, rungs = partial(self._submit, flight, way, terms), model.rungs
+        if rungs is None:
             # Queue: bounded, by deadline; late binding happens behind this line.
             ticket = submit(rows)
             left = partial(model.queue.cancel, ticket)
@@ -133,7 +133,7 @@ class Pipeline:
         # queue gets what is left, and whoever was there first waits in it for all.
         wanted = await self._wanted(flight, page, rows)
         seat = _seat(_demand(flight, way.promise), rows.count)
-        found = await _unless_left(flight, model.rungs.answers(wanted, seat, submit), seat.leave)
+        found = await _unless_left(flight, rungs.answers(wanted, seat, submit), seat.leave)
         flight.found(found)
         return _Answered(page, rows, found.answers)
 

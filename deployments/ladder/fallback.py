@@ -22,9 +22,7 @@ _TURNED_AWAY = frozenset(
     reason.value for reason in (Reason.QUEUE_FULL, Reason.LATE, Reason.SHED, Reason.CLOSED)
 ) | {errors.NotReady.code}
 # Those that say that the cheaper model did not take it, so that the asked one's refusal stands.
-_NOT_TAKEN = (
-    errors.BadRequest, errors.Forbidden, errors.NotReady, errors.OverOwnLimit, errors.Overloaded,
-)  # fmt: skip
+_NOT_TAKEN = (errors.BadRequest, errors.NotReady, errors.Overloaded)
 
 
 class Way:

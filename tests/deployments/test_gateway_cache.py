@@ -15,6 +15,7 @@ from held_calls import INFER, body_of, data
 from in_process import Answer, Stand, ask, standing
 
 from deployments.description import Ladder
+from deployments.ladder.row_keys import row_keys
 from runtimes.errors import BadRows
 
 CACHED = {
@@ -218,6 +219,17 @@ async def test_a_request_that_meets_two_versions_is_asked_to_come_again(stand: S
 async def test_turning_the_cache_off_forgets_it(stand: Stand) -> None:
     await post(stand, 1)
     stand.swap("device", ladder=Ladder())
+    assert cached(await post(stand, 1)) is None
+
+
+async def test_turning_the_cache_off_under_a_request_harms_it_not(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keys(*given: Any) -> list[bytes]:
+        stand.swap("device", ladder=Ladder())
+        return row_keys(*given)
+
+    monkeypatch.setattr("deployments.pipeline.row_keys", keys)
     assert cached(await post(stand, 1)) is None
 
 

@@ -19,7 +19,7 @@ SHARING = {
     "batch": {"max_size": 1},
     "coalesce": True,
 }
-TENANTS = {"a": {"priority": "interactive"}, "b": {}, "default": {}}
+TENANTS: dict[str, dict[str, str]] = {"a": {}, "b": {}, "default": {}}
 
 
 @pytest.fixture

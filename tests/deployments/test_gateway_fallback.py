@@ -168,6 +168,15 @@ async def test_a_model_that_never_was_ready_is_stood_in_for(stand: Stand) -> Non
     assert (await post(stand, path="/v2/models/unheard/infer")).status == 404
 
 
+async def test_a_tenant_over_its_own_rate_hears_of_that(tmp_path: Path) -> None:
+    models = {"device": DEVICE, "small": SMALL}
+    tenants = {"default": {"rate": {"tokens_per_s": 1, "burst_s": 1}}}
+    async with standing(models, tmp_path, tenants=tenants) as stand:
+        stand.models._live.pop("device")
+        stand.run_replicas("device", [])
+        assert [(await post(stand)).status for _ in range(2)] == [200, 429]
+
+
 async def test_where_neither_is_ready_the_asked_model_is_what_is_refused(stand: Stand) -> None:
     for name in ("device", "small"):
         stand.models._live.pop(name)
