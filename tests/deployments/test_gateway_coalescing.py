@@ -10,6 +10,7 @@ import pytest
 from held_calls import INFER, body_of, data, fill
 from in_process import Answer, Stand, ask, standing
 
+from deployments import errors
 from deployments.queues.wire import BatchReply, RowError
 
 SHARING = {
@@ -137,10 +138,13 @@ async def test_when_all_have_left_the_place_in_the_queue_is_free(stand: Stand) -
 
 async def test_a_leader_that_expires_leaves_its_followers_a_run(stand: Stand) -> None:
     held = await fill(stand)
-    leader = send(stand, 7, headers=((b"x-timeout-ms", b"10"),))
+    leader = send(stand, 7)
     await stand.waiting("device", 1)
+    queue = stand.models.served["device"].queue
+    ticket = max(queue._tickets.values(), key=lambda each: each.request.request_id)
     followers = [send(stand, 7) for _ in range(5)]
     await following(stand, 5)
+    queue._finish(ticket, errors.Expired("its time was up"))
     assert (await leader).status == 504
     await following(stand, 4)
     await stand.waiting("device", 1)

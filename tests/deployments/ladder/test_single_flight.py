@@ -252,7 +252,7 @@ async def test_who_is_late_too_joins_a_run_that_is_late(callers: Callers) -> Non
 
 
 async def test_followers_leave_a_run_that_turns_late_and_share_the_next(callers: Callers) -> None:
-    _, leader = await callers.come(deadline_s=0.002)
+    _, leader = await callers.come(deadline_s=0.05)
     followers = [(await callers.come())[1] for _ in range(3)]
     assert len(callers.queue.tickets) == 1
     while len(callers.queue.tickets) < 2:  # noqa: ASYNC110 - the run has to turn late
