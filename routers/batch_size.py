@@ -16,7 +16,7 @@ from routers.cost import CostModel
 from routers.settings import DispatcherSettings
 
 MOST_PASSED = 0.6  # of the SLO: how long a bucket may wait while fuller ones go first
-GUESTS = 0.3  # of a batch's most seconds: what those above their share may fill for those below
+GUESTS = 0.25  # of a batch's most seconds: what those above their share may fill for those below
 _REFRESH = 64  # questions after which a target is worked out anew
 _RATE_GAIN = 0.1
 

@@ -139,6 +139,7 @@ def _fill(
             continue
         flow = bucket.flow
         if len(draft.rows) >= part and flow is not leader and flow.start > far_ahead:
+            draft.most_start = far_ahead
             break
         if not draft.holds(row):
             break

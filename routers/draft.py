@@ -8,6 +8,8 @@ seconds are divided in the same proportions and the charges put right. Which row
 
 from __future__ import annotations
 
+from math import inf
+
 from routers.flows import Flow
 from routers.lanes import Lane
 from routers.offers import Goods, Offer
@@ -20,11 +22,12 @@ _GRAIN = 16  # tokens: means are rounded up to it, so that few targets are worke
 
 class Draft:
     """`edge`: of the bucket that leads. `room`: rows it may still take, by number and seconds.
-    `rivals`: weights of the flows of its priority that had on-time work waiting when it began."""
+    `rivals`: weights of the flows of its priority that had on-time work waiting when it began.
+    `most_start`: flows with higher start tags have been kept out of it; inf: none has."""
 
     __slots__ = (
-        "_now", "_requests", "_shares", "edge", "lane", "longest", "offer", "rivals", "room",
-        "rows", "total",
+        "_now", "_requests", "_shares", "edge", "lane", "longest", "most_start", "offer", "rivals",
+        "room", "rows", "total",
     )  # fmt: skip
 
     def __init__(self, requests: Requests, lane: Lane, edge: int, offer: Offer, now: float) -> None:
@@ -37,6 +40,7 @@ class Draft:
         self.rivals = requests.flows.weights[lane.priority]
         self.rows: list[Row] = []
         self.longest = 0
+        self.most_start = inf
         self.total = 0
         self.room = requests.sizes.most_rows(_width(requests, lane, edge)) if offer.trusted else 1
 

@@ -12,7 +12,7 @@ Source: spill-up and merge-when-idle (BucketServe, arXiv 2507.17120), decided by
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 
 from routers.draft import Draft
 from routers.lanes import Shelf
@@ -72,17 +72,20 @@ def _saved_s(requests: Requests, shelf: Shelf, count: int, meanwhile_s: float) -
 
 def take_late_along(requests: Requests, draft: Draft, now: float) -> None:
     """Late rows of the same bucket, while what waits on time leaves time for them: a device that is
-    never without on-time rows, though not overloaded, would not serve them before they expire."""
+    never without on-time rows, though not overloaded, would not serve them before they expire. Of
+    flows that are not above their share, also while only those above theirs make it busy."""
     waiting, lane = requests.waiting, draft.lane
     if lane.late or draft.room <= 0 or len(waiting.late) <= lane.priority:
         return
     shelf = waiting.late[lane.priority].shelves.get(draft.edge)
-    if shelf is None or not shelf.rows or requests.load_s() > _EASY * requests.settings.slo_s:
+    if shelf is None or not shelf.rows:
+        return
+    if draft.most_start == inf and requests.load_s() > _EASY * requests.settings.slo_s:
         return
     due = min([row.ticket.request.deadline for row in draft.rows]) - now - draft.offer.starts_in_s
     while draft.room > 0 and (bucket := shelf.order.first()) is not None:
         row = bucket.head()
-        if row is None or not draft.holds(row):
+        if row is None or not draft.holds(row) or bucket.flow.start > draft.most_start:
             return
         if draft.predicted_s(1, row.length, quantile=0.99) > due:
             return
