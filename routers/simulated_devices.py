@@ -122,7 +122,9 @@ class BatchReplica:
         for fate, _ in parcel.members:
             fate.started_at = now
         service_s = device.time_s(len(parcel.members), parcel.width, now)
-        scene.at(now + device.transport_s / 2, scene.opened, parcel)
+        parcel.started = True
+        if parcel.watched:
+            scene.at(now + device.transport_s / 2, scene.opened, parcel)
         if now + service_s <= device.hangs_at:
             scene.at(now + service_s, self._finish, (parcel, service_s))
         else:

@@ -35,6 +35,7 @@ class StreamReplica:
         for fate, _ in parcel.members:
             fate.started_at = now
         service_s = device.time_s(len(self._held), parcel.width, now)
+        parcel.started = True
         scene.at(now + device.transport_s / 2, scene.opened, parcel)
         if now + service_s <= device.hangs_at:
             scene.at(now + service_s / 2, self._half_way, parcel)

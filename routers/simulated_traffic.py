@@ -75,7 +75,8 @@ that it is over (`Reason.TENANT_FULL`), and so many seconds later it may be let 
 @dataclass(slots=True, eq=False)
 class Parcel:
     """A lease between its dispatch and its end. `members`: requests and row indices, in order;
-    `width`: its longest row (packed batches: its mean); `tokens` are without padding."""
+    `width`: its longest row (packed batches: its mean); `tokens` are without padding; `watched`:
+    its gateway asked to hear of its start, which it does for ties."""
 
     gateway: str
     lease: Dispatch
@@ -83,6 +84,8 @@ class Parcel:
     width: int
     tokens: int
     padded_tokens: int
+    watched: bool = False
+    started: bool = False
 
 
 class Witness(Protocol):

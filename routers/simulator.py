@@ -204,9 +204,20 @@ class _Simulation:
         width, padded = (longest, rows * longest) if self._pads else (-(-tokens // rows), tokens)
         parcel = Parcel(gateway.name, lease, members, width, tokens, padded)
         gateway.parcels[lease.lease_id] = parcel
+        if lease.tied:
+            self._watch(parcel)
+            self._watch(gateway.parcels.get(lease.copy_of))
         self._witness.sent(parcel, self.now)
         replica = self._replicas[lease.replica_id]
         self.at(self.now + replica.device.transport_s / 2, replica.receive, parcel)
+
+    def _watch(self, parcel: Parcel | None) -> None:
+        """Ask its replica to tell when it starts, or at once if it has."""
+        if parcel is not None and not parcel.watched:
+            parcel.watched = True
+            if parcel.started:
+                transport_s = self._replicas[parcel.lease.replica_id].device.transport_s
+                self.at(self.now + transport_s, self.opened, parcel)
 
     def _abort(self, gateway: _Gateway, action: Abort) -> None:
         replica = self._replicas[action.replica_id]
