@@ -59,7 +59,10 @@ class Assignment:
         """Take places from less urgent work that has been sent."""
         requests, racing = self.requests, self.racing
         yielding = racing.replicas.yielding
-        while (urgent := requests.most_urgent()) is not None and not is_turn_due(requests, now):
+        ageing_s = requests.settings.ageing_s
+        while (urgent := requests.most_urgent()) is not None:
+            if requests.waiting.passed_over(ageing_s, now) is not None:
+                break
             holder = yielding.to(urgent)
             if holder is None or not self._send_instead(holder, now, actions):
                 break
@@ -157,13 +160,6 @@ class Assignment:
                 assert isinstance(sent, Dispatch)
                 actions[index] = replace(sent, tied=True)
                 actions.append(copy)
-
-
-def is_turn_due(requests: Requests, now: float) -> bool:
-    """Whether a priority was passed over so long that it leads the next batch."""
-    on_time = [lane for lane in requests.waiting.on_time if lane.rows]
-    ageing_s = requests.settings.ageing_s
-    return any(lane.since <= now - ageing_s for lane in on_time[1:])
 
 
 def _fits(holder: Holder, goods: Goods) -> bool:

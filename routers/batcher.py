@@ -52,14 +52,12 @@ def form_batch(requests: Requests, offer: Offer, now: float, actions: list[Actio
 
 def _in_order(requests: Requests, now: float) -> Iterator[Lane]:
     """Lanes, the one to serve first in front; the late ones as they are once these were asked."""
-    on_time = [lane for lane in requests.waiting.on_time if lane.rows]
-    if len(on_time) > 1:
-        passed_over = min(on_time[1:], key=lambda lane: lane.since)
-        if passed_over.since <= now - requests.settings.ageing_s:
-            on_time.remove(passed_over)
-            on_time.insert(0, passed_over)
-    yield from on_time
-    yield from requests.waiting.late
+    waiting = requests.waiting
+    due = waiting.passed_over(requests.settings.ageing_s, now)
+    if due is not None:
+        yield due
+    yield from [lane for lane in waiting.on_time if lane.rows and lane is not due]
+    yield from waiting.late
 
 
 def _with_lowest_tag(requests: Requests, lane: Lane) -> Lane:
@@ -161,7 +159,7 @@ def _is_held(requests: Requests, draft: Draft, bucket: Bucket, now: float) -> bo
     if requests.settings.hold != "auto" or draft.lane.late or offer.idle is offer.others_idle:
         return False
     rows = draft.lane.shelves[edge].rows
-    gap = requests.gaps.get(edge)
+    gap = requests.arrivals.gaps.get(edge)
     if gap is None or gap.last is None or gap.mean_s == inf or rows >= draft.room:
         return False
     until = gap.last + 2.0 * gap.mean_s  # by then the one that was expected is not coming

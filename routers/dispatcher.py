@@ -3,9 +3,10 @@
 `step(event, now)` is the only way in. It owns the queue and the leases and is their only writer; it
 does no I/O, knows no clock and no payload. A batch is formed only at the moment a replica can take
 it. Order of a step: the event, then what time has brought (late, refused, expired), then dispatch,
-so that nothing is dispatched at or past its expiry. Batch and stream replicas differ in the share a
-lease takes and in nothing else. Work an event: O(log n), plus what the event itself names.
-Fairness between tenants, admission by feasibility and hedging are not here.
+so that nothing is dispatched at or past its expiry; copies come last. Batch and stream replicas
+differ in the share a lease takes and in nothing else. Work an event: O(log n), plus what the event
+itself names. It decides nothing itself: `requests` says what waits, `assignment` what goes where,
+`endings` what becomes of it, `racing` what is copied.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from routers.admission import Admission
 from routers.bounds import refusal, retry_after_s
 from routers.feasibility import Claim, ahead_s
 from routers.flows import Flows
+from routers.lateness import has_place, is_over
 from routers.replicas import ReplicaSet
 from routers.settings import DispatcherSettings
 from routers.tickets import Ticket
@@ -54,13 +55,12 @@ class Newcomers:
             return None
         ticket.late = True
         request = ticket.request
-        if settings.late == "refuse" and request.deadline <= now:
-            return Refusal(Reason.LATE, retry_after_s(late_by_s, 1))
-        late_rows = self._waiting.late_rows + len(ticket.rows)
         late_s = self._waiting.late_s + sum([row.cost_s for row in ticket.rows])
         left_s, running = request.expires - now, self._replicas.running
-        if late_rows > settings.max_late_rows or admission.late_room.refuses(
-            late_s, left_s, running, now
+        if (
+            is_over(request, settings, now)
+            or not has_place(len(ticket.rows), self._waiting, settings)
+            or admission.late_room.refuses(late_s, left_s, running, now)
         ):
             return Refusal(Reason.LATE, retry_after_s(late_by_s, 1))
         return None

@@ -1,24 +1,23 @@
 """Which requests are live, and how does each leave: answered, rejected, evicted or cancelled?
 
 It owns tickets, queue and timers, and is the only place where a request comes in or goes out, so
-that each goes out once and whole. A request is late once it can no longer be expected to meet its
-deadline: it goes behind all that still can, until it expires (`late="demote"`) or until its
-deadline (`late="refuse"`). Expiry takes a request wherever its rows are. Rows that come back from a
-replica keep their age; the bounds are for newcomers. Who is served is `batcher`'s question.
+that each goes out once and whole. One that can no longer be expected to meet its deadline goes
+behind all that still can (`lateness` says for how long). Expiry takes a request wherever its rows
+are. Rows that come back from a replica keep their age; the bounds are for newcomers. Who is served
+is `batcher`'s question.
 """
 
 from __future__ import annotations
 
-from math import inf
-
 from routers.admission import Admission
-from routers.batch_size import BatchSizes, Gaps
+from routers.arrivals import Arrivals
+from routers.batch_size import BatchSizes
 from routers.bounds import validate
 from routers.cost import CostModel
 from routers.deadlines import Timers, Turnaround
-from routers.edges import EdgeSolver
 from routers.errors import BadRequestEvent
 from routers.flows import Flows
+from routers.lateness import is_over, is_refused, next_moment
 from routers.leases import abandon
 from routers.newcomers import Newcomers, Refusal
 from routers.offers import Goods
@@ -38,15 +37,13 @@ class Requests:
         self.turnaround = Turnaround()
         self.flows = Flows()
         self.cost = cost
-        self.gaps: dict[int, Gaps] = {}
         self.held_until: float | None = None
         self.is_closed = False
         self.waiting = Waiting(settings.bucket_edges, self.flows)
         self._replicas = replicas
         self._newcomers = Newcomers(self.waiting, self.flows, replicas)
         self.admission = Admission(settings)
-        self.edges = EdgeSolver(settings)
-        self._rows_seen = 0
+        self.arrivals = Arrivals(settings, self.waiting, self.turnaround, cost)
         self._adopt(settings)
 
     # -- coming in
@@ -54,7 +51,7 @@ class Requests:
     def arrive(self, request: Request, now: float, actions: list[Action]) -> None:
         if request.request_id in self.live or not request.lengths:
             raise BadRequestEvent(f"request {request.request_id} is live already or has no rows")
-        self._follow_lengths(request, now)
+        self.arrivals.follow(request.lengths, self._replicas.running, now)
         refused = self._take_in(request, now)
         if refused is not None:
             actions.append(Reject(request.request_id, refused.reason, refused.retry_after_s))
@@ -66,47 +63,11 @@ class Requests:
         refused = self._newcomers.bounded(request, self.settings, now)
         if refused is not None:
             return refused
-        ticket = self._ticket(request, now)
+        ticket = self.arrivals.ticket(request, now)
         refused = self._newcomers.judge(ticket, self.admission, self.settings, now)
         if refused is None:
             self._enqueue(ticket, now)
         return refused
-
-    def _follow_lengths(self, request: Request, now: float) -> None:
-        """Edges for newcomers follow the lengths that come; what waits stays in its bucket."""
-        solver, longest = self.edges, self.waiting.edges[-1]
-        for length in request.lengths:
-            if length <= longest:
-                solver.observe(length, now)
-        if solver.due(now):
-            running = self._replicas.running
-            edges = solver.solve(self.waiting.edges, self.cost.predict, now, running)
-            if edges is not None:
-                self.waiting.edges = edges
-                self.turnaround.keep(edges, self.settings.initial_cost_s)
-
-    def _ticket(self, request: Request, now: float) -> Ticket:
-        lengths, edges = request.lengths, self.waiting.edges
-        longest = lengths[0] if len(lengths) == 1 else max(lengths)
-        edge = edges[self.waiting.bucket_of(longest)]
-        due = min(request.deadline, request.expires)
-        latest = self.turnaround.latest_start(edge, now, due)
-        priority = min(max(request.priority, 0), self.settings.priorities - 1)
-        flow = self.flows.of(request.tenant, priority, request.weight)
-        ticket = Ticket(request, flow, now, latest, len(lengths))
-        ticket.rows = tuple([self._row(ticket, i, length) for i, length in enumerate(lengths)])
-        if request.avoid:
-            for row in ticket.rows:
-                row.retried, row.avoid = True, request.avoid
-        return ticket
-
-    def _row(self, ticket: Ticket, index: int, length: int) -> Row:
-        edge = self.waiting.edges[self.waiting.bucket_of(length)]
-        self._rows_seen += 1
-        cost_s = self.cost.unit_s(edge)
-        if not self.settings.pads:
-            cost_s *= length / edge
-        return Row(ticket, index, length, self._rows_seen, edge, cost_s)
 
     def _enqueue(self, ticket: Ticket, now: float) -> None:
         self.live[ticket.request.request_id] = ticket
@@ -115,20 +76,8 @@ class Requests:
         ticket.flow.live += 1
         for row in ticket.rows:
             self.waiting.add(row, now)
-        self._note_arrival(ticket.rows[0].edge, now)
-        self.timers.push(self._next_moment(ticket, now), ticket)
-
-    def _note_arrival(self, edge: int, now: float) -> None:
-        gap = self.gaps.get(edge)
-        if gap is None:
-            self.gaps = {e: g for e, g in self.gaps.items() if e in self.waiting.edges}
-            gap = self.gaps[edge] = Gaps()
-        gap.arrived(now)
-
-    def gap_s(self, edge: int) -> float:
-        """Mean seconds between arrivals in a bucket, inf while that is not known."""
-        gap = self.gaps.get(edge)
-        return max(1e-9, gap.mean_s) if gap is not None else inf
+        self.arrivals.note(ticket.rows[0].edge, now)
+        self.timers.push(next_moment(ticket, self.settings, now), ticket)
 
     # -- what the dispatcher tells and asks
 
@@ -203,7 +152,7 @@ class Requests:
                 self._evict(ticket, Reason.CLOSED, actions)
             elif row.length > self.settings.bucket_edges[-1]:
                 self._evict(ticket, Reason.TOO_LONG, actions)
-            elif self._may_not_wait(ticket.request, now):
+            elif is_over(ticket.request, self.settings, now):
                 self._evict(ticket, Reason.LATE, actions)
             else:
                 self.waiting.add(row, now)
@@ -238,11 +187,11 @@ class Requests:
             request = ticket.request
             if request.expires <= now:
                 self._evict(ticket, Reason.EXPIRED, actions)
-            elif ticket.queued and self._is_refused(ticket, now):
+            elif ticket.queued and is_refused(ticket, self.waiting, self.settings, now):
                 self._evict(ticket, Reason.LATE, actions)
             else:
                 self._demote(ticket, now)
-                self.timers.push(self._next_moment(ticket, now), ticket)
+                self.timers.push(next_moment(ticket, self.settings, now), ticket)
 
     def _evict(self, ticket: Ticket, reason: Reason, actions: list[Action]) -> None:
         retry_after = self._retry_after_s(reason)
@@ -265,7 +214,7 @@ class Requests:
 
     def call_late(self, ticket: Ticket, now: float, actions: list[Action]) -> None:
         """It waits on time and cannot be served so: it goes to the late ones, or leaves."""
-        if self._is_refused(ticket, now):
+        if is_refused(ticket, self.waiting, self.settings, now):
             self._evict(ticket, Reason.LATE, actions)
         else:
             self._demote(ticket, now)  # its timer comes too early, which does no harm
@@ -281,25 +230,6 @@ class Requests:
         for row in queued:
             self.waiting.add(row, now)
 
-    def _next_moment(self, ticket: Ticket, now: float) -> float:
-        if not ticket.late:
-            return ticket.latest_start
-        request = ticket.request
-        return request.deadline if self._refuses and now < request.deadline else request.expires
-
-    def _may_not_wait(self, request: Request, now: float) -> bool:
-        return self._refuses and request.deadline <= now
-
-    def _late_is_full(self, newcomers: int) -> bool:
-        return self.waiting.late_rows + newcomers > self.settings.max_late_rows
-
-    def _is_refused(self, ticket: Ticket, now: float) -> bool:
-        """Whether a late request may not stay, or one that becomes late finds no place there."""
-        newcomers = 0 if ticket.late else ticket.queued
-        return self._may_not_wait(ticket.request, now) or (
-            newcomers > 0 and self._late_is_full(newcomers)
-        )
-
     # -- settings
 
     def reconfigure(self, settings: DispatcherSettings, now: float, actions: list[Action]) -> None:
@@ -307,7 +237,7 @@ class Requests:
         are now too long. Reopens what was closed."""
         validate(settings)
         self.cost.adopt(settings)
-        self.edges.adopt(settings)
+        self.arrivals.adopt(settings)
         self.admission.tune(settings)
         moved = settings.bucket_edges != self.settings.bucket_edges
         if moved:
@@ -330,7 +260,6 @@ class Requests:
         self.is_closed = False
         self.sizes = BatchSizes(settings, self.cost)
         self.turnaround.keep(self.waiting.edges, settings.initial_cost_s)
-        self._refuses = settings.late == "refuse"
 
     def _retry_after_s(self, reason: Reason) -> float:
         return self.retry_after_s() if reason in (Reason.LATE, Reason.SHED) else 0.0

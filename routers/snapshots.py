@@ -50,7 +50,7 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         controllers=requests.admission.snapshot(state.replicas.running, now),
         edges=waiting.edges,
         batch_targets=tuple((edge, requests.sizes.target(edge)) for edge in waiting.edges),
-        edge_switches=requests.edges.state.switches,
+        edge_switches=requests.arrivals.edges.state.switches,
         hedges=tally.hedges,
         hedges_won=tally.hedges_won,
         ties=tally.ties,

@@ -66,7 +66,7 @@ def _saved_s(requests: Requests, shelf: Shelf, count: int, meanwhile_s: float) -
     if shelf.rows > count:
         return predict(own, width) - predict(max(1, own - count), width)
     fixed_s = max(0.0, 2.0 * predict(1, width) - predict(2, width))
-    others_come = 1.0 - exp(-meanwhile_s / requests.gap_s(shelf.edge))
+    others_come = 1.0 - exp(-meanwhile_s / requests.arrivals.gap_s(shelf.edge))
     return predict(own, width) - others_come * fixed_s
 
 

@@ -106,6 +106,13 @@ class Waiting:
         yield from self.on_time
         yield from self.late
 
+    def passed_over(self, ageing_s: float, now: float) -> Lane | None:
+        """Of the on-time lanes behind the most urgent one, that which has longest not led a batch,
+        if it has waited for `ageing_s`: its turn is due."""
+        lanes = [lane for lane in self.on_time if lane.rows]
+        lane = min(lanes[1:], key=lambda each: each.since, default=None)
+        return lane if lane is not None and lane.since <= now - ageing_s else None
+
     def reorder(self) -> None:
         """Find the places of flows whose tags have fallen."""
         lowered = self.flows.lowered

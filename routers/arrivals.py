@@ -1,0 +1,95 @@
+"""What arrives: as which rows, in which buckets, and how often?
+
+It makes a request's ticket: each row in the bucket that its length belongs to now, and a latest
+start by what the longest row's bucket usually takes. It also watches what comes. Edges for
+newcomers follow the lengths, whatever becomes of their requests; what waits stays in its bucket.
+The mean gap between arrivals of a bucket tells whether more will come. Whether a request may wait
+at all is `newcomers`' question.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from routers.batch_size import Gaps
+from routers.cost import CostModel
+from routers.deadlines import Turnaround
+from routers.edges import EdgeSolver
+from routers.settings import DispatcherSettings
+from routers.tickets import Row, Ticket
+from routers.types import Request
+from routers.waiting import Waiting
+
+
+class Arrivals:
+    """`gaps`: between arrivals, by edge. The one who moves the edges of `waiting` unasked."""
+
+    def __init__(
+        self,
+        settings: DispatcherSettings,
+        waiting: Waiting,
+        turnaround: Turnaround,
+        cost: CostModel,
+    ) -> None:
+        self.edges = EdgeSolver(settings)
+        self.gaps: dict[int, Gaps] = {}
+        self._settings = settings
+        self._waiting = waiting
+        self._turnaround = turnaround
+        self._cost = cost
+        self._rows_seen = 0
+
+    def adopt(self, settings: DispatcherSettings) -> None:
+        """Go on under these settings; what was seen is kept as far as edges stay."""
+        self._settings = settings
+        self.edges.adopt(settings)
+
+    def follow(self, lengths: tuple[int, ...], running: int, now: float) -> None:
+        """Count the lengths; move the edges where that is due and pays, on `running` replicas."""
+        solver, waiting = self.edges, self._waiting
+        longest = waiting.edges[-1]
+        for length in lengths:
+            if length <= longest:
+                solver.observe(length, now)
+        if solver.due(now):
+            edges = solver.solve(waiting.edges, self._cost.predict, now, running)
+            if edges is not None:
+                waiting.edges = edges
+                self._turnaround.keep(edges, self._settings.initial_cost_s)
+
+    def ticket(self, request: Request, now: float) -> Ticket:
+        """The request as the core will keep it, with its rows; it waits nowhere yet."""
+        lengths, waiting, settings = request.lengths, self._waiting, self._settings
+        longest = lengths[0] if len(lengths) == 1 else max(lengths)
+        edge = waiting.edges[waiting.bucket_of(longest)]
+        due = min(request.deadline, request.expires)
+        latest = self._turnaround.latest_start(edge, now, due)
+        priority = min(max(request.priority, 0), settings.priorities - 1)
+        flow = waiting.flows.of(request.tenant, priority, request.weight)
+        ticket = Ticket(request, flow, now, latest, len(lengths))
+        ticket.rows = tuple([self._row(ticket, i, length) for i, length in enumerate(lengths)])
+        if request.avoid:
+            for row in ticket.rows:
+                row.retried, row.avoid = True, request.avoid
+        return ticket
+
+    def note(self, edge: int, now: float) -> None:
+        """A request that may wait has come to this bucket."""
+        gap = self.gaps.get(edge)
+        if gap is None:
+            self.gaps = {e: g for e, g in self.gaps.items() if e in self._waiting.edges}
+            gap = self.gaps[edge] = Gaps()
+        gap.arrived(now)
+
+    def gap_s(self, edge: int) -> float:
+        """Mean seconds between arrivals in a bucket, inf while that is not known."""
+        gap = self.gaps.get(edge)
+        return max(1e-9, gap.mean_s) if gap is not None else inf
+
+    def _row(self, ticket: Ticket, index: int, length: int) -> Row:
+        edge = self._waiting.edges[self._waiting.bucket_of(length)]
+        self._rows_seen += 1
+        cost_s = self._cost.unit_s(edge)
+        if not self._settings.pads:
+            cost_s *= length / edge
+        return Row(ticket, index, length, self._rows_seen, edge, cost_s)
