@@ -16,7 +16,7 @@ from loadtests.workload import poisson_times
 from routers.dispatcher import Dispatcher
 from routers.settings import BucketSettings, DispatcherSettings
 from routers.simulated_fifo import Fifo
-from routers.simulated_traffic import Fate, Load
+from routers.simulated_traffic import Fate, Parcel
 from routers.simulator import Arrival, Device, World, run
 from tests.simulation.benches.lengths import FRESH_ROWS, Lengths
 
@@ -54,14 +54,14 @@ class Tallied:
         if fate.answered_at is not None:
             self.waits_ms.append(1e3 * (fate.answered_at - fate.arrival.at))
 
-    def sent(self, load: Load, now: float) -> None:
+    def sent(self, parcel: Parcel, now: float) -> None:
         pass
 
-    def served(self, load: Load, service_s: float, now: float) -> None:
+    def served(self, parcel: Parcel, service_s: float, now: float) -> None:
         self.batches += 1
-        self.rows += len(load.members)
-        self.tokens += load.tokens
-        self.padded_tokens += load.padded_tokens
+        self.rows += len(parcel.members)
+        self.tokens += parcel.tokens
+        self.padded_tokens += parcel.padded_tokens
 
 
 @dataclass(frozen=True, slots=True)
