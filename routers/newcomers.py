@@ -81,16 +81,19 @@ class Newcomers:
         return forecast.late_by_s
 
     def _claim(self, ticket: Ticket) -> Claim:
+        """Gateways take turns with a flow, so that of what it has waiting elsewhere no more goes
+        before than waits here; else who has the least here would always be called late."""
         flow = ticket.flow
         on_time = self._waiting.on_time
-        before_s = flow.elsewhere_s
+        before_s = 0.0
         if flow.rows:
             queue = on_time[flow.priority].queues[flow]
             own = queue.buckets.get(ticket.rows[0].edge)
             own_s = own.waiting_s if own is not None else 0.0
             own_s += sum([row.cost_s for row in ticket.rows])
             others = [each.waiting_s for each in queue.buckets.values() if each is not own]
-            before_s += ahead_s(own_s, others)
+            before_s = ahead_s(own_s, others)
+            before_s += min(before_s, flow.elsewhere_s)
         urgent_s = sum([lane.waiting_s for lane in on_time[: flow.priority]])
         rivals = self._flows.weights[flow.priority]
         running = self._replicas.running

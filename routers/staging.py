@@ -2,9 +2,10 @@
 
 One batch runs; behind it each gateway may stage `slots` - 1. When the device is free the lowest
 rank starts, of whichever gateway, and what other gateways have staged goes back to them unstarted:
-so shares hold however skewed the ingress is, and rows stay unbound until their turn. One gateway's
-batch too many pushes out its own highest rank, which is how an urgent one takes a bulk one's place.
-Fair in the gateways' common start tags; it never interrupts what runs and predicts nothing itself.
+so shares hold however skewed the ingress is, and rows stay unbound until their turn. Among batches
+led by the same flow the gateways take turns: each keeps an account of it, and where these differ
+the one that is ahead would never be served. One gateway's batch too many pushes out its own highest
+rank, which is how an urgent one takes a bulk one's place. Nothing here interrupts what runs.
 
 Pure: the caller owns device, clock and payloads, and performs the `Turn`s in order.
 """
@@ -46,11 +47,13 @@ class Turn:
 
 @dataclass(slots=True)
 class _Gateway:
-    """`seen`: highest lease id accepted; `waiting`: what it said of itself; `served`: seconds by
-    flow that its next answer tells; `told`: what it was told, at `told_at`, of the others."""
+    """`seen`: highest lease id accepted; `turn`: number of the last start that was its; `waiting`:
+    what it said of itself; `served`: seconds by flow that its next answer tells; `told`: what it
+    was told, at `told_at`, of the others."""
 
     heard_at: float
     seen: int = 0
+    turn: int = 0
     waiting: tuple[FlowWork, ...] = ()
     served: dict[Flow, float] = field(default_factory=dict)
     told: tuple[FlowWork, ...] = ()
@@ -66,6 +69,7 @@ class Staging:
         self._staged: list[Staged] = []  # in order of arrival; at most slots - 1 a gateway
         self._running: Staged | None = None
         self._started_at = 0.0
+        self._starts = 0
         self._virtual_time: list[float] = []
 
     @property
@@ -112,7 +116,7 @@ class Staging:
         self._account(done, service_s)
         if not self._staged:
             return Turn()
-        batch = min(self._staged, key=_rank)
+        batch = self._next()
         returned = tuple(each for each in self._staged if each.gateway != batch.gateway)
         own = [each for each in self._staged if each.gateway == batch.gateway]
         self._staged = [each for each in own if each is not batch]
@@ -180,8 +184,18 @@ class Staging:
 
     # -- accounts
 
+    def _next(self) -> Staged:
+        """The lowest rank; of those that its flow leads, the one whose gateway has waited longest
+        for a start."""
+        lowest = min(self._staged, key=_rank)
+        turns = {name: gateway.turn for name, gateway in self._gateways.items()}
+        same = [each for each in self._staged if _led_alike(each, lowest)]
+        return min(same, key=lambda each: (turns[each.gateway], each.rank))
+
     def _start(self, batch: Staged, now: float) -> None:
         self._running, self._started_at = batch, now
+        self._starts += 1
+        self._gateways[batch.gateway].turn = self._starts
         _, priority, tag = batch.rank
         while len(self._virtual_time) <= priority:
             self._virtual_time.append(0.0)
@@ -212,6 +226,15 @@ class Staging:
 
 def _rank(batch: Staged) -> tuple[int, int, float]:
     return batch.rank
+
+
+def _led_alike(batch: Staged, other: Staged) -> bool:
+    """Whether the same flow leads both, at the same standing; a copy says nothing of its flows."""
+    if batch is other:
+        return True
+    if not (batch.charges and other.charges):
+        return False
+    return batch.rank[:2] == other.rank[:2] and batch.charges[0][:2] == other.charges[0][:2]
 
 
 def _summed(said: Iterable[tuple[FlowWork, ...]]) -> tuple[FlowWork, ...]:

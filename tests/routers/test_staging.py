@@ -68,6 +68,45 @@ def test_equal_ranks_start_in_order_of_arrival():
     assert staging.finish(1.0, 1.0).start == batch("b", 2)
 
 
+def led_by(tenant, gateway, lease_id, **more):
+    return batch(gateway, lease_id, charges=((more.get("priority", 0), tenant, 1.0),), **more)
+
+
+def test_gateways_take_turns_with_one_flow_whatever_their_accounts_of_it_say():
+    staging = Staging(2)
+    staging.arrive(led_by("x", "a", 1), (), 0.0)
+    started = []
+    for lease_id in range(2, 8):
+        for gateway, tag in (("a", 1.0), ("b", 2.0), ("c", 3.0)):
+            staging.arrive(led_by("x", gateway, lease_id, tag=tag), (), 0.0)
+        started.append(staging.finish(1.0, 1.0).start.gateway)
+    assert started == ["b", "c", "a", "b", "c", "a"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        led_by("y", "b", 1, tag=2.0),
+        led_by("x", "b", 1, tag=2.0, late=1),
+        led_by("x", "b", 1, tag=2.0, priority=1),
+        batch("b", 1, tag=2.0),
+    ],
+)
+def test_turns_are_taken_within_a_flow_alone(other):
+    staging = running()
+    staging.arrive(led_by("x", "a", 2, tag=1.0), (), 0.0)
+    staging.arrive(other, (), 0.0)
+    assert staging.finish(1.0, 1.0).start.gateway == "a"
+
+
+def test_flow_that_goes_first_does_so_by_its_lowest_tag_anywhere():
+    staging = running()
+    staging.arrive(led_by("x", "a", 2, tag=1.0), (), 0.0)
+    staging.arrive(led_by("y", "c", 1, tag=2.0), (), 0.0)
+    staging.arrive(led_by("x", "b", 1, tag=3.0), (), 0.0)
+    assert staging.finish(1.0, 1.0).start.gateway == "b"
+
+
 def test_what_the_same_gateway_staged_further_stays():
     staging = running(slots=3)
     for lease_id in (2, 3):

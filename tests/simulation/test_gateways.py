@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -13,10 +14,11 @@ SECONDS = 10.0
 
 
 class Served:
-    """Device seconds by tenant, between start and end of the backlog."""
+    """Device seconds by tenant and by gateway, between start and end of the backlog."""
 
     def __init__(self) -> None:
         self.by_tenant: Counter[str] = Counter()
+        self.by_gateway: Counter[int] = Counter()
 
     def arrived(self, fate, now):
         pass
@@ -29,7 +31,9 @@ class Served:
 
     def served(self, load, service_s, now):
         if 1.0 < now < SECONDS:
-            self.by_tenant[load.members[0][0].arrival.tenant] += service_s
+            arrival = load.members[0][0].arrival
+            self.by_tenant[arrival.tenant] += service_s
+            self.by_gateway[arrival.gateway] += service_s
 
     def share(self, tenant: str) -> float:
         return self.by_tenant[tenant] / self.by_tenant.total()
@@ -66,6 +70,16 @@ def test_each_tenant_gets_its_share_by_weight_wherever_it_comes_in(weights, spre
     run(SETTINGS, skewed(*weights), World((device(spread),), gateways=len(weights)), served)
     for tenant, weight in enumerate(weights):
         assert served.share(str(tenant)) == pytest.approx(weight / sum(weights), rel=0.05)
+
+
+@pytest.mark.parametrize("rate", [250.0, 1000.0])
+@pytest.mark.parametrize("gateways", [2, 3])
+def test_tenant_that_comes_to_all_gateways_is_served_at_all_alike(gateways, rate):
+    arrivals = [replace(each, tenant="one") for each in skewed(*[1.0] * gateways, rate=rate)]
+    served = Served()
+    run(SETTINGS, arrivals, World((device(0.1),), gateways=gateways), served)
+    shares = [served.by_gateway[n] / served.by_gateway.total() for n in range(gateways)]
+    assert shares == pytest.approx([1 / gateways] * gateways, rel=0.1)
 
 
 def test_device_does_not_idle_for_the_choice():
