@@ -9,6 +9,7 @@ was served.
 
 from __future__ import annotations
 
+from routers.budget import Budget
 from routers.holders import Holder
 from routers.leases import Lease, fail, win
 from routers.replicas import MIN_BLOCK_S, SUSPECT_S
@@ -51,6 +52,8 @@ def _answered(
     racing = state.racing
     has_lost = lease.owes is None and lease.copy_of is None
     racing.tally.hedges_won += lease.hedge and lease.live > 0
+    if lease.repeats and report.service_s > 0.0:
+        _true_up(racing.budget, lease, report.service_s)
     racing.tally.answered(lease, report, now)
     racing.hedging.observe(lease, now)
     members = win(lease, actions)
@@ -99,6 +102,14 @@ def _worked_s(lease: Lease, event: Closed) -> float | None:
     if event.report.service_s > 0.0:
         return event.report.service_s
     return lease.predicted_s if lease.opened else None
+
+
+def _true_up(budget: Budget, copy: Lease, service_s: float) -> None:
+    """A copy costs what it took: where inputs are slow, few of them empty the budget."""
+    budget.pay(service_s - copy.paid_s)
+    for each in (copy, copy.copy_of):
+        if each is not None:
+            each.paid_s = service_s
 
 
 def _refund(state: State, lease: Lease) -> None:

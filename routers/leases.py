@@ -24,10 +24,11 @@ class Lease:
     """`live`: members that have not left meanwhile. `starts_at` is predicted until `opened`.
     `since`: when its rows were first sent, in this lease or in the one it copies. `owes`: the goods
     whose charge is to be settled when it ends. `copy_of`: the lease whose rows it repeats, while
-    that is open; `copy`: the reverse. `hedge`: a copy sent late. `probe`: a copy that asks how its
-    replica does; it runs to its end. `tied`: the first of the two to start cancels the other.
-    `paid_s`: what the budget paid for the race. `staged`: sent while another ran. `trial`: of a row
-    that was lost once. `ripe`: should be, or is, raced. `overdue`: far beyond its prediction.
+    that is open; `copy`: the reverse. `repeats`: is a copy; `hedge`: one sent late. `probe`: a copy
+    that asks how its replica does; it runs to its end. `tied`: the first of the two to start
+    cancels the other. `paid_s`: what the budget paid for the race. `staged`: sent while another
+    ran. `trial`: of a row that was lost once. `ripe`: should be, or is, raced. `overdue`: far
+    beyond its prediction.
     `firm`: not given up for what is more urgent. `wanted_back`: the dispatcher has asked for its
     rows. `aborted`: its replica was told to drop it. `moment`: when `hedging` looks at it next."""
 
@@ -44,6 +45,7 @@ class Lease:
     opened: bool = False
     copy_of: Lease | None = None
     copy: Lease | None = None
+    repeats: bool = False
     hedge: bool = False
     tied: bool = False
     probe: bool = False
@@ -89,7 +91,7 @@ class LeaseBook:
         goods = Goods(rows, lease.goods.width, lease.goods.edge, lease.goods.rank)
         copy = self._open(holder, goods, predicted_s, now)
         copy.copy_of, lease.copy = lease, copy
-        copy.since = lease.since
+        copy.since, copy.repeats = lease.since, True
         for row in rows:
             row.copy, row.copied = copy, True
         return copy

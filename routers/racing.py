@@ -127,7 +127,7 @@ class Racing:
         copy = self.leases.sign_copy(lease, holder, rows, seconds, now)
         copy.probe, copy.ripe = probe, True
         copy.paid_s = lease.paid_s = seconds
-        copy.tied = unstarted and not probe
+        copy.tied = lease.tied = unstarted and not probe
         self.budget.pay(seconds)
         self.hedging.watch(copy)
         self.replicas.refresh(holder, now)

@@ -284,3 +284,24 @@ def test_nothing_is_tied_while_an_idle_replica_takes_it(start):
     (two,) = core.arrive(2)
     assert not one.tied
     assert not two.tied
+
+
+# ---- what it costs
+
+
+def test_a_copy_costs_what_it_took(start):
+    core, lease, copy = straggling(start, "a", "b")
+    before = core.dispatcher.snapshot(core.now).budget_s
+    core.close(lease)
+    core.close(copy, service_s=0.05)
+    assert core.dispatcher.snapshot(core.now).budget_s == pytest.approx(before - 0.04, rel=0.02)
+
+
+def test_what_was_never_started_makes_its_copy_no_extra_work(start):
+    core, *pair = tied(start)
+    before = core.dispatcher.snapshot(core.now).budget_s
+    core.step(Opened(pair[1].lease_id))
+    core.close(pair[1], service_s=0.02)
+    core.close(pair[0], LeaseEnd.ABORTED)
+    after = core.dispatcher.snapshot(core.now).budget_s
+    assert after == pytest.approx(before, abs=0.011)

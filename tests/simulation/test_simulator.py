@@ -184,7 +184,7 @@ def test_memory_does_not_grow_with_the_length_of_a_run():
 
     peak(1)  # what is made once
     short, long = peak(6), peak(18)
-    assert long < 1.3 * short
+    assert long < 1.5 * short  # as many requests again would be several times as much
 
 
 def test_arrivals_are_taken_as_their_time_comes():
