@@ -3,8 +3,8 @@
 `answer` takes a request from its headers to its reply, in the one order that is cheap under load:
 what can be refused by headers is refused before a body is read, what is heavy leaves the event
 loop, what waits waits in the model's queue and nowhere else. Stages are functions of their own
-modules; this one only orders them and says why. Waiting rows are ordered, batched and placed by the
-model's dispatcher (`routers/`), which sees lengths and deadlines.
+modules; this one only orders them and says why. Waiting rows are let in, ordered, batched, placed
+and raced by the model's dispatcher (`routers/`), which sees tenants, lengths and deadlines.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ from routers.simulator import Device, World, run
 from routers.types import Snapshot
 
 _OF_SETTINGS = "settings."
-_COUNTS = ("hedges", "hedges_won", "ties", "probes", "retries", "preempted", "edge_switches")
+_COUNTS = (
+    "hedges", "hedges_won", "ties", "probes", "retries", "pushed_out", "preempted", "edge_switches",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ CORE = Snapshot(
         ReplicaSnapshot("r#2", 2, 0, 0, False, 0, sick=True, ejected=True, ratio=5.0),
     ),
     edges=(64, 512), batch_targets=((64, 32), (512, 9)), edge_switches=3,
-    hedges=12, hedges_won=8, ties=2, probes=5, retries=4, preempted=1, budget_s=0.75,
-    utilisation=0.6, idle_gap_s=0.001, early_binding_s=0.002,
+    hedges=12, hedges_won=8, ties=2, probes=5, retries=4, pushed_out=6, preempted=1,
+    budget_s=0.75, utilisation=0.6, idle_gap_s=0.001, early_binding_s=0.002,
     controllers=(
         ControllerSnapshot("feasibility", "enforce", False, 0.03, 40, 0, ((0, "acme", 0.02),)),
         ControllerSnapshot("limit", "observe", True, 64, 0, 9, ((0, "gone", 64), (2, "acme", 80))),
@@ -286,8 +286,8 @@ def test_levels_are_read_when_the_page_is_asked_for(metrics):
         ("queue_oldest_wait_seconds", 0.05), ("cost_error_median", 0.1), ("cost_error_p99", 0.9),
         ("replicas", 2), ("bucket_switches_total", 3), ("hedges_total", 12),
         ("hedges_won_total", 8), ("ties_total", 2), ("probes_total", 5), ("retries_total", 4),
-        ("preempted_total", 1), ("copy_budget_seconds", 0.75), ("utilisation", 0.6),
-        ("idle_gap_seconds", 0.001), ("early_binding_seconds", 0.002),
+        ("pushed_out_total", 6), ("preempted_total", 1), ("copy_budget_seconds", 0.75),
+        ("utilisation", 0.6), ("idle_gap_seconds", 0.001), ("early_binding_seconds", 0.002),
     ]:  # fmt: skip
         assert value(metrics, f"headrace_{name}", model="m") == expected
     assert value(metrics, "headrace_replica_duty_cycle", model="m", replica="r#1") == 0.75

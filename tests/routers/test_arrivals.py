@@ -1,0 +1,91 @@
+"""Requests become rows in the buckets of now, and leave behind how often they come."""
+
+from math import inf
+
+import pytest
+
+from routers.arrivals import Arrivals
+from routers.cost import CostModel
+from routers.deadlines import Turnaround
+from routers.flows import Flows
+from routers.settings import BucketSettings, DispatcherSettings
+from routers.types import Request
+from routers.waiting import Waiting
+
+EDGES = (16, 64)
+
+
+def arrivals(**settings):
+    told = DispatcherSettings(EDGES, initial_cost_s=0.01, **settings)
+    turnaround = Turnaround()
+    turnaround.keep(EDGES, told.initial_cost_s)
+    return Arrivals(told, Waiting(EDGES, Flows()), turnaround, CostModel.of(told))
+
+
+def a_request(*lengths, **more):
+    return Request(1, lengths, arrival=0.0, deadline=1.0, expires=5.0, **more)
+
+
+def test_each_row_stands_in_the_bucket_of_its_own_length():
+    ticket = arrivals().ticket(a_request(16, 17, 64), 0.0)
+    assert [row.edge for row in ticket.rows] == [16, 64, 64]
+    assert [row.index for row in ticket.rows] == [0, 1, 2]
+    assert ticket.open == 3
+    assert ticket.queued == 0
+
+
+def test_rows_are_numbered_across_requests_in_the_order_they_came():
+    comes = arrivals()
+    first, second = (comes.ticket(a_request(10, 10), 0.0) for _ in range(2))
+    orders = [row.order for row in (*first.rows, *second.rows)]
+    assert orders == sorted(set(orders))
+
+
+def test_latest_start_leaves_time_for_the_longest_row():
+    comes = arrivals()
+    for _ in range(50):
+        comes._turnaround.observe(64, 0.4)
+    short, long = comes.ticket(a_request(10), 0.0), comes.ticket(a_request(10, 60), 0.0)
+    assert long.latest_start < short.latest_start < 1.0
+
+
+@pytest.mark.parametrize(("asked", "given"), [(-1, 0), (0, 0), (2, 2), (3, 2), (9, 2)])
+def test_priorities_beyond_the_last_count_as_the_last(asked, given):
+    assert arrivals().ticket(a_request(10, priority=asked), 0.0).flow.priority == given
+
+
+def test_packed_rows_are_priced_by_their_own_length():
+    padded, packed = arrivals(), arrivals(pads=False)
+    whole = packed.ticket(a_request(64), 0.0).rows[0].cost_s
+    assert packed.ticket(a_request(32), 0.0).rows[0].cost_s == pytest.approx(whole / 2)
+    assert padded.ticket(a_request(32), 0.0).rows[0].cost_s == pytest.approx(whole)
+
+
+def test_rows_that_a_replica_failed_on_travel_alone_and_not_there():
+    (row,) = arrivals().ticket(a_request(10, avoid="r1"), 0.0).rows
+    assert (row.retried, row.avoid) == (True, "r1")
+
+
+def test_gap_is_known_from_the_second_arrival_on():
+    comes = arrivals()
+    comes.note(16, 1.0)
+    assert comes.gap_s(16) == inf
+    comes.note(16, 1.5)
+    assert comes.gap_s(16) == pytest.approx(0.5)
+    assert comes.gap_s(64) == inf
+
+
+def test_edges_follow_the_lengths_that_come():
+    comes = arrivals(buckets=BucketSettings(adaptive=True, minimise="padding", solve_every_s=1.0))
+    comes.follow((10,) * 600 + (60,) * 600, 1, 0.0)
+    assert comes._waiting.edges == EDGES
+    comes.follow((10,), 1, 1.0)
+    assert 10 in comes._waiting.edges
+    assert comes._waiting.edges[-1] == 64
+
+
+def test_lengths_that_never_fit_move_no_edges():
+    comes = arrivals(buckets=BucketSettings(adaptive=True, minimise="padding", solve_every_s=1.0))
+    comes.follow((65,) * 1200, 1, 0.0)
+    comes.follow((65,), 1, 1.0)
+    assert comes._waiting.edges == EDGES
