@@ -12,7 +12,7 @@ from routers.settings import DispatcherSettings
 from routers.simulated_fifo import Fifo
 from routers.simulated_traffic import Keeper
 from routers.simulator import Arrival, Device, Outcome, World, run, simulate
-from routers.types import Reason, ReplicaKind
+from routers.types import Arrive, Dispatch, Opened, Reason, ReplicaKind, Tick, WakeAt
 
 SETTINGS = DispatcherSettings(bucket_edges=(32, 128, 512), max_size=8)
 
@@ -217,3 +217,41 @@ def test_same_input_takes_the_same_course_with_gateways_deaths_and_noise():
         return outcome(arrivals, World(devices, gateways=2, detect_s=0.1)).batches
 
     assert course() == course()
+
+
+class Ties:
+    """A core that sends each row to `a`, and a tied copy to `b` when the first second is over."""
+
+    def __init__(self, settings):
+        self.opened = []
+
+    def step(self, event, now):
+        match event:
+            case Arrive(request):
+                rows = ((request.request_id, 0),)
+                first = Dispatch(1, "a", rows, 32, 0.0)
+                return [first, WakeAt(1.0)]
+            case Tick():
+                return [Dispatch(2, "b", ((1, 0),), 32, 0.0, copy_of=1, tied=True)]
+            case Opened(lease_id):
+                self.opened.append((lease_id, now))
+        return []
+
+    def snapshot(self, now):
+        return Fifo(SETTINGS).snapshot(now)
+
+
+def test_starts_are_reported_of_ties_and_of_what_they_race():
+    cores = []
+
+    def core(settings):
+        cores.append(Ties(settings))
+        return cores[-1]
+
+    devices = tuple(Device(name, lambda rows, width: 5.0, transport_s=0.2) for name in "ab")
+    keeper = Keeper()
+    run(SETTINGS, [Arrival(0.5, (8,), timeout_s=9.0)], World(devices, core=core), keeper)
+    # The first had started when it was asked about; the copy starts and says so.
+    assert cores[0].opened == [(1, pytest.approx(1.2)), (2, pytest.approx(1.2))]
+    (fate,) = keeper.fates
+    assert (fate.answers, fate.answered_at) == (1, pytest.approx(5.7))
