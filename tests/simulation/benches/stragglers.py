@@ -18,7 +18,7 @@ from math import inf
 from statistics import mean
 
 from routers.settings import DispatcherSettings, HedgeSettings, OutlierSettings
-from routers.simulated_traffic import Fate, Load
+from routers.simulated_traffic import Fate, Parcel
 from routers.simulator import Arrival, Device, World, run
 from routers.types import Snapshot
 
@@ -66,10 +66,10 @@ class Tail:
         if fate.answered_at is not None and fate.arrival.at >= WARM_UP_S:
             self.times.append(1000.0 * (fate.answered_at - fate.arrival.at))
 
-    def sent(self, load: Load, now: float) -> None:
+    def sent(self, parcel: Parcel, now: float) -> None:
         pass
 
-    def served(self, load: Load, service_s: float, now: float) -> None:
+    def served(self, parcel: Parcel, service_s: float, now: float) -> None:
         self.device_s += service_s
 
     def ms(self, share: float) -> float:
