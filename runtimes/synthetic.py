@@ -2,7 +2,8 @@
 
 A device that takes `base_ms + per_request_ms·B + per_token_us·B·L_padded` a batch of B rows, one
 batch at a time, and answers each row's true sum, so that a mix-up of rows shows. One input, INT64
-`ids` [-1, -1]; one output, FP32 `sum` [-1].
+`ids` [-1, -1]; one output, FP32 `sum` [-1], and with `embed_width` a second one that stands in for
+an embedding, so that what surrounds such a model (tokenising included) can be load-tested.
 
 It sleeps instead of computing and so leaves its processor to the load generator; it is no stand-in
 for a model's use of memory or caches. Faults can be injected by token id: they are for tests of
@@ -14,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,20 +41,26 @@ LIMITS = Limits(
     length_input="ids",
     platform="headrace_synthetic",
 )
+EMBEDDING = "embedding"
+_NOT_NEGATIVE = (
+    "base_ms", "per_request_ms", "per_token_us", "embed_width", "load_s", "warm_s", "hang_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticOptions:
     """The device's speed, and faults for tests.
 
-    base_ms, per_request_ms, per_token_us: the time of a batch. load_s, warm_s: how long starting
-    takes. A batch holding one of these ids in any row: fail_ids raises `RunError`, hang_ids stops
-    for hang_s (or until `close`), die_ids ends the whole process at once.
+    base_ms, per_request_ms, per_token_us: the time of a batch. embed_width: 0, or how wide its
+    output `embedding` is. load_s, warm_s: how long starting takes. A batch holding one of these ids
+    in any row: fail_ids raises `RunError`, hang_ids stops for hang_s (or until `close`), die_ids
+    ends the whole process at once.
     """
 
     base_ms: float = 2.0
     per_request_ms: float = 0.0
     per_token_us: float = 0.0
+    embed_width: int = 0
     load_s: float = 0.0
     warm_s: float = 0.0
     fail_ids: tuple[int, ...] = ()
@@ -62,7 +69,7 @@ class SyntheticOptions:
     hang_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        for name in ("base_ms", "per_request_ms", "per_token_us", "load_s", "warm_s", "hang_s"):
+        for name in _NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise ValueError(f"option '{name}' is {getattr(self, name)}, it must be 0 or more")
 
@@ -89,7 +96,7 @@ class SyntheticRuntime:
     def load(self) -> None:
         if self._settings.precision != "fp32":
             raise LoadError(f"precision is '{self._settings.precision}', synthetic has fp32 only")
-        self._limits = lengths.settled(LIMITS, self._settings)
+        self._limits = lengths.settled(_limits(self._options), self._settings)
         self._spend(self._options.load_s, "staging")
         self._loaded = True
 
@@ -108,11 +115,11 @@ class SyntheticRuntime:
         if self._faulty:
             self._inject(ids.data)
         longest = max(shape[0] for shape in ids.shapes)
-        sums = Ragged("FP32", _row_sums(ids), ((),) * batch.rows)
+        outputs = {name: self._output(name, ids) for name in names}
         ready = time.perf_counter()
         _wait_until(start + service_s(self._options, batch.rows, longest))
         times = StageTimes(pad_s=ready - start, run_s=time.perf_counter() - ready)
-        return Result(dict.fromkeys(names, sums), times, batch.rows * longest)
+        return Result(outputs, times, batch.rows * longest)
 
     def health(self) -> None:
         if self._closed.is_set() or not self._loaded:
@@ -120,6 +127,13 @@ class SyntheticRuntime:
 
     def close(self) -> None:
         self._closed.set()
+
+    def _output(self, name: str, ids: Ragged) -> Ragged:
+        rows = len(ids.shapes)
+        if name == EMBEDDING:
+            width = self._options.embed_width
+            return Ragged("FP32", _folded(ids, width), ((width,),) * rows)
+        return Ragged("FP32", _row_sums(ids), ((),) * rows)
 
     def _inject(self, ids: np.ndarray[Any, Any]) -> None:
         if _holds(ids, self._options.die_ids):
@@ -137,6 +151,13 @@ class SyntheticRuntime:
         self._settings.progress(phase, 1.0)
 
 
+def _limits(device: SyntheticOptions) -> Limits:
+    if not device.embed_width:
+        return LIMITS
+    embedding = TensorSpec(EMBEDDING, "FP32", (-1, device.embed_width))
+    return replace(LIMITS, outputs=(*LIMITS.outputs, embedding))
+
+
 def _holds(ids: np.ndarray[Any, Any], marked: tuple[int, ...]) -> bool:
     return any(bool((ids == value).any()) for value in marked)
 
@@ -148,6 +169,16 @@ def _row_sums(ids: Ragged) -> np.ndarray[Any, Any]:
     starts = np.concatenate(([0], ends[:-1]))
     sums: np.ndarray[Any, Any] = running[ends] - running[starts]
     return sums.astype(np.float32)
+
+
+def _folded(ids: Ragged, width: int) -> np.ndarray[Any, Any]:
+    """FP32 [rows x width]: a row's value k is the sum of its ids at k, k + width, k + 2 width …"""
+    counts = np.array([shape[0] for shape in ids.shapes])
+    starts = np.repeat(np.cumsum(counts) - counts, counts)
+    places = np.repeat(np.arange(len(counts)), counts) * width
+    places += (np.arange(len(ids.data)) - starts) % width
+    summed = np.bincount(places, weights=ids.data, minlength=len(counts) * width)
+    return summed.astype(np.float32)
 
 
 def _wait_until(finish: float) -> None:

@@ -131,7 +131,7 @@ class ModelSettings(Section):
         examples=["models/minilm or package:NAME/sub/folder"],
         description="File or folder of the model, relative to this file, or "
         "`package:NAME/sub/folder` for a folder inside an installed Python package; `synthetic` "
-        "has none.",
+        "has none, but with task `embed` may name a folder for its `tokenizer.json`.",
     )
     task: Literal["tensors", "embed", "classify"] = Field(
         default="tensors", description="What the model is for; `embed` adds `POST /v1/embeddings`."
@@ -200,7 +200,7 @@ class ModelSettings(Section):
 
     @model_validator(mode="after")
     def _source_belongs_to_runtime(self) -> ModelSettings:
-        if self.runtime == "synthetic" and self.source is not None:
+        if self.runtime == "synthetic" and self.source is not None and self.task != "embed":
             raise wrong("must be left out: a synthetic model has no artifact", "source")
         if self.runtime != "synthetic" and self.source is None:
             raise wrong(

@@ -47,6 +47,7 @@ TEXTS = (
     Case("torch", "bert"),
     Case("torch", "bert", "classify"),
     Case("torch", "text.pt2"),
+    Case("synthetic", None, "embed", options={"base_ms": 0, "embed_width": 4}),
 )
 STACKED = (
     Case("onnxruntime", "image.onnx"),

@@ -46,6 +46,18 @@ def test_row_without_tokens_sums_to_zero():
     assert sums(device(), []) == [0]
 
 
+def test_embedding_folds_every_row_into_its_width():
+    outputs = device(embed_width=2).run(batch([1, 2, 3], [], [4], [5, 6, 7, 8])).outputs
+    assert outputs["embedding"].data.reshape(-1, 2).tolist() == [[4, 2], [0, 0], [4, 0], [12, 14]]
+    assert outputs["embedding"].shapes == ((2,),) * 4
+    assert outputs["sum"].data.tolist() == [6, 0, 4, 26]
+
+
+def test_only_an_embedding_device_declares_an_embedding():
+    assert [spec.name for spec in device().limits().outputs] == ["sum"]
+    assert device(embed_width=3).limits().outputs[1].shape == (-1, 3)
+
+
 def test_one_value_a_row_comes_back():
     answer = device().run(batch([1], [2, 3]))
     assert answer.outputs["sum"].shapes == ((), ())
