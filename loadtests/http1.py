@@ -40,9 +40,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """`retry_after_s`: what a refusal says, 0 where it says nothing (a date counts as nothing)."""
+
     status: int
     body: bytes
     keep_alive: bool
+    retry_after_s: float = 0.0
 
 
 def render(
@@ -86,7 +89,7 @@ class AnswerParser:
         framing, buffer = self._framing, self._buffer
         if framing is None or framing.chunked or framing.length is not None:
             return None
-        answer = Answer(framing.status, bytes(buffer[framing.start :]), False)
+        answer = framing.answer(bytes(buffer[framing.start :]), keep_alive=False)
         self._reset()
         return answer
 
@@ -102,7 +105,7 @@ class AnswerParser:
         if body is None:
             return None
         self._reset()
-        return Answer(framing.status, body, framing.keep_alive)
+        return framing.answer(body)
 
     def _reset(self) -> None:
         self._buffer = bytearray()
@@ -118,6 +121,10 @@ class _Framing:
     length: int | None
     chunked: bool
     keep_alive: bool
+    retry_after_s: float
+
+    def answer(self, body: bytes, *, keep_alive: bool = True) -> Answer:
+        return Answer(self.status, body, keep_alive and self.keep_alive, self.retry_after_s)
 
 
 def _framing(data: bytes | bytearray) -> _Framing | None:
@@ -136,17 +143,28 @@ def _framing(data: bytes | bytearray) -> _Framing | None:
     length = 0 if status in (204, 304) else _length(head)
     if length is None and not chunked:
         keep_alive = False
-    return _Framing(status, end + 4, length, chunked, keep_alive)
+    wait = _field(head, b"retry-after") if status >= 400 else None
+    retry_after_s = float(wait) if wait is not None and wait.isdigit() else 0.0
+    return _Framing(status, end + 4, length, chunked, keep_alive, retry_after_s)
 
 
 def _length(head: bytes) -> int | None:
-    at = head.find(b"\r\ncontent-length:")
-    if at < 0:
+    text = _field(head, b"content-length")
+    if text is None:
         return None
-    text = head[at + 17 : head.find(b"\r\n", at + 17)].strip()
     if not text.isdigit():
         raise BadAnswer(f"content-length is {text!r}")
     return int(text)
+
+
+def _field(head: bytes, name: bytes) -> bytes | None:
+    """A header's value, in lower case as `head` is."""
+    start = b"\r\n" + name + b":"
+    at = head.find(start)
+    if at < 0:
+        return None
+    at += len(start)
+    return head[at : head.find(b"\r\n", at)].strip()
 
 
 def _whole(data: bytes) -> Answer | None:
@@ -154,7 +172,7 @@ def _whole(data: bytes) -> Answer | None:
     framing = _framing(data)
     if framing is None or framing.length is None or len(data) != framing.start + framing.length:
         return None
-    return Answer(framing.status, data[framing.start :], framing.keep_alive)
+    return framing.answer(data[framing.start :])
 
 
 def _counted(buffer: bytearray, framing: _Framing) -> bytes | None:

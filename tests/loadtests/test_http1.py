@@ -100,3 +100,19 @@ def test_rendered_request_counts_its_body():
 def test_url_that_is_not_plain_http_is_refused(url):
     with pytest.raises(ValueError, match="not of the form"):
         Target.parse(url)
+
+
+@pytest.mark.parametrize(
+    ("status", "value", "seconds"),
+    [("503", "7", 7.0), ("429", "0", 0.0), ("503", "Fri, 31 Dec 1999 23:59:59 GMT", 0.0),
+     ("200", "7", 0.0)],
+)  # fmt: skip
+def test_refusal_says_when_to_come_again(status, value, seconds):
+    answer = parsed(
+        f"HTTP/1.1 {status} X\r\nRetry-After: {value}\r\nContent-Length: 0\r\n\r\n".encode()
+    )
+    assert answer.retry_after_s == seconds
+
+
+def test_refusal_that_says_nothing_is_zero():
+    assert parsed(CHUNKED).retry_after_s == 0.0

@@ -1,0 +1,248 @@
+"""What becomes of a scenario's requests when they are sent to a real server?
+
+Sends what `plan` says when it says so, open loop, whether or not earlier ones are answered, over at
+most `connections` keep-alive connections; refused and unanswered requests come again as their
+tenant's `retry` says, and closed loops go on. Every try becomes one `Played`, handed to `on_end`.
+Rendering is the caller's: it is told what is planned and gives bytes.
+
+Times are seconds from the start of the warm-up. Latency counts from when a request was meant to be
+sent (no coordinated omission); `left_s` is when it really left, so `left_s - planned.at_s` is what
+this client was late by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from loadtests.caller import Caller
+from loadtests.http1 import Answer, Target
+from loadtests.plan import Plan, Planned
+
+TIMER_S = 0.001
+SWEEP_S = 0.1
+_CALLERS_FAULT = {400, 401, 403, 404, 405, 413, 415}  # asking again would not help
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """How one try ended. `status` 0: it was not answered, for `trouble`."""
+
+    planned: Planned
+    left_s: float
+    ended_s: float
+    status: int
+    trouble: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+    @property
+    def latency_s(self) -> float:
+        return self.ended_s - self.planned.at_s
+
+    @property
+    def answer_s(self) -> float:
+        """From when it left: what the server took, and the network."""
+        return self.ended_s - self.left_s
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Where a scenario is played. `connections`: at most so many, `ready` of them from the start.
+    Unanswered after `timeout_s` is the end of a try."""
+
+    target: Target
+    render: Callable[[Planned], bytes]
+    connections: int = 1024
+    ready: int = 32
+    timeout_s: float = 30.0
+
+
+class Player:
+    """Also the owner of its callers; lives for one run on the running loop."""
+
+    def __init__(self, plan: Plan, stand: Stand, on_end: Callable[[Played], None]) -> None:
+        self._plan = plan
+        self._stand = stand
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._coming = plan.requests()
+        self._next = next(self._coming, None)
+        self._again: list[tuple[float, int, Planned]] = []
+        self._numbers = itertools.count()
+        self._waiting: deque[Planned] = deque()
+        self._under_way: dict[Caller, tuple[Planned, float]] = {}
+        self._callers: set[Caller] = set()
+        self._free: list[Caller] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._done = asyncio.Event()
+        self._start = time.perf_counter()
+
+    async def run(self) -> float:
+        """Plays it to the end, retries included; this process's CPU seconds."""
+        for _ in range(min(self._stand.ready, self._stand.connections)):
+            self._open()
+        await asyncio.sleep(SWEEP_S)
+        cpu_s = time.process_time()
+        self._start = time.perf_counter()
+        self._advance()
+        while not self._done.is_set():
+            self._end_overdue()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._done.wait(), SWEEP_S)
+        cpu_s = time.process_time() - cpu_s
+        for task in list(self._tasks):
+            task.cancel()
+        for caller in self._callers:
+            caller.abandon("end")
+        await asyncio.sleep(0)
+        return cpu_s
+
+    # ---- Owner --------------------------------------------------------------------------------
+
+    def answered(self, caller: Caller, answer: Answer) -> None:
+        self._end(caller, answer.status, "", answer.retry_after_s)
+        if caller.connected:
+            self._ready(caller)
+
+    def broke(self, caller: Caller, kind: str) -> None:
+        if caller in self._under_way:
+            self._end(caller, 0, kind, 0.0)
+        if caller in self._free:
+            self._free.remove(caller)
+        self._callers.discard(caller)
+        if not self._done.is_set() and (self._waiting or len(self._callers) < self._stand.ready):
+            self._open()
+
+    # ---- what is due ----------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Sends all that is due and sets the timer for what comes next, or ends."""
+        now_s = self._now_s()
+        while (due := self._due(now_s)) is not None:
+            self._take(due)
+        self._set_timer()
+        self._settle()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_s = self._next_s() - self._now_s()
+        if wait_s < inf:
+            # uvloop rounds less than 0.5 ms to 0 and spins.
+            self._timer = self._loop.call_later(max(TIMER_S, wait_s), self._advance)
+
+    def _due(self, now_s: float) -> Planned | None:
+        if self._next_s() > now_s:
+            return None
+        if self._again and (self._next is None or self._again[0][0] < self._next.at_s):
+            return heapq.heappop(self._again)[2]
+        due, self._next = self._next, next(self._coming, None)
+        return due
+
+    def _next_s(self) -> float:
+        coming = inf if self._next is None else self._next.at_s
+        return min(coming, self._again[0][0]) if self._again else coming
+
+    def _take(self, planned: Planned) -> None:
+        while self._free:
+            caller = self._free.pop()
+            if caller.connected:
+                self._send(caller, planned)
+                return
+        self._waiting.append(planned)
+        if len(self._callers) < self._stand.connections:
+            self._open()
+
+    def _ready(self, caller: Caller) -> None:
+        if self._waiting:
+            self._send(caller, self._waiting.popleft())
+        else:
+            self._free.append(caller)
+
+    def _send(self, caller: Caller, planned: Planned) -> None:
+        request = self._stand.render(planned)
+        now = time.perf_counter()
+        self._under_way[caller] = planned, now - self._start
+        caller.ask(request, now)
+
+    # ---- what has ended --------------------------------------------------------------------------
+
+    def _end(self, caller: Caller, status: int, trouble: str, retry_after_s: float) -> None:
+        planned, left_s = self._under_way.pop(caller)
+        played = Played(planned, left_s, self._now_s(), status, trouble)
+        self._on_end(played)
+        following = None
+        if not played.ok and status not in _CALLERS_FAULT:
+            following = self._plan.again(planned, played.ended_s, retry_after_s)
+        following = following or self._plan.next_in_loop(planned, played.ended_s)
+        if following is not None:
+            heapq.heappush(self._again, (following.at_s, next(self._numbers), following))
+            if self._again[0][2] is following:
+                self._set_timer()
+        self._settle()
+
+    def _end_overdue(self) -> None:
+        limit_s = self._now_s() - self._stand.timeout_s
+        for caller in [c for c, (_, left_s) in self._under_way.items() if left_s < limit_s]:
+            caller.abandon("timeout")
+
+    def _settle(self) -> None:
+        if not (self._next or self._again or self._waiting or self._under_way):
+            self._done.set()
+
+    # ---- connecting ------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        caller = Caller(self)
+        self._callers.add(caller)
+        task = self._loop.create_task(self._connected(caller))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connected(self, caller: Caller) -> None:
+        target = self._stand.target
+        try:
+            await self._loop.create_connection(lambda: caller, target.host, target.port)
+        except OSError:
+            self._callers.discard(caller)
+            if self._waiting:  # so that a server that is down ends requests instead of keeping them
+                self._refuse(self._waiting.popleft())
+            return
+        self._ready(caller)
+
+    def _refuse(self, planned: Planned) -> None:
+        caller = Caller(self)
+        self._under_way[caller] = planned, self._now_s()
+        self._end(caller, 0, "connect", 0.0)
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self._start
+
+
+def play(plan: Plan, stand: Stand, on_end: Callable[[Played], None]) -> float:
+    """Plays a scenario to its end on a loop of its own (uvloop where it is there); CPU seconds."""
+
+    async def played() -> float:
+        return await Player(plan, stand, on_end).run()
+
+    return _run(played())
+
+
+def _run(coroutine: Coroutine[Any, Any, float]) -> float:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return asyncio.run(coroutine)
+    return uvloop.run(coroutine)

@@ -1,0 +1,106 @@
+"""Is a scenario's plan sent as planned, and is every try told of once?
+
+The server is an `asyncio` one in the same process; a run lasts hundredths of a second.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from loadtests.http1 import Target, render
+from loadtests.plan import Plan
+from loadtests.player import Played, Player, Stand
+from loadtests.scenario_file import check
+from tests.loadtests.test_closed_loop import BUSY, OK, free_port, serving
+
+WAIT = b"HTTP/1.1 503 Busy\r\nretry-after: 60\r\ncontent-length: 0\r\n\r\n"
+CALLERS_FAULT = b"HTTP/1.1 400 No\r\ncontent-length: 0\r\n\r\n"
+CUT_OFF = b""
+ONE_LENGTH = {"settings": "s.yaml", "duration_s": 0.05, "lengths": {"fixed": 3}}
+CLOSED = {"process": "closed", "clients": 2}
+
+
+def plan(arrivals=None, **tenant) -> Plan:
+    arrivals = arrivals or {"rate": 400}
+    scenario = {**ONE_LENGTH, "arrivals": arrivals, "tenants": {"default": tenant}}
+    return Plan(check(scenario), Path())
+
+
+def planned_at(wanted: Plan) -> list[float]:
+    return [planned.at_s for planned in wanted.requests()]
+
+
+async def played(target: Target, wanted: Plan, **stand) -> list[Played]:
+    ends: list[Played] = []
+
+    def request(planned):
+        return render(
+            target, b"x" * planned.lengths[0], headers={"x-attempt": f"{planned.attempt}"}
+        )
+
+    await Player(wanted, Stand(target, request, **stand), ends.append).run()
+    return ends
+
+
+async def test_everything_planned_is_sent_once_when_it_is_due():
+    async with serving(lambda _: OK) as (target, _):
+        ends = await played(target, plan())
+    assert sorted(end.planned.at_s for end in ends) == planned_at(plan())
+    assert all(end.ok and end.planned.at_s <= end.left_s <= end.ended_s for end in ends)
+
+
+async def test_refused_callers_come_again_as_often_as_they_do():
+    async with serving(lambda _: BUSY) as (target, _):
+        ends = await played(target, plan(retry={"attempts": 3, "backoff_ms": 1}))
+    first = len(planned_at(plan()))
+    assert [sum(end.planned.attempt == n for end in ends) for n in (1, 2, 3, 4)] == [first] * 3 + [
+        0
+    ]
+
+
+async def test_callers_who_do_not_look_at_retry_after_do_not_wait_for_it():
+    retry = {"attempts": 2, "backoff_ms": 1, "retry_after": False}
+    async with serving(lambda _: WAIT) as (target, _):
+        ends = await played(target, plan(retry=retry))
+    assert max(end.ended_s for end in ends) < 10.0
+
+
+async def test_what_is_the_callers_fault_is_not_tried_again():
+    async with serving(lambda _: CALLERS_FAULT) as (target, _):
+        ends = await played(target, plan(retry={"attempts": 3, "backoff_ms": 1}))
+    assert len(ends) == len(planned_at(plan()))
+
+
+async def test_a_closed_loop_sends_its_next_when_the_last_has_ended():
+    async with serving(lambda _: OK) as (target, log):
+        ends = await played(target, plan(CLOSED), ready=2)
+    assert len(ends) > 2
+    assert log.count(b"connected") == 2
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+async def test_no_more_connections_than_allowed_are_open(connections):
+    async with serving(lambda _: OK) as (target, log):
+        ends = await played(target, plan(), connections=connections)
+    assert log.count(b"connected") == connections
+    assert len(ends) == len(planned_at(plan()))
+
+
+async def test_what_gets_no_answer_ends_by_its_time():
+    async with serving(lambda _: None) as (target, _):
+        ends = await played(target, plan(CLOSED), ready=2, timeout_s=0.01)
+    assert {(end.status, end.trouble) for end in ends} == {(0, "timeout")}
+
+
+async def test_a_closed_connection_ends_what_was_on_it_and_nothing_else():
+    async with serving(lambda data: CUT_OFF if b"x-attempt: 1" in data else OK) as (target, _):
+        ends = await played(target, plan(retry={"attempts": 2, "backoff_ms": 1}))
+    first = len(planned_at(plan()))
+    assert sum(end.trouble == "closed" for end in ends) == sum(end.ok for end in ends) == first
+
+
+async def test_a_server_that_is_not_there_ends_every_try():
+    with free_port() as port:
+        ends = await played(Target("127.0.0.1", port, "/"), plan())
+    assert {end.trouble for end in ends} == {"connect"}
+    assert len(ends) == len(planned_at(plan()))
