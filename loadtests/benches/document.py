@@ -19,10 +19,12 @@ PAGE = Path("docs/benchmarks.md")
 ORDER = (
     "answers",
     "overhead",
+    "overload",
     "ragged_embeddings",
     "memory_start",
     "soak",
     "observability",
+    "simulated_against_real",
     "policies",
 )
 SIMULATED = ("edges",)  # in virtual time; these import the core, and so live with its tests

@@ -1,0 +1,102 @@
+"""A scenario on both sides: played to a real server, and simulated; same arrivals, same lengths.
+
+The real side sends rows of token ids, or English texts of as many tokens where the model makes the
+tokens; every text is another, so that no cache of texts answers. The simulated side is
+`headrace simulate --json` as a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from loadtests import scenario_file
+from loadtests.benches.server import Settings, command_line
+from loadtests.benches.texts import text_of
+from loadtests.http1 import Target, render
+from loadtests.plan import Plan, Planned
+from loadtests.player import Played, Stand, play
+from loadtests.scenario import Scenario
+from loadtests.workload import infer_body, token_ids
+
+SCENARIOS = Path("loadtests/scenarios")
+MODEL = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A scenario and its server's settings. `changes`: `dotted.path=value` of the scenario."""
+
+    path: Path
+    changes: tuple[str, ...]
+    scenario: Scenario
+    settings: Settings
+
+    @property
+    def slo_s(self) -> float:
+        found: float = self.settings["models"][MODEL]["slo"]["latency_ms"]
+        return found / 1e3
+
+
+def piece(name: str, changes: Sequence[str] = ()) -> Piece:
+    """Raises ScenarioErrors."""
+    path = SCENARIOS / f"{name}.yaml"
+    scenario = scenario_file.load(path, changes)
+    settings = yaml.safe_load((SCENARIOS / scenario.settings).read_text())
+    return Piece(path, tuple(changes), scenario, settings)
+
+
+def simulated(of: Piece, changes: Sequence[str] = ()) -> dict[str, Any]:
+    """What `headrace simulate --json` prints. Raises CalledProcessError."""
+    settings = [part for each in (*of.changes, *changes) for part in ("--set", each)]
+    command = [*command_line(), "simulate", str(of.path), "--json", *settings]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def played(
+    of: Piece, url: str, request: Callable[[str], Callable[[Planned], bytes]]
+) -> tuple[list[Played], float]:
+    """Every try, and the client's CPU seconds."""
+    ends: list[Played] = []
+    stand = Stand(Target.parse(url), request(url), connections=4096)
+    cpu_s = play(Plan(of.scenario, of.path.parent), stand, ends.append)
+    return ends, cpu_s
+
+
+def measured(of: Piece, ends: Sequence[Played]) -> list[Played]:
+    """Those that were meant to be sent in the measured time."""
+    begin_s, end_s = of.scenario.warmup_s, of.scenario.run_s
+    return [end for end in ends if begin_s <= end.planned.at_s < end_s]
+
+
+def headers_of(planned: Planned) -> dict[str, str]:
+    return {"x-tenant": planned.tenant} if planned.tenant != "default" else {}
+
+
+def ids_request(url: str) -> Callable[[Planned], bytes]:
+    """`/v2/models/device/infer` with one row of ids; the same ones for each length."""
+    target = Target.parse(f"{url}/v2/models/{MODEL}/infer")
+    rng = random.Random(24)
+    bodies = {length: infer_body("ids", token_ids(length, rng)) for length in range(1, 513)}
+    return lambda planned: render(target, bodies[planned.lengths[0]], headers=headers_of(planned))
+
+
+def texts_request(url: str) -> Callable[[Planned], bytes]:
+    """`/v1/embeddings` with one text of as many tokens."""
+    target = Target.parse(f"{url}/v1/embeddings")
+    rng = random.Random(24)
+
+    def request(planned: Planned) -> bytes:
+        body = {"model": MODEL, "input": text_of(planned.lengths[0], rng)}
+        return render(target, json.dumps(body).encode(), headers=headers_of(planned))
+
+    return request

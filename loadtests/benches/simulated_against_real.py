@@ -1,0 +1,239 @@
+"""Does the simulator say what a real server does?
+
+`python -m loadtests.benches.simulated_against_real`: plays a scenario (`steady`: the ragged mix at
+65 % of a synthetic device of 168/s) to `headrace serve`, and simulates it: same arrivals, lengths
+and settings; warm-up uncounted. What the simulator cannot know, the time of HTTP and of the call
+between gateway and replica, is measured on each server before, with one request at a time, and
+given to it as `network_ms` and `transport_ms`. Repeats differ in seed; promise: medians of p50 and
+p99 within 15 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from loadtests.benches import metrics_page
+from loadtests.benches.launched import Running
+from loadtests.benches.scenario_load import (
+    MODEL,
+    Piece,
+    ids_request,
+    measured,
+    piece,
+    played,
+    simulated,
+)
+from loadtests.benches.server import headrace
+from loadtests.closed_loop import run
+from loadtests.http1 import Target, render
+from loadtests.latency_histogram import LatencyHistogram
+from loadtests.load import Call, Load
+from loadtests.player import Played
+from loadtests.report_table import Cell, Report, Table, Verdict, median_of, publish
+from loadtests.workload import infer_body, token_ids
+
+MOST_OFF = 0.15
+PERCENTS = (50, 90, 99)
+PROBE_S = 4.0
+PROBE_LENGTH = 24
+_Page = list[metrics_page.Sample]
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Milliseconds of an unloaded request outside of queue and device: `network` between client and
+    gateway, `transport` between gateway and replica, both there and back."""
+
+    network_ms: float
+    transport_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    p_ms: dict[int, float]
+    in_slo: float
+    answered: int
+    batches: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """`cost_ratio`: what batches took over what the server predicted, mean."""
+
+    seed: int
+    ways: Ways
+    real: Side
+    simulated: Side
+    cost_ratio: float
+    lag_p99_ms: float
+    client_cpu_us: float
+
+    def off(self, percent: int) -> float:
+        """Simulated over real, less 1."""
+        return self.simulated.p_ms[percent] / self.real.p_ms[percent] - 1.0
+
+
+# ---- measuring ---------------------------------------------------------------------------------
+
+
+def ways_of(running: Running) -> Ways:
+    """From one client who waits for each answer: what neither queue nor device took."""
+    target = Target.parse(f"{running.url}/v2/models/{MODEL}/infer")
+    body = infer_body("ids", token_ids(PROBE_LENGTH, random.Random(1)))
+    load = Load(target, (Call(render(target, body)),), seconds=PROBE_S, warmup_s=0.0)
+    run(load)  # connections, caches and the cost model warm up
+    before = metrics_page.fetch(running.url)
+    result = run(load)
+    after = metrics_page.fetch(running.url)
+    total_s = mean_s(before, after, "headrace_request_seconds")
+    device_s = mean_s(before, after, "headrace_service_seconds")
+    stages = metrics_page.mean_by_label(before, after, "headrace_stage_seconds", "stage")
+    gateway_s = sum(stages[name][1] for name in ("parse", "tokenize", "queue", "reply"))
+    network_s = float(result.latencies_ms.mean()) / 1e3 - total_s
+    transport_s = total_s - device_s - gateway_s
+    # What the gateway itself takes is neither; it is HTTP to the simulator, which has no gateway.
+    own_s = gateway_s - stages["queue"][1]
+    return Ways((network_s + own_s) * 1e3, transport_s * 1e3)
+
+
+def mean_s(before: _Page, after: _Page, histogram: str) -> float:
+    (_, mean) = metrics_page.mean_by_label(before, after, histogram, "model")[MODEL]
+    return mean
+
+
+def real_side(of: Piece, ends: Sequence[Played], batches: float) -> Side:
+    histogram = LatencyHistogram()
+    for end in ends:
+        if end.ok:
+            histogram.add(end.latency_s)
+    within = sum(end.ok and end.latency_s <= of.slo_s for end in ends)
+    p_ms = {percent: (histogram.percentile_s(percent) or 0.0) * 1e3 for percent in PERCENTS}
+    return Side(p_ms, within / len(ends), histogram.total, batches)
+
+
+def simulated_side(found: dict[str, Any]) -> Side:
+    p_ms = {percent: float(found[f"p{percent}_ms"]) for percent in PERCENTS}
+    return Side(p_ms, found["in_slo"], found["answered"], found["batches"])
+
+
+def trial(name: str, seed: int, changes: Sequence[str]) -> Trial:
+    of = piece(name, [f"seed={seed}", *changes])
+    with headrace(of.settings, name="simulated_against_real") as running:
+        ways = ways_of(running)
+        before = metrics_page.fetch(running.url)
+        ends, cpu_s = played(of, running.url, ids_request)
+        after = metrics_page.fetch(running.url)
+    found = simulated(
+        of, [f"network_ms={ways.network_ms:.4f}", f"transport_ms={ways.transport_ms:.4f}"]
+    )
+    counted = measured(of, ends)
+    batches = metrics_page.mean_by_label(before, after, "headrace_batch_size", "model")[MODEL][0]
+    lags = LatencyHistogram()
+    for end in counted:
+        lags.add(end.left_s - end.planned.at_s)
+    done = Trial(
+        seed,
+        ways,
+        real_side(of, counted, batches * len(counted) / len(ends)),
+        simulated_side(found),
+        mean_s(before, after, "headrace_cost_ratio"),
+        (lags.percentile_s(99) or 0.0) * 1e3,
+        cpu_s / len(ends) * 1e6,
+    )
+    say(done)
+    return done
+
+
+def say(done: Trial) -> None:
+    sides = "; ".join(
+        f"p{percent} {done.real.p_ms[percent]:.1f} real, {done.simulated.p_ms[percent]:.1f} "
+        f"simulated ({done.off(percent):+.1%})"
+        for percent in PERCENTS
+    )
+    print(
+        f"  seed {done.seed}: {sides}; transport {done.ways.transport_ms:.2f} ms, network "
+        f"{done.ways.network_ms:.2f} ms, lag p99 {done.lag_p99_ms:.1f} ms",
+        file=sys.stderr,
+    )
+
+
+# ---- reporting -----------------------------------------------------------------------------------
+
+
+def report(done: Sequence[Trial], asked: argparse.Namespace) -> Report:
+    return Report(
+        name="simulated_against_real",
+        title="The simulator against a real server",
+        tables=(
+            Table(
+                f"`{asked.scenario}`, {len(done)} seeds, medians",
+                ("", "real", "simulated", "off", "off by seed"),
+                (*(percentile_row(done, percent) for percent in PERCENTS), share_row(done)),
+            ),
+            Table(
+                "What the simulator was told, measured before each run with one request at a time",
+                ("seed", "network ms", "transport ms", "client's lag p99 ms"),
+                tuple(
+                    (each.seed, each.ways.network_ms, each.ways.transport_ms, each.lag_p99_ms)
+                    for each in done
+                ),
+            ),
+        ),
+        verdicts=tuple(verdicts(done)),
+        raw={"trials": [asdict(each) for each in done]},
+    )
+
+
+def percentile_row(done: Sequence[Trial], percent: int) -> tuple[Cell, ...]:
+    return (
+        f"p{percent}, ms",
+        median_of(done, lambda each: each.real.p_ms[percent]),
+        median_of(done, lambda each: each.simulated.p_ms[percent]),
+        f"{off_of(done, percent):+.1%}",
+        ", ".join(f"{each.off(percent):+.1%}" for each in done),
+    )
+
+
+def share_row(done: Sequence[Trial]) -> tuple[Cell, ...]:
+    real = median_of(done, lambda each: each.real.in_slo)
+    return "in SLO, share", real, median_of(done, lambda each: each.simulated.in_slo), "", ""
+
+
+def verdicts(done: Sequence[Trial]) -> list[Verdict]:
+    return [
+        Verdict(
+            f"p{percent} within 15 %",
+            f"{off_of(done, percent):+.1%}",
+            abs(off_of(done, percent)) <= MOST_OFF,
+        )
+        for percent in (50, 99)
+    ]
+
+
+def off_of(done: Sequence[Trial], percent: int) -> float:
+    """Of the medians."""
+    real = median_of(done, lambda each: each.real.p_ms[percent])
+    return median_of(done, lambda each: each.simulated.p_ms[percent]) / real - 1.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.benches.simulated_against_real", description=__doc__
+    )
+    parser.add_argument("--scenario", default="steady", help="in loadtests/scenarios")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument(
+        "--set", action="append", default=[], dest="changes", help="path=value of the scenario"
+    )
+    asked = parser.parse_args(argv)
+    done = [trial(asked.scenario, seed, asked.changes) for seed in asked.seeds]
+    return publish(report(done, asked), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
