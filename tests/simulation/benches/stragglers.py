@@ -88,7 +88,7 @@ def arrivals(trouble: Trouble, rate: float, seconds: float, seed: int) -> Iterat
         yield Arrival(now, (length,), timeout_s=10.0)
 
 
-def pace(trouble: Trouble, index: int, seed: int) -> Callable[[float], float]:
+def drag(trouble: Trouble, index: int, seed: int) -> Callable[[float], float]:
     rng = random.Random(1000 * seed + index)
     base = trouble.slow_replica if index == 0 else 1.0
 
@@ -103,7 +103,7 @@ def simulated(
     trouble: Trouble, settings: DispatcherSettings, rate: float, seconds: float, seed: int
 ) -> tuple[Tail, Snapshot]:
     devices = tuple(
-        Device(f"r{index}", service_s, pace=pace(trouble, index, seed)) for index in range(REPLICAS)
+        Device(f"r{index}", service_s, drag=drag(trouble, index, seed)) for index in range(REPLICAS)
     )
     tail = Tail()
     ends = run(settings, arrivals(trouble, rate, seconds, seed), World(devices), tail)
