@@ -20,6 +20,7 @@ from loadtests.scenario_traffic import (
     ArrivalsPart,
     LengthsPart,
     Part,
+    Pause,
     Rate,
     RetryPart,
     Share,
@@ -80,9 +81,7 @@ class Scenario(Part):
     about: str = Field(default="", description="What the scenario shows, for people.")
     seed: int = Field(default=1, description="Decides every random choice.")
     duration_s: Span = Field(description="How long requests are sent and counted.")
-    warmup_s: float = Field(
-        default=0, ge=0, description="How long they are sent before that, uncounted."
-    )
+    warmup_s: Pause = Field(default=0, description="How long they are sent before that, uncounted.")
     arrivals: ArrivalsPart | None = Field(
         default=None, description="When requests come; tenants take shares of it."
     )
@@ -105,12 +104,11 @@ class Scenario(Part):
         default=None,
         description="The simulated device; unset, the options of a `synthetic` model.",
     )
-    transport_ms: float = Field(
-        default=1, ge=0, description="Simulated round trip between a gateway and a replica."
+    transport_ms: Pause = Field(
+        default=1, description="Simulated round trip between a gateway and a replica."
     )
-    network_ms: float = Field(
+    network_ms: Pause = Field(
         default=0,
-        ge=0,
         description="Simulated time of a request outside of queue and replica: HTTP both ways.",
     )
     faults: FaultsPart = Field(default_factory=FaultsPart, description="What breaks.")

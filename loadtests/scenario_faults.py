@@ -10,17 +10,17 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from loadtests.scenario_traffic import Moment, Part, Span, listed
+from loadtests.scenario_traffic import Factor, Moment, Part, Pause, Period, Span, listed
 
 
 class HiccupsPart(Part):
     share: float = Field(ge=0, le=1, description="Share of the batches.")
-    factor: float = Field(gt=0, description="How many times longer they take.")
+    factor: Factor = Field(description="How many times longer they take.")
 
 
 class SlowPart(Part):
     replica: int = Field(ge=0, description="Which one, from 0.")
-    factor: float = Field(gt=0, description="How many times longer its batches take.")
+    factor: Factor = Field(description="How many times longer its batches take.")
     from_s: Moment = Field(default=0, description="From when on.")
     to_s: Moment | None = Field(default=None, description="Until when; unset, to the end.")
 
@@ -39,7 +39,7 @@ class DeathPart(Part):
 class ChaosPart(Part):
     """Deaths at random moments, of random replicas."""
 
-    every_s: Span = Field(description="Mean time between deaths.")
+    every_s: Period = Field(description="Mean time between deaths.")
     back_after_s: Span = Field(default=5, description="When another takes its place.")
     hanging: float = Field(default=0, ge=0, le=1, description="Share that hangs instead of dying.")
 
@@ -51,7 +51,7 @@ class JoinPart(Part):
 
 class RampPart(Part):
     last_s: Span = Field(description="How long a replica that has just started is slow.")
-    factor: float = Field(gt=0, description="How many times slower at first; falls to 1 evenly.")
+    factor: Factor = Field(description="How many times slower at first; falls to 1 evenly.")
 
 
 class FaultsPart(Part):
@@ -71,15 +71,13 @@ class FaultsPart(Part):
     slow_start: RampPart | None = Field(
         default=None, description="Replicas that start meanwhile do so slowly."
     )
-    detect_s: float = Field(
-        default=0.5, ge=0, description="How long until a dead replica is found out."
-    )
+    detect_s: Pause = Field(default=0.5, description="How long until a dead replica is found out.")
 
 
 class DevicePart(Part):
     """What a batch of B rows, the longest of L tokens, takes:
     base_ms + per_request_ms · B + per_token_us · B · L."""
 
-    base_ms: float = Field(default=0, ge=0, description="Per batch.")
-    per_request_ms: float = Field(default=0, ge=0, description="Per row.")
-    per_token_us: float = Field(default=0, ge=0, description="Per padded token.")
+    base_ms: Pause = Field(default=0, description="Per batch.")
+    per_request_ms: Pause = Field(default=0, description="Per row.")
+    per_token_us: Pause = Field(default=0, description="Per padded token.")

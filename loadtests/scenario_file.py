@@ -19,6 +19,7 @@ from loadtests.scenario import Scenario
 
 Place = tuple[str | int, ...]
 MOST_BYTES = 1024 * 1024
+MOST_VALUES = 100_000
 
 
 class ScenarioErrors(ValueError):
@@ -84,7 +85,7 @@ def _below(place: Any, step: str, path: str) -> Any:
 
 
 def _position(place: list[Any], step: str, path: str) -> int:
-    if not step.isdigit() or int(step) >= len(place):
+    if not step.isdecimal() or int(step) >= len(place):
         raise ScenarioErrors(f"{path}: {step} is no position; there are {len(place)}, from 0")
     return int(step)
 
@@ -111,6 +112,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
         line = f":{mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "cannot be read"
         raise ScenarioErrors(f"{path}{line}: is no YAML: {problem}") from None
+    except ValueError as error:  # what looks like a date or a number and is none
+        raise ScenarioErrors(f"{path}: is no YAML: {error}") from None
     if twice:
         raise ScenarioErrors("\n".join(f"{path}{each}" for each in twice))
     if not isinstance(data, dict):
@@ -119,8 +122,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
 
 
 def _note_lines(node: Any, at: Place, lines: dict[Place, int], twice: list[str]) -> None:
+    if len(lines) > MOST_VALUES:
+        raise yaml.MarkedYAMLError(
+            problem=f"expands to more than {MOST_VALUES} values", problem_mark=node.start_mark
+        )
     if isinstance(node, yaml.MappingNode):
         for key, inner in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a name is no text", problem_mark=key.start_mark)
             place = (*at, key.value)
             line = key.start_mark.line + 1
             if place in lines:

@@ -16,6 +16,9 @@ Moment = Annotated[float, Field(ge=0, le=10_000_000)]
 Span = Annotated[float, Field(gt=0, le=10_000_000)]
 Length = Annotated[int, Field(ge=1, le=1_048_576)]
 Share = Annotated[float, Field(gt=0, le=1_000_000)]
+Pause = Annotated[float, Field(ge=0, le=10_000_000)]
+Period = Annotated[float, Field(ge=0.001, le=10_000_000)]
+Factor = Annotated[float, Field(gt=0, le=1_000_000)]
 
 
 def listed(value: Any) -> Any:
@@ -42,12 +45,12 @@ class BandPart(Part):
 
 
 class LogNormalPart(Part):
-    mu: float = Field(description="Mean of the logarithm.")
-    sigma: float = Field(ge=0, description="Standard deviation of the logarithm.")
+    mu: float = Field(ge=-20, le=20, description="Mean of the logarithm.")
+    sigma: float = Field(ge=0, le=10, description="Standard deviation of the logarithm.")
 
 
 class ExponentialPart(Part):
-    mean: float = Field(gt=0, description="Mean length, in tokens.")
+    mean: float = Field(gt=0, le=1_048_576, description="Mean length, in tokens.")
 
 
 class LengthsPart(Part):
@@ -85,7 +88,7 @@ class StepPart(Part):
 
 
 class BurstsPart(Part):
-    every_s: Span = Field(description="From one burst's start to the next one's.")
+    every_s: Period = Field(description="From one burst's start to the next one's.")
     last_s: Span = Field(description="How long each lasts.")
     factor: Rate = Field(description="What the rate is multiplied with meanwhile.")
     first_s: Moment = Field(default=0, description="When the first one starts.")
@@ -115,9 +118,7 @@ class ArrivalsPart(Part):
     clients: int = Field(
         default=1, ge=1, le=1_000_000, description="Callers of a `closed` loop, one request each."
     )
-    think_s: float = Field(
-        default=0, ge=0, description="Pause of a `closed` caller after an answer."
-    )
+    think_s: Pause = Field(default=0, description="Pause of a `closed` caller after an answer.")
     file: str | None = Field(
         default=None,
         description="A `trace`: CSV with a header, or one JSON object a line; relative to this "
@@ -126,8 +127,8 @@ class ArrivalsPart(Part):
     time_column: str = Field(
         default="", description='Its column of times (date and time, or seconds); `""`: its first.'
     )
-    speed: float = Field(
-        default=1, gt=0, description="How many times faster than recorded a `trace` is replayed."
+    speed: Factor = Field(
+        default=1, description="How many times faster than recorded a `trace` is replayed."
     )
 
     @model_validator(mode="after")
@@ -151,10 +152,10 @@ class RetryPart(Part):
     """What callers do when they are refused, or have waited in vain."""
 
     attempts: int = Field(default=1, ge=1, le=100, description="Tries in all, the first included.")
-    backoff_ms: float = Field(
-        default=100, ge=0, description="Pause before the second try; doubles with each further one."
+    backoff_ms: Pause = Field(
+        default=100, description="Pause before the second try; doubles with each further one."
     )
-    most_ms: float = Field(default=10_000, ge=0, description="Longest pause.")
+    most_ms: Pause = Field(default=10_000, description="Longest pause.")
     jitter: bool = Field(
         default=True, description="Whether the pause is drawn between 0 and what it would be."
     )

@@ -11,8 +11,11 @@ import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any
+
+_MOST_DIGITS = 18
 
 
 class TraceError(ValueError):
@@ -30,18 +33,20 @@ def read_trace(
         try:
             columns = list(row)
             moment = _seconds(row[time_column or columns[0]])
-            length = int(row[length_column or columns[1]])
-        except (KeyError, IndexError, ValueError, TypeError) as error:
+            length = _length(row[length_column or columns[1]])
+        except (KeyError, IndexError, ValueError) as error:
             raise TraceError(f"{path}:{line}: {_said(error)}") from None
         start = moment if start is None else start
         last = max(last, moment - start)
         yield last, max(1, length)
+    if start is None:
+        raise TraceError(f"{path}: has no rows")
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
-            yield from _objects(stream) if path.suffix == ".jsonl" else csv.DictReader(stream)
+            yield from _objects(stream) if path.suffix == ".jsonl" else _columns(stream)
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {(error.strerror or '').lower()}") from None
     except UnicodeDecodeError:
@@ -49,20 +54,45 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _objects(stream: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    """What is no object is a row without columns, so that it is found wrong where it stands."""
     for line in stream:
         if line.strip():
-            row = json.loads(line)
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
             yield row if isinstance(row, dict) else {}
 
 
-def _seconds(value: Any) -> float:
+def _columns(stream: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+    """As `_objects`; what cannot be parsed ends the trace with such a row."""
     try:
-        return float(value)
+        yield from csv.DictReader(stream)
+    except csv.Error:
+        yield {}
+
+
+def _seconds(value: Any) -> float:
+    text = str(value).strip()
+    try:
+        moment = float(text)
     except ValueError:
-        text = str(value).strip()
         # Recorders write more digits of a second than Python takes.
         head, point, digits = text.partition(".")
-        return datetime.fromisoformat(head + point + digits[:6]).timestamp()
+        try:
+            return datetime.fromisoformat(head + point + digits[:6]).timestamp()
+        except (ValueError, OverflowError):
+            raise ValueError(f"{text[:40]!r} is no time") from None
+    if not isfinite(moment):
+        raise ValueError(f"{text!r} is no time")
+    return moment
+
+
+def _length(value: Any) -> int:
+    text = str(value).strip()
+    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+        raise ValueError(f"{text[:40]!r} is no length; must be a whole number of tokens")
+    return int(text)
 
 
 def _said(error: Exception) -> str:

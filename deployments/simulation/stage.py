@@ -20,6 +20,7 @@ from loadtests.fairness import Claim
 from loadtests.scenario import Scenario
 from routers.settings import DispatcherSettings
 from runtimes import options
+from runtimes.errors import LoadError
 from runtimes.profiling import Profile, measure
 from runtimes.synthetic import SyntheticOptions, SyntheticRuntime, service_s
 from runtimes.types import Batch, Limits, RuntimeSettings
@@ -113,7 +114,10 @@ def _device(scenario: Scenario, name: str, model: ModelSettings) -> SyntheticOpt
             f"device: is missing; {name} is no synthetic model, so say what a batch takes"
         )
     given = {key: value for key, value in model.options.items() if key in _TIMES}
-    return options.parse(SyntheticOptions, given)
+    try:
+        return options.parse(SyntheticOptions, given)
+    except LoadError as error:
+        raise StageError(f"settings.models.{name}.options: {error}") from None
 
 
 def _page(name: str, model: ModelSettings, device: SyntheticOptions) -> ModelDescription:

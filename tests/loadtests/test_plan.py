@@ -12,6 +12,7 @@ import pytest
 from loadtests.plan import Plan, length_drawer, rates_of
 from loadtests.scenario_file import check
 from loadtests.scenario_traffic import ArrivalsPart, LengthsPart
+from loadtests.traces import TraceError
 from loadtests.workload import changing_rates, pause_s, renewal_times
 
 HERE = Path()
@@ -198,7 +199,17 @@ def test_tenants_part_a_trace_without_losing_a_row(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("a,b\n1,x\n", ":2: invalid literal"), ("a\n1\n", ":2: has too few columns")],
+    [
+        ("a,b\n1,x\n", ":2: 'x' is no length"),
+        ("a,b\n1,2\nnan,2\n", ":3: 'nan' is no time"),
+        ("a,b\ninf,2\n", ":2: 'inf' is no time"),
+        ("a,b\n2024-13-01,2\n", ":2: '2024-13-01' is no time"),
+        ("a,b\n1," + "9" * 5000, ":2: '9999"),
+        ("a,b\n1", ":2: 'None' is no length"),
+        ('a,b\n1,"' + "x" * 200_000, ":2: has too few columns"),
+        ("a,b\n", "has no rows"),
+        ("a\n1\n", ":2: has too few columns"),
+    ],
 )
 def test_trace_that_cannot_be_read_says_where(tmp_path, text, said):
     file = tmp_path / "trace.csv"
@@ -215,3 +226,21 @@ def test_requests_are_made_one_by_one():
 def test_request_is_a_value():
     first = next(plan().requests())
     assert replace(first, attempt=2) != first
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("rubbish", ":1: has too few columns"),
+        ("[" * 100_000, ":1: has too few columns"),
+        ('{"at": 0, "tokens": 1e400}', ":1: 'inf' is no length"),
+        ('{"at": NaN, "tokens": 1}', ":1: 'nan' is no time"),
+        ('{"at": null, "tokens": 1}', ":1: 'None' is no time"),
+        ('{"at": 0, "tokens": ' + "9" * 6000 + "}", ":1: has too few columns"),
+    ],
+)
+def test_rubbish_among_recorded_objects_says_where(tmp_path, line, said):
+    file = tmp_path / "trace.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(TraceError, match=said):
+        list(traced(file, lengths={"column": ""}).requests())

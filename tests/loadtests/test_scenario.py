@@ -1,5 +1,6 @@
 """Does a scenario say what it means, and does a wrong one say where and why it is wrong?"""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ PLAIN = {
     "arrivals": {"rate": 10},
     "lengths": {"fixed": 8},
 }
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in pairwise("abcdefghi")
+)
 
 
 def mistakes(**changed):
@@ -60,6 +64,11 @@ def test_mistakes_name_file_line_and_path(tmp_path):
         ("- a", "must be a mapping"),
         ("a: [", ":1: is no YAML"),
         ("settings: a\nsettings: b", ":2: settings: is set twice"),
+        ("a: 1\n? [1, 2]\n: 3", ":2: is no YAML: a name is no text"),
+        ("settings: 2024-99-01", "is no YAML: month must be"),
+        ("duration_s: " + "9" * 5000, "is no YAML"),
+        ("a: &a {b: *a}", "is no YAML"),
+        (BOMB, "expands to more than 100000 values"),
     ],
 )
 def test_file_that_is_no_scenario_is_refused(tmp_path, text, said):
@@ -79,6 +88,13 @@ def test_missing_file_is_said_to_be_missing(tmp_path):
     [
         ({"arrivals": {"process": "closed", "rate": 3}}, "closed has no rate"),
         ({"arrivals": {"process": "gamma"}}, "gamma needs rate"),
+        ({"lengths": {"lognormal": {"mu": 1e6, "sigma": 1}}}, "lengths.lognormal.mu"),
+        ({"lengths": {"lognormal": {"mu": 1, "sigma": 1e6}}}, "lengths.lognormal.sigma"),
+        ({"device": {"base_ms": 1e300}}, "device.base_ms: is 1e+300; must be"),
+        ({"network_ms": 1e308}, "network_ms"),
+        ({"faults": {"chaos": {"every_s": 1e-9}}}, "faults.chaos.every_s"),
+        ({"faults": {"hiccups": {"share": 1, "factor": 1e300}}}, "faults.hiccups.factor"),
+        ({"faults": {"slow": [{"replica": 0, "factor": 1e308}]}}, "faults.slow[0].factor"),
         ({"arrivals": {"process": "trace"}}, "trace needs file"),
         ({"arrivals": None}, "no arrivals"),
         ({"lengths": None}, "no lengths"),

@@ -121,6 +121,11 @@ def test_tables_name_tenants_lengths_and_what_happened(scenario):
             "faults.slow[0].replica: is 2; there are 2, from 0",
         ),
         (["--set", "faults.deaths=[{replica: 9, at_s: 1}]"], "faults.deaths[0].replica: is 9"),
+        (
+            ["--set", "settings.models.device.options.base_ms=-5"],
+            "settings.models.device.options: option 'base_ms' is -5",
+        ),
+        (["--set", "settings.models.device.lengths.buckets.²=7"], "² is no position"),
         (["--trace", "none.csv"], "none.csv: cannot be read: no such file"),
     ],
 )
