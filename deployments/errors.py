@@ -9,6 +9,13 @@ from __future__ import annotations
 
 import math
 
+_MOST_RETRY_S = 86_400.0
+
+
+def whole_seconds(retry_after_s: float) -> int:
+    """What a `Retry-After` says: rounded up, a day at most (a rate may be next to nothing)."""
+    return max(1, math.ceil(min(retry_after_s, _MOST_RETRY_S)))
+
 
 class HeadraceError(Exception):
     """Base of all public errors. `retry_after_s` > 0 becomes a `Retry-After` header (whole s).
@@ -37,7 +44,7 @@ class HeadraceError(Exception):
     def headers(self) -> list[tuple[bytes, bytes]]:
         if self.retry_after_s <= 0:
             return []
-        return [(b"retry-after", str(max(1, math.ceil(self.retry_after_s))).encode())]
+        return [(b"retry-after", b"%d" % whole_seconds(self.retry_after_s))]
 
 
 class BadRequest(HeadraceError):

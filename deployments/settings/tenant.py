@@ -54,8 +54,8 @@ class RateSettings(Section):
 class TenantSettings(Section):
     weight: float = Field(
         default=1,
-        gt=0,
-        le=1_000_000,
+        ge=0.01,
+        le=10_000,
         description="Share of a model's device time relative to other tenants of the same "
         "priority that have work waiting.",
     )

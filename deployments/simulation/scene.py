@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from math import ceil, inf
+from math import inf
 
-from deployments.errors import OverOwnLimit
+from deployments.errors import OverOwnLimit, whole_seconds
 from deployments.rates import Rates
 from deployments.settings import RateSettings
 from deployments.simulation.stage import Stage
@@ -145,4 +145,4 @@ class Watcher:
 
 def _header_s(retry_after_s: float) -> float:
     """What the `Retry-After` header says; 0: there is none."""
-    return float(max(1, ceil(retry_after_s))) if retry_after_s > 0.0 else 0.0
+    return float(whole_seconds(retry_after_s)) if retry_after_s > 0.0 else 0.0
