@@ -9,10 +9,13 @@ was served.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from routers.budget import Budget
 from routers.holders import Holder
 from routers.leases import Lease, fail, win
 from routers.replicas import MIN_BLOCK_S, SUSPECT_S
+from routers.reports import believable
 from routers.snapshots import State
 from routers.types import Action, Closed, LeaseEnd, Report
 
@@ -22,7 +25,10 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     if lease is None:
         return
     state.racing.hedging.forget(lease)
-    holder, end, report = lease.holder, event.end, event.report
+    report = believable(event.report, lease.predicted_s)
+    if report is not event.report:
+        event = replace(event, report=report)
+    holder, end = lease.holder, event.end
     state.requests.learn(report, now)
     if end is LeaseEnd.DONE:
         _answered(state, lease, report, now, actions)
