@@ -38,7 +38,10 @@ def form_batch(requests: Requests, offer: Offer, now: float, actions: list[Actio
     for lane in _in_order(requests, now):
         retried = lane.solo.head()
         if retried is not None and offer.allows(retried.avoid):
-            return _alone(requests, lane, retried, offer, now) if offer.may_try(retried) else None
+            if not offer.may_try(retried):
+                return None
+            lane.since = now
+            return _alone(requests, lane, retried, offer, now)
         if lane.rows == lane.solo.rows:
             continue  # nothing, or nothing that this replica may take
         goods = form(requests, _with_lowest_tag(requests, lane), offer, now, actions)

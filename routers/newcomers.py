@@ -87,11 +87,12 @@ class Newcomers:
         on_time = self._waiting.on_time
         before_s = 0.0
         if flow.rows:
-            queue = on_time[flow.priority].queues[flow]
-            own = queue.buckets.get(ticket.rows[0].edge)
+            queue = on_time[flow.priority].queues.get(flow)
+            buckets = {} if queue is None else queue.buckets  # None: all it has are retried rows
+            own = buckets.get(ticket.rows[0].edge)
             own_s = own.waiting_s if own is not None else 0.0
             own_s += sum([row.cost_s for row in ticket.rows])
-            others = [each.waiting_s for each in queue.buckets.values() if each is not own]
+            others = [each.waiting_s for each in buckets.values() if each is not own]
             before_s = ahead_s(own_s, others)
             before_s += min(before_s, flow.elsewhere_s)
         urgent_s = sum([lane.waiting_s for lane in on_time[: flow.priority]])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from routers.settings import DispatcherSettings
 from routers.types import (
     Dispatch,
     Opened,
@@ -257,3 +258,28 @@ def test_draining_replica_that_is_listed_again_serves_on(start):
     core.arrive(2)
     core.replicas("a")
     assert requests_of(*core.close(lease)) == [[2]]
+
+
+# ---- other settings while rows wait
+
+
+def test_rows_that_stay_in_their_bucket_stand_there_once_when_edges_change(start):
+    core = start()
+    core.arrive(1, 10, 10, 10, 200)
+    core.arrive(2, 10, avoid="z")
+    settings = DispatcherSettings((32, 256, 512), profile=((1, 1, 0.0),))
+    core.take_in(core.dispatcher.reconfigure(settings, core.now))
+    assert core.dispatcher.snapshot(core.now).rows_by_bucket == ((32, 4), (256, 1), (512, 0))
+
+
+def test_a_replica_that_waited_for_a_batch_to_grow_and_left_asks_for_no_more_timers(start):
+    core = start(hold="auto", profile=((1, 10, 1.0), (2, 10, 1.01), (8, 10, 1.1)), slo_s=100.0)
+    core.replicas("a")
+    for number, at in enumerate((0.0, 0.1, 0.2)):
+        core.arrive(number + 1, at=at, slo_s=100.0)
+    core.drain()
+    core.arrive(4, at=0.3, slo_s=100.0)
+    assert core.open == {}  # it waits for the next arrival
+    core.replicas(at=0.35)
+    core.arrive(5, at=5.0, slo_s=100.0)
+    assert core.timer > 5.0
