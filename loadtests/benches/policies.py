@@ -19,6 +19,7 @@ from typing import Any
 from loadtests.report_table import Cell, Report, Table, Verdict, at_least, at_most, publish
 
 SCENARIOS = Path("loadtests/scenarios")
+RESOLUTION = 1.02  # percentiles come from histograms; two runs that are alike differ by so much
 LONGEST = 1.5  # times the longest batch's service time
 LIMIT_S = 3600
 VICTIMS = ("one", "two", "three")
@@ -177,7 +178,7 @@ def pool_verdicts(found: Mapping[str, Any]) -> list[Verdict]:
         at_most("hiccups: at most 5 % extra work", 100 * hedged["extra_work"], 5, " %"),
         at_most(
             "hiccups, busy: p99 no worse than without hedging",
-            busy["p99_ms"] / busy_plain["p99_ms"], 1.0, " ×",
+            busy["p99_ms"] / busy_plain["p99_ms"], RESOLUTION, " ×",
         ),
         at_most(
             "one of eight replicas five times slower: p99 at most 1.3 × the healthy pool's",
@@ -187,9 +188,9 @@ def pool_verdicts(found: Mapping[str, Any]) -> list[Verdict]:
 
 
 def end_verdicts(found: Mapping[str, Any]) -> list[Verdict]:
-    """The burst ends 20 s into the measured time; what is left over when all has ended is a bug."""
+    """The burst ends 30 s into the measured time; what is left over when all has ended is a bug."""
     course, chaos = found["burst"]["course"], found["chaos"]
-    offered, in_slo = (sum(course[key]["default"][30:]) for key in ("offered", "in_slo"))
+    offered, in_slo = (sum(course[key]["default"][40:]) for key in ("offered", "in_slo"))
     left = chaos["left_over"]
     return [
         at_least("burst: in SLO again 10 s after it", 100 * in_slo / max(1, offered), 95, " %"),
