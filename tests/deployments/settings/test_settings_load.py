@@ -149,7 +149,7 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
         ("gateway: {tracing: {otlp_endpoint: 'x:4318'}}", "such as http://127.0.0.1:4318"),
         ("gateway: {log: {level: warn}}", "must be debug, info, warning or error"),
         ("tenants:", "tenants: is empty; must be a mapping"),
-        ("tenants: {a: {weight: 0}}", "tenants.a.weight: is 0; must be a number, above 0"),
+        ("tenants: {a: {weight: 0}}", "tenants.a.weight: is 0; must be a number, 0.01 to 10000"),
         ("tenants: {'a b': {}}", "tenants.a b: is no tenant name"),
         ("gateway: {priorities: [A]}", "priorities[0]: must be 1 to 32 of a-z 0-9 - _"),
         ("gateway: {priorities: [on]}", "priorities[0]: must be 1 to 32 of a-z 0-9 - _"),
