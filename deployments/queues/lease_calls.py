@@ -37,13 +37,13 @@ logger = logging.getLogger("headrace.queue")
 @dataclass(slots=True, eq=False)
 class Sent:
     """A lease that is out. `members[i]` waits for `lease.rows[i]`; `at`: when it was dispatched, on
-    the monotonic clock. `aborted`: nobody waits for it any more. `over`: its call has ended."""
+    the monotonic clock. `aborted`: nobody waits for it any more. `calling`: its call is out."""
 
     lease: Dispatch
     members: Sequence[Ticket]
     at: float
     aborted: bool = False
-    over: bool = False
+    calling: bool = False
     watch: asyncio.Task[None] | None = None
 
 
@@ -67,8 +67,8 @@ class LeaseOwner(Protocol):
 
 
 class LeaseCalls:
-    """The calls of one queue; `gateway` is its name at the replicas. `ends`: how many of
-    them ended how."""
+    """The calls of one queue; `gateway` is its name at the replicas. `ends`: how many of them have
+    ended how."""
 
     def __init__(self, owner: LeaseOwner, transport: Transport, gateway: str) -> None:
         self._owner = owner
@@ -100,9 +100,9 @@ class LeaseCalls:
     def abort(self, lease_id: int) -> None:
         """Nobody waits for this one: it is dropped unless it has started."""
         sent = self._sent[lease_id]
-        if not (sent.aborted or sent.over):
-            sent.aborted = True
+        if sent.calling and not sent.aborted:
             self._begin(self._drop(sent.lease))
+        sent.aborted = True
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work, context=contextvars.Context())
@@ -119,8 +119,9 @@ class LeaseCalls:
                 end = LeaseEnd.ABORTED if sent.aborted else LeaseEnd.BUSY
                 return
             version = self._owner.terms.version
+            sent.calling = True
             reply = await self._call(sent)
-            sent.over = True
+            sent.calling = False
             round_trip_s = monotonic() - sent.at
             end, report = _end(reply, sent.aborted), self._report(sent, reply, round_trip_s)
             if end is LeaseEnd.DONE:
@@ -134,7 +135,7 @@ class LeaseCalls:
             self._owner.failed(sent)
             end = LeaseEnd.DONE if end is LeaseEnd.DONE else LeaseEnd.ABORTED
         finally:
-            if not sent.over:
+            if sent.calling:
                 self._hearsay.not_heard(sent.lease.replica_id)
             del self._sent[sent.lease.lease_id]
             if sent.watch is not None:
