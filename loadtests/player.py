@@ -2,8 +2,8 @@
 
 Sends what `plan` says when it says so, open loop, whether or not earlier ones are answered, over at
 most `connections` keep-alive connections; refused and unanswered requests come again as their
-tenant's `retry` says, and closed loops go on. Every try becomes one `Played`, handed to `on_end`.
-Rendering is the caller's: it is told what is planned and gives bytes.
+tenant's `retry` says while the scenario lasts, and closed loops go on. Every try becomes one
+`Played`, handed to `on_end`. Rendering is the caller's: it is told what is planned and gives bytes.
 
 Times are seconds from the start of the warm-up. Latency counts from when a request was meant to be
 sent (no coordinated omission); `left_s` is when it really left, so `left_s - planned.at_s` is what
@@ -187,7 +187,8 @@ class Player:
         if not played.ok and status not in _CALLERS_FAULT:
             following = self._plan.again(planned, played.ended_s, retry_after_s)
         following = following or self._plan.next_in_loop(planned, played.ended_s)
-        if following is not None:
+        # After the scenario's end nothing counts any more, and a `Retry-After` may be a minute.
+        if following is not None and following.at_s < self._plan.scenario.run_s:
             heapq.heappush(self._again, (following.at_s, next(self._numbers), following))
             if self._again[0][2] is following:
                 self._set_timer()
