@@ -16,7 +16,8 @@ from routers.affinity import Affinity
 from routers.batcher import form_batch
 from routers.choice import finish_in_s
 from routers.holders import Holder
-from routers.leases import Lease, abort, stream_share
+from routers.leases import Lease, stream_share
+from routers.members import abort
 from routers.offers import Goods
 from routers.racing import Racing, row_ids
 from routers.requests import Requests

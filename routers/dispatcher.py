@@ -19,7 +19,8 @@ from routers.cost import Coefficients, CostError, CostModel
 from routers.endings import close_lease, forget_replica
 from routers.hedging import Hedging
 from routers.invariants import check
-from routers.leases import LeaseBook, start_first
+from routers.leases import LeaseBook
+from routers.members import start_first
 from routers.outliers import Outliers
 from routers.racing import Racing
 from routers.replicas import ReplicaSet

@@ -13,7 +13,9 @@ from dataclasses import replace
 
 from routers.budget import Budget
 from routers.holders import Holder
-from routers.leases import Lease, fail, win
+from routers.leases import Lease
+from routers.members import fail, win
+from routers.racing import Racing
 from routers.replicas import MIN_BLOCK_S, SUSPECT_S
 from routers.reports import believable
 from routers.snapshots import State
@@ -75,13 +77,12 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
     holder, end, racing = lease.holder, event.end, state.racing
     if end is LeaseEnd.ABORTED and lease.overdue:
         racing.hedging.observe(lease, now)
-    if end is not LeaseEnd.LOST and event.report.service_s <= 0.0 and not lease.opened:
-        _refund(state, lease)
     if lease.probe:
         racing.outliers.failed(holder, now)
-    if end is LeaseEnd.BUSY and lease.copy_of is not None:
-        _race_again(state, lease, lease.copy_of)
+    raced = lease.copy or lease.copy_of
     stranded = fail(lease)
+    if end is not LeaseEnd.LOST and event.report.service_s <= 0.0 and not lease.opened:
+        _never_ran(racing, lease, raced)
     if lease.owes is not None:
         state.requests.settle(lease.owes, _worked_s(lease, event), now)
     if end is LeaseEnd.BUSY:
@@ -118,20 +119,21 @@ def _true_up(budget: Budget, copy: Lease, service_s: float) -> None:
             each.paid_s = service_s
 
 
-def _refund(state: State, lease: Lease) -> None:
-    """If it raced, there was no extra work: it was never started."""
-    state.racing.budget.refund(lease.paid_s)
-    for each in (lease, lease.copy, lease.copy_of):
-        if each is not None:
-            each.paid_s = 0.0
-
-
-def _race_again(state: State, copy: Lease, lease: Lease) -> None:
-    """The copy came back unstarted: its rows may still be copied once."""
-    for row in copy.members():
-        row.copied = False
-    if lease.ripe:
-        state.racing.hedging.waiting[lease] = None
+def _never_ran(racing: Racing, lease: Lease, other: Lease | None) -> None:
+    """If it raced, there was no extra work, and the rows may still be copied once."""
+    if lease.paid_s <= 0.0:
+        return
+    racing.budget.refund(lease.paid_s)
+    lease.paid_s = 0.0
+    if other is not None:
+        other.paid_s = 0.0
+    alone: dict[Lease, None] = {}
+    for row in lease.goods.rows:
+        if row.lease is not None and row.copy is None:
+            row.copied = False
+            alone[row.lease] = None
+    for left in alone:
+        racing.hedging.race_again(left)
 
 
 def _sample(state: State, lease: Lease, report: Report, now: float) -> None:

@@ -77,6 +77,14 @@ class Hedging:
         lease.overdue = False
         self.watch(lease)
 
+    def race_again(self, lease: Lease) -> None:
+        """What it raced was never started: it may be raced as if it had been alone."""
+        if lease.repeats:
+            lease.ripe = False
+            self.watch(lease)
+        elif lease.ripe:
+            self.waiting[lease] = None
+
     def due(self, now: float, leases: dict[int, Lease]) -> Iterator[Lease]:
         """Leases that have become overdue; those to race are in `waiting` afterwards."""
         moments = self._moments

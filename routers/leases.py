@@ -15,7 +15,6 @@ from math import ceil, inf
 from routers.holders import Holder
 from routers.offers import Goods
 from routers.tickets import Row
-from routers.types import Abort, Action
 from routers.yielding import Streams
 
 
@@ -85,14 +84,13 @@ class LeaseBook:
         return lease
 
     def sign_copy(
-        self, lease: Lease, holder: Holder, rows: list[Row], predicted_s: float, now: float
+        self, lease: Lease, holder: Holder, goods: Goods, predicted_s: float, now: float
     ) -> Lease:
-        """A copy of some of the lease's members; its flows have paid already."""
-        goods = Goods(rows, lease.goods.width, lease.goods.edge, lease.goods.rank)
+        """A copy of some of the lease's members, whose flows have paid already."""
         copy = self._open(holder, goods, predicted_s, now)
         copy.copy_of, lease.copy = lease, copy
         copy.since, copy.repeats = lease.since, True
-        for row in rows:
+        for row in goods.rows:
             row.copy, row.copied = copy, True
         return copy
 
@@ -141,80 +139,6 @@ class LeaseBook:
         share = float(max(0, ceil(held)))
         lease.holder.held += share - lease.share
         lease.share = share
-
-
-# ---- how rows leave leases ----------------------------------------------------------------
-
-
-def win(lease: Lease, actions: list[Action]) -> list[Row]:
-    """It was answered: its members, which now stand in no lease."""
-    members = lease.members()
-    for row in members:
-        other = row.copy if row.lease is lease else row.lease
-        row.lease = row.copy = None
-        if other is not None:
-            _leave(other, actions)
-    _part(lease, lease)
-    return members
-
-
-def fail(lease: Lease) -> list[Row]:
-    """It brought nothing: its members that stand in no other lease. The others race on alone."""
-    stranded = []
-    for row in lease.members():
-        if row.lease is lease:
-            row.lease = row.copy
-        if row.lease is None:
-            stranded.append(row)
-        row.copy = None
-    _part(lease, lease.copy or lease.copy_of)
-    return stranded
-
-
-def start_first(lease: Lease, actions: list[Action]) -> None:
-    """Of two tied leases it has started first: its rows leave the other one."""
-    other = lease.copy or lease.copy_of
-    if other is None:
-        return
-    for row in lease.members():
-        if row.copy is not None:
-            row.lease, row.copy = lease, None
-            _leave(other, actions)
-    _part(lease, lease)
-
-
-def abandon(row: Row, actions: list[Action]) -> None:
-    """Nobody waits for this leased row any more; a lease that nobody waits for is aborted."""
-    lease, copy = row.lease, row.copy
-    row.lease = row.copy = None
-    if lease is not None:
-        _leave(lease, actions)
-    if copy is not None:
-        _leave(copy, actions)
-
-
-def _part(lease: Lease, heir: Lease | None) -> None:
-    """The race is over; who goes on with the rows also settles what is owed for them."""
-    other = lease.copy or lease.copy_of
-    if other is None:
-        return
-    loser = other if heir is lease else lease
-    if heir is not None and heir.owes is None and (heir is lease or heir.live):
-        heir.owes, loser.owes = loser.owes, None
-    lease.copy = lease.copy_of = other.copy = other.copy_of = None
-
-
-def _leave(lease: Lease, actions: list[Action]) -> None:
-    lease.live -= 1
-    if not lease.live and not lease.probe:
-        abort(lease, actions)
-
-
-def abort(lease: Lease, actions: list[Action]) -> None:
-    """Ask its replica to drop it, once."""
-    if not lease.aborted:
-        lease.aborted = True
-        actions.append(Abort(lease.lease_id, lease.replica_id))
 
 
 def stream_share(length: int) -> float:

@@ -16,6 +16,7 @@ from routers.cost import CostModel
 from routers.hedging import Hedging
 from routers.holders import Holder
 from routers.leases import Lease, LeaseBook
+from routers.offers import Goods
 from routers.outliers import Outliers
 from routers.replicas import ReplicaSet
 from routers.settings import DispatcherSettings
@@ -105,7 +106,8 @@ class Racing:
         def accept(holder: Holder) -> Dispatch | None:
             if not self._may_take(holder, lease):
                 return None
-            seconds = self.cost.predict(len(rows), lease.goods.width, holder.replica.replica_id)
+            width = self._width(lease, rows)
+            seconds = self.cost.predict(len(rows), width, holder.replica.replica_id)
             if not self.budget.affords(seconds, spare=spare):
                 return None
             return self._copy(lease, holder, rows, now)
@@ -118,13 +120,23 @@ class Racing:
         urgency = lease.goods.rank[:2]
         return all(other.goods.rank[:2] >= urgency for other in holder.leases.values())
 
+    def _width(self, lease: Lease, rows: list[Row]) -> int:
+        """What the device will see these rows as, which may be fewer than the lease was sent."""
+        settings, goods = self.settings, lease.goods
+        if settings.buckets.fixed_shapes or len(rows) == len(goods.rows):
+            return goods.width
+        lengths = [row.length for row in rows]
+        return max(lengths) if settings.pads else -(-sum(lengths) // len(lengths))
+
     def _copy(
         self, lease: Lease, holder: Holder, rows: list[Row], now: float, *, probe: bool = False
     ) -> Dispatch:
         replica_id, goods = holder.replica.replica_id, lease.goods
-        seconds = self.cost.predict(len(rows), goods.width, replica_id)
+        width = self._width(lease, rows)
+        seconds = self.cost.predict(len(rows), width, replica_id)
         unstarted = not lease.opened and lease.holder.head() is not lease
-        copy = self.leases.sign_copy(lease, holder, rows, seconds, now)
+        copied = Goods(rows, width, goods.edge, goods.rank)
+        copy = self.leases.sign_copy(lease, holder, copied, seconds, now)
         copy.probe, copy.ripe = probe, True
         copy.paid_s = lease.paid_s = seconds
         copy.tied = lease.tied = unstarted and not probe

@@ -18,7 +18,7 @@ from routers.deadlines import Timers, Turnaround
 from routers.errors import BadRequestEvent
 from routers.flows import Flows
 from routers.lateness import is_over, is_refused, next_moment
-from routers.leases import abandon
+from routers.members import abandon
 from routers.newcomers import Newcomers, Refusal
 from routers.offers import Goods
 from routers.replicas import ReplicaSet

@@ -85,7 +85,6 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.running: dict[str, Replica] = {}
         self.opened: set[int] = set()
         self.aborted: set[int] = set()
-        self.copies: set[int] = set()
         if warm:
             self.warm_up()
 
@@ -229,16 +228,24 @@ class DispatcherMachine(RuleBasedStateMachine):
         lease = self.leases.pop(lease_id)
         for request_id, index in lease.rows:
             self.comes_back(request_id, index, lease_id, end)
+        if end in (LeaseEnd.BUSY, LeaseEnd.ABORTED) and not seconds:
+            self.never_ran(lease)
         report = Report(service_s=seconds, retry_in_s=seconds, transport_s=0.001)
         self.step(Closed(lease_id, end, report))
+
+    def never_ran(self, lease):
+        """Whatever it raced is alone with the rows, which may be copied once more."""
+        if lease.lease_id not in self.opened:
+            for request_id, index in lease.rows:
+                known = self.known.get(request_id)
+                if known is not None and len(known.leased.get(index, ())) == 1:
+                    known.copied.discard(index)
 
     def comes_back(self, request_id, index, lease_id, end):
         known = self.known.get(request_id)
         if known is None or lease_id not in known.leased.get(index, ()):
             return
         known.leased[index].remove(lease_id)
-        if end is LeaseEnd.BUSY and lease_id in self.copies:
-            known.copied.discard(index)
         if end is not LeaseEnd.DONE and known.leased[index]:
             return
         del known.leased[index]
@@ -323,7 +330,6 @@ class DispatcherMachine(RuleBasedStateMachine):
             known.copied.add(index)
             known.leased[index].add(action.lease_id)
         self.leases[action.lease_id] = action
-        self.copies.add(action.lease_id)
 
     def judge_room(self, replica, rows, action):
         """As many leases as slots; one more in the place of one that is less urgent and unstarted,

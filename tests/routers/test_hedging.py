@@ -305,3 +305,16 @@ def test_what_was_never_started_makes_its_copy_no_extra_work(start):
     core.close(pair[0], LeaseEnd.ABORTED)
     after = core.dispatcher.snapshot(core.now).budget_s
     assert after == pytest.approx(before, abs=0.011)
+
+
+def test_the_winner_of_a_tie_may_still_straggle_and_be_copied_once(start):
+    core = pool(start, "a", "b", "c", capacity=2, mode="tied", fixed_delay_s=0.05)
+    running = core.arrive(1) + core.arrive(2) + core.arrive(3)
+    staged, winner = core.arrive(4, at=0.511)
+    for lease in running:
+        core.close(lease, at=0.512, service_s=0.01)
+    core.step(Opened(winner.lease_id))
+    core.close(staged, LeaseEnd.ABORTED)
+    (copy,) = sent(core.tick(0.57))
+    assert (copy.rows, copy.copy_of) == (((4, 0),), winner.lease_id)
+    assert sent(core.tick(1.0)) == []
