@@ -43,8 +43,8 @@ def _explained(error: Exception) -> int | None:
     # Looked up rather than imported: only what a command has imported can have been raised.
     for module, name, code in (
         ("deployments.settings.mistakes", "SettingsErrors", 2),
-        ("loadtests.scenario_file", "ScenarioErrors", 2),
-        ("loadtests.traces", "TraceError", 2),
+        ("loadtests.traffic.scenario_file", "ScenarioErrors", 2),
+        ("loadtests.traffic.traces", "TraceError", 2),
         ("deployments.simulation.plots", "NoPlots", 1),
         ("deployments.cluster.state_file", "NoServer", 1),
         ("deployments.cluster.control", "Refused", 1),

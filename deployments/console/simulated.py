@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.simulation.play import Played
-from loadtests.summary import Group, Summary
+from loadtests.results.summary import Group, Summary
 
 GOODPUT = 0.99
 _LEVELS = " ▁▂▃▄▅▆▇█"

@@ -13,7 +13,7 @@ from math import inf
 from random import Random
 
 from deployments.simulation.stage import Stage, StageError
-from loadtests.scenario import Scenario
+from loadtests.traffic.scenario import Scenario
 from routers.simulated_drag import Drag, Ramp, Slow
 from routers.simulator import Device
 

@@ -16,11 +16,11 @@ from deployments.settings import Settings, dump, load, parse
 from deployments.simulation.devices import check_places, devices
 from deployments.simulation.scene import Callers, Watcher
 from deployments.simulation.stage import Stage, StageError, set_up
-from loadtests import scenario_file
-from loadtests.plan import Plan
-from loadtests.scenario import Scenario
-from loadtests.scenario_file import ScenarioErrors
-from loadtests.summary import Summary
+from loadtests.results.summary import Summary
+from loadtests.traffic import scenario_file
+from loadtests.traffic.plan import Plan
+from loadtests.traffic.scenario import Scenario
+from loadtests.traffic.scenario_file import ScenarioErrors
 from routers.dispatcher import Dispatcher
 from routers.simulated_fifo import Fifo
 from routers.simulator import Device, World, run

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from loadtests.course import Moment
-from loadtests.latency_histogram import LatencyHistogram
-from loadtests.summary import Summary
+from loadtests.results.course import Moment
+from loadtests.results.latency_histogram import LatencyHistogram
+from loadtests.results.summary import Summary
 
 KINDS = (".png", ".svg", ".pdf")
 

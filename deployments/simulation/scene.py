@@ -1,8 +1,8 @@
 """A scenario's requests as the simulator wants them, and what came of them as a summary wants it.
 
-The go-between of `loadtests.plan` and `loadtests.summary` on one side and `routers.simulator` on
-the other: it knows both vocabularies and decides nothing. A refused caller is told what the header
-would say: whole seconds. Latencies include the scenario's `network_ms`.
+The go-between of `loadtests.traffic.plan` and `loadtests.results.summary` on one side and
+`routers.simulator` on the other: it knows both vocabularies and decides nothing. A refused caller
+is told what the header would say: whole seconds. Latencies include the scenario's `network_ms`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from deployments.errors import OverOwnLimit, whole_seconds
 from deployments.rates import Rates
 from deployments.settings import RateSettings
 from deployments.simulation.stage import Stage
-from loadtests.plan import Plan, Planned
-from loadtests.summary import Batch, Ending, Summary
+from loadtests.results.summary import Batch, Ending, Summary
+from loadtests.traffic.plan import Plan, Planned
 from routers.simulated_traffic import Arrival, Fate, Parcel
 from routers.types import Reason
 

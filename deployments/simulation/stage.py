@@ -16,8 +16,8 @@ from deployments.replica.describe import describe, runtime_settings
 from deployments.scheduling import Home, dispatcher_settings
 from deployments.settings import ModelSettings, Settings
 from deployments.tenants import Tenant, Tenants
-from loadtests.fairness import Claim
-from loadtests.scenario import Scenario
+from loadtests.results.fairness import Claim
+from loadtests.traffic.scenario import Scenario
 from routers.settings import DispatcherSettings
 from runtimes import options
 from runtimes.errors import LoadError

@@ -14,11 +14,11 @@ from typing import Any
 from loadtests.benches import metrics_page
 from loadtests.benches.launched import Running
 from loadtests.benches.processes import cpu_between
-from loadtests.closed_loop import run
-from loadtests.http1 import Target, render
-from loadtests.load import Call, Load
-from loadtests.tally import LoadResult
-from loadtests.workload import infer_body
+from loadtests.client.closed_loop import run
+from loadtests.client.http1 import Target, render
+from loadtests.client.load import Call, Load
+from loadtests.client.tally import LoadResult
+from loadtests.traffic.workload import infer_body
 
 ROW_LENGTH = 24
 STAGES = "headrace_stage_seconds"

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from loadtests.report_table import REPORT_DIR, Report, as_markdown, read
+from loadtests.results.report_table import REPORT_DIR, Report, as_markdown, read
 
 PAGE = Path("docs/benchmarks.md")
 ORDER = (

@@ -21,9 +21,17 @@ from loadtests.benches.launched import Running
 from loadtests.benches.minilm_load import minilm_load
 from loadtests.benches.processes import memory_by_role
 from loadtests.benches.server import example, headrace
-from loadtests.closed_loop import run
-from loadtests.report_table import Report, Table, Verdict, at_most, median_of, publish, spread_of
-from loadtests.workload import ragged_lengths
+from loadtests.client.closed_loop import run
+from loadtests.results.report_table import (
+    Report,
+    Table,
+    Verdict,
+    at_most,
+    median_of,
+    publish,
+    spread_of,
+)
+from loadtests.traffic.workload import ragged_lengths
 
 HOME = Path("out/bench/cold")
 MIB = 2**20

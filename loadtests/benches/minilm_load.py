@@ -10,11 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from loadtests.binary_tensors import binary_infer
-from loadtests.http1 import Target, render
-from loadtests.load import Call, Load
-from loadtests.mischief import Mischief
-from loadtests.workload import infer_body, token_ids
+from loadtests.client.binary_tensors import binary_infer
+from loadtests.client.http1 import Target, render
+from loadtests.client.load import Call, Load
+from loadtests.client.mischief import Mischief
+from loadtests.traffic.workload import infer_body, token_ids
 
 INPUT = "input_ids"
 PATH = "/v2/models/minilm/infer"

@@ -20,7 +20,7 @@ from loadtests.benches.device_load import Trial, measure
 from loadtests.benches.launched import Running
 from loadtests.benches.server import Settings, changed, example, headrace
 from loadtests.benches.span_sink import SpanSink, span_sink
-from loadtests.report_table import (
+from loadtests.results.report_table import (
     Report,
     Table,
     Verdict,

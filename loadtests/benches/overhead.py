@@ -17,7 +17,7 @@ from loadtests.benches.device_load import Trial, measure
 from loadtests.benches.launched import Running
 from loadtests.benches.peer_servers import PEERS, PYTRITON, RAY_SERVE, TRITON, peer
 from loadtests.benches.server import example, headrace
-from loadtests.report_table import (
+from loadtests.results.report_table import (
     Cell,
     Report,
     Table,

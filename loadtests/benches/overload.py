@@ -30,7 +30,7 @@ from loadtests.benches.overload_trials import (
     settings_of,
 )
 from loadtests.benches.server import headrace
-from loadtests.report_table import (
+from loadtests.results.report_table import (
     Cell,
     Report,
     Table,

@@ -27,8 +27,8 @@ from loadtests.benches.scenario_load import (
     texts_request,
 )
 from loadtests.benches.server import Settings, changed
-from loadtests.player import Played
-from loadtests.report_table import ratio
+from loadtests.client.player import Played
+from loadtests.results.report_table import ratio
 
 CAPACITY = 99.0
 TENFOLD = 10.0

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from loadtests.report_table import Cell, Report, Table, Verdict, at_least, at_most, publish
+from loadtests.results.report_table import Cell, Report, Table, Verdict, at_least, at_most, publish
 
 SCENARIOS = Path("loadtests/scenarios")
 RESOLUTION = 1.02  # percentiles come from histograms; two runs that are alike differ by so much

@@ -23,11 +23,19 @@ import yaml
 
 from loadtests.benches.minilm_load import minilm_load
 from loadtests.benches.server import HOME_DIR, SETTINGS_DIR, Settings, changed, example, headrace
-from loadtests.closed_loop import run
-from loadtests.load import Load
-from loadtests.report_table import Report, Table, at_least, median_of, publish, ratio, spread_of
-from loadtests.tally import LoadResult
-from loadtests.workload import ragged_lengths
+from loadtests.client.closed_loop import run
+from loadtests.client.load import Load
+from loadtests.client.tally import LoadResult
+from loadtests.results.report_table import (
+    Report,
+    Table,
+    at_least,
+    median_of,
+    publish,
+    ratio,
+    spread_of,
+)
+from loadtests.traffic.workload import ragged_lengths
 
 LEAST_SHARE = 0.8
 # A processor's cost is nearly all tokens, so narrow intervals (little padding) beat full batches.

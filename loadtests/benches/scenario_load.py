@@ -17,14 +17,14 @@ from typing import Any
 
 import yaml
 
-from loadtests import scenario_file
 from loadtests.benches.server import Settings, command_line
 from loadtests.benches.texts import text_of
-from loadtests.http1 import Target, render
-from loadtests.plan import Plan, Planned
-from loadtests.player import Played, Stand, play
-from loadtests.scenario import Scenario
-from loadtests.workload import infer_body, token_ids
+from loadtests.client.http1 import Target, render
+from loadtests.client.player import Played, Stand, play
+from loadtests.traffic import scenario_file
+from loadtests.traffic.plan import Plan, Planned
+from loadtests.traffic.scenario import Scenario
+from loadtests.traffic.workload import infer_body, token_ids
 
 SCENARIOS = Path("loadtests/scenarios")
 MODEL = "device"

@@ -29,13 +29,13 @@ from loadtests.benches.scenario_load import (
     simulated,
 )
 from loadtests.benches.server import headrace
-from loadtests.closed_loop import run
-from loadtests.http1 import Target, render
-from loadtests.latency_histogram import LatencyHistogram
-from loadtests.load import Call, Load
-from loadtests.player import Played
-from loadtests.report_table import Cell, Report, Table, Verdict, median_of, publish
-from loadtests.workload import infer_body, token_ids
+from loadtests.client.closed_loop import run
+from loadtests.client.http1 import Target, render
+from loadtests.client.load import Call, Load
+from loadtests.client.player import Played
+from loadtests.results.latency_histogram import LatencyHistogram
+from loadtests.results.report_table import Cell, Report, Table, Verdict, median_of, publish
+from loadtests.traffic.workload import infer_body, token_ids
 
 MOST_OFF = 0.15
 PERCENTS = (50, 90, 99)

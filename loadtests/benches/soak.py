@@ -18,13 +18,13 @@ from loadtests.benches.minilm_load import INPUT, PATH, minilm_load
 from loadtests.benches.ragged_embeddings import settings_of
 from loadtests.benches.server import headrace
 from loadtests.benches.soak_watch import MIB, Sample, Watch, growth_mib_per_hour, peak, settled
-from loadtests.closed_loop import run
-from loadtests.http1 import Target
-from loadtests.load import Load
-from loadtests.mischief import Mischief, rubbish_requests
-from loadtests.report_table import Report, Table, Verdict, at_most, publish
-from loadtests.tally import LoadResult
-from loadtests.workload import infer_body, ragged_lengths
+from loadtests.client.closed_loop import run
+from loadtests.client.http1 import Target
+from loadtests.client.load import Load
+from loadtests.client.mischief import Mischief, rubbish_requests
+from loadtests.client.tally import LoadResult
+from loadtests.results.report_table import Report, Table, Verdict, at_most, publish
+from loadtests.traffic.workload import infer_body, ragged_lengths
 
 MOST_GROWTH_MIB_PER_HOUR = 60.0  # 10 MiB in 10 minutes: below what one leaked body a second makes
 MOST_GROWTH_MIB = 10.0

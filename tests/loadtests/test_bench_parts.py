@@ -16,9 +16,9 @@ from loadtests.benches.server import changed, example, on_free_ports
 from loadtests.benches.soak import faults, lost_processes
 from loadtests.benches.soak_watch import MIB, Sample, growth_mib_per_hour
 from loadtests.benches.texts import spread_lengths, texts
-from loadtests.binary_tensors import HEADER_LENGTH, binary_infer
+from loadtests.client.binary_tensors import HEADER_LENGTH, binary_infer
+from loadtests.client.tally import LoadResult, Tally
 from loadtests.peers import venvs
-from loadtests.tally import LoadResult, Tally
 
 PAGE = """# TYPE headrace_stage_seconds histogram
 headrace_stage_seconds_bucket{model="m",stage="run",le="+Inf"} %d

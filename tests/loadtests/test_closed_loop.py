@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
-from loadtests.closed_loop import arguments, load_of, parse_headers, run_async
-from loadtests.http1 import Target, render
-from loadtests.load import Call, Load
-from loadtests.mischief import Mischief, rubbish_requests
+from loadtests.client.closed_loop import arguments, load_of, parse_headers, run_async
+from loadtests.client.http1 import Target, render
+from loadtests.client.load import Call, Load
+from loadtests.client.mischief import Mischief, rubbish_requests
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 BUSY = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"

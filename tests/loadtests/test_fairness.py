@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.fairness import Claim, Fairness, jain, shares_of
+from loadtests.results.fairness import Claim, Fairness, jain, shares_of
 
 EQUAL = {"a": Claim(), "b": Claim()}
 

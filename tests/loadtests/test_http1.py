@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.http1 import AnswerParser, BadAnswer, Target, render
+from loadtests.client.http1 import AnswerParser, BadAnswer, Target, render
 
 COUNTED = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = (

@@ -15,8 +15,8 @@ from loadtests.benches.overload_trials import (
     trial_of,
 )
 from loadtests.benches.scenario_load import measured
-from loadtests.plan import Planned
-from loadtests.player import Played
+from loadtests.client.player import Played
+from loadtests.traffic.plan import Planned
 
 AFTER_S = WARMUP_S + BURST_FROM_S + BURST_S
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.plan import Plan, length_drawer, rates_of
-from loadtests.scenario_file import check
-from loadtests.scenario_traffic import ArrivalsPart, LengthsPart
-from loadtests.traces import TraceError
-from loadtests.workload import changing_rates, pause_s, renewal_times
+from loadtests.traffic.plan import Plan, length_drawer, rates_of
+from loadtests.traffic.scenario_file import check
+from loadtests.traffic.scenario_traffic import ArrivalsPart, LengthsPart
+from loadtests.traffic.traces import TraceError
+from loadtests.traffic.workload import changing_rates, pause_s, renewal_times
 
 HERE = Path()
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.http1 import Target, render
-from loadtests.plan import Plan
-from loadtests.player import Played, Player, Stand
-from loadtests.scenario_file import check
+from loadtests.client.http1 import Target, render
+from loadtests.client.player import Played, Player, Stand
+from loadtests.traffic.plan import Plan
+from loadtests.traffic.scenario_file import check
 from tests.loadtests.test_closed_loop import BUSY, OK, free_port, serving
 
 WAIT = b"HTTP/1.1 503 Busy\r\nretry-after: 60\r\ncontent-length: 0\r\n\r\n"

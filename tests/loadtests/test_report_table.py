@@ -3,7 +3,7 @@
 import pytest
 
 from loadtests.benches.document import sections_of, updated
-from loadtests.report_table import (
+from loadtests.results.report_table import (
     Report,
     Table,
     at_least,
@@ -84,7 +84,7 @@ def test_report_survives_being_written(tmp_path):
 
 
 def test_published_report_is_stamped_and_fails_with_a_broken_promise(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("loadtests.report_table.write", lambda stamped: tmp_path)
+    monkeypatch.setattr("loadtests.results.report_table.write", lambda stamped: tmp_path)
     kept, broken = at_most("kept", 1.0, 2.0), at_most("broken", 3.0, 2.0)
     assert publish(report(verdicts=(kept,)), ["--repeats", "2"]) == 0
     assert publish(report(verdicts=(kept, broken)), []) == 1

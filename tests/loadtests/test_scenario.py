@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtests import scenario_page
-from loadtests.scenario import Scenario
-from loadtests.scenario_file import ScenarioErrors, check, load
+from loadtests.traffic import scenario_page
+from loadtests.traffic.scenario import Scenario
+from loadtests.traffic.scenario_file import ScenarioErrors, check, load
 
 PLAIN = {
     "settings": "device.yaml",

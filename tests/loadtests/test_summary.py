@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from loadtests.fairness import Claim
-from loadtests.latency_histogram import LatencyHistogram
-from loadtests.summary import Batch, Ending, Summary
+from loadtests.results.fairness import Claim
+from loadtests.results.latency_histogram import LatencyHistogram
+from loadtests.results.summary import Batch, Ending, Summary
 
 NAMES = {"offered", "in_slo", "jain", "padding_ratio", "hedge_ratio", "rejected", "tenants"}
 TENANT_NAMES = {"offered", "in_slo", "rejected", "p50_ms", "p99_ms"}

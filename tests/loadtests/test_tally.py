@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from loadtests.tally import LoadResult, Tally
+from loadtests.client.tally import LoadResult, Tally
 
 
 def result_of(tally: Tally, seconds: float = 2.0, cpu_s: float = 0.0) -> LoadResult:

@@ -5,7 +5,13 @@ import random
 
 import pytest
 
-from loadtests.workload import RAGGED_MIX, infer_body, poisson_times, ragged_lengths, token_ids
+from loadtests.traffic.workload import (
+    RAGGED_MIX,
+    infer_body,
+    poisson_times,
+    ragged_lengths,
+    token_ids,
+)
 
 
 def test_ragged_mix_keeps_its_shares_and_bands():

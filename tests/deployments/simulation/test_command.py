@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from deployments.cli import main
 from deployments.simulation.play import Asked, prepare
-from loadtests.scenario_file import ScenarioErrors
+from loadtests.traffic.scenario_file import ScenarioErrors
 
 SETTINGS = """
 models:

@@ -10,8 +10,8 @@ from deployments.settings import parse
 from deployments.simulation.devices import devices
 from deployments.simulation.scene import Callers
 from deployments.simulation.stage import set_up
-from loadtests.plan import Plan
-from loadtests.scenario_file import check
+from loadtests.traffic.plan import Plan
+from loadtests.traffic.scenario_file import check
 from routers.simulator import Fate
 from routers.types import Reason
 

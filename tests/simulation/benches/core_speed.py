@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from math import log
 from statistics import median
 
-from loadtests.report_table import Report, Table, at_most, publish, spread_of
+from loadtests.results.report_table import Report, Table, at_most, publish, spread_of
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
 from routers.simulator import Arrival, Device, World, run

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
 
-from loadtests.report_table import Report, Table, at_most, number, publish
+from loadtests.results.report_table import Report, Table, at_most, number, publish
 from routers.edges import EdgeSolver
 from routers.settings import BucketSettings
 from tests.simulation.benches.in_time import (

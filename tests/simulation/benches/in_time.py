@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 
-from loadtests.workload import poisson_times
+from loadtests.traffic.workload import poisson_times
 from routers.dispatcher import Dispatcher
 from routers.settings import BucketSettings, DispatcherSettings
 from routers.simulated_fifo import Fifo

@@ -14,7 +14,7 @@ from math import ceil
 
 import numpy as np
 
-from loadtests.workload import ragged_lengths
+from loadtests.traffic.workload import ragged_lengths
 
 FRESH_ROWS = 100_000  # of a sample that something is judged by
 

@@ -1,8 +1,8 @@
 """When do a scenario's requests come, how long are they, and what do refused callers do?
 
-Parts of the scenario format that `loadtests.scenario` puts together: each is checked once and then
-immutable. Times in ms are patience, times in s are moments and spans; moments count from the end of
-the warm-up. Rates are requests a second over all gateways, lengths are tokens.
+Parts of the format that `scenario` puts together: each is checked once and then immutable. Times in
+ms are patience, times in s are moments and spans; moments count from the end of the warm-up. Rates
+are requests a second over all gateways, lengths are tokens.
 """
 
 from __future__ import annotations

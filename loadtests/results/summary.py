@@ -15,15 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadtests.course import Course
-from loadtests.fairness import Claim, Fairness
-from loadtests.latency_histogram import LatencyHistogram
+from loadtests.results.course import Course
+from loadtests.results.fairness import Claim, Fairness
+from loadtests.results.latency_histogram import LatencyHistogram
 
 
 @dataclass(slots=True)
 class Group:
     """What some requests came to. `reasons`: of those without an answer; `rejected`: of them, those
-    turned away for load or limits; `cost_s`: of the answered ones, see `loadtests.fairness`."""
+    turned away for load or limits; `cost_s`: of the answered ones, see `fairness`."""
 
     offered: int = 0
     in_slo: int = 0

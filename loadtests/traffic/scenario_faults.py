@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from loadtests.scenario_traffic import Factor, Moment, Part, Pause, Period, Span, listed
+from loadtests.traffic.scenario_traffic import Factor, Moment, Part, Pause, Period, Span, listed
 
 
 class HiccupsPart(Part):

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from loadtests.caller import Caller
-from loadtests.http1 import Answer, Target
-from loadtests.plan import Plan, Planned
+from loadtests.client.caller import Caller
+from loadtests.client.http1 import Answer, Target
+from loadtests.traffic.plan import Plan, Planned
 
 TIMER_S = 0.001
 SWEEP_S = 0.1

@@ -1,7 +1,7 @@
 """The manual's page of the scenario format, written from the format itself: `docs/scenarios.md`.
 
-`python -m loadtests.scenario_page` rewrites the page; a test compares it with the format, so that
-it cannot fall behind.
+`python -m loadtests.traffic.scenario_page` rewrites the page; a test compares it with the format,
+so that it cannot fall behind.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from loadtests.scenario import Scenario, TenantPart
-from loadtests.scenario_faults import DevicePart, FaultsPart
-from loadtests.scenario_traffic import ArrivalsPart, LengthsPart
+from loadtests.traffic.scenario import Scenario, TenantPart
+from loadtests.traffic.scenario_faults import DevicePart, FaultsPart
+from loadtests.traffic.scenario_traffic import ArrivalsPart, LengthsPart
 
-PAGE = Path(__file__).parents[1] / "docs" / "scenarios.md"
+PAGE = Path(__file__).parents[2] / "docs" / "scenarios.md"
 _INTRODUCTION = """# Scenarios
 
 A scenario says who calls how often with what, for how long, and what breaks meanwhile; the settings
@@ -27,7 +27,7 @@ file that it names says what is served. [simulator.md](simulator.md) shows how o
 Times in ms are promises to callers or patience, times in s are moments and spans; moments count
 from the end of the warm-up. Rates are requests a second over all gateways, lengths are tokens.
 
-This page is written by `python -m loadtests.scenario_page` from `loadtests/scenario.py`.
+This page is written by `python -m loadtests.traffic.scenario_page` from the format itself.
 """
 _CHAPTERS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("The file", "", Scenario),

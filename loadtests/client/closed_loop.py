@@ -1,9 +1,9 @@
 """How many requests a second does a server answer to N clients who each wait for their answer?
 
-`python -m loadtests.closed_loop --url URL --clients 32 --seconds 10 --body FILE`: N keep-alive
-connections, each sends its next request when the last is answered (closed loop). With `--rate` the
-same connections carry Poisson arrivals instead and latencies count from the time a request was
-meant to be sent (`loadtests/open_loop.py`). Prints a table, or JSON. Costs at most 40 µs of CPU a
+`python -m loadtests.client.closed_loop --url URL --clients 32 --seconds 10 --body FILE`: N
+keep-alive connections, each sends its next request when the last is answered (closed loop). With
+`--rate` the same connections carry Poisson arrivals instead and latencies count from the time a
+request was meant to be sent (`open_loop`). Prints a table, or JSON. Costs at most 40 µs of CPU a
 request, so that on a shared machine it measures the server rather than itself.
 
 Source for the warning that a closed loop hides queueing: Schroeder et al., "Open Versus Closed".
@@ -18,12 +18,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtests.caller import Caller
-from loadtests.http1 import Target, render
-from loadtests.load import Call, Fleet, Load
-from loadtests.mischief import Mischief, rubbish_requests
-from loadtests.open_loop import OpenLoop
-from loadtests.tally import LoadResult
+from loadtests.client.caller import Caller
+from loadtests.client.http1 import Target, render
+from loadtests.client.load import Call, Fleet, Load
+from loadtests.client.mischief import Mischief, rubbish_requests
+from loadtests.client.open_loop import OpenLoop
+from loadtests.client.tally import LoadResult
 
 
 class ClosedLoop(Fleet):
@@ -91,7 +91,9 @@ def load_of(asked: argparse.Namespace) -> Load:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.closed_loop", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.client.closed_loop", description=__doc__
+    )
     parser.add_argument("--url", required=True)
     parser.add_argument("--method", help="GET without a body, else POST")
     parser.add_argument("--body", type=Path, action="append", default=[], help="file; repeatable")

@@ -15,8 +15,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from loadtests.scenario_faults import DevicePart, FaultsPart, JoinPart
-from loadtests.scenario_traffic import (
+from loadtests.traffic.scenario_faults import DevicePart, FaultsPart, JoinPart
+from loadtests.traffic.scenario_traffic import (
     ArrivalsPart,
     LengthsPart,
     Part,

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-from loadtests.scenario import Scenario, TenantPart
-from loadtests.scenario_traffic import ArrivalsPart, LengthsPart
-from loadtests.traces import read_trace
-from loadtests.workload import changing_rates, pause_s, renewal_times
+from loadtests.traffic.scenario import Scenario, TenantPart
+from loadtests.traffic.scenario_traffic import ArrivalsPart, LengthsPart
+from loadtests.traffic.traces import read_trace
+from loadtests.traffic.workload import changing_rates, pause_s, renewal_times
 
 
 @dataclass(frozen=True, slots=True)

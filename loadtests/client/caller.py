@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, cast
 
-from loadtests.http1 import Answer, AnswerParser, BadAnswer
+from loadtests.client.http1 import Answer, AnswerParser, BadAnswer
 
 
 class Owner(Protocol):

@@ -13,10 +13,10 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from loadtests.caller import Caller
-from loadtests.http1 import Answer, Target
-from loadtests.mischief import Conduct, Mischief, hurried
-from loadtests.tally import LoadResult, Tally
+from loadtests.client.caller import Caller
+from loadtests.client.http1 import Answer, Target
+from loadtests.client.mischief import Conduct, Mischief, hurried
+from loadtests.client.tally import LoadResult, Tally
 
 RECONNECT_S = 0.05
 SWEEP_S = 0.1

@@ -15,9 +15,9 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from loadtests.caller import Caller
-from loadtests.load import Fleet, Load
-from loadtests.workload import poisson_times
+from loadtests.client.caller import Caller
+from loadtests.client.load import Fleet, Load
+from loadtests.traffic.workload import poisson_times
 
 TIMER_S = 0.001
 

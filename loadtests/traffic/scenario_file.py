@@ -15,7 +15,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from loadtests.scenario import Scenario
+from loadtests.traffic.scenario import Scenario
 
 Place = tuple[str | int, ...]
 MOST_BYTES = 1024 * 1024

@@ -14,7 +14,7 @@ import random
 from dataclasses import dataclass
 from enum import Enum
 
-from loadtests.http1 import Target, render
+from loadtests.client.http1 import Target, render
 
 
 class Conduct(Enum):

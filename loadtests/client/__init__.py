@@ -1,0 +1,1 @@
+"""How it is sent: connections, pacing and what comes back."""

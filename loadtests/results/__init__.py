@@ -1,0 +1,1 @@
+"""What came of it: counts, percentiles, shares, tables."""

@@ -1,0 +1,1 @@
+"""What is sent: scenarios, what they draw, recorded traces."""
