@@ -1,0 +1,183 @@
+"""What did a load test see, kept so that a later run can be compared with it?
+
+A record holds everything that its table, its report and a comparison show, and what reproduces it:
+scenario, target, machine, versions. Latencies are raw histograms, so that percentiles of parts and
+of the whole are exact and never averaged. It is one JSON object; times are seconds from the start
+of the measured time unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loadtests.results.latency_histogram import LatencyHistogram
+
+FORMAT = 1
+
+
+class RecordError(ValueError):
+    """The file is no record, or one of a format that this version does not read."""
+
+
+@dataclass(slots=True)
+class Cell:
+    """One tenant's requests of one length interval. `reasons`: of those without an answer, by kind
+    (`503`, `429`, `timeout`, `connect` …); `rejected`: of them, those turned away for load or
+    limits. `tokens_out`, `first` and `per_token` (seconds to the first token, and a token after
+    it) are of streams alone. `wait`: in the server's queue, as its answers say."""
+
+    offered: int = 0
+    in_slo: int = 0
+    rejected: int = 0
+    retries: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    latency: LatencyHistogram = field(default_factory=LatencyHistogram)
+    wait: LatencyHistogram = field(default_factory=LatencyHistogram)
+    first: LatencyHistogram = field(default_factory=LatencyHistogram)
+    per_token: LatencyHistogram = field(default_factory=LatencyHistogram)
+
+    def merge(self, other: Cell) -> None:
+        for name in ("offered", "in_slo", "rejected", "retries", "tokens_in", "tokens_out"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, count in other.reasons.items():
+            self.reasons[reason] = self.reasons.get(reason, 0) + count
+        for name in ("latency", "wait", "first", "per_token"):
+            getattr(self, name).merge(getattr(other, name))
+
+
+@dataclass(slots=True)
+class Second:
+    """What happened in one second: sent and answered then, and under way at its end. Percentiles
+    are of requests that were meant to be sent in it; None where none was answered."""
+
+    offered: int = 0
+    answered: int = 0
+    in_slo: int = 0
+    rejected: int = 0
+    failed: int = 0
+    under_way: int = 0
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+
+
+@dataclass(slots=True)
+class Client:
+    """How the generator itself did. `lag`: from when a request was meant to be sent until it left;
+    `cpu_us`: of processor time a request; `behind`: why the run does not count, "" when it does."""
+
+    processes: int = 1
+    connections: int = 0
+    sent: int = 0
+    cpu_us: float = 0.0
+    lag: LatencyHistogram = field(default_factory=LatencyHistogram)
+    behind: str = ""
+
+
+@dataclass(slots=True)
+class Record:
+    """`edges`: ascending upper bounds of the length intervals, also the keys of `cells[tenant]`.
+    `batch_sizes`: answers by the batch they ran in; `tokens` and `padded_tokens`: of those whose
+    answer says its bucket. `checks`: what else was asked of the run, in words, and whether it
+    held (`headrace load smoke`, the MLPerf scenarios)."""
+
+    name: str
+    about: str = ""
+    scenario: dict[str, Any] = field(default_factory=dict)
+    url: str = ""
+    protocol: str = ""
+    model: str = ""
+    command: str = ""
+    started: str = ""
+    machine: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    slo_ms: float | None = None
+    edges: tuple[int, ...] = ()
+    cells: dict[str, dict[int, Cell]] = field(default_factory=dict)
+    course: list[Second] = field(default_factory=list)
+    batch_sizes: dict[int, int] = field(default_factory=dict)
+    tokens: int = 0
+    padded_tokens: int = 0
+    client: Client = field(default_factory=Client)
+    checks: list[tuple[str, str, bool]] = field(default_factory=list)
+
+    def total(self) -> Cell:
+        return merged(cell for cells in self.cells.values() for cell in cells.values())
+
+    def by_tenant(self) -> dict[str, Cell]:
+        return {name: merged(cells.values()) for name, cells in self.cells.items()}
+
+    def by_length(self) -> dict[int, Cell]:
+        found = self.cells.values()
+        return {edge: merged(c[edge] for c in found if edge in c) for edge in self.edges}
+
+    @property
+    def padding(self) -> float | None:
+        """Share of what was run that was padding, 0..1; None where no answer said."""
+        return 1.0 - self.tokens / self.padded_tokens if self.padded_tokens else None
+
+
+def merged(cells: Iterable[Cell]) -> Cell:
+    whole = Cell()
+    for cell in cells:
+        whole.merge(cell)
+    return whole
+
+
+# ---- keeping -------------------------------------------------------------------------------------
+
+
+def save(record: Record, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"format": FORMAT} | asdict(record), separators=(",", ":")) + "\n")
+
+
+def load(path: Path) -> Record:
+    """Raises RecordError."""
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {(error.strerror or '').lower()}") from None
+    except ValueError:
+        raise RecordError(f"{path}: is no JSON") from None
+    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+        raise RecordError(f"{path}: is no record of format {FORMAT}")
+    try:
+        return _record(found)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise RecordError(f"{path}: is no record: {error}") from None
+
+
+def _record(found: dict[str, Any]) -> Record:
+    cells = {
+        tenant: {int(edge): _cell(cell) for edge, cell in row.items()}
+        for tenant, row in found["cells"].items()
+    }
+    client = found["client"] | {"lag": _histogram(found["client"]["lag"])}
+    return Record(
+        **found
+        | {
+            "cells": cells,
+            "client": Client(**client),
+            "edges": tuple(found["edges"]),
+            "course": [Second(**second) for second in found["course"]],
+            "batch_sizes": {int(size): count for size, count in found["batch_sizes"].items()},
+            "checks": [(claim, said, held) for claim, said, held in found["checks"]],
+        }
+    )
+
+
+def _cell(found: Mapping[str, Any]) -> Cell:
+    names = ("latency", "wait", "first", "per_token")
+    return Cell(**dict(found) | {name: _histogram(found[name]) for name in names})
+
+
+def _histogram(found: Mapping[str, Any]) -> LatencyHistogram:
+    counts = {int(place): count for place, count in found["counts"].items()}
+    return LatencyHistogram(counts, found["total"], found["most_s"])
