@@ -130,7 +130,10 @@ class Host:
         gateway = self._settings.gateway
         if resolved_ingress(gateway.ingress) == "haproxy":
             own["RAY_SERVE_HAPROXY_BINARY_PATH"] = haproxy.wrapped(
-                folder, gateway.host, math.ceil(gateway.limits.body_timeout_s)
+                folder,
+                gateway.host,
+                math.ceil(gateway.limits.body_timeout_s),
+                gateway.limits.max_requests,
             )
         return own
 

@@ -34,6 +34,14 @@ def _priorities(value: Any) -> Any:
 
 
 class LimitSettings(Section):
+    max_requests: int = Field(
+        default=2000,
+        ge=1,
+        le=65_536,
+        description="Requests that one gateway may have under way; behind HAProxy more wait for up "
+        "to a second outside of it, tenants in no order. Over 2,000 they may overflow its listen "
+        "queue.",
+    )
     max_body_bytes: int = Field(
         default=64 * MIB, ge=1024, le=2048 * MIB, description="Largest request body accepted."
     )

@@ -14,12 +14,30 @@ global
     log 127.0.0.1:514 local0 info
 defaults
     timeout client 3600s
+    errorfile 503 /somewhere/500.http
 frontend prometheus
     bind :19101
 frontend http_frontend
     bind 127.0.0.1:18000
+backend http-gateway
+    server SERVE_REPLICA_gateway-1 127.0.0.1:30000 check observe layer4
+    server SERVE_PROXY_ACTOR-fallback-1 127.0.0.1:30001 check backup
 listen stats
   bind *:18404
+"""
+
+TAKEN = """\
+defaults
+    mode http
+    timeout connect 5s
+    timeout server 5s
+    timeout client 3600s
+    errorfile 503 /somewhere/500.http
+frontend http_frontend
+    bind 127.0.0.1:18000
+    default_backend http-gateway
+backend http-gateway
+    server SERVE_REPLICA_gateway-1 127.0.0.1:30000 check
 """
 
 
@@ -43,24 +61,49 @@ def run(wrapper: str, folder) -> list[str]:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
 def test_every_page_is_bound_to_the_gateways_host_alone(tmp_path, program, host):
-    lines = run(haproxy.wrapped(tmp_path, host, 30), tmp_path)
+    lines = run(haproxy.wrapped(tmp_path, host, 30, 50), tmp_path)
     binds = [line for line in lines if line.startswith("bind")]
     assert binds == [f"bind {host}:19101", "bind 127.0.0.1:18000", f"bind {host}:18404"]
 
 
 def test_nothing_is_sent_to_the_machines_syslog(tmp_path, program):
-    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 30), tmp_path)
+    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 30, 50), tmp_path)
     assert not [line for line in lines if line.startswith("log")]
 
 
 def test_headers_have_a_time_to_arrive_in(tmp_path, program):
-    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 7), tmp_path)
+    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 7, 50), tmp_path)
     at = lines.index("timeout client 3600s")
     assert lines[at + 1 : at + 3] == ["timeout http-request 7s", "option http-ignore-probes"]
 
 
+def test_a_gateway_has_a_bound_and_the_fallback_none(tmp_path, program):
+    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 30, 50), tmp_path)
+    servers = [line for line in lines if line.startswith("server")]
+    assert servers == [
+        "server SERVE_REPLICA_gateway-1 127.0.0.1:30000 check observe layer4 maxconn 50",
+        "server SERVE_PROXY_ACTOR-fallback-1 127.0.0.1:30001 check backup",
+    ]
+    assert {"timeout queue 1s", "timeout check 10s"} <= set(lines)
+
+
+def test_its_own_refusals_are_what_they_say(tmp_path, program):
+    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 30, 50), tmp_path)
+    refusals = [line for line in lines if line.startswith(("http-error", "errorfile"))]
+    assert [line.split()[2] for line in refusals] == ["502", "503", "504"]
+    assert all(line.endswith("hdr Retry-After 1") for line in refusals)
+
+
+def test_haproxy_takes_what_was_written(tmp_path):
+    path = haproxy.wrapped(tmp_path, "127.0.0.1", 30, 50)
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(TAKEN)
+    said = subprocess.run([path, "-c", "-f", str(config)], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+
+
 def test_a_host_is_no_shell_command(tmp_path, program):
-    lines = run(haproxy.wrapped(tmp_path, "$(id);'", 30), tmp_path)
+    lines = run(haproxy.wrapped(tmp_path, "$(id);'", 30, 50), tmp_path)
     assert "bind $(id);':19101" in lines
 
 
