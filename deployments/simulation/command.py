@@ -6,6 +6,7 @@ Nothing is served and nothing loaded: a minute of traffic takes seconds.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -21,6 +22,8 @@ def simulate(path: Path, asked: Asked, *, as_json: bool = False, plot: Path | No
 
         must_be_there(plot)
     play = prepare(path, asked)
+    if play.left_out:
+        print(f"not simulated: {', '.join(play.left_out)}", file=sys.stderr)
     with Advance(play.scenario.run_s, Console(stderr=True)) as advance:
         played = play.run(advance)
         beside = play.run(advance, fifo=True) if asked.fifo else None

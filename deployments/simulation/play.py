@@ -99,6 +99,14 @@ class Play:
     def title(self) -> str:
         return self.scenario.about.strip() or self.path.stem
 
+    @property
+    def left_out(self) -> list[str]:
+        """What the scenario asks for and a simulation has no counterpart of."""
+        callers = [tenant for _, tenant in self.scenario.callers()]
+        rubbish = any(tenant.rubbish for tenant in callers)
+        output = any(self.scenario.output_of(tenant) for tenant in callers)
+        return ["rubbish"] * rubbish + ["output (generations count by their input)"] * output
+
     def run(self, advance: Callable[[float, int], None], *, fifo: bool = False) -> Played:
         """`advance` hears of virtual seconds and requests so far. Raises TraceError."""
         scenario, stage = self.scenario, self.stage
@@ -133,6 +141,10 @@ def prepare(path: Path, asked: Asked) -> Play:
     changes += [f"replicas={asked.replicas}"] if asked.replicas is not None else []
     changes += [f"seed={asked.seed}"] if asked.seed is not None else []
     scenario = scenario_file.load(path, changes, asked.trace)
+    if scenario.settings is None:
+        raise ScenarioErrors(
+            f"{path}: settings: is missing; a simulation needs a server's settings"
+        )
     settings = _settings(path.parent / scenario.settings, asked.changes)
     try:
         # A recording is of another model's lengths: what is too long for this one is cut.

@@ -52,7 +52,7 @@ class Callers:
         return 0.0
 
     def arrivals(self) -> Iterator[Arrival]:
-        return map(self._arrival, self._plan.requests())
+        return map(self._arrival, (each for each in self._plan.requests() if not each.rubbish))
 
     def follow(self, fate: Fate, now: float) -> Arrival | None:
         planned = fate.arrival.caller
@@ -73,7 +73,7 @@ class Callers:
             lengths,
             terms.slo_s,
             terms.timeout_s,
-            inf if terms.leave_s is None else planned.at_s + terms.leave_s,
+            inf if planned.leave_s is None else planned.at_s + planned.leave_s,
             planned.tenant,
             terms.priority,
             terms.weight,

@@ -36,7 +36,7 @@ class StageError(ValueError):
 @dataclass(frozen=True, slots=True)
 class Terms:
     """By what right a tenant's requests come; see `routers.types.Request`. `slo_s` and `timeout_s`
-    from arrival; `leave_s` None: its callers stay."""
+    from arrival."""
 
     tenant: Tenant
     slo_s: float
@@ -45,7 +45,6 @@ class Terms:
     weight: float
     tenant_rows: int
     retryable: bool
-    leave_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +172,6 @@ def _terms(scenario: Scenario, settings: Settings, page: ModelDescription) -> di
             weight=tenant.weight,
             tenant_rows=tenant.max_queue_rows,
             retryable=plan.retry and part.retryable,
-            leave_s=None if part.leave_after_ms is None else part.leave_after_ms / 1e3,
         )
     return found
 

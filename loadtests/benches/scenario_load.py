@@ -49,7 +49,7 @@ def piece(name: str, changes: Sequence[str] = ()) -> Piece:
     """Raises ScenarioErrors."""
     path = SCENARIOS / f"{name}.yaml"
     scenario = scenario_file.load(path, changes)
-    settings = yaml.safe_load((SCENARIOS / scenario.settings).read_text())
+    settings = yaml.safe_load((SCENARIOS / (scenario.settings or "")).read_text())
     return Piece(path, tuple(changes), scenario, settings)
 
 

@@ -11,7 +11,7 @@ Source: RFC 9112 (message framing, §6 and §7), h11 for the shape.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -40,12 +40,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`retry_after_s`: what a refusal says, 0 where it says nothing (a date counts as nothing)."""
+    """`retry_after_s`: what a refusal says, 0 where it says nothing (a date counts as nothing).
+    `head`: status line and headers, in lower case, for `field`."""
 
     status: int
     body: bytes
     keep_alive: bool
     retry_after_s: float = 0.0
+    head: bytes = b""
 
 
 def render(
@@ -65,51 +67,82 @@ def render(
 
 
 class AnswerParser:
-    """Feeds on what a socket gives; `feed` returns the answer once it is complete, else None."""
+    """Feeds on what a socket gives; `feed` returns the answer once it is complete, else None.
+    `tap` hears the body piece by piece as it comes, before the answer is complete."""
 
-    __slots__ = ("_buffer", "_framing")
+    __slots__ = ("_buffer", "_framing", "_pieces", "tap")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._framing: _Framing | None = None
+        self._pieces: list[bytes] = []
+        self.tap: Callable[[bytes], None] | None = None
 
     def feed(self, data: bytes) -> Answer | None:
         """Raises `BadAnswer`. Bytes after a complete answer are an error: nothing was asked."""
-        if not self._buffer:
+        if self.tap is None and not self.started:
             answer = _whole(data)
             if answer is not None:
                 return answer
         self._buffer += data
         if self._framing is None:
             self._framing = _framing(self._buffer)
-        return None if self._framing is None else self._complete(self._framing)
+            if self._framing is None:
+                return None
+            del self._buffer[: self._framing.start]
+        return self._answer(self._framing) if self._take(self._framing) else None
 
     def end(self) -> Answer | None:
         """The connection was closed: completes an answer that is delimited by that."""
-        framing, buffer = self._framing, self._buffer
+        framing = self._framing
         if framing is None or framing.chunked or framing.length is not None:
             return None
-        answer = framing.answer(bytes(buffer[framing.start :]), keep_alive=False)
-        self._reset()
-        return answer
+        return self._answer(framing, keep_alive=False)
 
     @property
     def started(self) -> bool:
-        return bool(self._buffer)
+        return bool(self._buffer) or self._framing is not None
 
-    def _complete(self, framing: _Framing) -> Answer | None:
+    def _take(self, framing: _Framing) -> bool:
+        """Moves what is there of the body out of the buffer; whether that was the last of it."""
         if framing.chunked:
-            body = _dechunk(self._buffer, framing.start)
-        else:
-            body = _counted(self._buffer, framing)
-        if body is None:
-            return None
-        self._reset()
-        return framing.answer(body)
+            return self._take_chunks()
+        if framing.length is None:
+            self._keep(bytes(self._buffer))
+            self._buffer.clear()
+            return False
+        missing = framing.length - len(self._buffer)
+        if missing < 0:
+            raise BadAnswer(f"{-missing} bytes after the answer")
+        if missing == 0:
+            self._keep(bytes(self._buffer))
+        return missing == 0
 
-    def _reset(self) -> None:
+    def _take_chunks(self) -> bool:
+        buffer = self._buffer
+        while (line_end := buffer.find(b"\r\n")) >= 0:
+            size = _chunk_size(buffer[:line_end])
+            start, end = line_end + 2, line_end + 2 + size
+            if len(buffer) < end + 2:
+                return False
+            if size == 0:
+                return True
+            self._keep(bytes(buffer[start:end]))
+            del buffer[: end + 2]
+        return False
+
+    def _keep(self, piece: bytes) -> None:
+        if piece:
+            self._pieces.append(piece)
+            if self.tap is not None:
+                self.tap(piece)
+
+    def _answer(self, framing: _Framing, *, keep_alive: bool = True) -> Answer:
+        answer = framing.answer(b"".join(self._pieces), keep_alive=keep_alive)
         self._buffer = bytearray()
         self._framing = None
+        self._pieces = []
+        return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +155,11 @@ class _Framing:
     chunked: bool
     keep_alive: bool
     retry_after_s: float
+    head: bytes
 
     def answer(self, body: bytes, *, keep_alive: bool = True) -> Answer:
-        return Answer(self.status, body, keep_alive and self.keep_alive, self.retry_after_s)
+        keep_alive = keep_alive and self.keep_alive
+        return Answer(self.status, body, keep_alive, self.retry_after_s, self.head)
 
 
 def _framing(data: bytes | bytearray) -> _Framing | None:
@@ -143,13 +178,13 @@ def _framing(data: bytes | bytearray) -> _Framing | None:
     length = 0 if status in (204, 304) else _length(head)
     if length is None and not chunked:
         keep_alive = False
-    wait = _field(head, b"retry-after") if status >= 400 else None
+    wait = field(head, b"retry-after") if status >= 400 else None
     retry_after_s = float(wait) if wait is not None and wait.isdigit() else 0.0
-    return _Framing(status, end + 4, length, chunked, keep_alive, retry_after_s)
+    return _Framing(status, end + 4, length, chunked, keep_alive, retry_after_s, head)
 
 
 def _length(head: bytes) -> int | None:
-    text = _field(head, b"content-length")
+    text = field(head, b"content-length")
     if text is None:
         return None
     if not text.isdigit():
@@ -157,8 +192,8 @@ def _length(head: bytes) -> int | None:
     return int(text)
 
 
-def _field(head: bytes, name: bytes) -> bytes | None:
-    """A header's value, in lower case as `head` is."""
+def field(head: bytes, name: bytes) -> bytes | None:
+    """A header's value, in lower case as `head` is; None where there is none."""
     start = b"\r\n" + name + b":"
     at = head.find(start)
     if at < 0:
@@ -173,33 +208,6 @@ def _whole(data: bytes) -> Answer | None:
     if framing is None or framing.length is None or len(data) != framing.start + framing.length:
         return None
     return framing.answer(data[framing.start :])
-
-
-def _counted(buffer: bytearray, framing: _Framing) -> bytes | None:
-    if framing.length is None:
-        return None
-    missing = framing.start + framing.length - len(buffer)
-    if missing < 0:
-        raise BadAnswer(f"{-missing} bytes after the answer")
-    return None if missing else bytes(buffer[framing.start :])
-
-
-def _dechunk(buffer: bytearray, start: int) -> bytes | None:
-    """Joins the chunks, or None while the last is not there. Starts over at each call, which is
-    fine for answers of a few chunks."""
-    pieces: list[bytes] = []
-    while True:
-        line_end = buffer.find(b"\r\n", start)
-        if line_end < 0:
-            return None
-        size = _chunk_size(buffer[start:line_end])
-        start = line_end + 2
-        if len(buffer) < start + size + 2:
-            return None
-        if size == 0:
-            return b"".join(pieces)
-        pieces.append(bytes(buffer[start : start + size]))
-        start += size + 2
 
 
 def _chunk_size(line: bytearray) -> int:

@@ -4,7 +4,8 @@ One format for `headrace simulate` and the load generator: these classes are the
 and then immutable; `scenario_file` reads it, `plan` makes requests of it. Times in ms are promises
 to callers or patience, times in s are moments and spans; moments count from the end of the warm-up.
 Rates are requests a second over all gateways, lengths are tokens. What the model is, who its
-tenants are and what they may do stands in the settings file that a scenario names.
+tenants are and what they may do stands in the settings file that a scenario names; other servers
+than Headrace have none.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from loadtests.traffic.scenario_traffic import (
     listed,
 )
 
+Portion = Annotated[float, Field(ge=0, le=1)]
+
 
 class TenantPart(Part):
     """One tenant's callers. Weight, limits and keys are the settings file's."""
@@ -38,6 +41,9 @@ class TenantPart(Part):
     arrivals: ArrivalsPart | None = Field(default=None, description="Arrivals of its own.")
     lengths: LengthsPart | None = Field(
         default=None, description="Lengths of its own; unset, the scenario's."
+    )
+    output: LengthsPart | None = Field(
+        default=None, description="Tokens its generations ask for; unset, the scenario's."
     )
     rows: int = Field(default=1, ge=1, le=10_000, description="Rows in each request.")
     priority: str | None = Field(
@@ -50,6 +56,12 @@ class TenantPart(Part):
     )
     leave_after_ms: Span | None = Field(
         default=None, description="When its callers hang up; unset, never before the timeout."
+    )
+    leave_share: Portion = Field(default=1, description="Share of its requests that they do so to.")
+    rubbish: Portion = Field(
+        default=0,
+        description="Share of its requests that are none: broken JSON, wrong types, half a body. "
+        "They are sent beside what counts, and not simulated.",
     )
     retry: RetryPart = Field(default_factory=RetryPart, description="What a refusal leads to.")
     gateways: Annotated[tuple[Rate, ...], BeforeValidator(listed)] = Field(
@@ -71,9 +83,10 @@ class TenantPart(Part):
 
 
 class Scenario(Part):
-    settings: str = Field(
+    settings: str | None = Field(
+        default=None,
         description="Settings file of the server: its model, tenants and gateways; relative to "
-        "this file."
+        "this file. Without it a scenario can be played and not simulated.",
     )
     model: str | None = Field(
         default=None, description="Which of its models; unset, the only one there is."
@@ -87,6 +100,10 @@ class Scenario(Part):
     )
     lengths: LengthsPart | None = Field(
         default=None, description="How long rows are, of tenants that do not say."
+    )
+    output: LengthsPart | None = Field(
+        default=None,
+        description="How many tokens generations ask for (`max_tokens`); not simulated.",
     )
     tenants: dict[str, TenantPart] = Field(
         default_factory=dict, description="Who calls; none means one, `default`."
@@ -122,7 +139,9 @@ class Scenario(Part):
             lengths = tenant.lengths or self.lengths
             if lengths is None:
                 raise ValueError(f"tenant {name} has no lengths; give it or the scenario some")
-            if lengths.column is not None and arrivals.process != "trace":
+            columns = [each.column for each in (lengths, self.output_of(tenant)) if each]
+            recorded = {each.process for each in arrivals.sources} == {"trace"}
+            if any(column is not None for column in columns) and not recorded:
                 raise ValueError(f"tenant {name} has lengths from a trace and no trace's arrivals")
             if len(tenant.gateways) > (self.gateways or 256):
                 raise ValueError(f"tenant {name} names more gateways than there are")
@@ -143,6 +162,9 @@ class Scenario(Part):
         found = tenant.lengths or self.lengths
         assert found is not None, "checked when the scenario was made"
         return found
+
+    def output_of(self, tenant: TenantPart) -> LengthsPart | None:
+        return tenant.output or self.output
 
     def slice_of(self, name: str) -> tuple[float, float]:
         """Where, in 0..1, a tenant's slice of the arrivals that it takes part in lies."""

@@ -69,11 +69,14 @@ def _replay(data: dict[str, Any], trace: Path) -> None:
     """Puts a recording in the place of all arrivals and lengths; tenants keep their shares."""
     data["arrivals"] = {"process": "trace", "file": str(trace.absolute())}
     data["lengths"] = {"column": ""}
+    if data.pop("output", None) is not None:
+        data["output"] = {"column": ""}
     tenants = data.get("tenants")
     for tenant in tenants.values() if isinstance(tenants, dict) else ():
         if isinstance(tenant, dict):
             tenant.pop("arrivals", None)
             tenant.pop("lengths", None)
+            tenant.pop("output", None)
 
 
 def _below(place: Any, step: str, path: str) -> Any:
@@ -117,7 +120,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
     if twice:
         raise ScenarioErrors("\n".join(f"{path}{each}" for each in twice))
     if not isinstance(data, dict):
-        raise ScenarioErrors(f"{path}: must be a mapping that has settings: and duration_s:")
+        raise ScenarioErrors(f"{path}: must be a mapping that has duration_s: and arrivals:")
     return data, lines
 
 

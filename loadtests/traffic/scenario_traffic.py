@@ -7,6 +7,7 @@ are requests a second over all gateways, lengths are tokens.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -53,6 +54,29 @@ class ExponentialPart(Part):
     mean: float = Field(gt=0, le=1_048_576, description="Mean length, in tokens.")
 
 
+class EmpiricalPart(Part):
+    """Lengths as they were counted: a list, or a column of a CSV file with a header."""
+
+    lengths: Annotated[tuple[Length, ...], BeforeValidator(listed)] = Field(
+        default=(), description="The lengths that occur."
+    )
+    counts: Annotated[tuple[Share, ...], BeforeValidator(listed)] = Field(
+        default=(), description="How often each of them does; unset, all as often."
+    )
+    file: str | None = Field(
+        default=None, description="CSV with a row a request, instead; relative to this file."
+    )
+    column: str = Field(default="", description='Its column of lengths; `""`: its first.')
+
+    @model_validator(mode="after")
+    def _one_source(self) -> EmpiricalPart:
+        if bool(self.lengths) == (self.file is not None):
+            raise ValueError("needs lengths or a file, and not both")
+        if self.counts and len(self.counts) != len(self.lengths):
+            raise ValueError(f"has {len(self.lengths)} lengths and {len(self.counts)} counts")
+        return self
+
+
 class LengthsPart(Part):
     """Exactly one way to draw a length; drawn ones are cut to `at_least` and `at_most`."""
 
@@ -62,8 +86,11 @@ class LengthsPart(Part):
     )
     lognormal: LogNormalPart | None = Field(default=None, description="Log-normal lengths.")
     exponential: ExponentialPart | None = Field(default=None, description="Exponential lengths.")
+    empirical: EmpiricalPart | None = Field(default=None, description="Lengths as counted.")
     column: str | None = Field(
-        default=None, description='Column of the trace that holds lengths; `""`: its second.'
+        default=None,
+        description='Column of the trace that holds them; `""`: its second, for `output` its '
+        "third, or the one that a known format has.",
     )
     at_least: Length = Field(default=1, description="Shorter ones become this long.")
     at_most: Length | None = Field(
@@ -72,7 +99,7 @@ class LengthsPart(Part):
 
     @model_validator(mode="after")
     def _one_way(self) -> LengthsPart:
-        ways = ("fixed", "bands", "lognormal", "exponential", "column")
+        ways = ("fixed", "bands", "lognormal", "exponential", "empirical", "column")
         given = [way for way in ways if getattr(self, way) is not None]
         if len(given) != 1 or self.bands == ():
             said = " and ".join(given) or "nothing"
@@ -85,6 +112,9 @@ class LengthsPart(Part):
 class StepPart(Part):
     from_s: Moment = Field(description="From then on the rate is another.")
     rate: Rate = Field(description="Requests a second.")
+    ramp_s: Pause = Field(
+        default=0, description="How long the rate takes to get there, evenly; 0: it jumps."
+    )
 
 
 class BurstsPart(Part):
@@ -101,15 +131,19 @@ class BurstsPart(Part):
 
 
 class ArrivalsPart(Part):
-    """When requests come: at a rate (`poisson`, `gamma`), when the last one was answered
-    (`closed`), or as recorded (`trace`)."""
+    """When requests come: at a rate (`constant`, `poisson`, `gamma`, `weibull`), when the last one
+    was answered (`closed`), or as recorded (`trace`)."""
 
-    process: Literal["poisson", "gamma", "closed", "trace"] = Field(
+    process: Literal["poisson", "constant", "gamma", "weibull", "closed", "trace"] = Field(
         default="poisson", description="How requests follow each other."
     )
     rate: Rate | None = Field(default=None, description="Requests a second, on average.")
     cv: float = Field(
-        default=1, gt=0, le=100, description="Coefficient of variation of `gamma` intervals."
+        default=1,
+        gt=0,
+        le=100,
+        description="Coefficient of variation of `gamma` and `weibull` intervals: 1 is Poisson, "
+        "more comes in clumps.",
     )
     steps: Annotated[tuple[StepPart, ...], BeforeValidator(listed)] = Field(
         default=(), description="Other rates, each from a moment on."
@@ -121,19 +155,28 @@ class ArrivalsPart(Part):
     think_s: Pause = Field(default=0, description="Pause of a `closed` caller after an answer.")
     file: str | None = Field(
         default=None,
-        description="A `trace`: CSV with a header, or one JSON object a line; relative to this "
-        "file.",
+        description="A `trace`: CSV with a header, or one JSON object a line (`.jsonl`); relative "
+        "to this file. Known by their columns: Azure LLM inference, BurstGPT, Mooncake.",
     )
     time_column: str = Field(
         default="", description='Its column of times (date and time, or seconds); `""`: its first.'
     )
+    smear_s: Pause | None = Field(
+        default=None,
+        description="Each moment of a `trace` is moved on by up to so much, evenly, so that what "
+        "was recorded in one second does not come at once; unset, what a known format's times are "
+        "exact to.",
+    )
     speed: Factor = Field(
         default=1, description="How many times faster than recorded a `trace` is replayed."
+    )
+    plus: Annotated[tuple[ArrivalsPart, ...], BeforeValidator(listed)] = Field(
+        default=(), description="Further sources; what all of them send adds up."
     )
 
     @model_validator(mode="after")
     def _complete(self) -> ArrivalsPart:
-        timed = self.process in ("poisson", "gamma")
+        timed = self.process not in ("closed", "trace")
         for name, needed in (("rate", timed), ("file", self.process == "trace")):
             if needed and getattr(self, name) is None:
                 raise ValueError(f"{self.process} needs {name}")
@@ -145,7 +188,17 @@ class ArrivalsPart(Part):
         moments = [step.from_s for step in self.steps]
         if moments != sorted(set(moments)):
             raise ValueError("steps must ascend in from_s")
+        for step, later in pairwise(self.steps):
+            if step.from_s + step.ramp_s > later.from_s:
+                raise ValueError(f"the ramp from {step.from_s:g} s on ends after the next begins")
+        if any(each.process == "closed" or each.plus for each in self.plus):
+            raise ValueError("what is in plus may not be closed and has no plus of its own")
         return self
+
+    @property
+    def sources(self) -> tuple[ArrivalsPart, ...]:
+        """This one and what adds to it."""
+        return (self, *self.plus)
 
 
 class RetryPart(Part):

@@ -1,16 +1,22 @@
-"""What was recorded traffic: when did requests come, and how long were they?
+"""What was recorded traffic: when did requests come, and how long were they and their answers?
 
 Reads CSV with a header line and JSON objects a line (`.jsonl`), row by row, so that a trace may be
-larger than memory. Times may be seconds (numbers) or dates and times; the first row is time 0, and
+larger than memory. Formats that are known by their columns need no column named: Azure LLM
+inference, BurstGPT, Mooncake; of others the first column is the time, the second the length, the
+third the answer's. Times may be seconds (numbers) or dates and times; the first row is time 0, and
 rows that go back in time are taken to come when the one before them did.
 """
 
 from __future__ import annotations
 
 import csv
+import heapq
 import json
+import random
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import count
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -22,25 +28,104 @@ class TraceError(ValueError):
     """The trace cannot be read; says where and why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What a trace's columns are called; "" is the one in that place. `unit_s`: of times that are
+    numbers. `exact_s`: what times are exact to."""
+
+    time: str = ""
+    length: str = ""
+    output: str = ""
+    unit_s: float = 1.0
+    exact_s: float = 0.0
+
+
+AZURE = Columns("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+BURSTGPT = Columns("Timestamp", "Request tokens", "Response tokens", exact_s=1.0)
+MOONCAKE = Columns("timestamp", "input_length", "output_length", unit_s=1e-3)
+KNOWN = (AZURE, BURSTGPT, MOONCAKE)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """`at_s`: since the first row. `output` 0: the trace has no such column, or none is wanted."""
+
+    at_s: float
+    length: int
+    output: int = 0
+
+
 def read_trace(
-    path: Path, time_column: str = "", length_column: str = ""
-) -> Iterator[tuple[float, int]]:
-    """(seconds since the first row, length) in order. An empty name is the first column for times
-    and the second for lengths. Raises TraceError, as late as the row that is wrong."""
+    path: Path, columns: Columns | None = None, *, outputs: bool = False
+) -> Iterator[Recorded]:
+    """In order of time; `columns`: names that are given win over those of a known format. Raises
+    TraceError, as late as the row that is wrong."""
     start: float | None = None
     last = 0.0
+    named: Columns | None = None
     for line, row in enumerate(_rows(path), 2 if path.suffix != ".jsonl" else 1):
         try:
-            columns = list(row)
-            moment = _seconds(row[time_column or columns[0]])
-            length = _length(row[length_column or columns[1]])
+            named = named or columns_of(list(row), columns or Columns(), outputs=outputs)
+            moment = _seconds(row[named.time], named.unit_s)
+            length = _length(row[named.length])
+            output = _length(row[named.output]) if outputs else 0
         except (KeyError, IndexError, ValueError) as error:
             raise TraceError(f"{path}:{line}: {_said(error)}") from None
         start = moment if start is None else start
         last = max(last, moment - start)
-        yield last, max(1, length)
+        yield Recorded(last, max(1, length), max(1, output) if outputs else 0)
     if start is None:
         raise TraceError(f"{path}: has no rows")
+
+
+def columns_of(header: list[str], given: Columns, *, outputs: bool = False) -> Columns:
+    """Every name filled in. Raises IndexError where there are too few columns."""
+    known = next((k for k in KNOWN if {k.time, k.length} <= set(header)), None)
+    base = known or Columns(header[0], header[1], header[2] if outputs else "")
+    return Columns(
+        given.time or base.time,
+        given.length or base.length,
+        given.output or base.output,
+        base.unit_s,
+        base.exact_s,
+    )
+
+
+def exact_s(path: Path) -> float:
+    """What the times of a trace are exact to, 0 of a format that is not known. Raises TraceError
+    where there is nothing to read."""
+    header = list(next(_rows(path), {}))
+    return next((k.exact_s for k in KNOWN if {k.time, k.length} <= set(header)), 0.0)
+
+
+def smeared(rows: Iterable[Recorded], by_s: float, rng: random.Random) -> Iterator[Recorded]:
+    """Each row moved on by up to `by_s`, evenly, in order of the new times. Holds the rows of that
+    much time."""
+    held: list[tuple[float, int, Recorded]] = []
+    numbers = count()
+    for row in rows:
+        while held and held[0][0] <= row.at_s:
+            yield _moved(*heapq.heappop(held))
+        heapq.heappush(held, (row.at_s + rng.uniform(0.0, by_s), next(numbers), row))
+    while held:
+        yield _moved(*heapq.heappop(held))
+
+
+def _moved(at_s: float, _: int, row: Recorded) -> Recorded:
+    return Recorded(at_s, row.length, row.output)
+
+
+def read_lengths(path: Path, column: str = "") -> list[int]:
+    """One column of a CSV file or of JSON lines; "": the first. Raises TraceError."""
+    found = []
+    for line, row in enumerate(_rows(path), 2 if path.suffix != ".jsonl" else 1):
+        try:
+            found.append(max(1, _length(row[column or next(iter(row))])))
+        except (KeyError, StopIteration, ValueError) as error:
+            raise TraceError(f"{path}:{line}: {_said(error)}") from None
+    if not found:
+        raise TraceError(f"{path}: has no rows")
+    return found
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -72,7 +157,7 @@ def _columns(stream: Iterable[str]) -> Iterator[Mapping[str, Any]]:
         yield {}
 
 
-def _seconds(value: Any) -> float:
+def _seconds(value: Any, unit_s: float) -> float:
     text = str(value).strip()
     try:
         moment = float(text)
@@ -85,7 +170,7 @@ def _seconds(value: Any) -> float:
             raise ValueError(f"{text[:40]!r} is no time") from None
     if not isfinite(moment):
         raise ValueError(f"{text!r} is no time")
-    return moment
+    return moment * unit_s
 
 
 def _length(value: Any) -> int:
@@ -98,6 +183,6 @@ def _length(value: Any) -> int:
 def _said(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"has no column {error.args[0]!r}"
-    if isinstance(error, IndexError):
+    if isinstance(error, IndexError | StopIteration):
         return "has too few columns; must have times and lengths"
     return str(error)

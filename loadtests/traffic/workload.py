@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from math import gamma, sqrt
+
+RAMP_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,41 +44,75 @@ def poisson_times(rate: float, seconds: float, rng: random.Random) -> Iterator[f
 
 
 def renewal_times(
-    rates: Sequence[tuple[float, float]], seconds: float, rng: random.Random, cv: float = 1.0
+    rates: Sequence[tuple[float, float]], seconds: float, interval: Callable[[], float]
 ) -> Iterator[float]:
-    """Arrival times in [0, seconds) whose intervals are independent, with this coefficient of
-    variation (1: Poisson), at rates that change: (from when on, arrivals a second), the first from
-    0. A change stretches the interval it falls into, so that the rate is right at once."""
-    shape = 1.0 / (cv * cv)
+    """Arrival times in [0, seconds) whose intervals are independent draws of `interval`, whose mean
+    is 1, at rates that change: (from when on, arrivals a second), the first from 0. A change
+    stretches the interval it falls into, so that the rate is right at once."""
     at, piece = 0.0, 0
-    left = rng.gammavariate(shape, 1.0 / shape)  # of the interval, in arrivals
+    left = interval()  # of the interval, in arrivals
     while piece < len(rates):
         rate = rates[piece][1]
         until = min(seconds, rates[piece + 1][0] if piece + 1 < len(rates) else seconds)
         if left < (until - at) * rate:
             at += left / rate
             yield at
-            left = rng.gammavariate(shape, 1.0 / shape)
+            left = interval()
         else:
             left -= max(0.0, until - at) * rate
             at, piece = max(at, until), piece + 1
 
 
+def intervals(process: str, cv: float, rng: random.Random) -> Callable[[], float]:
+    """Draws an interval of mean 1 of a process; `cv`: its coefficient of variation where the
+    process (`gamma`, `weibull`) leaves that open."""
+    if process == "constant":
+        return lambda: 1.0
+    if process == "weibull":
+        shape = weibull_shape(cv)
+        scale = 1.0 / gamma(1.0 + 1.0 / shape)
+        return lambda: rng.weibullvariate(scale, shape)
+    shape = 1.0 / (cv * cv) if process == "gamma" else 1.0
+    return lambda: rng.gammavariate(shape, 1.0 / shape)
+
+
+def weibull_shape(cv: float) -> float:
+    """The shape whose coefficient of variation that is; it falls as the shape grows."""
+
+    def cv_of(shape: float) -> float:
+        return sqrt(gamma(1.0 + 2.0 / shape) / gamma(1.0 + 1.0 / shape) ** 2 - 1.0)
+
+    low, high = 0.05, 200.0
+    for _ in range(60):
+        middle = sqrt(low * high)
+        low, high = (middle, high) if cv_of(middle) > cv else (low, middle)
+    return low
+
+
 def changing_rates(
-    rate: float,
-    steps: Sequence[tuple[float, float]] = (),
+    steps: Sequence[tuple[float, float, float]],
     bursts: Iterable[tuple[float, float]] = (),
     factor: float = 1.0,
 ) -> list[tuple[float, float]]:
-    """For `renewal_times`: `rate` from 0 on, other rates from moments on, all of them multiplied
-    by `factor` during `bursts` (from, to)."""
+    """For `renewal_times`: rates as (from when on, requests a second, how long it takes to get
+    there), the first from 0, all of them multiplied by `factor` during `bursts` (from, to)."""
     spans = list(bursts)
-    moments = {0.0, *(at for at, _ in steps), *(at for span in spans for at in span)}
-    base = [(0.0, rate), *steps]
+    base = [piece for before, step in pairwise(steps) for piece in ramp(before[1], *step)]
+    base = [(steps[0][0], steps[0][1]), *base]
+    moments = {*(at for at, _ in base), *(at for span in spans for at in span)}
     return [
         (at, [r for since, r in base if since <= at][-1] * (factor if _within(at, spans) else 1.0))
         for at in sorted(moments)
     ]
+
+
+def ramp(old: float, from_s: float, new: float, last_s: float) -> Iterator[tuple[float, float]]:
+    """The way from one rate to another in steps, each the mean rate of its time, so that as many
+    come as on a straight line."""
+    count = RAMP_STEPS if last_s else 0
+    for n in range(count):
+        yield from_s + last_s * n / count, old + (new - old) * (n + 0.5) / count
+    yield from_s + last_s, new
 
 
 def _within(at: float, spans: Sequence[tuple[float, float]]) -> bool:

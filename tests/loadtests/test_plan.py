@@ -9,13 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.traffic.plan import Plan, length_drawer, rates_of
+from loadtests.traffic.plan import Part, Plan, length_drawer, rates_of
 from loadtests.traffic.scenario_file import check
 from loadtests.traffic.scenario_traffic import ArrivalsPart, LengthsPart
 from loadtests.traffic.traces import TraceError
-from loadtests.traffic.workload import changing_rates, pause_s, renewal_times
+from loadtests.traffic.workload import (
+    changing_rates,
+    intervals,
+    pause_s,
+    renewal_times,
+    weibull_shape,
+)
 
 HERE = Path()
+
+
+def poisson():
+    return intervals("poisson", 1.0, random.Random(1))
 
 
 def plan(gateways=1, **changed) -> Plan:
@@ -99,17 +109,70 @@ def test_pauses_double_up_to_the_longest_and_are_drawn_below():
     assert 0.0 <= min(drawn) < 0.05 < 0.35 < max(drawn) <= 0.4
 
 
-@pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
-def test_intervals_have_their_mean_and_variation(cv):
-    times = list(renewal_times([(0.0, 100.0)], 300.0, random.Random(1), cv))
-    intervals = [b - a for a, b in pairwise(times)]
-    assert statistics.mean(intervals) == pytest.approx(0.01, rel=0.1)
-    assert statistics.pstdev(intervals) / statistics.mean(intervals) == pytest.approx(cv, rel=0.1)
+@pytest.mark.parametrize(
+    ("process", "cv"),
+    [("gamma", 0.5), ("gamma", 1.0), ("gamma", 3.0), ("weibull", 0.5), ("weibull", 3.0)],
+)
+def test_intervals_have_their_mean_and_variation(process, cv):
+    draw = intervals(process, cv, random.Random(1))
+    times = list(renewal_times([(0.0, 100.0)], 300.0, draw))
+    gaps = [b - a for a, b in pairwise(times)]
+    assert statistics.mean(gaps) == pytest.approx(0.01, rel=0.1)
+    assert statistics.pstdev(gaps) / statistics.mean(gaps) == pytest.approx(cv, rel=0.1)
+
+
+def test_constant_arrivals_come_at_equal_intervals():
+    times = [each.at_s for each in plan(arrivals={"process": "constant", "rate": 4}).requests()]
+    assert times[:3] == [0.25, 0.5, 0.75]
+    assert len(times) == 79
+
+
+def test_weibull_of_variation_one_is_exponential():
+    assert weibull_shape(1.0) == pytest.approx(1.0)
+
+
+def test_sources_add_up():
+    alone = plan(arrivals={"rate": 100})
+    more = {"rate": 100, "plus": [{"process": "constant", "rate": 10}, {"rate": 40}]}
+    both = plan(arrivals=more)
+    first, sum_ = [[e.at_s for e in p.requests()] for p in (alone, both)]
+    assert sum_ == sorted(sum_)
+    assert set(first) < set(sum_)
+    assert len(sum_) == pytest.approx(20 * 150, rel=0.1)
+
+
+def test_ramp_sends_as_many_as_a_straight_line_would():
+    ramp = {"rate": 0, "steps": [{"from_s": 5, "rate": 200, "ramp_s": 10}]}
+    counts = Counter(int(e.at_s // 5) for e in plan(arrivals=ramp).requests())
+    assert [counts[n] for n in range(4)] == pytest.approx([0, 250, 750, 1000], rel=0.15)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_parts_make_the_whole_plan(parts):
+    whole = list(plan(tenants={"a": {}, "b": {"rows": 2}}).requests())
+    scenario = plan(tenants={"a": {}, "b": {"rows": 2}}).scenario
+    found = [list(Plan(scenario, HERE, part=Part(n, parts)).requests()) for n in range(parts)]
+    assert sorted((e for part in found for e in part), key=lambda e: e.at_s) == whole
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+def test_callers_leave_and_send_rubbish_by_share():
+    tenants = {"a": {"leave_after_ms": 50, "leave_share": 0.25, "rubbish": 0.1}}
+    found = list(plan(tenants=tenants).requests())
+    assert Counter(e.leave_s for e in found)[0.05] / len(found) == pytest.approx(0.25, rel=0.15)
+    assert sum(e.rubbish for e in found) / len(found) == pytest.approx(0.1, rel=0.25)
+    plain = [(e.at_s, e.lengths) for e in plan(tenants={"a": {}}).requests()]
+    assert [(e.at_s, e.lengths) for e in found] == plain
+
+
+def test_generations_ask_for_tokens():
+    found = plan(output={"fixed": 40}, tenants={"a": {}, "b": {"output": {"fixed": 7}}})
+    assert {(e.tenant, e.output) for e in found.requests()} == {("a", 40), ("b", 7)}
 
 
 def test_rate_changes_at_once_and_may_be_none():
     rates = [(0.0, 100.0), (10.0, 0.0), (20.0, 1000.0)]
-    times = list(renewal_times(rates, 30.0, random.Random(1)))
+    times = list(renewal_times(rates, 30.0, poisson()))
     counts = Counter(int(at // 10) for at in times)
     assert counts[0] == pytest.approx(1000, rel=0.15)
     assert counts[1] == 0
@@ -118,11 +181,11 @@ def test_rate_changes_at_once_and_may_be_none():
 
 
 def test_no_arrivals_without_a_rate():
-    assert list(renewal_times([(0.0, 0.0)], 10.0, random.Random(1))) == []
+    assert list(renewal_times([(0.0, 0.0)], 10.0, poisson())) == []
 
 
 def test_bursts_multiply_what_steps_say():
-    rates = changing_rates(10.0, [(4.0, 20.0)], [(2.0, 5.0)], 3.0)
+    rates = changing_rates([(0.0, 10.0, 0.0), (4.0, 20.0, 0.0)], [(2.0, 5.0)], 3.0)
     assert rates == [(0.0, 10.0), (2.0, 30.0), (4.0, 60.0), (5.0, 20.0)]
 
 
@@ -150,6 +213,17 @@ def test_moments_count_from_the_end_of_the_warm_up():
 def test_lengths_have_their_mean(lengths, mean):
     draw, rng = length_drawer(LengthsPart(**lengths)), random.Random(1)
     assert statistics.mean(draw(rng) for _ in range(4000)) == pytest.approx(mean, rel=0.06)
+
+
+def test_lengths_may_be_counted_ones_of_a_list_or_a_file(tmp_path):
+    (tmp_path / "seen.csv").write_text("id,tokens\na,5\nb,9\nc,9\nd,9\n")
+    of_file = {"empirical": {"file": "seen.csv", "column": "tokens"}}
+    of_list = {"empirical": {"lengths": [5, 9], "counts": [1, 3]}}
+    for lengths in (of_file, of_list):
+        draw, rng = length_drawer(LengthsPart(**lengths), tmp_path), random.Random(1)
+        found = Counter(draw(rng) for _ in range(2000))
+        assert set(found) == {5, 9}
+        assert found[9] / found[5] == pytest.approx(3, rel=0.2)
 
 
 def test_lengths_are_at_least_one_and_cut():
@@ -244,3 +318,41 @@ def test_rubbish_among_recorded_objects_says_where(tmp_path, line, said):
     file.write_text(line + "\n")
     with pytest.raises(TraceError, match=said):
         list(traced(file, lengths={"column": ""}).requests())
+
+
+FORMATS = {
+    "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n"
+    "2023-11-16 18:15:48.68,396,109\n",
+    "burstgpt.csv": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    "5,ChatGPT,374,44,418,Conversation log\n7,GPT-4,396,109,505,API log\n",
+    "sessions.csv": "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens\n"
+    "5,1,0.3,ChatGPT,374,44\n7,2,0.2,GPT-4,396,109\n",
+    "mooncake.jsonl": '{"timestamp": 27000, "input_length": 374, "output_length": 44, '
+    '"hash_ids": [1, 2]}\n{"timestamp": 29000, "input_length": 396, "output_length": 109}\n',
+    "own.csv": "seconds,length,output\n0,374,44\n2.0,396,109\n",
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_known_recordings_need_no_columns_named(tmp_path, name):
+    (tmp_path / name).write_text(FORMATS[name])
+    arrivals = {"process": "trace", "file": str(tmp_path / name), "smear_s": 0}
+    found = plan(arrivals=arrivals, lengths={"column": ""}, output={"column": ""}).requests()
+    assert [(e.at_s, e.lengths[0], e.output) for e in found] == [(0.0, 374, 44), (2.0, 396, 109)]
+
+
+def test_what_was_recorded_in_one_second_is_smeared_over_it(tmp_path):
+    rows = "".join(f"{n // 100},m,{n + 1},1,1,x\n" for n in range(400))
+    header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    (tmp_path / "burstgpt.csv").write_text(header + rows)
+    found = list(traced(tmp_path / "burstgpt.csv", lengths={"column": ""}).requests())
+    times = [each.at_s for each in found]
+    assert times == sorted(times)
+    assert len(set(times)) == 400
+    assert all((e.lengths[0] - 1) // 100 == int(e.at_s) for e in found)
+
+
+def test_answers_lengths_that_were_not_recorded_are_missed(tmp_path):
+    (tmp_path / "two.csv").write_text("seconds,length\n0,5\n")
+    with pytest.raises(TraceError, match=":2: has too few columns"):
+        list(traced(tmp_path / "two.csv", output={"column": ""}).requests())

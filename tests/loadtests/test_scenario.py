@@ -51,7 +51,7 @@ def test_mistakes_name_file_line_and_path(tmp_path):
     assert str(caught.value).splitlines() == [
         f"{file}:2: duration_s: is '5'; must be a number",
         f"{file}:3: arrivals.xyz: unknown; known here: process, rate, cv, steps, bursts, "
-        "clients, think_s, file, time_column, speed",
+        "clients, think_s, file, time_column, smear_s, speed, plus",
         f"{file}:6: tenants.a.lengths.bands[0].hi: unknown; did you mean high?",
         f"{file}:6: tenants.a.lengths.bands[0].high: is missing",
     ]
