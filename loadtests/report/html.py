@@ -1,0 +1,60 @@
+"""How is a run shown to people? As one HTML file that can be mailed, printed and kept.
+
+First whether the run counts and how much was in time, then tables, pictures, and what reproduces
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from loadtests.report import page
+from loadtests.report.figures import figures
+from loadtests.report.table import tables, verdict
+from loadtests.results.record import Record
+
+
+def write(record: Record, path: Path) -> None:
+    """Folders that are missing are made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(html(record), encoding="utf-8")
+
+
+def html(record: Record) -> str:
+    return page.page(f"{record.name}: load test", _parts(record))
+
+
+def _parts(record: Record) -> Iterator[str]:
+    yield page.header(record.name, record.about, facts(record))
+    yield page.notice(verdict(record), good=not record.client.behind)
+    if record.checks:
+        yield page.notice(_promises(record), good=all(held for _, _, held in record.checks))
+    yield page.section("Tables", [page.table(each) for each in tables(record)])
+    yield page.section("Pictures", [page.figure(each) for each in figures(record)], "figures")
+    if record.scenario:
+        text = yaml.safe_dump(record.scenario, sort_keys=False, allow_unicode=True)
+        yield page.section("To run it again", [page.folded("The scenario", page.code(text))])
+
+
+def facts(record: Record) -> dict[str, str]:
+    """What was run, where and when."""
+    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    return {
+        "Target": record.url,
+        "Protocol": record.protocol,
+        "Model": record.model,
+        "Started": record.started,
+        "Machine": record.machine,
+        "Versions": versions,
+        "Command": record.command,
+    }
+
+
+def _promises(record: Record) -> str:
+    broken = [claim for claim, _, held in record.checks if not held]
+    if not broken:
+        return f"Every promise was kept ({len(record.checks)})."
+    return f"Broken: {'; '.join(broken)}."

@@ -1,0 +1,102 @@
+"""What does a page look like that needs nothing but itself? Its frame, style, tables and figures.
+
+No script, no font and no address is fetched, and the page forbids it. Dark and light follow the
+reader's system; on paper it is light. All text is escaped where it enters: names and reasons come
+from files and servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from importlib.resources import files
+
+from loadtests.report.figures import Figure
+from loadtests.report.plots import swatch
+from loadtests.report.table import is_numeric
+from loadtests.results.report_table import Table, number
+
+_ALLOWED = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    style = files("loadtests.report").joinpath("page.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_ALLOWED}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(parts)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def header(title: str, about: str, facts: Mapping[str, str]) -> str:
+    """Facts without a value are left out."""
+    rows = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items() if value
+    )
+    words = f'<p class="about">{escape(about)}</p>' if about else ""
+    return f"<header><h1>{escape(title)}</h1>{words}<dl>{rows}</dl></header>"
+
+
+def notice(text: str, *, good: bool | None = None) -> str:
+    """Said at the top; `good` only adds a colour to what the words say."""
+    kind = "" if good is None else " good" if good else " bad"
+    return f'<p class="notice{kind}">{escape(text)}</p>'
+
+
+def section(title: str, parts: Iterable[str], kind: str = "") -> str:
+    inner = "\n".join(parts)
+    return f'<section class="{kind}"><h2>{escape(title)}</h2>\n{inner}\n</section>' if inner else ""
+
+
+def table(found: Table) -> str:
+    """Scrolls by itself where it is wider than the screen."""
+    numeric = [is_numeric(column) for column in zip(*found.rows, strict=True)]
+    numeric = numeric or [False] * len(found.headers)
+    heads = "".join(
+        f'<th scope="col"{_side(right)}>{escape(text)}</th>'
+        for text, right in zip(found.headers, numeric, strict=True)
+    )
+    body = "".join(f"<tr>{_cells(row, numeric)}</tr>" for row in found.rows)
+    caption = f"<caption>{escape(found.caption)}</caption>" if found.caption else ""
+    name = escape(found.caption or ", ".join(filter(None, found.headers)))
+    return (
+        f'<div class="wide" role="region" tabindex="0" aria-label="{name}"><table>{caption}'
+        f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cells(row: Iterable[str | int | float | None], numeric: Iterable[bool]) -> str:
+    cells = []
+    for place, (value, right) in enumerate(zip(row, numeric, strict=True)):
+        kind = 'th scope="row"' if place == 0 else "td"
+        cells.append(f"<{kind}{_side(right)}>{escape(number(value))}</{kind[:2]}>")
+    return "".join(cells)
+
+
+def _side(right: bool) -> str:
+    return ' class="number"' if right else ""
+
+
+def figure(found: Figure) -> str:
+    """The numbers are folded away below the picture."""
+    legend = "".join(
+        f"<li>{swatch(place, shape=found.shapes)}{escape(name)}</li>"
+        for place, name in enumerate(found.legend)
+    )
+    return (
+        f"<figure><figcaption><h3>{escape(found.title)}</h3><p>{escape(found.says)}</p>"
+        + (f'<ul class="legend">{legend}</ul>' if legend else "")
+        + f"</figcaption>{found.svg}{folded('The same as a table', table(found.table))}</figure>"
+    )
+
+
+def folded(title: str, inner: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>{inner}</details>"
+
+
+def code(text: str) -> str:
+    return f'<pre tabindex="0">{escape(text)}</pre>'

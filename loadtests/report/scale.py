@@ -1,0 +1,78 @@
+"""Where does a value lie on an axis, and which values are written beside it?
+
+Linear or logarithmic; ticks are 1, 2, 5 times a power of ten and never more than asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil, floor, inf, log10, sqrt
+
+MOST_TICKS = 7
+LEAST_RATIO = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """`low` < `high`; both above 0 where `log`."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """0..1 from low to high; what lies outside is put on the edge."""
+        low, high, here = self.low, self.high, min(max(value, self.low), self.high)
+        if self.log:
+            low, high, here = log10(low), log10(high), log10(here)
+        return (here - low) / (high - low)
+
+    def ticks(self) -> list[float]:
+        return self._decades() if self.log else self._steps()
+
+    def _steps(self) -> list[float]:
+        step = nice((self.high - self.low) / (MOST_TICKS - 1))
+        first, last = ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9)
+        return [place * step for place in range(first, last + 1)]
+
+    def _decades(self) -> list[float]:
+        powers = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
+        for digits in ((1, 2, 5), (1, 3), (1,)):
+            found = [digit * 10.0**power for power in powers for digit in digits]
+            found = [
+                value for value in found if self.low <= value * 1.000001 <= self.high * 1.00001
+            ]
+            if len(found) <= MOST_TICKS:
+                return found
+        return found[:: ceil(len(found) / MOST_TICKS)]
+
+
+def linear(values: Iterable[float], low: float = 0.0) -> Scale:
+    """From `low` to just above the greatest."""
+    high = max((value for value in values if value < inf), default=low)
+    if high <= low:
+        return Scale(low, low + 1.0)
+    high += (high - low) * 0.04
+    step = nice((high - low) / (MOST_TICKS - 1))
+    return Scale(low, low + step * ceil((high - low) / step - 1e-9))
+
+
+def logarithmic(values: Iterable[float]) -> Scale:
+    """Around all that are above 0, wide enough for two ticks."""
+    found = [value for value in values if 0.0 < value < inf] or [1.0]
+    low, high = min(found) / 1.05, max(found) * 1.05
+    wider = max(1.0, sqrt(LEAST_RATIO / (high / low)))
+    return Scale(low / wider, high * wider, log=True)
+
+
+def nice(step: float) -> float:
+    """The least of 1, 2, 5 times a power of ten that is no less."""
+    power = 10.0 ** floor(log10(step))
+    return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= step * (1 - 1e-9))
+
+
+def label(value: float) -> str:
+    if value == 0:
+        return "0"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"

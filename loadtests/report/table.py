@@ -1,0 +1,186 @@
+"""What came of a run, in tables: by tenant, by length, by reason, of streams.
+
+The same tables are printed in a terminal and stand in the page. Shares are of what was offered, so
+that refused requests count; latencies are those of answered requests, from when each was meant to
+be sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from loadtests.results.latency_histogram import LatencyHistogram
+from loadtests.results.record import Cell, Record
+from loadtests.results.report_table import Cell as Value
+from loadtests.results.report_table import Table, number
+
+NOTHING = "–"
+
+
+def lines(record: Record) -> list[str]:
+    """The run in a terminal: readable as it stands, and Markdown."""
+    found = [heading(record), "", verdict(record)]
+    for table in tables(record):
+        found += ["", table.caption, "", *aligned(table)]
+    return found
+
+
+def heading(record: Record) -> str:
+    parts = [record.name, record.protocol, record.model, record.url, record.started]
+    return ", ".join(part for part in parts if part)
+
+
+def verdict(record: Record) -> str:
+    """Whether the run counts, and the share in time."""
+    total = record.total()
+    if record.client.behind:
+        return f"This run does not count: {record.client.behind}."
+    limit = "in time" if record.slo_ms is None else f"within {number(record.slo_ms)} ms"
+    rate = total.offered / record.seconds if record.seconds else 0.0
+    return (
+        f"The run counts. {share(total)} of {total.offered:,} offered requests were answered "
+        f"{limit}; {number(rate)}/s were offered for {record.seconds:,.4g} s."
+    )
+
+
+def tables(record: Record) -> list[Table]:
+    """Those that have something to say."""
+    found = [by_tenant(record), by_length(record)]
+    if record.checks:
+        found.append(checks(record))
+    if record.total().first.total:
+        found.append(streams(record))
+    if record.total().reasons:
+        found.append(reasons(record))
+    found.append(client(record))
+    return found
+
+
+def by_tenant(record: Record) -> Table:
+    rows = [_row(name, cell) for name, cell in record.by_tenant().items()]
+    return Table("By tenant", _headers("tenant"), (*rows, _row("all", record.total())))
+
+
+def by_length(record: Record) -> Table:
+    rows = tuple(_row(length_name(edge), cell) for edge, cell in record.by_length().items())
+    return Table("By length", _headers("length"), rows)
+
+
+def checks(record: Record) -> Table:
+    rows = tuple((claim, said, "yes" if held else "NO") for claim, said, held in record.checks)
+    return Table("Promises", ("promise", "measured", "held"), rows)
+
+
+def streams(record: Record) -> Table:
+    """Times are to the first token, and a token after it."""
+    counts = ("tenant", "streams", "tokens out", "tokens/s")
+    headers = (
+        *counts,
+        "first p50",
+        "first p95",
+        "first p99",
+        "token p50",
+        "token p95",
+        "token p99",
+    )
+    cells = [*record.by_tenant().items(), ("all", record.total())]
+    rows = tuple(_stream(name, cell, record.seconds) for name, cell in cells if cell.first.total)
+    return Table("Streams, times in ms", headers, rows)
+
+
+def reasons(record: Record) -> Table:
+    tenants = record.by_tenant()
+    total = record.total().reasons
+    rows: tuple[tuple[Value, ...], ...] = tuple(
+        (reason, *(cell.reasons.get(reason, 0) for cell in tenants.values()), count)
+        for reason, count in sorted(total.items(), key=lambda item: -item[1])
+    )
+    return Table("Not answered", ("reason", *tenants, "all"), rows)
+
+
+def client(record: Record) -> Table:
+    seen = record.client
+    headers = ("processes", "connections", "sent", "µs of CPU a request")
+    row = (seen.processes, seen.connections, seen.sent, seen.cpu_us)
+    lag = tuple(ms(seen.lag, percent) for percent in (50, 99, 100))
+    return Table("The generator", (*headers, "lag p50 ms", "p99", "max"), ((*row, *lag),))
+
+
+# ---- cells ---------------------------------------------------------------------------------------
+
+
+def _headers(noun: str) -> tuple[str, ...]:
+    counts = (noun, "offered", "in time", "rejected", "failed", "retries")
+    return (*counts, "p50 ms", "p90", "p95", "p99", "max", "wait p99")
+
+
+def _row(name: str, cell: Cell) -> tuple[Value, ...]:
+    counts = (cell.offered, share(cell), cell.rejected, failed(cell), cell.retries)
+    times = tuple(ms(cell.latency, percent) for percent in (50, 90, 95, 99, 100))
+    return (name, *counts, *times, ms(cell.wait, 99))
+
+
+def _stream(name: str, cell: Cell, seconds: float) -> tuple[Value, ...]:
+    rate = cell.tokens_out / seconds if seconds else None
+    times = tuple(ms(of, p) for of in (cell.first, cell.per_token) for p in (50, 95, 99))
+    return (name, cell.first.total, cell.tokens_out, rate, *times)
+
+
+def length_name(edge: int) -> str:
+    return f"up to {edge:,}"
+
+
+def failed(cell: Cell) -> int:
+    """Not answered, and not turned away for load or limits either."""
+    return max(0, sum(cell.reasons.values()) - cell.rejected)
+
+
+def share(cell: Cell) -> str:
+    """Answered in time, of what was offered; never rounded up to all of it."""
+    if not cell.offered:
+        return NOTHING
+    percent = 100.0 * cell.in_slo / cell.offered
+    return "100 %" if cell.in_slo == cell.offered else f"{min(percent, 99.99):.2f} %"
+
+
+def ms(histogram: LatencyHistogram, percent: float) -> float | None:
+    """100 per cent: the longest."""
+    if percent >= 100 and histogram.total:
+        return histogram.most_s * 1e3
+    found = histogram.percentile_s(percent)
+    return None if found is None else found * 1e3
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+
+def aligned(table: Table) -> list[str]:
+    """Markdown whose columns also stand below each other; numbers to the right."""
+    rows = [table.headers, *([number(cell) for cell in row] for row in table.rows)]
+    rows = [[_cell(text) for text in row] for row in rows]
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [_side(column) for column in zip(*table.rows, strict=True)] or ["<"] * len(widths)
+    rule = ["-" * w if side == "<" else "-" * (w - 1) + ":" for w, side in _pairs(widths, sides)]
+    padded = [
+        [f"{text:{side}{w}}" for text, (w, side) in zip(row, _pairs(widths, sides), strict=True)]
+        for row in rows
+    ]
+    return [f"| {' | '.join(row)} |" for row in [padded[0], rule, *padded[1:]]]
+
+
+def _pairs(widths: Iterable[int], sides: Iterable[str]) -> list[tuple[int, str]]:
+    return list(zip(widths, sides, strict=True))
+
+
+def _side(column: Iterable[Value]) -> str:
+    return ">" if is_numeric(column) else "<"
+
+
+def is_numeric(column: Iterable[Value]) -> bool:
+    """Shares count: text that is a number and its unit."""
+    return all(not isinstance(c, str) or c == NOTHING or c.endswith(" %") for c in column)
+
+
+def _cell(text: str) -> str:
+    """Names come from files: one line, and no column of their own."""
+    return " ".join(text.split()).replace("|", "\\|")
