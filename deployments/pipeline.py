@@ -75,12 +75,12 @@ class Pipeline:
         # ready may name a cheaper one, which then takes its place.
         way = None if name is None else self._way(flight, who, name, version)
         # Cheap refusals: headers that make no sense, the tenant's rate of requests, declared size,
-        # a queue that is full already.
+        # a queue that is full already or has just refused the like of it.
         flight.asked = exchange.asked()
         gate.rates.take_request(who.tenant)
         exchange.check_length(gate.limits)
         if way is not None:
-            way.check_room()
+            way.check_room(_demand(flight, way.promise))
         # The body, bounded in size and time; inflated off the loop.
         body = await self._body(exchange, who)
         # Parse: small bodies at once, large ones in the pool, tenants in turn.
@@ -89,7 +89,7 @@ class Pipeline:
         call = await gate.off_loop(who, len(body), codec.decode, body, exchange, page)
         if way is None:
             way = self._way(flight, who, call.model, None)
-            way.check_room()
+            way.check_room(_demand(flight, way.promise))
         flight.mark("parse")
         while True:
             try:

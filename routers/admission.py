@@ -41,6 +41,11 @@ class Admission:
         self.codel.tune(admission.codel, frozen=frozen)
         self.limit.tune(admission.limit, frozen=frozen)
 
+    def refused_again(self, flow: FlowKey) -> None:
+        """A newcomer was refused as late, as the like of it had just been."""
+        self.feasibility.refused_again(flow)
+        self.late_room.verdicts.no()
+
     def waited(self, flow: FlowKey, forecast: Forecast, wait_s: float, now: float) -> None:
         """A request that was on time left the queue for a replica, or turned late there."""
         self.feasibility.waited(flow, forecast, wait_s, now)

@@ -107,6 +107,17 @@ class Dispatcher:
         """What a request that found the queue full would be told now."""
         return self._requests.retry_after_s()
 
+    def heard(
+        self, tenant: str, priority: int, left_s: float, expires_s: float, now: float
+    ) -> float | None:
+        """For whom the shortest row would be too late, as the like of it was a moment ago: after
+        how many seconds asking again may help. Counts as a refusal. Seconds are from now."""
+        if self._requests.is_closed:
+            return None
+        edge = self._requests.waiting.edges[0]
+        refused = self._requests.heard(tenant, priority, edge, left_s, expires_s, now)
+        return None if refused is None else refused.retry_after_s
+
     def cost_error(self) -> CostError:
         """How far predictions of service time have lately been off."""
         return self._cost.error()

@@ -110,6 +110,12 @@ class Feasibility:
             return Forecast(wait_s, slack_s)
         return Forecast(wait_s, slack_s, late_by_s if self.verdicts.no() else 0.0)
 
+    def refused_again(self, flow: FlowKey) -> None:
+        """A newcomer was called late unasked, as the like of it had just been."""
+        self.verdicts.no()
+        if not self.frozen:
+            self._account(flow).note(late=True)
+
     def served(self, flow: FlowKey, seconds: float, now: float) -> None:
         """The flow was given device seconds, by this gateway's batches or by another's."""
         if self.frozen:

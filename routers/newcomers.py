@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from routers.admission import Admission
 from routers.bounds import refusal, retry_after_s
+from routers.echoes import Echoes, Refused
 from routers.feasibility import Claim, ahead_s
 from routers.flows import Flows
 from routers.lateness import has_place, is_over
 from routers.replicas import ReplicaSet
 from routers.settings import DispatcherSettings
 from routers.tickets import Ticket
-from routers.types import Reason, Request
+from routers.types import FlowKey, Reason, Request
 from routers.waiting import Waiting
 
 _NEVER = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)
@@ -35,6 +36,7 @@ class Newcomers:
         self._waiting = waiting
         self._flows = flows
         self._replicas = replicas
+        self.echoes = Echoes()
 
     def bounded(self, request: Request, settings: DispatcherSettings, now: float) -> Refusal | None:
         """What counts alone say, before anything is made of the request."""
@@ -42,6 +44,13 @@ class Newcomers:
         if reason is None:
             return None
         return Refusal(reason, 0.0 if reason in _NEVER else self.queue_s())
+
+    def heard(
+        self, flow: FlowKey, edge: int, left_s: float, expires_s: float, now: float
+    ) -> Refusal | None:
+        """What the like of it, one row of this bucket, was told a moment ago and would be again."""
+        found = self.echoes.of(flow, edge, left_s, expires_s, self._waiting.gone, now)
+        return None if found is None else Refusal(Reason.LATE, found.retry_after_s)
 
     def judge(
         self, ticket: Ticket, admission: Admission, settings: DispatcherSettings, now: float
@@ -62,8 +71,18 @@ class Newcomers:
             or not has_place(len(ticket.rows), self._waiting, settings)
             or admission.late_room.refuses(late_s, left_s, running, now)
         ):
-            return Refusal(Reason.LATE, retry_after_s(late_by_s, 1))
+            found = Refusal(Reason.LATE, retry_after_s(late_by_s, 1))
+            self._keep(ticket, late_by_s, found, now)
+            return found
         return None
+
+    def _keep(self, ticket: Ticket, late_by_s: float, found: Refusal, now: float) -> None:
+        if len(ticket.rows) != 1:
+            return
+        request, after_s = ticket.request, found.retry_after_s
+        left_s = min(request.deadline, request.expires) - now
+        told = Refused(ticket.rows[0].edge, left_s, request.expires - now, late_by_s, after_s)
+        self.echoes.keep(ticket.flow.key, told, self._waiting.gone, now)
 
     def queue_s(self) -> float:
         """Seconds after which asking a full queue again may help."""

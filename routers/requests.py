@@ -63,10 +63,27 @@ class Requests:
         refused = self._newcomers.bounded(request, self.settings, now)
         if refused is not None:
             return refused
+        if len(request.lengths) == 1:
+            edge = self.waiting.edges[self.waiting.bucket_of(request.lengths[0])]
+            left_s, expires_s = request.deadline - now, request.expires - now
+            refused = self.heard(request.tenant, request.priority, edge, left_s, expires_s, now)
+            if refused is not None:
+                return refused
         ticket = self.arrivals.ticket(request, now)
         refused = self._newcomers.judge(ticket, self.admission, self.settings, now)
         if refused is None:
             self._enqueue(ticket, now)
+        return refused
+
+    def heard(
+        self, tenant: str, priority: int, edge: int, left_s: float, expires_s: float, now: float
+    ) -> Refusal | None:
+        """The refusal of a one-row request of this bucket, as far as an earlier one tells."""
+        priority = min(max(priority, 0), self.settings.priorities - 1)
+        flow, due_s = (priority, tenant), min(left_s, expires_s)
+        refused = self._newcomers.heard(flow, edge, due_s, expires_s, now)
+        if refused is not None:
+            self.admission.refused_again(flow)
         return refused
 
     def _enqueue(self, ticket: Ticket, now: float) -> None:
@@ -83,6 +100,7 @@ class Requests:
 
     def settle(self, goods: Goods, service_s: float | None, now: float) -> None:
         """The batch took so long; None: nothing was started, nobody pays."""
+        self._newcomers.echoes.clear()
         if service_s is None:
             self.flows.refund(goods.charges)
             return
@@ -258,6 +276,7 @@ class Requests:
     def _adopt(self, settings: DispatcherSettings) -> None:
         self.settings = settings
         self.is_closed = False
+        self._newcomers.echoes.clear()
         self.sizes = BatchSizes(settings, self.cost)
         self.turnaround.keep(self.waiting.edges, settings.initial_cost_s)
 

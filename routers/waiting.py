@@ -28,6 +28,7 @@ class Waiting:
         self.rows = 0
         self.late_rows = 0
         self.requests = 0
+        self.gone = 0  # rows that have left, so far
         self.on_time_s = 0.0  # predicted seconds of on-time rows
         self.late_s = 0.0
 
@@ -135,6 +136,7 @@ class Waiting:
         ticket = row.ticket
         flow = ticket.flow
         self.rows -= 1
+        self.gone += 1
         if ticket.late:
             self.late_rows -= 1
             flow.late_rows -= 1

@@ -10,6 +10,7 @@ tuples of one of them (`tuple[int, ...]`; a list will do). It converts nothing e
 from __future__ import annotations
 
 import difflib
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -73,7 +74,7 @@ def _fit(value: object, hint: Any) -> Any:
     if origin is tuple:
         return _fit_tuple(value, arguments[0])
     if hint is float and type(value) is int:
-        return float(value)
+        return float(value) if abs(value) <= sys.float_info.max else _UNFIT
     return value if type(value) is hint else _UNFIT
 
 

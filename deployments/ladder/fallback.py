@@ -14,6 +14,7 @@ from deployments import errors
 from deployments.description import ModelDescription, Scheduling
 from deployments.queues.catalogue import Catalogue
 from deployments.queues.served_model import ServedModel
+from deployments.queues.tickets import Demand
 from deployments.tenants import Tenant
 from routers.types import Reason
 from runtimes.types import TensorSpec
@@ -53,15 +54,15 @@ class Way:
         """The cheaper model's name once the request has gone there, else ""."""
         return "" if self._refusal is None else self.model.description.name
 
-    def check_room(self) -> None:
+    def check_room(self, demand: Demand) -> None:
         """Refuses, or turns, by a look at the queue; what has rungs before its queue is let on."""
         if self.model.rungs is not None:
             return
         try:
-            self.model.queue.check_room(self._tenant)
+            self.model.queue.check_room(demand)
         except errors.Overloaded as refusal:
             self.turn(refusal)
-            self.check_room()
+            self.check_room(demand)
 
     def turn(self, refusal: errors.HeadraceError) -> None:
         """Goes to the cheaper model, or raises what the caller is to be told."""

@@ -22,7 +22,6 @@ from deployments.queues.tickets import BatchRecord, Demand, Terms, Ticket, chang
 from deployments.queues.transport import Transport
 from deployments.queues.wire import BatchReply
 from deployments.rows.columns import Rows
-from deployments.tenants import Tenant
 from routers.cost import Coefficients, CostError
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
@@ -153,14 +152,19 @@ class ModelQueue:
     def waiting_rows(self) -> int:
         return self._dispatcher.waiting_rows
 
-    def check_room(self, tenant: Tenant) -> None:
-        """Raises the refusal of a queue that is full, or has as many of this tenant's rows as may
-        wait; the dispatcher decides exactly."""
-        most = tenant.max_queue_rows
-        if most and self._dispatcher.waiting_rows_of(tenant.name) >= most:
-            raise refusal(Reason.TENANT_FULL, self._dispatcher.retry_after_s())
+    def check_room(self, demand: Demand) -> None:
+        """Raises the refusal of a queue that is full, has as many of this tenant's rows as may
+        wait, or has just refused the like of it; the dispatcher decides exactly."""
+        dispatcher, most = self._dispatcher, demand.tenant_rows
+        if most and dispatcher.waiting_rows_of(demand.tenant) >= most:
+            raise refusal(Reason.TENANT_FULL, dispatcher.retry_after_s())
         if self.waiting_rows >= self._settings.max_queue_rows:
-            raise refusal(Reason.QUEUE_FULL, self._dispatcher.retry_after_s())
+            raise refusal(Reason.QUEUE_FULL, dispatcher.retry_after_s())
+        wait_s = dispatcher.heard(
+            demand.tenant, demand.priority, demand.deadline_s, demand.expires_s, clock()
+        )
+        if wait_s is not None:
+            raise refusal(Reason.LATE, wait_s)
 
     @property
     def inflight(self) -> int:

@@ -18,7 +18,7 @@ from in_process import Answer, Stand, ask, standing
 from deployments.description import Ladder
 from deployments.ladder.fallback import Way
 from deployments.preprocess.tokenizer import TextTokenizer
-from deployments.queues.tickets import refusal
+from deployments.queues.tickets import Demand, refusal
 from deployments.tenants import Tenant
 from routers.types import Reason
 
@@ -284,7 +284,7 @@ async def test_tokens_are_counted_once_at_a_tenants_rate(tmp_path: Path) -> None
         held = await fill(stand)
         # As if there had been room by the headers, which was gone at the queue.
         queue = stand.models.served["device"].queue
-        queue.check_room = lambda tenant: None  # type: ignore[method-assign]
+        queue.check_room = lambda demand: None  # type: ignore[method-assign]
         answer = await post(stand, headers=[(b"x-tenant", b"rated")])
         assert served_by(answer) == b"small"
         await drained(stand, held)
@@ -295,7 +295,7 @@ async def test_a_way_holds_on_to_the_asked_models_promise(stand: Stand) -> None:
     asked = stand.models.find("device").description.scheduling
     assert way.promise is asked
     held = await fill(stand)
-    way.check_room()
+    way.check_room(Demand("t", 1, 1.0, 1.0))
     assert way.fallback == "small"
     assert way.promise is asked
     await drained(stand, held)
