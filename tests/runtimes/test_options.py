@@ -85,6 +85,7 @@ def test_missing_option_is_named():
         ("streams", True, "a whole number"),
         ("streams", 1.5, "a whole number"),
         ("timeout_s", "1", "a number"),
+        ("timeout_s", 10**400, "a number"),
         ("normalize", 1, "true or false"),
         ("pooling", "max", "one of mean, cls"),
         ("device", 3, "a text or nothing"),
