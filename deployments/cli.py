@@ -1,4 +1,4 @@
-"""The command line: `headrace serve | check | apply | status | freeze | stop | key new`.
+"""The command line: `headrace serve | check | apply | status | stop | simulate | load | …`.
 
 Each command translates its arguments, calls one function and prints the outcome; the work is done
 elsewhere, imported only by the command that needs it, so that `--help` stays instant. Exit codes:
@@ -150,6 +150,16 @@ def simulate(scenario: Path, as_json: bool, plot: Path | None, **asked: Any) -> 
         "deployments.simulation.command", "simulate", scenario, Asked(**asked),
         as_json=as_json, plot=plot,
     )  # fmt: skip
+
+
+@main.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def load(arguments: tuple[str, ...]) -> None:
+    """Play a scenario to a running server and say what came of it (docs/load-tests.md)."""
+    _function("loadtests.command", "main")(list(arguments), prog_name="headrace load")
 
 
 @main.group()

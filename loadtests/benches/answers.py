@@ -20,8 +20,8 @@ import numpy as np
 from loadtests.benches.embeddings_client import EmbeddingsClient, Vectors, embed_in_groups
 from loadtests.benches.reference_embeddings import model_folder, reference_embeddings
 from loadtests.benches.server import Settings, changed, example, headrace
-from loadtests.benches.texts import spread_lengths, texts
 from loadtests.results.report_table import Report, Table, Verdict, at_least, at_most, publish
+from loadtests.traffic.texts import spread_lengths, texts
 
 LEAST_COSINE = {"fp32": 0.99999, "bf16": 0.999, "fp16": 0.999}
 MOST_DIFFERENCE = 1e-5

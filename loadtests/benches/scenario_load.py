@@ -18,12 +18,12 @@ from typing import Any
 import yaml
 
 from loadtests.benches.server import Settings, command_line
-from loadtests.benches.texts import text_of
 from loadtests.client.http1 import Target, render
 from loadtests.client.player import Played, Stand, play
 from loadtests.traffic import scenario_file
 from loadtests.traffic.plan import Plan, Planned
 from loadtests.traffic.scenario import Scenario
+from loadtests.traffic.texts import text_of
 from loadtests.traffic.workload import infer_body, token_ids
 
 SCENARIOS = Path("loadtests/scenarios")

@@ -8,6 +8,7 @@ request. Connecting, pacing, counting and time-outs are the owner's business.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from loadtests.client.http1 import Answer, AnswerParser, BadAnswer
@@ -38,8 +39,10 @@ class Caller(asyncio.Protocol):
     def connected(self) -> bool:
         return self._transport is not None
 
-    def ask(self, request: bytes, now: float) -> None:
+    def ask(self, request: bytes, now: float, tap: Callable[[bytes], None] | None = None) -> None:
+        """`tap` hears the answer's body as it comes."""
         assert self._transport is not None
+        self._parser.tap = tap
         self.busy = True
         self.sent_at = now
         self._transport.write(request)

@@ -2,12 +2,12 @@
 
 Sends what `plan` says when it says so, open loop, whether or not earlier ones are answered, over at
 most `connections` keep-alive connections; refused and unanswered requests come again as their
-tenant's `retry` says while the scenario lasts, and closed loops go on. Every try becomes one
-`Played`, handed to `on_end`. Rendering is the caller's: it is told what is planned and gives bytes.
+tenant's `retry` says while the scenario lasts, closed loops go on, and callers who leave hang up.
+Every try becomes one `Played`, handed to `on_end`. Rendering is the caller's: it is told what is
+planned and gives bytes.
 
 Times are seconds from the start of the warm-up. Latency counts from when a request was meant to be
-sent (no coordinated omission); `left_s` is when it really left, so `left_s - planned.at_s` is what
-this client was late by.
+sent (no coordinated omission); `left_s` is when it really left.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from loadtests.client.caller import Caller
 from loadtests.client.http1 import Answer, Target
+from loadtests.client.protocols.types import Heard, Listener
 from loadtests.traffic.plan import Plan, Planned
 
+Result = TypeVar("Result")
 TIMER_S = 0.001
 SWEEP_S = 0.1
 _CALLERS_FAULT = {400, 401, 403, 404, 405, 413, 415}  # asking again would not help
@@ -34,17 +36,22 @@ _CALLERS_FAULT = {400, 401, 403, 404, 405, 413, 415}  # asking again would not h
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """How one try ended. `status` 0: it was not answered, for `trouble`."""
+    """How one try ended. `status` 0: it was not answered, for `trouble`. `taken_s`: when this
+    client turned to it, so `taken_s - planned.at_s` is what it alone was late by; the rest until
+    `left_s` it waited for a connection. `head`: of the answer; `heard`: what its body told."""
 
     planned: Planned
     left_s: float
     ended_s: float
     status: int
     trouble: str = ""
+    taken_s: float = 0.0
+    head: bytes = b""
+    heard: Heard | None = None
 
     @property
     def ok(self) -> bool:
-        return 200 <= self.status < 300
+        return 200 <= self.status < 300 and not self.trouble
 
     @property
     def latency_s(self) -> float:
@@ -56,16 +63,31 @@ class Played:
         return self.ended_s - self.left_s
 
 
+def nobody(planned: Planned) -> None:
+    """Nobody listens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stand:
     """Where a scenario is played. `connections`: at most so many, `ready` of them from the start.
-    Unanswered after `timeout_s` is the end of a try."""
+    Unanswered after `timeout_s` is the end of a try. `listen`: who hears a request's answer, None
+    where its status says all."""
 
     target: Target
     render: Callable[[Planned], bytes]
+    listen: Callable[[Planned], Listener | None] = nobody
     connections: int = 1024
     ready: int = 32
     timeout_s: float = 30.0
+
+
+@dataclass(slots=True)
+class _Try:
+    planned: Planned
+    taken_s: float
+    left_s: float
+    listener: Listener | None = None
+    leaves: asyncio.TimerHandle | None = None
 
 
 class Player:
@@ -80,20 +102,23 @@ class Player:
         self._next = next(self._coming, None)
         self._again: list[tuple[float, int, Planned]] = []
         self._numbers = itertools.count()
-        self._waiting: deque[Planned] = deque()
-        self._under_way: dict[Caller, tuple[Planned, float]] = {}
+        self._waiting: deque[tuple[Planned, float]] = deque()
+        self._under_way: dict[Caller, _Try] = {}
         self._callers: set[Caller] = set()
         self._free: list[Caller] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._done = asyncio.Event()
         self._start = time.perf_counter()
+        self.most_callers = 0
 
-    async def run(self) -> float:
-        """Plays it to the end, retries included; this process's CPU seconds."""
+    async def run(self, start_at: float = 0.0) -> float:
+        """Plays it to the end, retries included; this process's CPU seconds. `start_at`: on
+        `perf_counter`, when the warm-up begins; as soon as connections are there, if that is
+        later."""
         for _ in range(min(self._stand.ready, self._stand.connections)):
             self._open()
-        await asyncio.sleep(SWEEP_S)
+        await asyncio.sleep(max(SWEEP_S, start_at - time.perf_counter()))
         cpu_s = time.process_time()
         self._start = time.perf_counter()
         self._advance()
@@ -109,16 +134,30 @@ class Player:
         await asyncio.sleep(0)
         return cpu_s
 
+    def stop(self) -> None:
+        """Ends it now; what is under way is not told of."""
+        self._next, self._coming = None, iter(())
+        self._again.clear()
+        self._waiting.clear()
+        self._under_way.clear()
+        self._done.set()
+
     # ---- Owner --------------------------------------------------------------------------------
 
     def answered(self, caller: Caller, answer: Answer) -> None:
-        self._end(caller, answer.status, "", answer.retry_after_s)
+        if caller not in self._under_way:
+            return
+        listener = self._under_way[caller].listener
+        if listener is not None:
+            listener.ended(answer)
+        trouble = "" if listener is None else listener.heard.trouble
+        self._end(caller, answer.status, trouble, answer)
         if caller.connected:
             self._ready(caller)
 
     def broke(self, caller: Caller, kind: str) -> None:
         if caller in self._under_way:
-            self._end(caller, 0, kind, 0.0)
+            self._end(caller, 0, kind)
         if caller in self._free:
             self._free.remove(caller)
         self._callers.discard(caller)
@@ -156,35 +195,57 @@ class Player:
         return min(coming, self._again[0][0]) if self._again else coming
 
     def _take(self, planned: Planned) -> None:
+        taken_s = self._now_s()
         while self._free:
             caller = self._free.pop()
             if caller.connected:
-                self._send(caller, planned)
+                self._send(caller, planned, taken_s)
                 return
-        self._waiting.append(planned)
+        self._waiting.append((planned, taken_s))
         if len(self._callers) < self._stand.connections:
             self._open()
 
     def _ready(self, caller: Caller) -> None:
         if self._waiting:
-            self._send(caller, self._waiting.popleft())
+            self._send(caller, *self._waiting.popleft())
         else:
             self._free.append(caller)
 
-    def _send(self, caller: Caller, planned: Planned) -> None:
+    def _send(self, caller: Caller, planned: Planned, taken_s: float) -> None:
         request = self._stand.render(planned)
+        listener = self._stand.listen(planned)
         now = time.perf_counter()
-        self._under_way[caller] = planned, now - self._start
-        caller.ask(request, now)
+        left_s = now - self._start
+        this = self._under_way[caller] = _Try(planned, taken_s, left_s, listener)
+        if planned.leave_s is not None:
+            after_s = max(0.0, planned.at_s + planned.leave_s - left_s)
+            this.leaves = self._loop.call_later(after_s, caller.abandon, "left")
+        if listener is None or not listener.streams:
+            caller.ask(request, now)
+        else:
+            caller.ask(request, now, lambda data: listener.piece(data, self._now_s()))
 
     # ---- what has ended --------------------------------------------------------------------------
 
-    def _end(self, caller: Caller, status: int, trouble: str, retry_after_s: float) -> None:
-        planned, left_s = self._under_way.pop(caller)
-        played = Played(planned, left_s, self._now_s(), status, trouble)
+    def _end(self, caller: Caller, status: int, trouble: str, answer: Answer | None = None) -> None:
+        this = self._under_way.pop(caller)
+        if this.leaves is not None:
+            this.leaves.cancel()
+        planned, now_s = this.planned, self._now_s()
+        head = b"" if answer is None else answer.head
+        heard = None if this.listener is None else this.listener.heard
+        played = Played(
+            planned, this.left_s, now_s, status, trouble, this.taken_s, head, heard
+        )  # fmt: skip
         self._on_end(played)
-        following = None
-        if not played.ok and status not in _CALLERS_FAULT:
+        self._follow(played, 0.0 if answer is None else answer.retry_after_s)
+        self._settle()
+
+    def _follow(self, played: Played, retry_after_s: float) -> None:
+        """A retry, or a closed loop's next."""
+        planned, following = played.planned, None
+        final = played.ok or played.status in _CALLERS_FAULT or played.trouble == "left"
+        if not (final or planned.rubbish):
             following = self._plan.again(planned, played.ended_s, retry_after_s)
         following = following or self._plan.next_in_loop(planned, played.ended_s)
         # After the scenario's end nothing counts any more, and a `Retry-After` may be a minute.
@@ -192,11 +253,10 @@ class Player:
             heapq.heappush(self._again, (following.at_s, next(self._numbers), following))
             if self._again[0][2] is following:
                 self._set_timer()
-        self._settle()
 
     def _end_overdue(self) -> None:
         limit_s = self._now_s() - self._stand.timeout_s
-        for caller in [c for c, (_, left_s) in self._under_way.items() if left_s < limit_s]:
+        for caller in [c for c, this in self._under_way.items() if this.left_s < limit_s]:
             caller.abandon("timeout")
 
     def _settle(self) -> None:
@@ -208,6 +268,7 @@ class Player:
     def _open(self) -> None:
         caller = Caller(self)
         self._callers.add(caller)
+        self.most_callers = max(self.most_callers, len(self._callers))
         task = self._loop.create_task(self._connected(caller))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -219,14 +280,14 @@ class Player:
         except OSError:
             self._callers.discard(caller)
             if self._waiting:  # so that a server that is down ends requests instead of keeping them
-                self._refuse(self._waiting.popleft())
+                self._refuse(*self._waiting.popleft())
             return
         self._ready(caller)
 
-    def _refuse(self, planned: Planned) -> None:
+    def _refuse(self, planned: Planned, taken_s: float) -> None:
         caller = Caller(self)
-        self._under_way[caller] = planned, self._now_s()
-        self._end(caller, 0, "connect", 0.0)
+        self._under_way[caller] = _Try(planned, taken_s, self._now_s())
+        self._end(caller, 0, "connect")
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._start
@@ -238,10 +299,11 @@ def play(plan: Plan, stand: Stand, on_end: Callable[[Played], None]) -> float:
     async def played() -> float:
         return await Player(plan, stand, on_end).run()
 
-    return _run(played())
+    return run_loop(played())
 
 
-def _run(coroutine: Coroutine[Any, Any, float]) -> float:
+def run_loop(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """On a loop of its own, uvloop where it is there."""
     try:
         import uvloop
     except ImportError:  # Windows

@@ -84,7 +84,8 @@ class Record:
     """`edges`: ascending upper bounds of the length intervals, also the keys of `cells[tenant]`.
     `batch_sizes`: answers by the batch they ran in; `tokens` and `padded_tokens`: of those whose
     answer says its bucket. `checks`: what else was asked of the run, in words, and whether it
-    held (`headrace load smoke`, the MLPerf scenarios)."""
+    held (`headrace load smoke`, the MLPerf scenarios). `rubbish`: what was answered to it, by
+    status or trouble; it is in no cell."""
 
     name: str
     about: str = ""
@@ -106,6 +107,7 @@ class Record:
     padded_tokens: int = 0
     client: Client = field(default_factory=Client)
     checks: list[tuple[str, str, bool]] = field(default_factory=list)
+    rubbish: dict[str, int] = field(default_factory=dict)
 
     def total(self) -> Cell:
         return merged(cell for cells in self.cells.values() for cell in cells.values())

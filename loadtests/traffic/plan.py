@@ -29,6 +29,8 @@ from loadtests.traffic.traces import (
 )
 from loadtests.traffic.workload import changing_rates, intervals, pause_s, renewal_times
 
+RUBBISH_LEAVES_S = 1.0  # some of it is never answered
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -181,6 +183,7 @@ class _Tenant:
             gateway = next(n for n, upto in enumerate(gateways) if drawn < upto)
         if tenant.sessions:
             session = f"{self._name}-{rng.randrange(tenant.sessions)}"
+        rubbish = self._happens(tenant.rubbish)
         return Planned(
             coming.at_s,
             self._name,
@@ -189,8 +192,8 @@ class _Tenant:
             session,
             in_loop=in_loop,
             output=self._output_of(coming, rng),
-            leave_s=self._leave_s(),
-            rubbish=self._happens(tenant.rubbish),
+            leave_s=RUBBISH_LEAVES_S if rubbish else self._leave_s(),
+            rubbish=rubbish,
         )
 
     def _output_of(self, coming: Recorded, rng: random.Random) -> int:

@@ -10,7 +10,7 @@ import difflib
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from loadtests.traffic.scenario import Scenario
 
 Place = tuple[str | int, ...]
+Kind = TypeVar("Kind", bound=BaseModel)
 MOST_BYTES = 1024 * 1024
 MOST_VALUES = 100_000
 
@@ -39,10 +40,20 @@ def load(path: Path, changes: Iterable[str] = (), trace: Path | None = None) -> 
 
 def check(data: Any, file: str = "", lines: Mapping[Place, int] | None = None) -> Scenario:
     """Raises ScenarioErrors; lines are known for what stands in the file."""
+    return _checked(Scenario, data, file, lines or {})
+
+
+def read_part(path: Path, kind: type[Kind]) -> Kind:
+    """Another file of parts, with the same care. Raises ScenarioErrors."""
+    data, lines = _read(path)
+    return _checked(kind, data, str(path), lines)
+
+
+def _checked(kind: type[Kind], data: Any, file: str, lines: Mapping[Place, int]) -> Kind:
     try:
-        return Scenario.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
-        found = [_mistake(each, file, lines or {}) for each in error.errors(include_url=False)]
+        found = [_mistake(kind, each, file, lines) for each in error.errors(include_url=False)]
         raise ScenarioErrors("\n".join(text for _, text in sorted(found))) from None
 
 
@@ -120,7 +131,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
     if twice:
         raise ScenarioErrors("\n".join(f"{path}{each}" for each in twice))
     if not isinstance(data, dict):
-        raise ScenarioErrors(f"{path}: must be a mapping that has duration_s: and arrivals:")
+        raise ScenarioErrors(f"{path}: must be a mapping of names to values")
     return data, lines
 
 
@@ -148,10 +159,10 @@ def _note_lines(node: Any, at: Place, lines: dict[Place, int], twice: list[str])
 # ---- saying what is wrong --------------------------------------------------------------------
 
 
-def _mistake(error: Any, file: str, lines: Mapping[Place, int]) -> tuple[int, str]:
+def _mistake(kind: Any, error: Any, file: str, lines: Mapping[Place, int]) -> tuple[int, str]:
     place: Place = tuple(error["loc"])
     if error["type"] == "extra_forbidden":
-        message = _unknown(place)
+        message = _unknown(kind, place)
     elif error["type"] == "missing":
         message = "is missing"
     elif error["type"] == "value_error":
@@ -165,17 +176,16 @@ def _mistake(error: Any, file: str, lines: Mapping[Place, int]) -> tuple[int, st
     return line, ": ".join(part for part in (where, _dotted(place), message) if part)
 
 
-def _unknown(place: Place) -> str:
-    known = list(_fields(place[:-1]))
+def _unknown(kind: Any, place: Place) -> str:
+    known = list(_fields(kind, place[:-1]))
     close = difflib.get_close_matches(str(place[-1]), known, 1, 0.6)
     if close:
         return f"unknown; did you mean {close[0]}?"
     return f"unknown; known here: {', '.join(known)}"
 
 
-def _fields(place: Place) -> Iterable[str]:
-    """Names that may stand at a place of the scenario."""
-    kind: Any = Scenario
+def _fields(kind: Any, place: Place) -> Iterable[str]:
+    """Names that may stand at a place of a part."""
     for step in place:
         if _is_part(kind):
             field = kind.model_fields.get(str(step))

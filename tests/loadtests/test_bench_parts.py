@@ -15,10 +15,10 @@ from loadtests.benches.processes import Usage, cpu_between, memory_by_role, role
 from loadtests.benches.server import changed, example, on_free_ports
 from loadtests.benches.soak import faults, lost_processes
 from loadtests.benches.soak_watch import MIB, Sample, growth_mib_per_hour
-from loadtests.benches.texts import spread_lengths, texts
 from loadtests.client.binary_tensors import HEADER_LENGTH, binary_infer
 from loadtests.client.tally import LoadResult, Tally
 from loadtests.peers import venvs
+from loadtests.traffic.texts import spread_lengths, texts
 
 PAGE = """# TYPE headrace_stage_seconds histogram
 headrace_stage_seconds_bucket{model="m",stage="run",le="+Inf"} %d

@@ -3,12 +3,14 @@
 The server is an `asyncio` one in the same process; a run lasts hundredths of a second.
 """
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from loadtests.client.http1 import Target, render
 from loadtests.client.player import Played, Player, Stand
+from loadtests.client.protocols.types import Heard
 from loadtests.traffic.plan import Plan
 from loadtests.traffic.scenario_file import check
 from tests.loadtests.test_closed_loop import BUSY, OK, free_port, serving
@@ -115,3 +117,58 @@ async def test_a_server_that_is_not_there_ends_every_try():
         ends = await played(Target("127.0.0.1", port, "/"), plan())
     assert {end.trouble for end in ends} == {"connect"}
     assert len(ends) == len(planned_at(plan()))
+
+
+async def test_callers_who_leave_hang_up_and_do_not_come_again():
+    gone = {"leave_after_ms": 5, "retry": {"attempts": 3, "backoff_ms": 1}}
+    async with serving(lambda _: None) as (target, log):
+        ends = await played(target, plan(**gone))
+    assert {(end.status, end.trouble) for end in ends} == {(0, "left")}
+    assert len(ends) == len(planned_at(plan()))
+    assert log.count(b"lost") >= 1
+
+
+async def test_rubbish_is_not_tried_again():
+    rubbish = {"rubbish": 1.0, "retry": {"attempts": 3, "backoff_ms": 1}}
+    async with serving(lambda _: BUSY) as (target, _):
+        ends = await played(target, plan(**rubbish))
+    assert len(ends) == len(planned_at(plan()))
+
+
+class Listening:
+    """Notes what it hears; `trouble`: what it makes of the whole answer."""
+
+    def __init__(self, streams: bool, trouble: str) -> None:
+        self.streams, self.heard, self.pieces = streams, Heard(trouble=trouble), b""
+
+    def piece(self, data, at_s):
+        self.pieces += data
+
+    def ended(self, answer):
+        self.pieces += b"|" + answer.body
+
+
+@pytest.mark.parametrize(("streams", "pieces"), [(True, b"ok|ok"), (False, b"|ok")])
+async def test_answers_are_heard_by_who_listens(streams, pieces):
+    listening: list[Listening] = []
+
+    def listen(_):
+        listening.append(Listening(streams, "not good"))
+        return listening[-1]
+
+    async with serving(lambda _: OK) as (target, _):
+        ends = await played(target, plan(), listen=listen)
+    assert {each.pieces for each in listening} == {pieces}
+    assert len(listening) == len(ends)
+    assert not any(end.ok for end in ends)
+
+
+async def test_stopped_run_ends_at_once_and_tells_of_what_was_answered():
+    ends: list[Played] = []
+    async with serving(lambda _: OK) as (target, _):
+        stand = Stand(target, lambda _: render(target, b"x"))
+        player = Player(plan({"rate": 300}), stand, ends.append)
+        asyncio.get_running_loop().call_later(0.3, player.stop)
+        await player.run()
+    assert 0 < len(ends) < 200
+    assert all(end.ok for end in ends)

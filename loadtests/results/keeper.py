@@ -1,0 +1,209 @@
+"""How does a record come about? Try by try while a run goes on, in several processes, added up.
+
+A try counts by when it was meant to be sent, if that was in the measured time, retries as further
+requests. In time is an answer within its tenant's limit, all of it for a stream; without a limit
+every answer is. Rubbish counts apart. What the answers' own headers say of batches, buckets and
+waits costs about a microsecond a try. Times are the player's: seconds from the warm-up's start.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from loadtests.client.http1 import field as header
+from loadtests.client.player import Played
+from loadtests.client.protocols.types import Heard
+from loadtests.results.latency_histogram import LatencyHistogram
+from loadtests.results.record import Cell, Client, Record, Second
+
+TURNED_AWAY = (429, 503)
+LEAST_LAG_S = 0.005
+LAG_SHARE_OF_SLO = 0.05
+MOST_CPU = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What counts, and how. `slos_s`: limits by tenant, None: any answer is in time. `edges`: of
+    the length intervals; a longer length counts with the last."""
+
+    slos_s: Mapping[str, float | None]
+    edges: tuple[int, ...]
+    begin_s: float
+    end_s: float
+
+
+@dataclass(slots=True)
+class _Moment:
+    """One second. `left`, `ended`: tries of the whole run that left and ended in it."""
+
+    second: Second = field(default_factory=Second)
+    latency: LatencyHistogram = field(default_factory=LatencyHistogram)
+    left: int = 0
+    ended: int = 0
+
+
+class Keeper:
+    """One process's; `merge` adds up those of several."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.cells = {name: {edge: Cell() for edge in terms.edges} for name in terms.slos_s}
+        self.moments = [_Moment() for _ in range(max(1, round(terms.end_s - terms.begin_s)))]
+        self.batch_sizes: Counter[int] = Counter()
+        self.rubbish: Counter[str] = Counter()
+        self.tokens = self.padded_tokens = 0
+        self.tries = 0
+        self.lag = LatencyHistogram()
+        self.late = LatencyHistogram()  # what is this client's own of the lag
+
+    def ended(self, played: Played) -> None:
+        self.tries += 1
+        self._course(played)
+        planned, terms = played.planned, self.terms
+        if not terms.begin_s <= planned.at_s < terms.end_s:
+            return
+        self.lag.add(played.left_s - planned.at_s)
+        self.late.add(played.taken_s - planned.at_s)
+        if planned.rubbish:
+            self.rubbish[played.trouble or str(played.status)] += 1
+            return
+        moment = self.moments[self._at(planned.at_s)]
+        moment.second.offered += 1
+        longest = max(planned.lengths)
+        place = min(bisect_left(terms.edges, longest), len(terms.edges) - 1)
+        cell = self.cells[planned.tenant][terms.edges[place]]
+        cell.offered += 1
+        cell.retries += planned.attempt > 1
+        if played.ok:
+            self._answered(played, cell, moment)
+        else:
+            _unanswered(played, cell, moment)
+
+    def merge(self, other: Keeper) -> None:
+        for tenant, cells in other.cells.items():
+            for edge, cell in cells.items():
+                self.cells[tenant][edge].merge(cell)
+        for mine, its in zip(self.moments, other.moments, strict=True):
+            mine.left += its.left
+            mine.ended += its.ended
+            mine.latency.merge(its.latency)
+            for name in ("offered", "answered", "in_slo", "rejected", "failed"):
+                setattr(mine.second, name, getattr(mine.second, name) + getattr(its.second, name))
+        self.batch_sizes += other.batch_sizes
+        self.rubbish += other.rubbish
+        for name in ("tokens", "padded_tokens", "tries"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.lag.merge(other.lag)
+        self.late.merge(other.late)
+
+    def fill(self, record: Record, client: Client, seconds: float) -> None:
+        """`seconds`: of the measured time, fewer than planned where a run was ended early."""
+        record.seconds = seconds
+        record.edges = self.terms.edges
+        record.cells = {
+            tenant: {edge: cell for edge, cell in cells.items() if cell.offered}
+            for tenant, cells in self.cells.items()
+        }
+        record.course = self._seconds()[: max(1, round(seconds))]
+        record.batch_sizes = dict(sorted(self.batch_sizes.items()))
+        record.rubbish = dict(self.rubbish)
+        record.tokens, record.padded_tokens = self.tokens, self.padded_tokens
+        record.client = client
+        client.sent, client.lag = self.tries, self.lag
+
+    def behind(self, slo_s: float | None, cpu: float, full: int) -> str:
+        """Why the run does not count, "" when it does. `cpu`: the busiest process's share of a
+        core; `full`: how many connections there were if all of them were open, else 0."""
+        limit_s = max(LEAST_LAG_S, LAG_SHARE_OF_SLO * (slo_s or 0.0))
+        late_s, lag_s = self.late.percentile_s(99) or 0.0, self.lag.percentile_s(99) or 0.0
+        if cpu > MOST_CPU:
+            return f"the generator's processor was {cpu:.0%} busy; use more processes"
+        if late_s > limit_s:
+            return (
+                f"the generator fell behind: 1 % of requests left {late_s * 1e3:.1f} ms late or "
+                f"more, which may be {limit_s * 1e3:.1f}; it had {cpu:.0%} of a processor, so "
+                "something else was busy, or use more processes"
+            )
+        if full and lag_s > limit_s:
+            return (
+                f"all {full:,} connections were taken and requests waited {lag_s * 1e3:.1f} ms for "
+                "one; allow more connections"
+            )
+        return ""
+
+    # ---- one try ---------------------------------------------------------------------------------
+
+    def _answered(self, played: Played, cell: Cell, moment: _Moment) -> None:
+        planned = played.planned
+        slo_s = self.terms.slos_s[planned.tenant]
+        in_slo = slo_s is None or played.latency_s <= slo_s
+        cell.in_slo += in_slo
+        moment.second.in_slo += in_slo
+        cell.latency.add(played.latency_s)
+        moment.latency.add(played.latency_s)
+        cell.tokens_in += sum(planned.lengths)
+        if played.head:
+            self._headers(played, cell)
+        if played.heard is not None:
+            _heard(played.heard, planned.at_s, cell)
+
+    def _headers(self, played: Played, cell: Cell) -> None:
+        if (wait_ms := header(played.head, b"x-queue-wait-ms")) is not None:
+            cell.wait.add(_number(wait_ms) / 1e3)
+        if (size := header(played.head, b"x-batch-size")) is not None:
+            self.batch_sizes[int(_number(size))] += 1
+        if (edge := header(played.head, b"x-bucket")) is not None:
+            lengths = played.planned.lengths
+            tokens = sum(lengths)
+            self.tokens += tokens
+            self.padded_tokens += max(tokens, int(_number(edge)) * len(lengths))
+
+    def _course(self, played: Played) -> None:
+        self.moments[self._at(played.left_s)].left += 1
+        if played.ended_s < self.terms.end_s:
+            moment = self.moments[self._at(played.ended_s)]
+            moment.ended += 1
+            moment.second.answered += played.ok
+
+    def _at(self, at_s: float) -> int:
+        return min(len(self.moments) - 1, max(0, int(at_s - self.terms.begin_s)))
+
+    def _seconds(self) -> list[Second]:
+        under_way, found = 0, []
+        for moment in self.moments:
+            under_way += moment.left - moment.ended
+            moment.second.under_way = under_way
+            for name, percent in (("p50_ms", 50), ("p99_ms", 99)):
+                found_s = moment.latency.percentile_s(percent)
+                setattr(moment.second, name, None if found_s is None else found_s * 1e3)
+            found.append(moment.second)
+        return found
+
+
+def _unanswered(played: Played, cell: Cell, moment: _Moment) -> None:
+    reason = played.trouble or str(played.status)
+    cell.reasons[reason] = cell.reasons.get(reason, 0) + 1
+    turned_away = played.status in TURNED_AWAY
+    cell.rejected += turned_away
+    moment.second.rejected += turned_away
+    moment.second.failed += not turned_away
+
+
+def _heard(heard: Heard, at_s: float, cell: Cell) -> None:
+    cell.tokens_out += heard.tokens_out
+    if heard.first_s is not None:
+        cell.first.add(heard.first_s - at_s)
+    if (per_token_s := heard.per_token_s) is not None:
+        cell.per_token.add(per_token_s)
+
+
+def _number(text: bytes) -> float:
+    """0 of what is none: a foreign server's header of the same name."""
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        return 0.0

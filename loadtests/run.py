@@ -1,0 +1,207 @@
+"""What is asked for on the command line, made ready and played: from a scenario to a record.
+
+The model, its SLO and its length buckets come from the settings file that the scenario names, where
+there is one; what is said on the command line wins.
+"""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from loadtests.client.protocols import PROTOCOLS
+from loadtests.client.protocols.types import Place, Wire
+from loadtests.results.keeper import Keeper, Terms
+from loadtests.results.record import Client, Record
+from loadtests.results.report_table import this_machine
+from loadtests.traffic import scenario_file
+from loadtests.traffic.scenario import Scenario
+from loadtests.workers import Account, Glimpse, Order, play
+
+EDGES = (32, 128, 512, 2048, 8192, 32768)
+PACKAGES = ("headrace", "uvloop", "numpy")
+
+
+class AskedWrongly(ValueError):
+    """The command line asks for what cannot be; says what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The command line. `trace`: a recording instead of the scenario's arrivals and lengths."""
+
+    scenario: Path
+    url: str
+    protocol: str = "oip"
+    model: str = ""
+    changes: tuple[str, ...] = ()
+    trace: Path | None = None
+    slo_ms: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = True
+    adapter: str = ""
+    processes: int = 1
+    connections: int = 4096
+    timeout_s: float = 30.0
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A scenario and a server that it can be played to, any number of times."""
+
+    asked: Asked
+    scenario: Scenario
+    wire: Wire
+    slo_s: float | None
+    edges: tuple[int, ...]
+
+    def order(self) -> Order:
+        scenario, asked = self.scenario, self.asked
+        terms = Terms(
+            {name: self._slo_s(name) for name, _ in scenario.callers()},
+            self.edges,
+            scenario.warmup_s,
+            scenario.run_s,
+        )
+        folder, processes = asked.scenario.parent, asked.processes
+        return Order(
+            scenario, folder, self.wire, terms, processes, asked.connections, asked.timeout_s
+        )
+
+    def changed(self, *changes: str) -> Ready:
+        """The same with further changes to the scenario. Raises ScenarioErrors."""
+        asked = replace(self.asked, changes=(*self.asked.changes, *changes))
+        return replace(self, asked=asked, scenario=_scenario(asked))
+
+    def play(self, watch: Callable[[list[Glimpse]], None] = lambda _: None) -> Record:
+        """Raises TraceError and WorkerLost."""
+        started = datetime.datetime.now(datetime.UTC)
+        order = self.order()
+        accounts = play(order, watch)
+        record = self._blank(f"{started:%Y-%m-%d %H:%M:%S} UTC")
+        fill(record, order, accounts, self.slo_s)
+        return record
+
+    def _slo_s(self, tenant: str) -> float | None:
+        own = dict(self.scenario.callers())[tenant].budget_ms
+        return self.slo_s if own is None else own / 1e3
+
+    def _blank(self, started: str) -> Record:
+        asked, scenario = self.asked, self.scenario
+        return Record(
+            name=asked.scenario.stem,
+            about=scenario.about.strip(),
+            scenario=scenario.model_dump(mode="json", exclude_defaults=True),
+            url=asked.url,
+            protocol=asked.protocol,
+            model=self.wire.place.model,
+            command=asked.command,
+            started=started,
+            machine=this_machine(),
+            versions=versions(),
+            slo_ms=None if self.slo_s is None else self.slo_s * 1e3,
+        )
+
+
+def fill(record: Record, order: Order, accounts: list[Account], slo_s: float | None) -> None:
+    """Adds up what each process saw."""
+    keeper: Keeper = accounts[0].keeper
+    for account in accounts[1:]:
+        keeper.merge(account.keeper)
+    ran_s = max(account.stopped_s for account in accounts)
+    seconds = max(0.0, min(ran_s, order.terms.end_s) - order.terms.begin_s)
+    cpu_s = sum(account.cpu_s for account in accounts)
+    client = Client(
+        processes=order.processes,
+        connections=order.connections,
+        cpu_us=cpu_s / keeper.tries * 1e6 if keeper.tries else 0.0,
+    )
+    full = order.connections if any(account.full for account in accounts) else 0
+    client.behind = keeper.behind(slo_s, max(account.cpu for account in accounts), full)
+    keeper.fill(record, client, seconds)
+
+
+def prepare(asked: Asked) -> Ready:
+    """Reads everything and asks the server what has to be known. Raises ScenarioErrors, WireError
+    and AskedWrongly."""
+    scenario = _scenario(asked)
+    settings = _settings(asked.scenario.parent, scenario)
+    name = asked.model or scenario.model or _only_model(settings)
+    model = settings.get("models", {}).get(name) or {}
+    slo_ms = asked.slo_ms or (model.get("slo") or {}).get("latency_ms")
+    buckets = (model.get("lengths") or {}).get("buckets")
+    edges = tuple(buckets) if isinstance(buckets, list) and buckets else EDGES
+    wire = _wire(asked, scenario, name)
+    return Ready(asked, scenario, wire, None if slo_ms is None else slo_ms / 1e3, edges)
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _scenario(asked: Asked) -> Scenario:
+    return scenario_file.load(asked.scenario, asked.changes, asked.trace)
+
+
+def _settings(folder: Path, scenario: Scenario) -> dict[str, Any]:
+    """As the file says; a server's settings are checked by the server. Empty where there are
+    none."""
+    if scenario.settings is None:
+        return {}
+    path = folder / scenario.settings
+    try:
+        found = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise AskedWrongly(f"{path}: cannot be read: {(error.strerror or '').lower()}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise AskedWrongly(f"{path}: is no YAML") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _only_model(settings: Mapping[str, Any]) -> str:
+    names = list(settings.get("models") or {})
+    if len(names) != 1:
+        said = f"one of {', '.join(names)}" if names else "the model's name"
+        raise AskedWrongly(f"--model is missing; must be {said}")
+    return str(names[0])
+
+
+def _wire(asked: Asked, scenario: Scenario, model: str) -> Wire:
+    callers = list(scenario.callers())
+    place = Place(
+        url=asked.url,
+        model=model,
+        headers=asked.headers,
+        keys=asked.keys,
+        budgets_ms={name: each.budget_ms for name, each in callers if each.budget_ms is not None},
+        priorities={name: each.priority for name, each in callers if each.priority is not None},
+        extra=asked.extra,
+        stream=asked.stream,
+        adapter=asked.adapter,
+        seed=scenario.seed,
+    )
+    if (asked.protocol == "custom") != bool(asked.adapter):
+        raise AskedWrongly("--protocol custom and --adapter FILE belong together")
+    try:
+        _ = place.target
+    except ValueError as error:
+        raise AskedWrongly(f"--url: {error}") from None
+    wire = PROTOCOLS[asked.protocol](place)
+    wire.prepare()
+    return wire

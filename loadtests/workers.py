@@ -1,0 +1,181 @@
+"""How does a scenario leave from several processes as if from one?
+
+Each process makes the same plan and sends every Nth request of it, all from one moment on; each
+keeps its own account, and the accounts add up. The process that started them only watches, so that
+drawing a view never delays a request. Ctrl-C ends a run early; what was seen until then is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from loadtests.client.player import Player, Stand, run_loop
+from loadtests.client.protocols.rubbish import with_rubbish
+from loadtests.client.protocols.types import Wire
+from loadtests.results.keeper import Keeper, Terms
+from loadtests.results.record import Cell, merged
+from loadtests.traffic.plan import Part, Plan
+from loadtests.traffic.scenario import Scenario
+
+GLIMPSE_S = 0.5
+START_S = 1.0  # for all processes to be ready
+_CONTEXT = multiprocessing.get_context("spawn")
+
+
+class WorkerLost(RuntimeError):
+    """A process ended without its account."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be played, and how. `connections`: of all processes together."""
+
+    scenario: Scenario
+    folder: Path
+    wire: Wire
+    terms: Terms
+    processes: int = 1
+    connections: int = 4096
+    timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Glimpse:
+    """What one process has seen so far. `at_s`: since the start of the warm-up."""
+
+    at_s: float
+    tenants: dict[str, Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One process's at the end. `cpu`: its share of a core; `full`: every connection was open."""
+
+    keeper: Keeper
+    cpu_s: float
+    cpu: float
+    full: bool
+    stopped_s: float
+
+
+Watch = Callable[[list[Glimpse]], None]
+
+
+def play(order: Order, watch: Watch) -> list[Account]:
+    """`watch` hears of the processes' last glimpses. Raises TraceError and WorkerLost."""
+    start = time.time() + START_S
+    running = [_start(order, number, start) for number in range(order.processes)]
+    with _interruptible([process for process, _ in running]):
+        try:
+            return _watched({pipe: None for _, pipe in running}, watch)
+        finally:
+            for process, pipe in running:
+                process.join(timeout=5.0)
+                process.kill()
+                pipe.close()
+
+
+def _start(order: Order, number: int, start: float) -> tuple[BaseProcess, Connection]:
+    mine, its = _CONTEXT.Pipe(duplex=False)
+    process = _CONTEXT.Process(target=_work, args=(order, number, start, its), daemon=True)
+    process.start()
+    its.close()
+    return process, mine
+
+
+def _watched(glimpses: dict[Connection, Glimpse | None], watch: Watch) -> list[Account]:
+    accounts: list[Account] = []
+    open_pipes = list(glimpses)
+    while open_pipes:
+        for pipe in wait(open_pipes, timeout=GLIMPSE_S):
+            assert isinstance(pipe, Connection)
+            try:
+                said = pipe.recv()
+            except EOFError:
+                raise WorkerLost("a load generating process ended without its account") from None
+            if isinstance(said, Exception):
+                raise said
+            if isinstance(said, Account):
+                accounts.append(said)
+                open_pipes.remove(pipe)
+            else:
+                glimpses[pipe] = said
+        watch([each for each in glimpses.values() if each is not None])
+    return accounts
+
+
+@contextmanager
+def _interruptible(processes: list[BaseProcess]) -> Iterator[None]:
+    """Hands Ctrl-C and SIGTERM on: each process ends early, and its account still comes."""
+
+    def hand_on(*_: Any) -> None:
+        for process in processes:
+            if process.pid is not None and process.is_alive():
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGUSR1)
+
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    before = {kind: signal.signal(kind, hand_on) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+# ---- in a process of its own --------------------------------------------------------------------
+
+
+def _work(order: Order, number: int, start: float, pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    account: Account | Exception
+    try:
+        account = run_loop(_played(order, number, start, pipe))
+    except Exception as error:  # told where it can be explained
+        account = error
+    with suppress(BrokenPipeError):
+        pipe.send(account)
+
+
+async def _played(order: Order, number: int, start: float, pipe: Connection) -> Account:
+    keeper = Keeper(order.terms)
+    plan = Plan(order.scenario, order.folder, part=Part(number, order.processes))
+    connections = max(1, order.connections // order.processes)
+    wire = with_rubbish(order.wire)
+    stand = Stand(
+        wire.place.target, wire.request, wire.listener, connections, timeout_s=order.timeout_s
+    )
+    player = Player(plan, stand, keeper.ended)
+    begin = time.perf_counter() + start - time.time()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, player.stop)
+    # A collection of everything that lives takes as long as a request may be late.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+    teller = asyncio.create_task(_tell(keeper, begin, pipe))
+    cpu_s = await player.run(begin)
+    teller.cancel()
+    wall_s = time.perf_counter() - begin
+    full = player.most_callers >= connections
+    return Account(keeper, cpu_s, cpu_s / wall_s, full, wall_s)
+
+
+async def _tell(keeper: Keeper, begin: float, pipe: Connection) -> None:
+    while True:
+        await asyncio.sleep(GLIMPSE_S)
+        tenants = {name: merged(cells.values()) for name, cells in keeper.cells.items()}
+        with suppress(BrokenPipeError):
+            pipe.send(Glimpse(time.perf_counter() - begin, tenants))

@@ -1,0 +1,131 @@
+"""`headrace load`: is a scenario played and kept, and is what is wrong told in a line?"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from loadtests.benches.launched import free_port
+from loadtests.command import main
+from loadtests.results.record import load
+
+SCENARIO = """
+duration_s: 1
+arrivals: {rate: 200}
+lengths: {fixed: 8}
+tenants: {a: {share: 3}, b: {retry: {attempts: 2}}}
+"""
+PLAY = [sys.executable, "-m", "loadtests"]
+EMBED = ("--protocol", "openai-embeddings", "--model", "m")
+
+
+@pytest.fixture
+def scenario(tmp_path) -> Path:
+    file = tmp_path / "some.yaml"
+    file.write_text(SCENARIO)
+    return file
+
+
+@contextmanager
+def server():
+    port = free_port()
+    command = [sys.executable, "-m", "loadtests.benches.trivial_server", "--port", str(port)]
+    running = subprocess.Popen([*command, "--seconds", "60"])
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        running.terminate()
+        running.wait()
+
+
+def played(scenario: Path, url: str, *more: str):
+    path = scenario.with_suffix(".json")
+    command = [*PLAY, str(scenario), "--url", url, *EMBED, "--json", str(path), *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done, load(path)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("processes", [1, 2])
+def test_scenario_is_played_and_kept_whole(scenario, processes):
+    page = scenario.with_suffix(".html")
+    with server() as url:
+        wait_for(url)
+        more = ("--processes", str(processes), "--html", str(page))
+        done, record = played(scenario, url, *more)
+    assert "| a " in done.stdout
+    assert record.client.processes == processes
+    assert record.total().offered == record.total().latency.total
+    assert record.total().offered == pytest.approx(200, rel=0.3)
+    assert record.batch_sizes == {8: record.total().offered}
+    assert "<html" in page.read_text()
+    assert done.returncode == (1 if record.client.behind else 0)
+
+
+@pytest.mark.integration
+def test_interrupted_run_keeps_what_was_seen(scenario):
+    path = scenario.with_suffix(".json")
+    more = ("--set", "duration_s=600", "--json", str(path), "--processes", "2")
+    with server() as url:
+        wait_for(url)
+        running = subprocess.Popen([*PLAY, str(scenario), "--url", url, *EMBED, *more])
+        try:
+            time.sleep(5.0)
+            os.kill(running.pid, signal.SIGINT)
+            assert running.wait(timeout=30) in (0, 1)
+        finally:
+            running.kill()
+    record = load(path)
+    assert 0 < record.seconds < 30
+    assert record.total().latency.total > 0
+
+
+@pytest.mark.integration
+def test_server_that_is_not_there_is_told_by_the_exit_code(scenario):
+    done, record = played(scenario, f"http://127.0.0.1:{free_port()}")
+    assert done.returncode == 1
+    assert set(record.total().reasons) == {"connect"}
+
+
+def wait_for(url: str) -> None:
+    import httpx
+
+    for _ in range(100):
+        try:
+            httpx.get(url)
+        except httpx.TransportError:
+            time.sleep(0.1)
+        else:
+            return
+    raise AssertionError("the server did not start")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--url", "ftp://x", "--model", "m"], "--url: 'ftp://x' is not of the form"),
+        (["--url", "http://127.0.0.1:1"], "--model is missing"),
+        (["--url", "http://127.0.0.1:1", "--model", "m"], "/v2/models/m: "),
+        (["--url", "http://x", "--set", "duration_s=-1"], "duration_s: is -1"),
+        (["--url", "http://x", "--model", "m", "--extra", "7"], "--extra must be a JSON object"),
+        (["--url", "http://x", "--model", "m", "--key", "a"], "'a' must be name=value"),
+        (["--url", "http://x", "--model", "m", "--protocol", "custom"], "--adapter FILE belong"),
+        (["--url", "http://x", *EMBED, "--adapter", "a.yaml"], "--adapter FILE belong"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(scenario, arguments, said):
+    result = CliRunner().invoke(main, [str(scenario), *arguments])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_scenario_that_is_not_there_is_said(tmp_path):
+    result = CliRunner().invoke(main, [str(tmp_path / "none.yaml"), "--url", "http://x"])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
