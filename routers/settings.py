@@ -85,7 +85,7 @@ class HedgeSettings:
     `budget` x primary cost (seconds) pays for hedges, ties and retries. Off above
     `max_utilisation` and until `min_samples` batches of the bucket were measured."""
 
-    mode: str = "off"
+    mode: str = "hedge"
     quantile: float = 0.95
     fixed_delay_s: float | None = None
     budget: float = 0.05

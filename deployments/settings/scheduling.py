@@ -184,7 +184,7 @@ class AdmissionSettings(Section):
 
 class HedgeSettings(Section):
     mode: Annotated[Literal["off", "hedge", "tied"], BeforeValidator(off_is_a_word)] = Field(
-        default="off",
+        default="hedge",
         description="Whether a batch that takes long gets a copy on another replica (`hedge`); "
         "`tied`: one that stands behind another at its replica too, at once.",
     )

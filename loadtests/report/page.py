@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from importlib.resources import files
 
-from loadtests.report.figures import Figure
+from loadtests.report.figure import Figure
 from loadtests.report.plots import swatch
 from loadtests.report.table import is_numeric
 from loadtests.results.report_table import Table, number
 
+LONG = 40  # letters from which a cell of text is broken into lines
 _ALLOWED = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -47,6 +48,10 @@ def notice(text: str, *, good: bool | None = None) -> str:
     return f'<p class="notice{kind}">{escape(text)}</p>'
 
 
+def words(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
 def section(title: str, parts: Iterable[str], kind: str = "") -> str:
     inner = "\n".join(parts)
     return f'<section class="{kind}"><h2>{escape(title)}</h2>\n{inner}\n</section>' if inner else ""
@@ -73,7 +78,9 @@ def _cells(row: Iterable[str | int | float | None], numeric: Iterable[bool]) -> 
     cells = []
     for place, (value, right) in enumerate(zip(row, numeric, strict=True)):
         kind = 'th scope="row"' if place == 0 else "td"
-        cells.append(f"<{kind}{_side(right)}>{escape(number(value))}</{kind[:2]}>")
+        text = number(value)
+        side = _side(right) or (' class="long"' if len(text) > LONG else "")
+        cells.append(f"<{kind}{side}>{escape(text)}</{kind[:2]}>")
     return "".join(cells)
 
 

@@ -20,6 +20,7 @@ COLOURS = 8
 MOST_HINTS = 48
 ROW = 46
 LETTER = 7.0
+MOST_NAMES = 8
 
 Point = tuple[float, float]
 
@@ -64,7 +65,7 @@ def lines(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
 def bars(title: str, points: Sequence[tuple[str, float, str]], axis: str, y: Axis) -> str:
     """Upright ones: (name, height, what is said of it)."""
     room = (WIDTH - LEFT - RIGHT) / max(len(points), 1)
-    every = -(-len(points) // 12)
+    every = -(-len(points) // MOST_NAMES)
     letters = max(3, int(room * every / LETTER))
     parts = [_upright(y), _foot(axis, HEIGHT)]
     for place, (name, value, said) in enumerate(points):
@@ -74,9 +75,9 @@ def bars(title: str, points: Sequence[tuple[str, float, str]], axis: str, y: Axi
             f'width="{room * 0.76:.1f}" height="{HEIGHT - BOTTOM - top:.1f}">{_title(said)}</rect>'
         )
         if place % every == 0:
-            parts.append(
-                _text(left + room / 2, HEIGHT - BOTTOM + 15, cut(name, letters), "middle", name)
-            )
+            short = cut(name, letters)
+            at = min(left + room / 2, WIDTH - len(short) * LETTER / 2)
+            parts.append(_text(at, HEIGHT - BOTTOM + 15, short, "middle", name))
     return _svg(title, HEIGHT, parts)
 
 

@@ -89,13 +89,14 @@ def streams(record: Record) -> Table:
 
 
 def reasons(record: Record) -> Table:
-    tenants = record.by_tenant()
-    total = record.total().reasons
-    rows: tuple[tuple[Value, ...], ...] = tuple(
-        (reason, *(cell.reasons.get(reason, 0) for cell in tenants.values()), count)
-        for reason, count in sorted(total.items(), key=lambda item: -item[1])
-    )
-    return Table("Not answered", ("reason", *tenants, "all"), rows)
+    """Tenants are rows: there may be many."""
+    cells = [*record.by_tenant().items(), ("all", record.total())]
+    found = sorted(record.total().reasons.items(), key=lambda item: -item[1])
+    kinds = [reason for reason, _ in found]
+    rows: list[tuple[Value, ...]] = [
+        (name, *(cell.reasons.get(kind, 0) for kind in kinds)) for name, cell in cells
+    ]
+    return Table("Not answered, by reason", ("tenant", *kinds), tuple(rows))
 
 
 def client(record: Record) -> Table:

@@ -133,7 +133,7 @@ async def test_unanswered_request_times_out_and_frees_the_run():
 
 async def test_refused_connection_is_an_error():
     with free_port() as port:
-        result = await run_async(load(Target("127.0.0.1", port, "/"), seconds=0.01))
+        result = await run_async(load(Target("127.0.0.1", port, "/"), seconds=0.3))
     assert set(result.errors) == {"connect"}
 
 

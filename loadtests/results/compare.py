@@ -1,0 +1,145 @@
+"""How do two runs differ: by how much, for whom, and is it more than chance?
+
+Pure: two records in, their differences and what forbids the comparison out. B is measured against
+A. Whether a difference is more than chance is `noise`'s to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import exp
+
+from loadtests.results import noise
+from loadtests.results.noise import Estimate
+from loadtests.results.record import Cell, Record
+
+PERCENTS = (50.0, 95.0, 99.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`a`, `b`: shares in 0..1 or milliseconds; None where there is none. `change`: of shares, B
+    less A; of times, B over A; None where nothing can be said, since too few were counted."""
+
+    part: str
+    what: str
+    a: float | None
+    b: float | None
+    change: Estimate | None
+    is_share: bool = False
+    is_noise: bool = True
+
+    @property
+    def verdict(self) -> str:
+        if self.change is None:
+            return "too few to say"
+        if self.is_noise:
+            return "within noise"
+        if self.is_share:
+            return "better" if self.change.value > 0 else "worse"
+        return "slower" if self.change.value > 1 else "faster"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`warnings`: what else differs, or why a run does not count. `inflation`: see `noise`."""
+
+    a: Record
+    b: Record
+    tenants: tuple[Difference, ...]
+    lengths: tuple[Difference, ...]
+    warnings: tuple[str, ...]
+    inflation: float
+
+
+def compare(a: Record, b: Record) -> Comparison:
+    inflation = noise.inflation(a, b)
+    tenants = _all_parts({"all": a.total()} | a.by_tenant(), {"all": b.total()} | b.by_tenant())
+    lengths = _all_parts(_by_length(a), _by_length(b))
+    return Comparison(
+        a,
+        b,
+        tuple(each for part in tenants for each in _differences(*part, inflation)),
+        tuple(each for part in lengths for each in _differences(*part, inflation)),
+        tuple(warnings(a, b)),
+        inflation,
+    )
+
+
+def warnings(a: Record, b: Record) -> Iterator[str]:
+    """What makes the two unlike, but for what they measured."""
+    for name, record in (("A", a), ("B", b)):
+        if record.client.behind:
+            yield f"{name} does not count: {record.client.behind}"
+    keys = _unlike(a.scenario, b.scenario)
+    if a.name != b.name:
+        yield f"the scenarios differ{_both(a.name, b.name)}"
+    elif keys:
+        yield f"the scenarios differ in {', '.join(keys)}"
+    for what, one, other in (
+        ("machine", a.machine, b.machine),
+        ("protocol", a.protocol, b.protocol),
+        ("model", a.model, b.model),
+        ("SLO in ms", a.slo_ms, b.slo_ms),
+        ("measured time in s", a.seconds, b.seconds),
+        ("number of generators", a.client.processes, b.client.processes),
+    ):
+        if one != other:
+            yield f"the {what} differs{_both(one, other)}"
+    for name in _unlike(a.versions, b.versions):
+        one, other = a.versions.get(name), b.versions.get(name)
+        yield f"the version of {name} differs{_both(one, other)}"
+
+
+# ---- parts ---------------------------------------------------------------------------------------
+
+
+def _all_parts(a: Mapping[str, Cell], b: Mapping[str, Cell]) -> list[tuple[str, Cell, Cell]]:
+    """In A's order, then what only B has."""
+    names = dict.fromkeys((*a, *b))
+    return [(name, a.get(name, Cell()), b.get(name, Cell())) for name in names]
+
+
+def _by_length(record: Record) -> dict[str, Cell]:
+    return {f"up to {edge:,}": cell for edge, cell in record.by_length().items()}
+
+
+def _differences(part: str, a: Cell, b: Cell, inflation: float) -> Iterator[Difference]:
+    yield _of_shares(part, a, b, inflation)
+    for name, prefix in (("latency", ""), ("first", "first token "), ("per_token", "a token ")):
+        one, other = getattr(a, name), getattr(b, name)
+        if name == "latency" or one.total or other.total:
+            for percent in PERCENTS:
+                ends = [noise.log_percentile(each, percent, inflation) for each in (one, other)]
+                values = [each.percentile_s(percent) for each in (one, other)]
+                yield _of_times(part, f"{prefix}p{percent:g} ms", values, ends)
+
+
+def _of_shares(part: str, a: Cell, b: Cell, inflation: float) -> Difference:
+    one, other = (noise.share(cell.in_slo, cell.offered, inflation) for cell in (a, b))
+    change = other.less(one) if one and other else None
+    a_share, b_share = (each.value if each else None for each in (one, other))
+    is_noise = change is not None and change.is_noise
+    return Difference(part, "in time", a_share, b_share, change, is_share=True, is_noise=is_noise)
+
+
+def _of_times(
+    part: str, what: str, values: list[float | None], ends: list[Estimate | None]
+) -> Difference:
+    one, other = ends
+    a, b = (None if value is None else value * 1e3 for value in values)
+    if one is None or other is None:
+        return Difference(part, what, a, b, None)
+    apart = other.less(one)
+    ratio = Estimate(exp(apart.value), exp(apart.low), exp(apart.high))
+    return Difference(part, what, a, b, ratio, is_noise=apart.is_noise)
+
+
+def _unlike(a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
+    return sorted(key for key in {*a, *b} if a.get(key) != b.get(key))
+
+
+def _both(a: object, b: object) -> str:
+    one, other = ("none" if value in (None, "") else str(value) for value in (a, b))
+    return f" (A: {one}; B: {other})"
