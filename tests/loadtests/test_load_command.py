@@ -1,5 +1,6 @@
 """`headrace load`: is a scenario played and kept, and is what is wrong told in a line?"""
 
+import json
 import os
 import signal
 import subprocess
@@ -129,3 +130,50 @@ def test_what_is_wrong_is_said_in_a_line(scenario, arguments, said):
 def test_scenario_that_is_not_there_is_said(tmp_path):
     result = CliRunner().invoke(main, [str(tmp_path / "none.yaml"), "--url", "http://x"])
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.integration
+def test_single_stream_of_mlperf_is_judged(scenario):
+    path = scenario.with_suffix(".json")
+    more = ("--scenario", "single-stream", "--json", str(path))
+    with server() as url:
+        wait_for(url)
+        command = [*PLAY, "mlperf", str(scenario), "--url", url, *EMBED, *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    record = load(path)
+    ((_, said, held),) = record.checks
+    assert held
+    assert said.endswith(f"of {record.total().offered:,} queries")
+    assert "Promises" in done.stdout
+
+
+@pytest.mark.integration
+def test_goodput_is_an_interval(scenario):
+    path = scenario.with_suffix(".json")
+    more = ("--slo-ms", "5000", "--low", "50", "--high", "100", "--repeats", "1", "--pause", "0")
+    with server() as url:
+        wait_for(url)
+        command = [*PLAY, "goodput", str(scenario), "--url", url, *EMBED, *more]
+        subprocess.run([*command, "--json", str(path)], timeout=60, check=False)
+    found = json.loads(path.read_text())
+    assert (found["holds"], found["fails"]) == (100.0, None)
+    assert [trial["rate"] for trial in found["trials"]] == [50.0, 100.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["goodput", "--low", "0"], "low is 0"),
+        (["goodput", "--low", "5"], "--slo-ms is missing"),
+        (["mlperf", "--scenario", "server"], "--rate N belong together"),
+        (["mlperf", "--scenario", "server", "--rate", "5"], "--slo-ms is missing"),
+        (["versus"], "settings: is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_search_is_said_in_a_line(scenario, arguments, said):
+    command, *more = arguments
+    url = ("--url", "http://127.0.0.1:1", *EMBED)
+    result = CliRunner().invoke(main, [command, str(scenario), *url, *more])
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1

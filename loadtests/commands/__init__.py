@@ -1,0 +1,1 @@
+"""What `headrace load` can be asked, one file a command."""

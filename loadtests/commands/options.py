@@ -1,0 +1,91 @@
+"""What every command that plays a scenario is asked: which, to whom, how."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from loadtests.client.protocols import PROTOCOLS
+from loadtests.run import Asked, AskedWrongly
+
+FILE = click.Path(path_type=Path)
+_OPTIONS = (
+    click.argument("scenario", type=FILE),
+    click.option("--url", required=True, help="The server, http://host:port."),
+    click.option(
+        "--protocol", type=click.Choice(list(PROTOCOLS)), default="oip", show_default=True,
+        help="Open Inference Protocol in JSON or binary, OpenAI's, or one described by --adapter.",
+    ),
+    click.option("--adapter", default="", help="YAML of a `custom` protocol."),
+    click.option("--model", default="", help="The model; unset, the scenario's."),
+    click.option("--slo-ms", type=float, help="Latency limit, instead of the settings file's."),
+    click.option("--seed", type=int, help="Decides every random choice, not the scenario's."),
+    click.option(
+        "--set", "changes", multiple=True, metavar="PATH=VALUE",
+        help="Change the scenario (arrivals.rate=300); repeatable.",
+    ),
+    click.option("--trace", type=FILE, help="Replay this recording instead of its load."),
+    click.option("--header", "headers", multiple=True, help="'name: value'; repeatable."),
+    click.option("--key", "keys", multiple=True, metavar="TENANT=KEY", help="Repeatable."),
+    click.option("--extra", default="{}", help="JSON laid over each request's body."),
+    click.option("--stream/--no-stream", default=True, help="Of completions and chat."),
+    click.option("--processes", type=click.IntRange(1, 256), default=1, show_default=True),
+    click.option("--connections", type=click.IntRange(1, 65_000), default=4096, show_default=True),
+    click.option("--timeout", "timeout_s", type=float, default=30.0, help="Seconds a request."),
+)  # fmt: skip
+
+
+def playing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what every command that plays a scenario is asked; it gets `asked`."""
+
+    def translated(**given: Any) -> Any:
+        own = {name: given.pop(name) for name in list(given) if name not in _NAMES}
+        return command(asked=asked_of(**given), **own)
+
+    translated.__name__, translated.__doc__ = command.__name__, command.__doc__
+    translated.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in reversed(_OPTIONS):
+        translated = option(translated)
+    return translated
+
+
+_NAMES = {
+    "scenario", "url", "protocol", "adapter", "model", "slo_ms", "seed", "changes", "trace",
+    "headers", "keys", "extra", "stream", "processes", "connections", "timeout_s",
+}  # fmt: skip
+
+
+def asked_of(**given: Any) -> Asked:
+    """Raises AskedWrongly."""
+    seed = given.pop("seed")
+    changes = (*given.pop("changes"), *([f"seed={seed}"] if seed is not None else []))
+    try:
+        extra = json.loads(given.pop("extra"))
+    except ValueError:
+        extra = None
+    if not isinstance(extra, dict):
+        raise AskedWrongly("--extra must be a JSON object")
+    return Asked(
+        **given | {"headers": _pairs(given["headers"], ":"), "keys": _pairs(given["keys"], "=")},
+        changes=changes,
+        extra=extra,
+        command=shlex.join(["headrace", "load", *sys.argv[sys.argv.index("load") + 1 :]])
+        if "load" in sys.argv
+        else shlex.join(["python", "-m", "loadtests", *sys.argv[1:]]),
+    )
+
+
+def _pairs(given: tuple[str, ...], mark: str) -> dict[str, str]:
+    found = {}
+    for each in given:
+        name, marked, value = each.partition(mark)
+        if not marked or not name.strip():
+            raise AskedWrongly(f"{each!r} must be name{mark}value")
+        found[name.strip()] = value.strip()
+    return found

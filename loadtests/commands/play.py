@@ -1,0 +1,68 @@
+"""`headrace load SCENARIO`: played once, kept as a record, shown as tables and as a page."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from pathlib import Path
+
+import click
+
+from loadtests.commands.options import FILE, playing
+from loadtests.results.record import Record, save
+from loadtests.run import Asked, Ready, prepare
+
+RUNS = Path("out/load")
+
+
+@click.command()
+@playing
+@click.option("--json", "record_path", type=FILE, help="Write the record here.")
+@click.option("--record", "folder", type=FILE, default=RUNS, help="Or into this folder.")
+@click.option("--html", "page", type=FILE, help="Write the report here.")
+@click.option("--quiet", is_flag=True, help="Show nothing while it goes on; print no tables.")
+def play(
+    asked: Asked, record_path: Path | None, folder: Path, page: Path | None, quiet: bool
+) -> None:
+    """Play SCENARIO to the server at --url, and keep a record of it."""
+    ready = prepare(asked)
+    record = watched(ready, quiet=quiet)
+    path = record_path or folder / f"{record.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
+    save(record, path)
+    if not quiet:
+        show(record)
+    click.echo(f"record: {path}")
+    if page is not None:
+        from loadtests.report import html
+
+        html.write(record, page)
+        click.echo(f"report: {page}")
+    sys.exit(verdict(record))
+
+
+def watched(ready: Ready, *, quiet: bool) -> Record:
+    """Played, with a live view where there is a terminal."""
+    if quiet:
+        return ready.play()
+    from loadtests.console.live import LiveView
+
+    scenario = ready.scenario
+    with LiveView(ready.asked.scenario.stem, scenario.warmup_s, scenario.run_s) as view:
+        return ready.play(view)
+
+
+def show(record: Record) -> None:
+    from loadtests.report import table
+
+    click.echo("\n".join(table.lines(record)))
+
+
+def verdict(record: Record) -> int:
+    """The exit code; what is wrong with the run is said."""
+    if record.client.behind:
+        click.echo(f"THIS RUN DOES NOT COUNT: {record.client.behind}", err=True)
+        return 1
+    if not record.total().latency.total:
+        click.echo("nothing was answered", err=True)
+        return 1
+    return 0

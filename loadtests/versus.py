@@ -1,0 +1,73 @@
+"""Does the simulator foretell what a server did? The same scenario on both, side by side.
+
+Arrivals, lengths and retries are the same ones; the simulated side is `headrace simulate --json` as
+a process of its own. What HTTP and the way to a replica take on this machine it cannot know:
+`--set network_ms=` and `transport_ms=` tell it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from loadtests.benches.server import command_line
+from loadtests.results.record import Cell, Record
+from loadtests.results.report_table import Cell as Value
+from loadtests.results.report_table import Table
+from loadtests.run import Ready
+
+PERCENTS = (50, 90, 99)
+
+
+class NotSimulated(ValueError):
+    """The simulator refused the scenario; says why."""
+
+
+def simulated(ready: Ready) -> dict[str, Any]:
+    """What `headrace simulate --json` prints. Raises NotSimulated."""
+    asked = ready.asked
+    changes = [part for each in asked.changes for part in ("--set", each)]
+    trace = ["--trace", str(asked.trace)] if asked.trace else []
+    command = [*command_line(), "simulate", str(asked.scenario), "--json", *changes, *trace]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NotSimulated(done.stderr.strip() or f"headrace simulate exited {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def side_by_side(record: Record, found: Mapping[str, Any]) -> list[Table]:
+    """All of it, then each tenant."""
+    tables = [_table("All", record.total(), found)]
+    by_tenant = record.by_tenant()
+    if len(by_tenant) > 1:
+        tables += [_table(n, cell, found["tenants"][n]) for n, cell in by_tenant.items()]
+    return tables
+
+
+def _table(name: str, cell: Cell, found: Mapping[str, Any]) -> Table:
+    rows: list[tuple[Value, ...]] = [
+        ("offered", cell.offered, found["offered"], _off(cell.offered, found["offered"])),
+        ("in time, %", _share(cell), found["in_slo"] * 100, ""),
+        ("rejected", cell.rejected, found["rejected"], ""),
+    ]
+    for percent in PERCENTS:
+        real_s, said_ms = cell.latency.percentile_s(percent), found[f"p{percent}_ms"]
+        real_ms = None if real_s is None else real_s * 1e3
+        rows.append((f"p{percent}, ms", real_ms, said_ms, _off(real_ms, said_ms)))
+    wait_s = cell.wait.percentile_s(99)
+    wait_ms = None if wait_s is None else wait_s * 1e3
+    rows.append(
+        ("wait p99, ms", wait_ms, found["wait_p99_ms"], _off(wait_ms, found["wait_p99_ms"]))
+    )
+    return Table(name, ("", "played", "simulated", "simulated is off by"), tuple(rows))
+
+
+def _share(cell: Cell) -> float | None:
+    return cell.in_slo / cell.offered * 100 if cell.offered else None
+
+
+def _off(real: float | None, said: float | None) -> str:
+    return f"{said / real - 1:+.1%}" if real and said is not None else ""
