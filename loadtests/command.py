@@ -12,9 +12,11 @@ from typing import Any
 import click
 
 from loadtests.client.protocols.types import WireError
+from loadtests.commands.compare import compare
 from loadtests.commands.goodput import goodput
 from loadtests.commands.mlperf import mlperf
 from loadtests.commands.play import play
+from loadtests.commands.smoke import smoke
 from loadtests.commands.versus import versus
 from loadtests.goodput_trials import GeneratorBehind
 from loadtests.results.record import RecordError
@@ -55,5 +57,5 @@ def main() -> None:
     """
 
 
-for _command in (play, goodput, mlperf, versus):
+for _command in (play, compare, goodput, mlperf, smoke, versus):
     main.add_command(_command)

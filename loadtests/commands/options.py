@@ -75,9 +75,7 @@ def asked_of(**given: Any) -> Asked:
         **given | {"headers": _pairs(given["headers"], ":"), "keys": _pairs(given["keys"], "=")},
         changes=changes,
         extra=extra,
-        command=shlex.join(["headrace", "load", *sys.argv[sys.argv.index("load") + 1 :]])
-        if "load" in sys.argv
-        else shlex.join(["python", "-m", "loadtests", *sys.argv[1:]]),
+        command=as_typed(),
     )
 
 
@@ -89,3 +87,10 @@ def _pairs(given: tuple[str, ...], mark: str) -> dict[str, str]:
             raise AskedWrongly(f"{each!r} must be name{mark}value")
         found[name.strip()] = value.strip()
     return found
+
+
+def as_typed() -> str:
+    """The command line of this process, for the record."""
+    if "load" in sys.argv:
+        return shlex.join(["headrace", "load", *sys.argv[sys.argv.index("load") + 1 :]])
+    return shlex.join(["python", "-m", "loadtests", *sys.argv[1:]])

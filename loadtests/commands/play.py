@@ -32,11 +32,7 @@ def play(
     if not quiet:
         show(record)
     click.echo(f"record: {path}")
-    if page is not None:
-        from loadtests.report import html
-
-        html.write(record, page)
-        click.echo(f"report: {page}")
+    write_page(record, page)
     sys.exit(verdict(record))
 
 
@@ -55,6 +51,15 @@ def show(record: Record) -> None:
     from loadtests.report import table
 
     click.echo("\n".join(table.lines(record)))
+
+
+def write_page(record: Record, page: Path | None) -> None:
+    """Where one is asked for; says where it is."""
+    if page is not None:
+        from loadtests.report import html
+
+        html.write(record, page)
+        click.echo(f"report: {page}")
 
 
 def verdict(record: Record) -> int:

@@ -7,7 +7,7 @@ be sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.record import Cell, Record
@@ -52,6 +52,10 @@ def tables(record: Record) -> list[Table]:
         found.append(streams(record))
     if record.total().reasons:
         found.append(reasons(record))
+    if record.rubbish:
+        found.append(
+            Table("Rubbish, by its answers", ("answer", "requests"), _items(record.rubbish))
+        )
     found.append(client(record))
     return found
 
@@ -62,7 +66,8 @@ def by_tenant(record: Record) -> Table:
 
 
 def by_length(record: Record) -> Table:
-    rows = tuple(_row(length_name(edge), cell) for edge, cell in record.by_length().items())
+    cells = [(edge, cell) for edge, cell in record.by_length().items() if cell.offered]
+    rows = tuple(_row(length_name(edge), cell) for edge, cell in cells)
     return Table("By length", _headers("length"), rows)
 
 
@@ -113,6 +118,10 @@ def client(record: Record) -> Table:
 def _headers(noun: str) -> tuple[str, ...]:
     counts = (noun, "offered", "in time", "rejected", "failed", "retries")
     return (*counts, "p50 ms", "p90", "p95", "p99", "max", "wait p99")
+
+
+def _items(counts: Mapping[str, int]) -> tuple[tuple[Value, ...], ...]:
+    return tuple(sorted(counts.items(), key=lambda item: -item[1]))
 
 
 def _row(name: str, cell: Cell) -> tuple[Value, ...]:

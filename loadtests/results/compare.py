@@ -96,9 +96,10 @@ def warnings(a: Record, b: Record) -> Iterator[str]:
 
 
 def _all_parts(a: Mapping[str, Cell], b: Mapping[str, Cell]) -> list[tuple[str, Cell, Cell]]:
-    """In A's order, then what only B has."""
+    """In A's order, then what only B has; without what nobody asked for."""
     names = dict.fromkeys((*a, *b))
-    return [(name, a.get(name, Cell()), b.get(name, Cell())) for name in names]
+    pairs = [(name, a.get(name, Cell()), b.get(name, Cell())) for name in names]
+    return [pair for pair in pairs if pair[1].offered or pair[2].offered]
 
 
 def _by_length(record: Record) -> dict[str, Cell]:
