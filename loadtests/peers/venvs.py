@@ -1,9 +1,9 @@
 """Which interpreter and which packages does each other server need, and is its environment there?
 
 Every peer has a virtual environment of its own under `out/peers/NAME`, so that its dependencies
-never meet ours. `python -m loadtests.peers.venvs triton` makes one; a second call finds it made
-(a stamp holds the requirements it was made from). Plain Ray Serve runs from our own environment,
-with our Ray, and so has none here.
+never meet ours; what goes into it stands in `NAME/requirements.txt` beside this file. `python -m
+loadtests.peers.venvs triton` makes one; a second call finds it made (a stamp holds the requirements
+it was made from). Ray Serve runs from our own environment, with our Ray, and so has none here.
 
 Triton's Python backend links `libpython3.X.so` and the wheel brings stubs for 3.8 to 3.13: the
 interpreter must be a system one with its shared library (Debian: `python3-venv libpython3.11`).
@@ -34,14 +34,18 @@ class Peer:
         return "\n".join((self.interpreters[0], *self.requirements)) + "\n"
 
 
+def _peer(name: str, *interpreters: str) -> Peer:
+    text = (Path(__file__).parent / name / "requirements.txt").read_text()
+    return Peer(name, interpreters or (sys.executable,), tuple(text.split("\n")[:-1]))
+
+
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer(
-            "triton",
-            ("/usr/bin/python3", "/usr/local/bin/python3"),
-            ("nvidia-pytriton==0.7.0", "numpy<3"),
-        ),
+        _peer("triton", "/usr/bin/python3", "/usr/local/bin/python3"),
+        _peer("litserve"),
+        _peer("bentoml"),
+        _peer("mlserver"),
     )
 }
 
@@ -77,7 +81,9 @@ def make(peer: Peer, peers_dir: Path = PEERS_DIR) -> Path:
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run([interpreter_of(peer), "-m", "venv", str(home)], check=True)
     python = python_of(peer.name, peers_dir)
-    subprocess.run([str(python), "-m", "pip", "install", "-q", *peer.requirements], check=True)
+    # One after the other: torch's line comes first, so that nothing else chooses its build.
+    for line in peer.requirements:
+        subprocess.run([str(python), "-m", "pip", "install", "-q", *line.split()], check=True)
     (home / STAMP).write_text(peer.stamp())
     return python
 

@@ -1,0 +1,87 @@
+"""What does each server want to be asked, and what did it answer? One small adapter a server.
+
+A request is a path, a body and headers, each server's own natural JSON for one row of ids or one
+text; the same ids and texts go to all. Answers are read where a bench checks that a server computes
+what it should, never in the hot loop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Item = Sequence[int] | str
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """`body`: of one item. `answer`: the sum or the embedding in an answer's JSON."""
+
+    path: str
+    body: Callable[[Item], Any]
+    answer: Callable[[Any], Any]
+
+    def encode(self, item: Item) -> bytes:
+        return json.dumps(self.body(item), separators=(",", ":")).encode()
+
+    def decode(self, content: bytes) -> Any:
+        return self.answer(json.loads(content))
+
+
+def _item(item: Item) -> dict[str, Any]:
+    return {"item": item}
+
+
+def _items(item: Item) -> dict[str, Any]:
+    return {"items": [item]}
+
+
+def _ids_tensor(item: Item) -> dict[str, Any]:
+    tensor = {"name": "ids", "shape": [1, len(item)], "datatype": "INT64", "data": item}
+    return {"inputs": [tensor]}
+
+
+def _text_tensor(item: Item) -> dict[str, Any]:
+    tensor = {"name": "text", "shape": [1, 1], "datatype": "BYTES", "data": [item]}
+    return {"inputs": [tensor]}
+
+
+def _bytes_row(item: Item) -> dict[str, Any]:
+    """A row as one element: ids as their JSON, a text as it is."""
+    text = item if isinstance(item, str) else json.dumps(item, separators=(",", ":"))
+    return {"inputs": [{"name": "item", "shape": [1], "datatype": "BYTES", "data": [text]}]}
+
+
+def _openai(item: Item) -> dict[str, Any]:
+    return {"model": "minilm", "input": item}
+
+
+def _of_answer(found: Any) -> Any:
+    return found["answer"]
+
+
+def _first(found: Any) -> Any:
+    return found[0]
+
+
+def _tensor_data(found: Any) -> Any:
+    data = found["outputs"][0]["data"]
+    return data[0] if len(data) == 1 else data
+
+
+def _openai_embedding(found: Any) -> Any:
+    return found["data"][0]["embedding"]
+
+
+RAY_SERVE = Adapter("/", _item, _of_answer)
+LITSERVE = Adapter("/predict", _item, _of_answer)
+BENTOML = Adapter("/infer", _items, _first)
+MLSERVER = Adapter("/v2/models/model/infer", _bytes_row, _tensor_data)
+TENSORS = Adapter("/v2/models/device/infer", _ids_tensor, _tensor_data)
+TEXT_TENSORS = Adapter("/v2/models/minilm/infer", _text_tensor, _tensor_data)
+EMBEDDINGS = Adapter("/v1/embeddings", _openai, _openai_embedding)
+INFINITY = Adapter("/embeddings", _openai, _openai_embedding)
+
+Adapters = Mapping[str, Adapter]

@@ -1,0 +1,24 @@
+"""How is BentoML started here? Becomes `bentoml serve` for the service beside this file."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from loadtests.peers import asked as asking
+
+SERVICE = "loadtests.peers.bentoml.service:Model"
+
+
+def main() -> None:
+    asked = asking.parse(__doc__)
+    settings = {"PEER_WORK": asked.work, "PEER_BATCH": str(asked.batch)}
+    quiet = {"BENTOML_DO_NOT_TRACK": "true", "BENTOML_CONFIG_OPTIONS": "api_server.logging.access.enabled=false"}
+    command = [sys.executable, "-m", "bentoml", "serve", SERVICE]
+    command += ["--host", "127.0.0.1", "--port", str(asked.port)]
+    # Becoming the server keeps one process id for whoever started us.
+    os.execve(command[0], command, {**os.environ, **settings, **quiet})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""How does BentoML serve the work? The service that `serve.py` hands to BentoML's own server.
+
+A `batchable` API: BentoML gathers the rows of several calls by its adaptive batching, which refuses
+what it expects to be later than `max_latency_ms`; that is set to the SLO. One worker owns the
+device. BentoML wants these settings when the module is imported, hence from the environment.
+Source: BentoML documentation, "Adaptive batching", "Configurations: traffic, workers".
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import bentoml
+
+from loadtests.peers import asked as asking
+
+WORK = os.environ.get("PEER_WORK", asking.DEVICE)
+BATCH = int(os.environ.get("PEER_BATCH", "8"))
+MAX_LATENCY_MS = 100 if WORK == asking.DEVICE else 60_000
+
+
+@bentoml.service(workers=1, traffic={"timeout": 30})
+class Model:
+    def __init__(self) -> None:
+        self._run = asking.work_of(WORK)
+
+    @bentoml.api(batchable=True, max_batch_size=BATCH, max_latency_ms=MAX_LATENCY_MS)
+    def infer(self, items: list[Any]) -> list[Any]:
+        return self._run(items)

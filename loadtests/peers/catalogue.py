@@ -1,0 +1,123 @@
+"""Which other servers are there to compare with, how is each started, and how was it tuned?
+
+Every peer is one module that takes the same command line (`asked`) in an environment of its own,
+and an adapter for each work it can do. `tuning` is what its documentation advises for this work and
+was set; `batch` is the batch size at which it kept its promise up to the highest rate here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loadtests.peers import adapters, venvs
+from loadtests.peers.adapters import Adapter
+from loadtests.peers.asked import DEVICE, MINILM
+from loadtests.peers.ray_serve.environment import environment
+
+RAY_SERVE = "loadtests.peers.ray_serve.serve"
+ROOT = Path(__file__).resolve().parents[2]
+ITEMS = {work: adapters.RAY_SERVE for work in (DEVICE, MINILM)}
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """`module`: started with `-m`. `venv`: whose interpreter, None: ours. `works`: how each is
+    asked for. `batch`: most items a batch, by work. `ready`: path that answers 200 when it is up.
+    """
+
+    name: str
+    module: str
+    venv: str | None
+    works: Mapping[str, Adapter]
+    tuning: str
+    batch: Mapping[str, int] = field(default_factory=lambda: {DEVICE: 8, MINILM: 32})
+    variant: str = ""
+    ready: str = "/"
+
+    @property
+    def on_ray(self) -> bool:
+        return self.module == RAY_SERVE
+
+
+def _ray(variant: str, tuning: str) -> Peer:
+    return Peer(
+        name=f"ray-serve-{variant}",
+        module=RAY_SERVE,
+        venv=None,
+        works=ITEMS,
+        tuning=tuning,
+        variant=variant,
+    )
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        _ray("defaults", "none; 5 ongoing requests a replica, so at most 5 a batch"),
+        _ray("raised", "`max_ongoing_requests` 256, no wait for a batch"),
+        _ray(
+            "throughput",
+            "HAProxy, direct ingress, `RAY_SERVE_THROUGHPUT_OPTIMIZED`, `max_ongoing_requests` "
+            "256, `max_queued_requests` 32, batches bounded by rows × longest (`batch_size_fn`)",
+        ),
+        Peer(
+            "litserve",
+            "loadtests.peers.litserve.serve",
+            "litserve",
+            {work: adapters.LITSERVE for work in (DEVICE, MINILM)},
+            "`fast_queue`, one worker, `batch_timeout` 2 ms, `timeout` 100 ms on the device",
+            ready="/health",
+        ),
+        Peer(
+            "bentoml",
+            "loadtests.peers.bentoml.serve",
+            "bentoml",
+            {work: adapters.BENTOML for work in (DEVICE, MINILM)},
+            "`batchable`, one worker, `max_latency_ms` 100 on the device",
+            ready="/readyz",
+        ),
+        Peer(
+            "mlserver",
+            "loadtests.peers.mlserver.serve",
+            "mlserver",
+            {work: adapters.MLSERVER for work in (DEVICE, MINILM)},
+            "one parallel worker, `max_batch_time` 20 ms, rows as BYTES elements",
+            ready="/v2/health/ready",
+        ),
+        Peer(
+            "triton",
+            "loadtests.peers.triton.ragged",
+            "triton",
+            {DEVICE: adapters.TENSORS, MINILM: adapters.TEXT_TENSORS},
+            "Python backend, ragged batching, no queue delay, queue timeout 60 ms on the device, "
+            "8 HTTP threads",
+            ready="/v2/health/ready",
+        ),
+        Peer(
+            "triton-equal-shapes",
+            "loadtests.peers.triton.ragged",
+            "triton",
+            {DEVICE: adapters.TENSORS},
+            "as `triton`, but without ragged batching: only rows of one length share a batch",
+            variant="equal-shapes",
+            ready="/v2/health/ready",
+        ),
+    )
+}
+
+
+def command_of(peer: Peer, port: int, work: str, batch: int | None = None) -> list[str]:
+    """Makes the peer's environment when it is not there yet."""
+    python = sys.executable if peer.venv is None else str(venvs.make(venvs.PEERS[peer.venv]))
+    command = [python, "-m", peer.module, "--port", str(port), "--work", work]
+    command += ["--batch", str(batch or peer.batch[work])]
+    return [*command, "--variant", peer.variant] if peer.variant else command
+
+
+def environ_of(peer: Peer) -> dict[str, str]:
+    """What is added to the environment: this project's modules, and the peer's settings."""
+    found = {"PYTHONPATH": str(ROOT)}
+    return found | environment(peer.variant) if peer.on_ray else found

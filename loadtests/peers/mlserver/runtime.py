@@ -1,0 +1,30 @@
+"""How does MLServer serve the work? The model that `serve.py` tells MLServer's own server to load.
+
+MLServer's adaptive batching joins tensors of one shape, and rows of ids differ in theirs: a row
+travels as one BYTES element (its ids as text), of which a batch has as many as it has rows.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec, StringCodec
+from mlserver.types import InferenceRequest, InferenceResponse
+
+from loadtests.peers import asked as asking
+
+
+class Model(MLModel):
+    async def load(self) -> bool:
+        self._work = self.settings.parameters.extra["work"]
+        self._run = asking.work_of(self._work)
+        return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        texts = StringCodec.decode_input(payload.inputs[0])
+        items = texts if self._work == asking.MINILM else [json.loads(text) for text in texts]
+        answers = self._run(items)
+        output = NumpyCodec.encode_output("answer", np.asarray(answers, np.float32))
+        return InferenceResponse(model_name=self.name, outputs=[output])

@@ -1,0 +1,65 @@
+"""How is MLServer started here? Writes its settings and becomes `mlserver start`.
+
+One parallel worker owns the device, as its documentation advises for models that compute. Its
+batcher hands every batch on at once and asks nobody whether the device is free, so that a batch is
+what comes within `max_batch_time`: 20 ms, about the device's time for a batch. It has no means
+against overload but a bounded queue before the batcher. gRPC cannot be turned off; it gets a port.
+Source: MLServer documentation, "Adaptive Batching", "Parallel Inference".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from loadtests.peers import asked as asking
+from loadtests.peers.asked import Asked
+
+BATCH_TIME_S = 0.02
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def server_settings(port: int, home: Path) -> dict[str, object]:
+    return {
+        "host": "127.0.0.1",
+        "http_port": port,
+        "grpc_port": free_port(),
+        "metrics_endpoint": None,
+        "metrics_dir": str(home),
+        "parallel_workers": 1,
+        "debug": False,
+        "gzip_enabled": False,
+    }
+
+
+def model_settings(asked: Asked) -> dict[str, object]:
+    return {
+        "name": "model",
+        "implementation": "loadtests.peers.mlserver.runtime.Model",
+        "max_batch_size": asked.batch,
+        "max_batch_time": BATCH_TIME_S,
+        "parameters": {"extra": {"work": asked.work}},
+    }
+
+
+def main() -> None:
+    asked = asking.parse(__doc__)
+    home = Path(tempfile.mkdtemp(prefix="mlserver-peer-"))
+    (home / "settings.json").write_text(json.dumps(server_settings(asked.port, home)))
+    (home / "model-settings.json").write_text(json.dumps(model_settings(asked)))
+    command = [str(Path(sys.executable).with_name("mlserver")), "start", str(home)]
+    # Becoming the server keeps one process id for whoever started us.
+    os.execve(command[0], command, dict(os.environ))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""How does Ray Serve serve the work, as it comes and in its throughput settings?
+
+One deployment whose `__call__` parses the request and awaits a `@serve.batch` method, as its guide
+on dynamic batching shows; one replica owns the device. Variants:
+
+`defaults`    everything as it comes: Python proxy, 5 ongoing requests a replica.
+`raised`      `max_ongoing_requests` above the batch size, as the guide asks.
+`throughput`  that, HAProxy and the throughput settings in the environment (`catalogue`), a bounded
+              queue against overload, and batches bounded by rows x longest (`batch_size_fn`), which
+              the guide advises for items of different size.
+
+Ends the Ray that it starts on SIGTERM. Source: Ray Serve guides "Dynamic request batching",
+"Performance tuning", "High throughput".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve import Application
+from starlette.requests import Request
+
+from loadtests.peers import asked as asking
+from loadtests.peers.asked import Asked
+
+PADDED_TOKENS = 1024  # a batch's bound in the throughput variant; the longest row alone has 512
+ONGOING = {"defaults": None, "raised": 256, "throughput": 256}
+QUEUED = {"throughput": 32}
+
+
+def padded(items: Sequence[Sequence[Any]]) -> int:
+    return len(items) * max(map(len, items))
+
+
+def batching(asked: Asked) -> dict[str, Any]:
+    if asked.variant == "throughput" and asked.work == asking.DEVICE:
+        return {"max_batch_size": PADDED_TOKENS, "batch_size_fn": padded}
+    return {"max_batch_size": asked.batch}
+
+
+def options(variant: str) -> dict[str, Any]:
+    found = {"max_ongoing_requests": ONGOING[variant], "max_queued_requests": QUEUED.get(variant)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def application(asked: Asked) -> Application:
+    @serve.deployment(**options(asked.variant))
+    class Model:
+        def __init__(self) -> None:
+            self._run = asking.work_of(asked.work)
+            self._device = ThreadPoolExecutor(1)
+
+        @serve.batch(**batching(asked))
+        async def batched(self, items: list[Any]) -> list[Any]:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._device, self._run, items)
+
+        async def __call__(self, request: Request) -> dict[str, Any]:
+            if request.method == "GET":  # asked whether it is there
+                return {}
+            body = await request.json()
+            return {"answer": await self.batched(body["item"])}
+
+    return Model.bind()
+
+
+def main() -> None:
+    asked = asking.parse(__doc__)
+    stopped = threading.Event()
+    ray.init(address="local", include_dashboard=False)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": asked.port})
+        serve.run(application(asked), route_prefix="/")
+        # Ray replaces the handlers while it starts, so ours come last.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stopped.set())
+        print("ready", flush=True)
+        stopped.wait()
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
