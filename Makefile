@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev serve lint types test unit integration bench wheel clean
+.PHONY: install dev serve lint types test unit integration bench compare wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -50,6 +50,12 @@ test: lint types
 
 bench: dev
 	$(BIN)/python -m loadtests.benches
+
+# Beside other servers, each in an environment of its own under out/peers (made on the first call).
+compare: dev
+	$(BIN)/python -m loadtests.peers.venvs
+	$(BIN)/python -m loadtests.benches.compare
+	$(BIN)/python -m loadtests.benches.document
 
 wheel: dev
 	$(PIP) wheel --quiet --no-deps --wheel-dir dist .

@@ -19,6 +19,7 @@ PAGE = Path("docs/benchmarks.md")
 ORDER = (
     "answers",
     "overhead",
+    "compare",
     "overload",
     "ragged_embeddings",
     "memory_start",
@@ -27,12 +28,14 @@ ORDER = (
     "simulated_against_real",
     "policies",
 )
+APART = ("compare",)  # needs other servers' environments: `make compare`
 SIMULATED = ("edges",)  # in virtual time; these import the core, and so live with its tests
 HEADER = """# Benchmarks
 
 Every figure names the command that reproduces it, the machine and the day. Client and servers share
 the machine; systems under comparison alternate within one run and medians are compared, so ratios
-hold where absolute numbers drift. `make bench` runs all of it.
+hold where absolute numbers drift. `make bench` runs all of it but the comparison with other
+servers, which `make compare` does.
 """
 SECTION = re.compile(r"<!-- figure (\w+) -->\n(.*?)(?=\n<!-- figure |\Z)", re.S)
 

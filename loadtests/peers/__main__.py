@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from loadtests.peers import asked as asking
 from loadtests.peers.catalogue import PEERS, command_of, environ_of
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtests.peers", description=__doc__)
     parser.add_argument("name", nargs="?", choices=PEERS)
     parser.add_argument("--port", type=int, default=8100)
@@ -24,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     if asked.list or asked.name is None:
         for peer in PEERS.values():
             print(f"{peer.name:20} {', '.join(peer.works)}: {peer.tuning}")
-        return 0
+        return
     peer = PEERS[asked.name]
     if asked.work not in peer.works:
         parser.error(f"{peer.name} does not do {asked.work}")
@@ -33,4 +32,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -42,4 +42,5 @@ def work_of(name: str) -> Callable[[Sequence[Any]], list[Any]]:
         return Device(Speed()).run
     from loadtests.peers.minilm import Embedder  # needs a backend, which the device does not
 
-    return Embedder().run
+    embed: Callable[[Sequence[Any]], list[Any]] = Embedder().run
+    return embed

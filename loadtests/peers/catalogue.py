@@ -19,7 +19,6 @@ from loadtests.peers.ray_serve.environment import environment
 
 RAY_SERVE = "loadtests.peers.ray_serve.serve"
 ROOT = Path(__file__).resolve().parents[2]
-ITEMS = {work: adapters.RAY_SERVE for work in (DEVICE, MINILM)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,16 @@ class Peer:
         return self.module == RAY_SERVE
 
 
+def _both(adapter: Adapter) -> Mapping[str, Adapter]:
+    return dict.fromkeys((DEVICE, MINILM), adapter)
+
+
 def _ray(variant: str, tuning: str) -> Peer:
     return Peer(
         name=f"ray-serve-{variant}",
         module=RAY_SERVE,
         venv=None,
-        works=ITEMS,
+        works=_both(adapters.RAY_SERVE),
         tuning=tuning,
         variant=variant,
     )
@@ -67,7 +70,7 @@ PEERS = {
             "litserve",
             "loadtests.peers.litserve.serve",
             "litserve",
-            {work: adapters.LITSERVE for work in (DEVICE, MINILM)},
+            _both(adapters.LITSERVE),
             "`fast_queue`, one worker, `batch_timeout` 2 ms, `timeout` 100 ms on the device",
             ready="/health",
         ),
@@ -75,7 +78,7 @@ PEERS = {
             "bentoml",
             "loadtests.peers.bentoml.serve",
             "bentoml",
-            {work: adapters.BENTOML for work in (DEVICE, MINILM)},
+            _both(adapters.BENTOML),
             "`batchable`, one worker, `max_latency_ms` 100 on the device",
             ready="/readyz",
         ),
@@ -83,7 +86,7 @@ PEERS = {
             "mlserver",
             "loadtests.peers.mlserver.serve",
             "mlserver",
-            {work: adapters.MLSERVER for work in (DEVICE, MINILM)},
+            _both(adapters.MLSERVER),
             "one parallel worker, `max_batch_time` 20 ms, rows as BYTES elements",
             ready="/v2/health/ready",
         ),

@@ -1,0 +1,1 @@
+"""BentoML doing the same work as everybody else here."""

@@ -13,11 +13,12 @@ SERVICE = "loadtests.peers.bentoml.service:Model"
 def main() -> None:
     asked = asking.parse(__doc__)
     settings = {"PEER_WORK": asked.work, "PEER_BATCH": str(asked.batch)}
-    quiet = {"BENTOML_DO_NOT_TRACK": "true", "BENTOML_CONFIG_OPTIONS": "api_server.logging.access.enabled=false"}
+    settings["BENTOML_DO_NOT_TRACK"] = "true"
+    settings["BENTOML_CONFIG_OPTIONS"] = "api_server.logging.access.enabled=false"
     command = [sys.executable, "-m", "bentoml", "serve", SERVICE]
     command += ["--host", "127.0.0.1", "--port", str(asked.port)]
     # Becoming the server keeps one process id for whoever started us.
-    os.execve(command[0], command, {**os.environ, **settings, **quiet})
+    os.execve(command[0], command, {**os.environ, **settings})
 
 
 if __name__ == "__main__":

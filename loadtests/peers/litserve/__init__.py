@@ -1,0 +1,1 @@
+"""LitServe doing the same work as everybody else here."""

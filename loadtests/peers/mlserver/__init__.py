@@ -1,0 +1,1 @@
+"""MLServer doing the same work as everybody else here."""

@@ -1,0 +1,1 @@
+"""Ray Serve doing the same work as everybody else here."""

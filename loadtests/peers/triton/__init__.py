@@ -1,0 +1,1 @@
+"""Triton doing the same work as everybody else here."""

@@ -2,7 +2,7 @@
 
 Its dynamic batcher joins requests of one shape only, unless an input has `allow_ragged_batch`: then
 rows of any length share a batch, as everywhere else here (variant `equal-shapes` leaves that off).
-One instance owns the device; no queue delay, since what comes while the device is busy waits anyway.
+One instance owns the device; no queue delay: what comes while the device is busy waits anyway.
 Against overload what has waited for 60 ms is refused, so that the device's time goes to what can
 still be answered within 100. Becomes the server that the `nvidia-pytriton` wheel carries.
 Source: Triton user guide, "Ragged Batching", "Dynamic Batcher", "Queue Policy".

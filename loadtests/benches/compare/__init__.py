@@ -1,0 +1,1 @@
+"""Headrace beside what one would pick instead: same work, same client, same run."""

@@ -1,0 +1,165 @@
+"""What is measured of one system in one round, and where is it kept?
+
+A search for the highest rate that it keeps, then what it does at half of its own peak, at multiples
+of it, and to a victim beside a noisy neighbour. Systems take turns, every other round the other way
+round, so that drift of the machine meets them alike; a system's peak is the median of its rounds so
+far. Each round is written at once, so that an interrupted run loses none.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loadtests.benches.compare.loads import VICTIM, Trial, mix, noisy, played
+from loadtests.benches.compare.systems import Server, System
+from loadtests.benches.compare.works import Work, cost_ms
+from loadtests.goodput import LEAST, Search, search
+from loadtests.peers.asked import DEVICE
+
+FOLDER = Path("out/bench/compare")
+MULTIPLES = (1.5, 2.0, 3.0)
+WITHIN = 0.1
+CLEAR_MISS = 0.7
+AROUND = (0.85, 1.2)  # of the peak so far: where further searches look
+CAPACITY = 980.0  # of the mix a second, sorted and always full
+VICTIM_SHARE = 0.1  # of the device
+FLOOD_TIMES = 10.0  # what the noisy tenant asks for, in times the victim's part of the device
+LONG_LENGTH = 384
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """`fails`: infinite where the search found no rate that fails."""
+
+    work: str
+    system: str
+    number: int
+    holds: float
+    fails: float
+    peak: float
+    searched: tuple[tuple[float, float], ...]
+    half: Trial
+    over: dict[str, Trial] = field(default_factory=dict)
+    victim: Trial | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """`seconds`: of a trial, its warm-up apart. `multiples`: of the peak, overload."""
+
+    seconds: float
+    multiples: tuple[float, ...] = MULTIPLES
+
+
+def flood_of(work: Work) -> tuple[float, float]:
+    """What the victim and its neighbour send, a second."""
+    if work.name != DEVICE:
+        return work.start_rate / 4, work.start_rate / 2
+    long_capacity = 1e3 / cost_ms(LONG_LENGTH)
+    return CAPACITY * VICTIM_SHARE, long_capacity * VICTIM_SHARE * FLOOD_TIMES
+
+
+def round_of(
+    system: System, work: Work, number: int, before: Sequence[Round], effort: Effort
+) -> Round:
+    with Server(system, work) as server:
+        server.check()
+        asked = search_of(work, before)
+        trials = Trials(server, number * 1000, effort.seconds)
+        trials.at(asked.low / 2)  # what learns has seen the mix before it is judged
+        found = search(trials.share_at, asked)
+        holds = found.holds or min(trial.rate for trial in found.trials)
+        peak = statistics.median([*(each.holds for each in before), holds])
+        return Round(
+            work=work.name,
+            system=system.name,
+            number=number,
+            holds=holds,
+            fails=found.fails,
+            peak=peak,
+            searched=tuple((trial.rate, trial.in_slo) for trial in found.trials),
+            half=trials.at(peak / 2),
+            over={f"{times:g}": trials.at(peak * times) for times in effort.multiples},
+            victim=trials.beside(*flood_of(work)),
+        )
+
+
+def search_of(work: Work, before: Sequence[Round]) -> Search:
+    if not before:
+        return Search(low=work.start_rate, repeats=1, within=WITHIN)
+    peak = statistics.median(each.holds for each in before)
+    return Search(low=peak * AROUND[0], high=peak * AROUND[1], repeats=1, within=WITHIN)
+
+
+@dataclass(slots=True)
+class Trials:
+    """One after the other on one server, each with arrivals of its own, each from an idle start."""
+
+    server: Server
+    seed: int
+    seconds: float
+
+    def at(self, rate: float) -> Trial:
+        self.seed += 1
+        trial = played(self.server, mix(rate, self.seconds, self.seed))
+        self._over(f"{rate:7.1f}/s", trial)
+        return trial
+
+    def share_at(self, rate: float) -> float:
+        """A miss that is not a clear one is played again and the better counts: what disturbs the
+        machine for a moment only ever makes a run worse."""
+        share = self.at(rate).share
+        return max(share, self.at(rate).share) if CLEAR_MISS < share < LEAST else share
+
+    def beside(self, rate: float, flood: float) -> Trial:
+        self.seed += 1
+        trial = played(self.server, noisy(rate, flood, self.seconds, self.seed), VICTIM)
+        self._over("victim   ", trial)
+        return trial
+
+    def _over(self, what: str, trial: Trial) -> None:
+        settled = self.server.settle()
+        print(
+            f"  {self.server.system.name:>22} {what} in time {trial.share:6.1%} "
+            f"p50 {trial.p50_ms:6.1f} p99 {trial.p99_ms:6.1f} ms, CPU {trial.cpu_ms:5.2f} ms, "
+            f"lag p99 {trial.lag_p99_ms:5.1f} ms {trial.statuses}"
+            f"{'' if settled else ' (started afresh)'}",
+            file=sys.stderr,
+        )
+
+
+# ---- keeping -------------------------------------------------------------------------------------
+
+
+def keep(round_: Round, folder: Path = FOLDER) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{round_.work}-{round_.system.replace('@', '-')}-{round_.number}.json"
+    (folder / name).write_text(json.dumps(asdict(round_)) + "\n")
+
+
+def kept(folder: Path = FOLDER) -> list[Round]:
+    return [_round(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+
+
+def forget(folder: Path = FOLDER) -> None:
+    for path in folder.glob("*.json"):
+        path.unlink()
+
+
+def _round(found: dict[str, Any]) -> Round:
+    over = {times: _trial(trial) for times, trial in found["over"].items()}
+    victim = found["victim"] and _trial(found["victim"])
+    searched = tuple((rate, share) for rate, share in found["searched"])
+    half = _trial(found["half"])
+    return Round(**found | {"half": half, "over": over, "victim": victim, "searched": searched})
+
+
+def _trial(found: dict[str, Any]) -> Trial:
+    by_length = {edge: (offered, kept_) for edge, (offered, kept_) in found["by_length"].items()}
+    return Trial(**found | {"by_length": by_length})

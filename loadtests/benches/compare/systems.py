@@ -1,0 +1,140 @@
+"""Which systems are compared, how is each started, and does it compute what it should?
+
+`headrace`, or a peer by its name in `loadtests.peers.catalogue`; `NAME@16` is a peer with batches
+of at most 16 instead of the tuned size. A `Server` is one that runs, and can be started afresh when
+it does not get over a load.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from loadtests.benches.compare.works import Work
+from loadtests.benches.launched import Launch, Running, ServerTrouble, free_port, launched
+from loadtests.benches.server import Settings, changed, headrace
+from loadtests.peers.adapters import Adapter, Item
+from loadtests.peers.asked import DEVICE
+from loadtests.peers.catalogue import PEERS, command_of, environ_of
+
+HEADRACE = "headrace"
+TENANTS = ("default", "victim", "noisy")
+PROBES = 3
+SETTLED_S = 0.1
+SETTLE_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """`batch`: at most so many items; None where it is not one number. `tuning`: in words."""
+
+    name: str
+    adapter: Adapter
+    start: Callable[[], AbstractContextManager[Running]]
+    batch: int | None
+    tuning: str
+    knows_tenants: bool = False
+
+
+def system_of(name: str, work: Work) -> System:
+    """Raises `KeyError` for an unknown name, and where the peer does not do the work."""
+    if name == HEADRACE:
+        settings = settings_of(work)
+        tuning = "two slots, buckets at 32, 128 and 512" if work.name == DEVICE else work.about
+        return System(name, work.adapter, lambda: headrace(settings), 32, tuning, True)
+    plain, _, wanted = name.partition("@")
+    peer = PEERS[plain]
+    batch = int(wanted) if wanted else peer.batch[work.name]
+
+    @contextmanager
+    def start() -> Iterator[Running]:
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        command = command_of(peer, port, work.name, batch)
+        log = name.replace("@", "-")
+        with launched(Launch(log, command, url, url + peer.ready, environ_of(peer))) as running:
+            yield running
+
+    return System(name, peer.works[work.name], start, batch, peer.tuning)
+
+
+def settings_of(work: Work) -> Settings:
+    found: Settings = yaml.safe_load(work.settings.read_text())
+    tenants = {f"tenants.{name}.weight": 1 for name in TENANTS}
+    return changed(found, {**work.changes, **tenants, "gateway.host": "127.0.0.1"})
+
+
+class Server:
+    """A system that runs; `again` starts it afresh."""
+
+    def __init__(self, system: System, work: Work) -> None:
+        self.system = system
+        self.work = work
+        self._open = ExitStack()
+        self.running: Running | None = None
+
+    def __enter__(self) -> Server:
+        self.running = self._open.enter_context(self.system.start())
+        return self
+
+    def __exit__(self, *why: Any) -> None:
+        self._open.close()
+
+    def again(self) -> None:
+        self._open.close()
+        self.running = self._open.enter_context(self.system.start())
+
+    @property
+    def url(self) -> str:
+        assert self.running is not None, "entered"
+        return self.running.url + self.system.adapter.path
+
+    def settle(self) -> bool:
+        """Waits until it answers as if idle; False: it was started afresh instead."""
+        deadline = time.perf_counter() + SETTLE_LIMIT_S
+        while time.perf_counter() < deadline:
+            if statistics.median(self._probe() for _ in range(PROBES)) < SETTLED_S:
+                return True
+        self.again()
+        return False
+
+    def _probe(self) -> float:
+        start = time.perf_counter()
+        try:
+            post(self.url, self.system.adapter.encode(self.work.item(8, random.Random(8))), 2.0)
+        except OSError:
+            time.sleep(SETTLED_S)
+            return float("inf")
+        return time.perf_counter() - start
+
+    def check(self) -> None:
+        """Raises `ServerTrouble` where answers are wrong: rows of several lengths at once."""
+        rng = random.Random(7)
+        items = [self.work.item(length, rng) for length in (3, 8, 31, 100, 512) * 3]
+        with ThreadPoolExecutor(len(items)) as pool:
+            answers = list(pool.map(self._answer, items))
+        for item, answer in zip(items, answers, strict=True):
+            if not self.work.right(item, answer):
+                raise ServerTrouble(f"{self.system.name} answers {answer!r:.80} to {item!r:.80}")
+
+    def _answer(self, item: Item) -> Any:
+        adapter = self.system.adapter
+        return adapter.decode(post(self.url, adapter.encode(item), 30.0))
+
+
+def post(url: str, body: bytes, timeout_s: float) -> bytes:
+    """Raises `OSError`, an answer of 400 and above included."""
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        content: bytes = answer.read()
+        return content
