@@ -17,6 +17,7 @@ from loadtests.results.report_table import REPORT_DIR, Report, as_markdown, read
 
 PAGE = Path("docs/benchmarks.md")
 ORDER = (
+    "generator",
     "answers",
     "overhead",
     "compare",

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, TypeVar
 
+from loadtests.client.alarm import alarm
 from loadtests.client.caller import Caller
 from loadtests.client.http1 import Answer, Target
 from loadtests.client.protocols.types import Heard, Listener
 from loadtests.traffic.plan import Plan, Planned
 
 Result = TypeVar("Result")
-TIMER_S = 0.001
 SWEEP_S = 0.1
 _CALLERS_FAULT = {400, 401, 403, 404, 405, 413, 415}  # asking again would not help
 
@@ -107,7 +107,7 @@ class Player:
         self._callers: set[Caller] = set()
         self._free: list[Caller] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = alarm(self._loop, self._advance)
         self._done = asyncio.Event()
         self._start = time.perf_counter()
         self.most_callers = 0
@@ -127,6 +127,7 @@ class Player:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._done.wait(), SWEEP_S)
         cpu_s = time.process_time() - cpu_s
+        self._alarm.close()
         for task in list(self._tasks):
             task.cancel()
         for caller in self._callers:
@@ -167,7 +168,9 @@ class Player:
     # ---- what is due ----------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Sends all that is due and sets the timer for what comes next, or ends."""
+        """Sends all that is due and sets the alarm for what comes next, or ends."""
+        if self._done.is_set():
+            return
         now_s = self._now_s()
         while (due := self._due(now_s)) is not None:
             self._take(due)
@@ -175,12 +178,9 @@ class Player:
         self._settle()
 
     def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         wait_s = self._next_s() - self._now_s()
         if wait_s < inf:
-            # uvloop rounds less than 0.5 ms to 0 and spins.
-            self._timer = self._loop.call_later(max(TIMER_S, wait_s), self._advance)
+            self._alarm.ring_in(wait_s)
 
     def _due(self, now_s: float) -> Planned | None:
         if self._next_s() > now_s:
@@ -251,7 +251,9 @@ class Player:
         # After the scenario's end nothing counts any more, and a `Retry-After` may be a minute.
         if following is not None and following.at_s < self._plan.scenario.run_s:
             heapq.heappush(self._again, (following.at_s, next(self._numbers), following))
-            if self._again[0][2] is following:
+            if following.at_s <= played.ended_s:
+                self._loop.call_soon(self._advance)
+            elif self._again[0][2] is following:
                 self._set_timer()
 
     def _end_overdue(self) -> None:

@@ -1,0 +1,233 @@
+"""What does the load generator itself cost, and does it say what another one says?
+
+`python -m loadtests.benches.generator`: plays the ragged mix open loop to a trivial server on
+loopback at rising rates, from one process, by the whole path that `headrace load` takes: bodies
+rendered, answers' headers read, a record kept. A rate is sent when the run counts. Then a closed
+loop of as many callers as `wrk` has connections, both against a server that takes some ms, in turn:
+the same percentiles within noise. What parts of a request cost is measured by themselves.
+
+`wrk` (Debian: `apt install wrk`) is left out where it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import timeit
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from loadtests.benches.launched import Launch, Running, free_port, launched
+from loadtests.benches.trivial_server import ANSWER
+from loadtests.client.http1 import AnswerParser
+from loadtests.client.player import Played
+from loadtests.client.protocols import PROTOCOLS
+from loadtests.client.protocols.types import Place
+from loadtests.results.keeper import Keeper, Terms
+from loadtests.results.report_table import (
+    Cell,
+    Report,
+    Table,
+    Verdict,
+    at_least,
+    median_of,
+    publish,
+    ratio,
+    spread_of,
+)
+from loadtests.run import Asked, Ready, prepare
+from loadtests.traffic.plan import Planned
+
+SCENARIO = Path("loadtests/scenarios/ragged-mix.yaml")
+LEAST_RATE = 5000.0
+MOST_OFF = 0.10
+PERCENTS = (50, 90, 99)
+CALLERS = 16
+_WRK_LINE = re.compile(r"^\s+(\d+)%\s+([\d.]+)(us|ms|s)$", re.M)
+_WRK_RATE = re.compile(r"^Requests/sec:\s+([\d.]+)$", re.M)
+_UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One rate, open loop. `counts`: the generator kept up."""
+
+    rate: float
+    offered: int
+    answered: int
+    lag_ms: dict[int, float]
+    cpu_us: float
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A closed loop's answers a second and percentiles, in ms."""
+
+    rate: float
+    p_ms: dict[int, float]
+
+
+@contextmanager
+def trivial_server(delay_ms: float) -> Iterator[Running]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    module = [sys.executable, "-m", "loadtests.benches.trivial_server", "--port", str(port)]
+    command = [*module, "--delay-ms", str(delay_ms)]
+    with launched(Launch("trivial_server", command, url, url)) as running:
+        yield running
+
+
+# ---- measuring ----------------------------------------------------------------------------------
+
+
+def ready(url: str, *changes: str) -> Ready:
+    asked = Asked(SCENARIO, url, protocol="openai-embeddings", changes=changes)
+    return prepare(asked)
+
+
+def sent(url: str, rate: float, seconds: float) -> Sent:
+    given = (f"arrivals.rate={rate}", f"duration_s={seconds}", "warmup_s=1")
+    record = ready(url, *given).play()
+    lag, total = record.client.lag, record.total()
+    return Sent(
+        rate,
+        total.offered,
+        total.latency.total,
+        {percent: (lag.percentile_s(percent) or 0.0) * 1e3 for percent in (50, 99)},
+        record.client.cpu_us,
+        not record.client.behind,
+    )
+
+
+def ours(url: str, seconds: float) -> Closed:
+    closed = f"arrivals={{process: closed, clients: {CALLERS}}}"
+    record = ready(url, closed, f"duration_s={seconds}", "warmup_s=1").play()
+    total = record.total()
+    p_ms = {percent: (total.latency.percentile_s(percent) or 0.0) * 1e3 for percent in PERCENTS}
+    return Closed(total.latency.total / record.seconds, p_ms)
+
+
+def wrk(url: str, seconds: float) -> Closed:
+    """Raises CalledProcessError."""
+    command = ["wrk", "-t1", f"-c{CALLERS}", f"-d{seconds:g}", "--latency", f"{url}/v1/embeddings"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    p_ms = {int(p): float(number) * _UNITS[unit] for p, number, unit in _WRK_LINE.findall(said)}
+    (rate,) = _WRK_RATE.findall(said)
+    return Closed(float(rate), p_ms)
+
+
+def parts_us() -> dict[str, float]:
+    """Microseconds a request, of what this client does for it in Python."""
+    planned = Planned(0.5, "default", (24,))
+    wires = {name: PROTOCOLS[name](Place("http://host:80", "device")) for name in _RENDERED}
+    found = {f"a body rendered, {name}": _us(w.request, planned) for name, w in wires.items()}
+    parser = AnswerParser()
+    found["an answer parsed"] = _us(parser.feed, ANSWER)
+    answer = parser.feed(ANSWER)
+    assert answer is not None
+    keeper = Keeper(Terms({"default": 0.1}, (32,), 0.0, 1.0))
+    plain = Played(planned, 0.5, 0.51, 200, "", 0.5)
+    told = Played(planned, 0.5, 0.51, 200, "", 0.5, answer.head)
+    found["kept in the record"] = _us(keeper.ended, plain)
+    found["of its headers, batch, bucket and wait"] = (
+        _us(keeper.ended, told) - found["kept in the record"]
+    )
+    return found
+
+
+_RENDERED = ("oip", "oip-binary", "openai-embeddings", "openai-chat")
+
+
+def _us(call: object, given: object) -> float:
+    names = {"call": call, "given": given}
+    return min(timeit.repeat("call(given)", globals=names, number=5000, repeat=5)) / 5000 * 1e6
+
+
+# ---- reporting ----------------------------------------------------------------------------------
+
+
+def report(
+    rates: Sequence[Sent], pairs: Sequence[tuple[Closed, Closed]], parts: dict[str, float]
+) -> Report:
+    most = max((each.rate for each in rates if each.counts), default=0.0)
+    tables = [rates_table(rates), parts_table(parts)]
+    verdicts = [at_least(f"at least {LEAST_RATE:,.0f}/s from one process", most, LEAST_RATE, "/s")]
+    if pairs:
+        tables.append(closed_table(pairs))
+        verdicts += [same(pairs, percent) for percent in PERCENTS]
+    return Report(
+        name="generator",
+        title="The load generator",
+        tables=tuple(tables),
+        verdicts=tuple(verdicts),
+        raw={"rates": [asdict(each) for each in rates], "parts": parts},
+    )
+
+
+def rates_table(rates: Sequence[Sent]) -> Table:
+    rows = tuple(
+        (r.rate, r.offered, r.answered, r.lag_ms[50], r.lag_ms[99], r.cpu_us, _yes(r.counts))
+        for r in rates
+    )
+    headers = ("asked/s", "offered", "answered", "lag p50 ms", "lag p99 ms", "CPU µs", "counts")
+    return Table("Open loop from one process, the ragged mix as texts", headers, rows)
+
+
+def parts_table(parts: dict[str, float]) -> Table:
+    return Table("What a request costs this client", ("part", "µs"), tuple(parts.items()))
+
+
+def closed_table(pairs: Sequence[tuple[Closed, Closed]]) -> Table:
+    rows: list[tuple[Cell, ...]] = [_row("answers/s", [(a.rate, b.rate) for a, b in pairs])]
+    for percent in PERCENTS:
+        found = [(a.p_ms[percent], b.p_ms[percent]) for a, b in pairs]
+        rows.append(_row(f"p{percent}, ms", found))
+    headers = ("", "ours", "wrk", "ours by run", "wrk by run")
+    caption = f"Closed loop, {CALLERS} callers, {len(pairs)} runs each in turn, medians"
+    return Table(caption, headers, tuple(rows))
+
+
+def _row(name: str, found: Sequence[tuple[float, float]]) -> tuple[Cell, ...]:
+    sides = [lambda pair: pair[0], lambda pair: pair[1]]
+    medians = [median_of(found, side) for side in sides]
+    return (name, *medians, *(spread_of(found, side) for side in sides))
+
+
+def same(pairs: Sequence[tuple[Closed, Closed]], percent: int) -> Verdict:
+    mine = median_of(pairs, lambda pair: pair[0].p_ms[percent])
+    its = median_of(pairs, lambda pair: pair[1].p_ms[percent])
+    off = ratio(mine, its) - 1.0
+    return Verdict(f"p{percent} within 10 % of wrk's", f"{off:+.1%}", abs(off) <= MOST_OFF)
+
+
+def _yes(held: bool) -> str:
+    return "yes" if held else "no"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.benches.generator", description=__doc__
+    )
+    parser.add_argument("--rates", nargs="+", type=float, default=[1000, 2500, 5000, 7500, 10000])
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--repeats", type=int, default=3, help="of the comparison with wrk")
+    parser.add_argument("--delay-ms", type=float, default=10.0, help="of the server beside wrk")
+    asked = parser.parse_args(argv)
+    with trivial_server(0.0) as running:
+        rates = [sent(running.url, rate, asked.seconds) for rate in asked.rates]
+    pairs = []
+    if shutil.which("wrk"):
+        with trivial_server(asked.delay_ms) as running:
+            url, seconds = running.url, asked.seconds
+            pairs = [(ours(url, seconds), wrk(url, seconds)) for _ in range(asked.repeats)]
+    return publish(report(rates, pairs, parts_us()), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
