@@ -167,7 +167,7 @@ class Keeper:
         if played.ended_s < self.terms.end_s:
             moment = self.moments[self._at(played.ended_s)]
             moment.ended += 1
-            moment.second.answered += played.ok
+            moment.second.answered += played.ok and played.ended_s >= self.terms.begin_s
 
     def _at(self, at_s: float) -> int:
         return min(len(self.moments) - 1, max(0, int(at_s - self.terms.begin_s)))

@@ -90,6 +90,11 @@ def test_seconds_say_what_was_under_way_at_their_end():
     assert [second.offered for second in record.course] == [1, 1, 0]
 
 
+def test_what_was_answered_in_the_warm_up_is_in_no_second():
+    record, _ = kept(played(9.1), played(9.5), played(10.0))
+    assert [second.answered for second in record.course] == [1, 0, 0]
+
+
 def test_accounts_of_processes_add_up():
     tries = [played(10 + n / 10, 0.01 * n, head=HEAD, lengths=(n + 1,)) for n in range(25)]
     whole, _ = kept(*tries)
