@@ -12,7 +12,7 @@ from loadtests.report.figure import Figure
 from loadtests.report.figures import busiest
 from loadtests.report.html import facts
 from loadtests.report.latency_figures import distribution, percentiles
-from loadtests.report.table import aligned, length_name, verdict
+from loadtests.report.table import aligned, length_name, percent, verdict
 from loadtests.results.compare import Comparison, Difference
 from loadtests.results.record import Cell, Record
 from loadtests.results.report_table import Table, number
@@ -83,7 +83,7 @@ def _table(caption: str, noun: str, differences: Sequence[Difference]) -> Table:
 
 
 def _value(each: Difference, value: float | None) -> str:
-    return f"{value * 100:.2f} %" if each.is_share and value is not None else number(value)
+    return percent(value) if each.is_share and value is not None else number(value)
 
 
 def _change(each: Difference) -> str:

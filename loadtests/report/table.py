@@ -61,8 +61,8 @@ def tables(record: Record) -> list[Table]:
 
 
 def by_tenant(record: Record) -> Table:
-    rows = [_row(name, cell) for name, cell in record.by_tenant().items()]
-    return Table("By tenant", _headers("tenant"), (*rows, _row("all", record.total())))
+    rows = tuple(_row(name, cell) for name, cell in with_all(record).items())
+    return Table("By tenant", _headers("tenant"), rows)
 
 
 def by_length(record: Record) -> Table:
@@ -88,18 +88,18 @@ def streams(record: Record) -> Table:
         "token p95",
         "token p99",
     )
-    cells = [*record.by_tenant().items(), ("all", record.total())]
+    cells = with_all(record).items()
     rows = tuple(_stream(name, cell, record.seconds) for name, cell in cells if cell.first.total)
     return Table("Streams, times in ms", headers, rows)
 
 
 def reasons(record: Record) -> Table:
     """Tenants are rows: there may be many."""
-    cells = [*record.by_tenant().items(), ("all", record.total())]
     found = sorted(record.total().reasons.items(), key=lambda item: -item[1])
     kinds = [reason for reason, _ in found]
     rows: list[tuple[Value, ...]] = [
-        (name, *(cell.reasons.get(kind, 0) for kind in kinds)) for name, cell in cells
+        (name, *(cell.reasons.get(kind, 0) for kind in kinds))
+        for name, cell in with_all(record).items()
     ]
     return Table("Not answered, by reason", ("tenant", *kinds), tuple(rows))
 
@@ -110,6 +110,12 @@ def client(record: Record) -> Table:
     row = (seen.processes, seen.connections, seen.sent, seen.cpu_us)
     lag = tuple(ms(seen.lag, percent) for percent in (50, 99, 100))
     return Table("The generator", (*headers, "lag p50 ms", "p99", "max"), ((*row, *lag),))
+
+
+def with_all(record: Record) -> dict[str, Cell]:
+    """By tenant, and their sum where there are several."""
+    tenants = record.by_tenant()
+    return tenants if len(tenants) == 1 else tenants | {"all": record.total()}
 
 
 # ---- cells ---------------------------------------------------------------------------------------
@@ -146,11 +152,13 @@ def failed(cell: Cell) -> int:
 
 
 def share(cell: Cell) -> str:
-    """Answered in time, of what was offered; never rounded up to all of it."""
-    if not cell.offered:
-        return NOTHING
-    percent = 100.0 * cell.in_slo / cell.offered
-    return "100 %" if cell.in_slo == cell.offered else f"{min(percent, 99.99):.2f} %"
+    """Answered in time, of what was offered."""
+    return percent(cell.in_slo / cell.offered) if cell.offered else NOTHING
+
+
+def percent(part: float) -> str:
+    """Of a share in 0..1; never rounded up to all of it."""
+    return "100 %" if part == 1.0 else f"{min(100.0 * part, 99.99):.2f} %"
 
 
 def ms(histogram: LatencyHistogram, percent: float) -> float | None:

@@ -1,6 +1,6 @@
 """How do two runs differ: by how much, for whom, and is it more than chance?
 
-Pure: two records in, their differences and what forbids the comparison out. B is measured against
+Pure: two records in, their differences and what else is unlike out. B is measured against
 A. Whether a difference is more than chance is `noise`'s to say.
 """
 
@@ -43,7 +43,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`warnings`: what else differs, or why a run does not count. `inflation`: see `noise`."""
+    """`warnings`: what else differs. `inflation`: see `noise`."""
 
     a: Record
     b: Record
@@ -55,7 +55,8 @@ class Comparison:
 
 def compare(a: Record, b: Record) -> Comparison:
     inflation = noise.inflation(a, b)
-    tenants = _all_parts({"all": a.total()} | a.by_tenant(), {"all": b.total()} | b.by_tenant())
+    several = len({*a.cells, *b.cells}) > 1
+    tenants = _all_parts(_by_tenant(a, several), _by_tenant(b, several))
     lengths = _all_parts(_by_length(a), _by_length(b))
     return Comparison(
         a,
@@ -69,9 +70,6 @@ def compare(a: Record, b: Record) -> Comparison:
 
 def warnings(a: Record, b: Record) -> Iterator[str]:
     """What makes the two unlike, but for what they measured."""
-    for name, record in (("A", a), ("B", b)):
-        if record.client.behind:
-            yield f"{name} does not count: {record.client.behind}"
     keys = _unlike(a.scenario, b.scenario)
     if a.name != b.name:
         yield f"the scenarios differ{_both(a.name, b.name)}"
@@ -100,6 +98,10 @@ def _all_parts(a: Mapping[str, Cell], b: Mapping[str, Cell]) -> list[tuple[str, 
     names = dict.fromkeys((*a, *b))
     pairs = [(name, a.get(name, Cell()), b.get(name, Cell())) for name in names]
     return [pair for pair in pairs if pair[1].offered or pair[2].offered]
+
+
+def _by_tenant(record: Record, several: bool) -> dict[str, Cell]:
+    return {"all": record.total()} | (record.by_tenant() if several else {})
 
 
 def _by_length(record: Record) -> dict[str, Cell]:
