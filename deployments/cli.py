@@ -142,12 +142,13 @@ def stop(port: int | None) -> None:
 def simulate(scenario: Path, as_json: bool, plot: Path | None, **asked: Any) -> None:
     """Run SCENARIO on virtual time: the real scheduling against modelled replicas.
 
-    Scenarios are described in docs/simulator.md; some come with Headrace, in loadtests/scenarios.
+    A bare name is one of the scenarios that come with Headrace (loadtests/scenarios).
     """
     from deployments.simulation.play import Asked
+    from loadtests.traffic.scenario_file import located
 
     _call(
-        "deployments.simulation.command", "simulate", scenario, Asked(**asked),
+        "deployments.simulation.command", "simulate", located(scenario), Asked(**asked),
         as_json=as_json, plot=plot,
     )  # fmt: skip
 

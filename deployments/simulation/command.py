@@ -35,5 +35,5 @@ def simulate(path: Path, asked: Asked, *, as_json: bool = False, plot: Path | No
     else:
         show(play.title, played, beside)
     if plot is not None:
-        draw(played.summary, plot, play.title)
+        draw(played.summary, plot, play.path.stem)
     return 0

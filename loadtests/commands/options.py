@@ -13,6 +13,7 @@ import click
 
 from loadtests.client.protocols import PROTOCOLS
 from loadtests.run import Asked, AskedWrongly
+from loadtests.traffic.scenario_file import located
 
 FILE = click.Path(path_type=Path)
 _OPTIONS = (
@@ -71,8 +72,11 @@ def asked_of(**given: Any) -> Asked:
         extra = None
     if not isinstance(extra, dict):
         raise AskedWrongly("--extra must be a JSON object")
+    given["headers"] = _pairs(given["headers"], ":")
+    given["keys"] = _pairs(given["keys"], "=")
+    given["scenario"] = located(given["scenario"])
     return Asked(
-        **given | {"headers": _pairs(given["headers"], ":"), "keys": _pairs(given["keys"], "=")},
+        **given,
         changes=changes,
         extra=extra,
         command=as_typed(),

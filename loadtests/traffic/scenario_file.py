@@ -19,12 +19,20 @@ from loadtests.traffic.scenario import Scenario
 
 Place = tuple[str | int, ...]
 Kind = TypeVar("Kind", bound=BaseModel)
+SHIPPED = Path(__file__).parents[1] / "scenarios"
 MOST_BYTES = 1024 * 1024
 MOST_VALUES = 100_000
 
 
 class ScenarioErrors(ValueError):
     """Every mistake that was found, in the file's order."""
+
+
+def located(path: Path) -> Path:
+    """The file; a bare name is one of the scenarios that come with Headrace, unless there is such a
+    file."""
+    shipped = SHIPPED / f"{path.name}.yaml"
+    return shipped if not path.exists() and path == Path(path.name) and shipped.exists() else path
 
 
 def load(path: Path, changes: Iterable[str] = (), trace: Path | None = None) -> Scenario:

@@ -7,7 +7,7 @@ import pytest
 
 from loadtests.traffic import scenario_page
 from loadtests.traffic.scenario import Scenario
-from loadtests.traffic.scenario_file import ScenarioErrors, check, load
+from loadtests.traffic.scenario_file import ScenarioErrors, check, load, located
 
 PLAIN = {
     "settings": "device.yaml",
@@ -179,6 +179,15 @@ def _parts(annotation):
 def test_scenarios_that_are_shipped_are_right(file):
     if "models:" not in file.read_text():
         assert load(file).about
+
+
+def test_bare_name_is_a_scenario_that_ships_unless_there_is_such_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load(located(Path("ragged-mix"))).about
+    assert located(Path("nothing-like-it")) == Path("nothing-like-it")
+    assert located(tmp_path / "ragged-mix") == tmp_path / "ragged-mix"
+    Path("ragged-mix").write_text("own")
+    assert located(Path("ragged-mix")) == Path("ragged-mix")
 
 
 def test_manual_page_is_written_from_the_format():
