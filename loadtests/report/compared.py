@@ -20,7 +20,7 @@ from loadtests.results.report_table import Table, number
 METHOD = (
     "Beside each change stands its interval of 99 %: of shares by Newcombe's method, of "
     "percentiles by their ranks. Every {inflation:.3g} requests count as one, since neighbours in "
-    "a queue are alike. A change is within noise if no change at all lies in its interval. Runs of "
+    "a queue are alike. A change is within noise if 'no change' lies in its interval. Runs of "
     "different days can differ by more than that: repeat them, in turn."
 )
 

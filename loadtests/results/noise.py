@@ -5,8 +5,8 @@ count would reach), and of the distance between two of either (MOVER, which for 
 method). Requests are not independent: queues make neighbours alike. So they count as fewer than
 they are, by how much more the differences between parts of the two runs vary than independent
 requests would make them (`inflation`, from shares in time and from medians). On busy servers tails
-are more alike still, and up to a tenth of equal runs look different there. It knows nothing of what
-differs from one run to the next but not within one. Sources: Zou & Donner, "Construction of
+are more alike still, and equal runs look different there more often than once in a hundred. It
+knows nothing of what differs from one run to the next but not within one. Sources: Zou & Donner, "Construction of
 confidence limits about effect measures" (2008); Newcombe (1998).
 """
 

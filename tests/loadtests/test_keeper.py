@@ -35,12 +35,6 @@ def test_only_the_measured_time_counts_by_when_a_request_was_meant_to_be_sent():
     assert record.client.sent == 4
 
 
-def test_the_first_second_has_no_answers_of_the_warm_up():
-    record, _ = kept(played(5.0), played(9.9, 0.2), played(10.5))
-    assert [second.answered for second in record.course] == [2, 0, 0]
-    assert [second.under_way for second in record.course] == [0, 0, 0]
-
-
 def test_in_time_is_within_the_tenants_limit():
     late = played(10, 0.11)
     record, _ = kept(played(10, 0.1), late, played(10, 5.0, tenant="b"), played(10, status=503))

@@ -113,6 +113,12 @@ def test_a_promise_of_nothing_is_refused(wrong: dict[str, Any]) -> None:
         Promise(**wrong)
 
 
+def test_manual_names_everything_that_can_be_promised() -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "load-reports.md").read_text()
+    names = [*Promise.model_fields, *promise_file.PromiseFile.model_fields]
+    assert [name for name in names if f"`{name}`" not in manual] == []
+
+
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
 def test_files_that_ship_are_right(path: Path) -> None:
     assert Path(promise_file.load(path).scenario).is_file()
