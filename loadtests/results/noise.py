@@ -6,8 +6,8 @@ method). Requests are not independent: queues make neighbours alike. So they cou
 they are, by how much more the differences between parts of the two runs vary than independent
 requests would make them (`inflation`, from shares in time and from medians). On busy servers tails
 are more alike still, and equal runs look different there more often than once in a hundred. It
-knows nothing of what differs from one run to the next but not within one. Sources: Zou & Donner, "Construction of
-confidence limits about effect measures" (2008); Newcombe (1998).
+knows nothing of what differs from one run to the next but not within one. Sources: Zou & Donner,
+"Construction of confidence limits about effect measures" (2008); Newcombe (1998).
 """
 
 from __future__ import annotations
