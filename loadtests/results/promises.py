@@ -84,7 +84,8 @@ class Measure:
     def shown(self, value: float) -> str:
         if self.unit == "%":
             return f"{_percent(value)} %"
-        return f"{number(value)}{self.unit}"
+        shown = f"{value:,.0f}" if value == int(value) else number(value)
+        return f"{shown}{self.unit}"
 
     def holds(self, value: float, bound: float) -> bool:
         return value <= bound if self.most else value >= bound
@@ -184,7 +185,7 @@ def _times() -> Iterator[tuple[str, Measure]]:
         first = partial(_of_offered, "first", percent)
         yield f"first_p{percent}_ms", Measure(f"first token p{percent}", " ms", True, first)
         token = partial(_of_tokens, percent)
-        yield f"token_p{percent}_ms", Measure(f"a token p{percent}", " ms", True, token)
+        yield f"token_p{percent}_ms", Measure(f"time a token p{percent}", " ms", True, token)
 
 
 MEASURES = {

@@ -100,6 +100,8 @@ def test_a_run_that_does_not_count_says_so_first(make_record) -> None:
 def test_broken_promises_are_named(make_record) -> None:
     record = make_record(checks=[("p95 at most 100 ms", "120 ms", False), ("all", "all", True)])
     assert "Broken: p95 at most 100 ms." in parsed(html(record)).text
+    record = make_record(checks=[("all", "all", True)], client=Client(behind="late"))
+    assert "kept (1), but in a run that does not count." in parsed(html(record)).text
 
 
 @pytest.mark.parametrize(
