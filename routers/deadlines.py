@@ -11,6 +11,7 @@ not demote everybody on arrival.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from routers.tickets import Ticket
 
@@ -38,13 +39,14 @@ class Timers:
                 return ticket
         return None
 
-    def next_at(self) -> float | None:
+    def next_at(self) -> float:
+        """inf: never."""
         heap = self.heap
         while heap:
             if heap[0][2].open:
                 return heap[0][0]
             heappop(heap)
-        return None
+        return inf
 
     def trim(self, live: int) -> None:
         """Drop forgotten entries once they outnumber the live ones."""

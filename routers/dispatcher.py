@@ -11,6 +11,8 @@ itself names. It decides nothing itself: `requests` says what waits, `assignment
 
 from __future__ import annotations
 
+from math import inf
+
 from routers.affinity import Affinity
 from routers.assignment import Assignment
 from routers.bounds import validate
@@ -22,6 +24,7 @@ from routers.invariants import check
 from routers.leases import LeaseBook
 from routers.members import start_first
 from routers.outliers import Outliers
+from routers.outlook import Outlook
 from routers.racing import Racing
 from routers.replicas import ReplicaSet
 from routers.requests import Requests
@@ -40,7 +43,6 @@ from routers.types import (
     Replicas,
     Snapshot,
     Tick,
-    WakeAt,
 )
 from routers.utilisation import Utilisation
 
@@ -68,16 +70,18 @@ class Dispatcher:
         self._assignment = Assignment(self._requests, self._racing, Affinity())
         self._state = State(self._requests, self._replicas, self._leases, self._cost, self._racing)
         self._racing.adopt(settings)
-        self._asked: float | None = None
+        self._outlook = Outlook()
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take in one event at `now`, which never goes back; returns what is to do, in order."""
         actions: list[Action] = []
-        if self._asked is not None and (now >= self._asked or isinstance(event, Tick)):
-            self._asked = None
-        self._racing.utilisation.advance(
-            self._replicas.busy_share(self._racing.outliers.ejected), now
-        )
+        outlook = self._outlook
+        if now >= outlook.asked or isinstance(event, Tick):
+            outlook.asked = inf
+        if isinstance(event, Arrive) and outlook.is_quiet(now):
+            self._join(event, now, actions)
+            return actions
+        self._advance(now)
         self._handle(event, now, actions)
         self._settle(now, actions)
         return actions
@@ -174,7 +178,24 @@ class Dispatcher:
             self._leases.resize(lease, event.held)
             self._replicas.refresh(lease.holder, now)
 
-    # -- what follows from every event
+    # -- what follows from an event
+
+    def _join(self, event: Arrive, now: float, actions: list[Action]) -> None:
+        """A newcomer while nothing else happens: all that may follow is that less urgent work
+        that has been sent gives way to it."""
+        requests, outlook = self._requests, self._outlook
+        if requests.arrive(event.request, now, actions):
+            if self._assignment.gives_way() is not None:
+                self._advance(now)
+                self._settle(now, actions)
+                return
+            outlook.joined(requests)
+        outlook.ask(requests.waiting.rows > 0, actions)
+
+    def _advance(self, now: float) -> None:
+        """Before anything changes about how busy the replicas are."""
+        racing = self._racing
+        racing.utilisation.advance(self._replicas.busy_share(racing.outliers.ejected), now)
 
     def _settle(self, now: float, actions: list[Action]) -> None:
         self._requests.run_timers(now, actions)
@@ -186,21 +207,6 @@ class Dispatcher:
         self._requests.held_until = None
         self._assignment.fill(now, actions)
         racing.hedge(now, actions)
-        self._ask(actions)
-
-    def _ask(self, actions: list[Action]) -> None:
-        """Ask for a timer, unless one that is early enough is outstanding."""
-        hedging = self._racing.hedging
-        at = _sooner(self._requests.timers.next_at(), hedging.next_at())
-        if self._requests.waiting.rows or hedging.waiting:
-            at = _sooner(at, self._replicas.next_at())
-            at = _sooner(at, self._requests.held_until)
-        if at is not None and (self._asked is None or at < self._asked):
-            self._asked = at
-            actions.append(WakeAt(at))
-
-
-def _sooner(one: float | None, other: float | None) -> float | None:
-    if one is None or other is None:
-        return one if other is None else other
-    return min(one, other)
+        self._outlook.look(self._requests, racing)
+        waits = self._requests.waiting.rows > 0 or bool(racing.hedging.waiting)
+        self._outlook.ask(waits, actions)

@@ -106,11 +106,12 @@ class Hedging:
             moments[:] = [entry for entry in moments if entry[2].moment == entry[0]]
             heapify(moments)
 
-    def next_at(self) -> float | None:
+    def next_at(self) -> float:
+        """inf: never."""
         moments = self._moments
         while moments and moments[0][2].moment != moments[0][0]:
             heappop(moments)
-        return moments[0][0] if moments else None
+        return moments[0][0] if moments else inf
 
     def forget(self, lease: Lease) -> None:
         """It has closed."""

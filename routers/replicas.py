@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from routers.choice import Ready, load_of
 from routers.holders import Holder
@@ -99,14 +100,15 @@ class ReplicaSet:
             timers[:] = [entry for entry in timers if entry[2].wake_at == entry[0]]
             heapify(timers)
 
-    def next_at(self) -> float | None:
+    def next_at(self) -> float:
+        """When the next replica that is not ready may take a lease; inf: nobody knows."""
         timers = self.timers
         while timers:
             at, _, holder = timers[0]
             if holder.wake_at == at:
                 return at
             heappop(timers)
-        return None
+        return inf
 
     def busy_share(self, ejected: int) -> float:
         """Of the replicas that are used, the share that holds work; 0..1."""

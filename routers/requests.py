@@ -48,13 +48,16 @@ class Requests:
 
     # -- coming in
 
-    def arrive(self, request: Request, now: float, actions: list[Action]) -> None:
+    def arrive(self, request: Request, now: float, actions: list[Action]) -> bool:
+        """Whether it waits now; else it was refused."""
         if request.request_id in self.live or not request.lengths:
             raise BadRequestEvent(f"request {request.request_id} is live already or has no rows")
         self.arrivals.follow(request.lengths, self._replicas.running, now)
         refused = self._take_in(request, now)
-        if refused is not None:
-            actions.append(Reject(request.request_id, refused.reason, refused.retry_after_s))
+        if refused is None:
+            return True
+        actions.append(Reject(request.request_id, refused.reason, refused.retry_after_s))
+        return False
 
     def _take_in(self, request: Request, now: float) -> Refusal | None:
         """Queue it, on time or late; the refusal, if it may not be queued."""
