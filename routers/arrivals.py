@@ -47,6 +47,8 @@ class Arrivals:
     def follow(self, lengths: tuple[int, ...], running: int, now: float) -> None:
         """Count the lengths; move the edges where that is due and pays, on `running` replicas."""
         solver, waiting = self.edges, self._waiting
+        if not solver.watches:
+            return
         longest = waiting.edges[-1]
         for length in lengths:
             if length <= longest:
@@ -58,20 +60,35 @@ class Arrivals:
                 self._turnaround.keep(edges, self._settings.initial_cost_s)
 
     def ticket(self, request: Request, now: float) -> Ticket:
-        """The request as the core will keep it, with its rows; it waits nowhere yet."""
-        lengths, waiting, settings = request.lengths, self._waiting, self._settings
-        longest = lengths[0] if len(lengths) == 1 else max(lengths)
-        edge = waiting.edges[waiting.bucket_of(longest)]
+        """The request as the core will keep it; its rows are made once it may wait."""
+        lengths = request.lengths
+        edge = longest_edge = self._edge(lengths[0])
+        cost_s = self._cost_s(lengths[0], edge)
+        for length in lengths[1:]:
+            row_edge = self._edge(length)
+            longest_edge = max(longest_edge, row_edge)
+            cost_s += self._cost_s(length, row_edge)
         due = min(request.deadline, request.expires)
-        latest = self._turnaround.latest_start(edge, now, due)
-        priority = min(max(request.priority, 0), settings.priorities - 1)
-        flow = waiting.flows.of(request.tenant, priority, request.weight)
-        ticket = Ticket(request, flow, now, latest, len(lengths))
-        ticket.rows = tuple([self._row(ticket, i, length) for i, length in enumerate(lengths)])
+        latest = self._turnaround.latest_start(longest_edge, now, due)
+        priority, priorities = request.priority, self._settings.priorities
+        if not 0 <= priority < priorities:
+            priority = 0 if priority < 0 else priorities - 1
+        flow = self._waiting.flows.of(request.tenant, priority, request.weight)
+        return Ticket(request, flow, now, latest, len(lengths), edge, cost_s)
+
+    def add_rows(self, ticket: Ticket) -> None:
+        """It may wait."""
+        request = ticket.request
+        lengths = request.lengths
+        if len(lengths) == 1:
+            self._rows_seen += 1
+            row = Row(ticket, 0, lengths[0], self._rows_seen, ticket.edge, ticket.cost_s)
+            ticket.rows = (row,)
+        else:
+            ticket.rows = tuple([self._row(ticket, i, each) for i, each in enumerate(lengths)])
         if request.avoid:
             for row in ticket.rows:
                 row.retried, row.avoid = True, request.avoid
-        return ticket
 
     def note(self, edge: int, now: float) -> None:
         """A request that may wait has come to this bucket."""
@@ -87,9 +104,14 @@ class Arrivals:
         return max(1e-9, gap.mean_s) if gap is not None else inf
 
     def _row(self, ticket: Ticket, index: int, length: int) -> Row:
-        edge = self._waiting.edges[self._waiting.bucket_of(length)]
+        edge = self._edge(length)
         self._rows_seen += 1
+        return Row(ticket, index, length, self._rows_seen, edge, self._cost_s(length, edge))
+
+    def _edge(self, length: int) -> int:
+        waiting = self._waiting
+        return waiting.edges[waiting.bucket_of(length)]
+
+    def _cost_s(self, length: int, edge: int) -> float:
         cost_s = self._cost.unit_s(edge)
-        if not self._settings.pads:
-            cost_s *= length / edge
-        return Row(ticket, index, length, self._rows_seen, edge, cost_s)
+        return cost_s if self._settings.pads else cost_s * length / edge

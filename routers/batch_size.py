@@ -11,6 +11,7 @@ Source: (1 + 1/n)·T(b) <= SLO for n staggered replicas (Symphony, arXiv 2308.07
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from routers.cost import CostModel
 from routers.settings import DispatcherSettings
@@ -58,7 +59,7 @@ class BatchSizes:
         """Predicted seconds that a batch of more than one row may take."""
         settings = self._settings
         if settings.fixed_size is not None:
-            return float("inf")
+            return inf
         return settings.max_slo_share * settings.slo_s
 
     def _of(self, edge: int) -> _Target:
@@ -88,14 +89,14 @@ class BatchSizes:
 class Gaps:
     """Mean seconds between arrivals of one edge (EWMA); inf until two have come."""
 
-    mean_s: float = float("inf")
+    mean_s: float = inf
     last: float | None = None
 
     def arrived(self, now: float) -> None:
         if self.last is not None:
             gap = now - self.last
             known = self.mean_s
-            self.mean_s = gap if known == float("inf") else known + _RATE_GAIN * (gap - known)
+            self.mean_s = gap if known == inf else known + _RATE_GAIN * (gap - known)
         self.last = now
 
 

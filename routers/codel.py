@@ -37,7 +37,8 @@ class Codel:
 
     def tune(self, settings: CodelSettings, *, frozen: bool) -> None:
         """Other settings; what was learnt stays."""
-        self.settings, self.frozen, self.verdicts.mode = settings, frozen, settings.mode
+        self.settings, self.frozen = settings, frozen
+        self.verdicts.tune(settings.mode)
 
     def sheds(self, flow: FlowKey, wait_s: float, now: float) -> bool:
         """Whether a request whose turn has come after `wait_s` is shed instead. Each is asked about

@@ -92,7 +92,8 @@ class Turnaround:
         return self._initial_s if known is None else known[0] + _DEVIATIONS * known[1]
 
     def latest_start(self, edge: int, now: float, deadline: float) -> float:
-        return deadline - min(self.margin_s(edge), _MAX_MARGIN * max(0.0, deadline - now))
+        margin_s, most_s = self.margin_s(edge), _MAX_MARGIN * (deadline - now)
+        return deadline - (margin_s if margin_s < most_s else max(0.0, most_s))
 
 
 def _next_longer(

@@ -47,7 +47,7 @@ class EdgeState:
 
 
 class EdgeSolver:
-    """One model's edges as they follow its traffic; `frozen` stops counting and solving."""
+    """One model's edges as they follow its traffic. `watches`: it counts and solves at all."""
 
     def __init__(self, settings: DispatcherSettings) -> None:
         self.state = EdgeState()
@@ -58,17 +58,17 @@ class EdgeSolver:
     def adopt(self, settings: DispatcherSettings) -> None:
         """Go on under new settings; what was counted stays where lengths and half-life do."""
         buckets, edges = settings.buckets, settings.bucket_edges
-        self.frozen = settings.frozen
         self._buckets = buckets
         self._bounds = BatchBounds.of(settings)
-        self._acts = buckets.adaptive and settings.pads and not buckets.fixed_shapes
+        acts = buckets.adaptive and settings.pads and not buckets.fixed_shapes
+        self.watches = acts and not settings.frozen
         points = lattice(edges[-1], edges)
         if (points, buckets.half_life_s) != (self._histogram.points, self._histogram.half_life_s):
             self._histogram = LengthHistogram(points, buckets.half_life_s)
 
     def observe(self, length: int, now: float) -> None:
         """A row of this length arrived; O(1)."""
-        if not self._acts or self.frozen:
+        if not self.watches:
             return
         if self._next_at is None:
             self._next_at = now + self._buckets.solve_every_s
@@ -77,7 +77,7 @@ class EdgeSolver:
     def due(self, now: float) -> bool:
         """Whether it is time to solve anew."""
         at = self._next_at
-        return at is not None and now >= at and self._acts and not self.frozen
+        return at is not None and now >= at and self.watches
 
     def solve(
         self, edges: tuple[int, ...], cost: Cost, now: float, servers: float = 1.0

@@ -13,7 +13,7 @@ Source: deadline admission as in Clockwork (OSDI'20) and Mooncake, here by flow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -97,8 +97,13 @@ class Feasibility:
         slack_s = latest_start - now
         if self.verdicts.off:
             return Forecast(0.0, slack_s)
-        account = self._watch(claim, now)
-        wait_s = self._wait_s(claim, account, now)
+        account = self._account(claim.flow)
+        level = self._level(claim.flow[0])
+        if not self.frozen:  # who has work waiting at this moment
+            account.waits.tell(claim.weight if claim.ahead_s > 0.0 else 0.0, now)
+            level.tell(claim.rivals, now)
+        others = level.value - account.waits.value
+        wait_s = self._wait_s(claim, account.given, others, now)
         late_by_s = self._counted_s(account, wait_s, slack_s) - slack_s
         if not self.frozen:
             account.note(late_by_s > 0.0)
@@ -133,7 +138,8 @@ class Feasibility:
 
     def tune(self, mode: Mode, window_s: float, *, frozen: bool) -> None:
         """Other settings; what was learnt stays."""
-        self.verdicts.mode, self.window_s, self.frozen = mode, window_s, frozen
+        self.verdicts.tune(mode)
+        self.window_s, self.frozen = window_s, frozen
         averages: list[Pace | Level] = [*self._given.values(), *self._rivals.values()]
         for account in self._accounts.values():
             averages += (account.given, account.waits)
@@ -152,7 +158,8 @@ class Feasibility:
             return wait_s + self.fixed_margin_s
         return account.error.corrected_s(wait_s, slack_s, account.trust)
 
-    def _wait_s(self, claim: Claim, account: _Account, now: float) -> float:
+    def _wait_s(self, claim: Claim, given: Pace, others: float, now: float) -> float:
+        """`others`: weight of its rivals of late."""
         if claim.ahead_s <= 0.0 and claim.urgent_s <= 0.0:
             return 0.0
         priority, weight = claim.flow[0], claim.weight
@@ -160,18 +167,9 @@ class Feasibility:
         left = replicas - self._given_above(priority, now) if priority else replicas
         if left < _LEAST_LEFT * replicas:
             left = _LEAST_LEFT * replicas
-        others = self._level(priority).value - account.waits.value
         share = left * weight / (weight + others) if others > 0.0 else left
-        rate = max(share, self._read(account.given, now))
+        rate = max(share, self._read(given, now))
         return claim.urgent_s / left + claim.ahead_s / min(replicas, rate)
-
-    def _watch(self, claim: Claim, now: float) -> _Account:
-        """Take note of who has work waiting at this moment."""
-        account = self._account(claim.flow)
-        if not self.frozen:
-            account.waits.tell(claim.weight if claim.ahead_s > 0.0 else 0.0, now)
-            self._level(claim.flow[0]).tell(claim.rivals, now)
-        return account
 
     def _given_above(self, priority: int, now: float) -> float:
         """Device seconds a second that more urgent priorities are given."""
@@ -196,11 +194,3 @@ class Feasibility:
         if level is None:
             level = self._rivals[priority] = Level(self.window_s)
         return level
-
-
-def ahead_s(own_s: float, others_s: Iterable[float]) -> float:
-    """What of a flow goes before a newcomer when the flow's buckets are served by turn.
-
-    own_s: what waits in its bucket, its own rows too; of every other bucket at most as much.
-    """
-    return own_s + sum(min(own_s, other_s) for other_s in others_s)

@@ -14,7 +14,7 @@ queueing, counted in service; lift on re-entry as in VTC (OSDI'24).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from routers.types import FlowKey, FlowWork, Report
@@ -46,10 +46,10 @@ class Flow:
     elsewhere_s: float = 0.0
     blind: bool = False
     claims: bool = False
+    key: FlowKey = field(init=False)
 
-    @property
-    def key(self) -> FlowKey:
-        return self.priority, self.tenant
+    def __post_init__(self) -> None:
+        self.key = self.priority, self.tenant
 
     @property
     def active(self) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp
-from typing import NamedTuple
 
 QUANTILE = 0.98
 _WINDOW_S = 2.0
@@ -26,7 +25,8 @@ _MOST_ERRORS = 5.0  # the margin is at most so many mean errors
 _MOST_MARGIN = 0.5  # of the time there is
 
 
-class Forecast(NamedTuple):
+@dataclass(slots=True)
+class Forecast:
     """Predicted seconds until a newcomer is started, of the `slack_s` there are until its latest
     start; `late_by_s` more than there are. 0.0: it is on time."""
 
@@ -50,8 +50,10 @@ class ForecastError:
     def corrected_s(self, wait_s: float, slack_s: float, trust: float = 1.0) -> float:
         """The wait to count with: with all of the margin (`trust` 1) exceeded by about one in
         fifty, with none of it by half."""
-        margin_s = min(self.margin_s, _MOST_MARGIN * max(0.0, slack_s))
-        return wait_s * self.scale + trust * margin_s
+        corrected_s = wait_s * self.scale
+        if trust > 0.0 and slack_s > 0.0:
+            corrected_s += trust * min(self.margin_s, _MOST_MARGIN * slack_s)
+        return corrected_s
 
     def learn(self, forecast: Forecast, actual_s: float, now: float) -> None:
         self._learn_scale(forecast, actual_s, now)

@@ -39,6 +39,17 @@ class FlowQueue:
             found = self.buckets[edge] = Bucket(self, self.flow, edge)
         return found
 
+    def before_s(self, edge: int, seconds: float) -> float:
+        """What of the flow goes before a newcomer of so many seconds, they included, when buckets
+        are served by turn: what waits in its bucket, and of every other one at most as much."""
+        own = self.buckets.get(edge)
+        own_s = seconds if own is None else own.waiting_s + seconds
+        before_s = own_s
+        for bucket in self.buckets.values():
+            if bucket is not own:
+                before_s += bucket.waiting_s if bucket.waiting_s < own_s else own_s
+        return before_s
+
     def leading(self, sizes: BatchSizes, now: float) -> Bucket:
         """The bucket that fills most of a batch, over all flows, in turn among equals; but one that
         is behind it in turns goes first if, that batch awaited, it had waited too long."""

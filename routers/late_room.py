@@ -61,4 +61,5 @@ class LateRoom:
 
     def tune(self, mode: Mode, window_s: float, *, frozen: bool) -> None:
         """Other settings; what was learnt stays."""
-        self.verdicts.mode, self._on_time.window_s, self.frozen = mode, window_s, frozen
+        self.verdicts.tune(mode)
+        self._on_time.window_s, self.frozen = window_s, frozen

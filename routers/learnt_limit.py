@@ -46,14 +46,16 @@ class LearntLimit:
 
     def tune(self, settings: LimitSettings, *, frozen: bool) -> None:
         """Other settings; what was learnt stays."""
-        self.settings, self.frozen, self.verdicts.mode = settings, frozen, settings.mode
+        self.settings, self.frozen = settings, frozen
+        self.verdicts.tune(settings.mode)
 
     def sheds(self, flow: FlowKey, inflight: int, now: float) -> bool:
         """Whether a newcomer is refused; `inflight` of its flow wait or run at this gateway."""
         if self.verdicts.off:
             return False
         window = self._window(flow, now)
-        window.peak = max(window.peak, inflight)
+        if inflight > window.peak:
+            window.peak = inflight
         return inflight >= self._limit(window) and self.verdicts.no()
 
     def waited(self, flow: FlowKey, wait_s: float, slack_s: float, now: float) -> None:

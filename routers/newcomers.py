@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from routers.admission import Admission
 from routers.bounds import refusal, retry_after_s
 from routers.echoes import Echoes, Refused
-from routers.feasibility import Claim, ahead_s
+from routers.feasibility import Claim
 from routers.flows import Flows
 from routers.lateness import has_place, is_over
 from routers.replicas import ReplicaSet
@@ -25,7 +25,7 @@ from routers.waiting import Waiting
 _NEVER = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Refusal:
     reason: Reason
     retry_after_s: float = 0.0
@@ -62,13 +62,12 @@ class Newcomers:
         late_by_s = self._late_by_s(ticket, admission, now)
         if late_by_s <= 0.0:
             return None
-        ticket.late = True
-        request = ticket.request
-        late_s = self._waiting.late_s + sum([row.cost_s for row in ticket.rows])
+        ticket.late, request = True, ticket.request
+        late_s = self._waiting.late_s + ticket.cost_s
         left_s, running = request.expires - now, self._replicas.running
         if (
             is_over(request, settings, now)
-            or not has_place(len(ticket.rows), self._waiting, settings)
+            or not has_place(ticket.open, self._waiting, settings)
             or admission.late_room.refuses(late_s, left_s, running, now)
         ):
             found = Refusal(Reason.LATE, retry_after_s(late_by_s, 1))
@@ -77,11 +76,11 @@ class Newcomers:
         return None
 
     def _keep(self, ticket: Ticket, late_by_s: float, found: Refusal, now: float) -> None:
-        if len(ticket.rows) != 1:
+        if ticket.open != 1:
             return
         request, after_s = ticket.request, found.retry_after_s
         left_s = min(request.deadline, request.expires) - now
-        told = Refused(ticket.rows[0].edge, left_s, request.expires - now, late_by_s, after_s)
+        told = Refused(ticket.edge, left_s, request.expires - now, late_by_s, after_s)
         self.echoes.keep(ticket.flow.key, told, self._waiting.gone, now)
 
     def queue_s(self) -> float:
@@ -90,31 +89,30 @@ class Newcomers:
 
     def _late_by_s(self, ticket: Ticket, admission: Admission, now: float) -> float:
         """0 for one that is on time."""
-        if ticket.latest_start <= now:
-            return max(1e-9, now - ticket.latest_start)
+        latest = ticket.latest_start
+        if latest <= now:
+            return max(1e-9, now - latest)
         if not self._replicas.running:
             return 0.0  # nothing is known of when they come
-        forecast = admission.feasibility.judge(self._claim(ticket), ticket.latest_start, now)
+        forecast = admission.feasibility.judge(self._claim(ticket), latest, now)
         if forecast.late_by_s <= 0.0:
             ticket.forecast = forecast  # what is late from the start teaches nothing
         return forecast.late_by_s
 
     def _claim(self, ticket: Ticket) -> Claim:
+        flow, waiting = ticket.flow, self._waiting
+        before_s = self._before_s(ticket) if flow.rows else 0.0
+        urgent_s = waiting.urgent_s(flow.priority)
+        rivals = self._flows.weights[flow.priority]
+        return Claim(flow.key, flow.weight, before_s, rivals, urgent_s, self._replicas.running)
+
+    def _before_s(self, ticket: Ticket) -> float:
         """Gateways take turns with a flow, so that of what it has waiting elsewhere no more goes
         before than waits here; else who has the least here would always be called late."""
-        flow = ticket.flow
-        on_time = self._waiting.on_time
-        before_s = 0.0
-        if flow.rows:
-            queue = on_time[flow.priority].queues.get(flow)
-            buckets = {} if queue is None else queue.buckets  # None: all it has are retried rows
-            own = buckets.get(ticket.rows[0].edge)
-            own_s = own.waiting_s if own is not None else 0.0
-            own_s += sum([row.cost_s for row in ticket.rows])
-            others = [each.waiting_s for each in buckets.values() if each is not own]
-            before_s = ahead_s(own_s, others)
+        flow, before_s = ticket.flow, ticket.cost_s
+        queue = self._waiting.on_time[flow.priority].queues.get(flow)
+        if queue is not None:  # else all it has are retried rows
+            before_s = queue.before_s(ticket.edge, before_s)
+        if flow.elsewhere_s > 0.0:
             before_s += min(before_s, flow.elsewhere_s)
-        urgent_s = sum([lane.waiting_s for lane in on_time[: flow.priority]])
-        rivals = self._flows.weights[flow.priority]
-        running = self._replicas.running
-        return Claim(flow.key, flow.weight, before_s, rivals, urgent_s, running)
+        return before_s

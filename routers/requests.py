@@ -91,12 +91,13 @@ class Requests:
 
     def _enqueue(self, ticket: Ticket, now: float) -> None:
         self.live[ticket.request.request_id] = ticket
+        self.arrivals.add_rows(ticket)
         if not ticket.flow.active:
             self.flows.enter(ticket.flow, now)
         ticket.flow.live += 1
         for row in ticket.rows:
             self.waiting.add(row, now)
-        self.arrivals.note(ticket.rows[0].edge, now)
+        self.arrivals.note(ticket.edge, now)
         self.timers.push(next_moment(ticket, self.settings, now), ticket)
 
     # -- what the dispatcher tells and asks

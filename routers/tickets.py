@@ -8,7 +8,7 @@ is recognised by looking at the row. Nothing here decides anything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from routers.types import Request
@@ -45,16 +45,19 @@ class Row:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """`open`: rows queued or leased; 0 means forgotten. `queued`: of those, the queued ones.
+    """`edge`: of its first row's bucket, `cost_s`: predicted seconds of all its rows when it came.
+    `open`: rows queued or leased; 0 means forgotten. `queued`: of those, the queued ones.
     `late` once `latest_start` has passed: it can no longer be expected to meet its deadline.
-    `forecast` of its wait, until it has become true or not."""
+    `forecast` of its wait, until it has become true or not. `rows`: once it may wait."""
 
     request: Request
     flow: Flow
     queued_at: float
     latest_start: float
     open: int
+    edge: int = 0
+    cost_s: float = 0.0
     queued: int = 0
     late: bool = False
     forecast: Forecast | None = None
-    rows: tuple[Row, ...] = field(default=())
+    rows: tuple[Row, ...] = ()

@@ -7,20 +7,26 @@ goes on filling its queue: under lasting overload it is larger than what `ENFORC
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from routers.settings import Mode
 
 
 @dataclass(slots=True)
 class Verdicts:
+    """`off`: nobody is to ask; it follows the mode, which is set by `tune`."""
+
     mode: Mode
     shed: int = 0
     would_shed: int = 0
+    off: bool = field(init=False)
 
-    @property
-    def off(self) -> bool:
-        return self.mode is Mode.OFF
+    def __post_init__(self) -> None:
+        self.tune(self.mode)
+
+    def tune(self, mode: Mode) -> None:
+        """Another mode; counts stay."""
+        self.mode, self.off = mode, mode is Mode.OFF
 
     def no(self) -> bool:
         """Count a no; whether it holds."""

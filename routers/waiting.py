@@ -37,6 +37,10 @@ class Waiting:
         """Predicted device seconds of all that waits, as if on one replica."""
         return self.on_time_s + self.late_s
 
+    def urgent_s(self, priority: int) -> float:
+        """Predicted seconds of on-time work of more urgent priorities."""
+        return sum([lane.waiting_s for lane in self.on_time[:priority]]) if priority else 0.0
+
     def rows_of(self, tenant: str) -> int:
         """Rows of a tenant that wait, over all priorities."""
         by_key = self.flows.by_key

@@ -26,8 +26,14 @@ def a_request(*lengths, **more):
     return Request(1, lengths, arrival=0.0, deadline=1.0, expires=5.0, **more)
 
 
+def admitted(comes, *lengths, **more):
+    ticket = comes.ticket(a_request(*lengths, **more), 0.0)
+    comes.add_rows(ticket)
+    return ticket
+
+
 def test_each_row_stands_in_the_bucket_of_its_own_length():
-    ticket = arrivals().ticket(a_request(16, 17, 64), 0.0)
+    ticket = admitted(arrivals(), 16, 17, 64)
     assert [row.edge for row in ticket.rows] == [16, 64, 64]
     assert [row.index for row in ticket.rows] == [0, 1, 2]
     assert ticket.open == 3
@@ -36,7 +42,7 @@ def test_each_row_stands_in_the_bucket_of_its_own_length():
 
 def test_rows_are_numbered_across_requests_in_the_order_they_came():
     comes = arrivals()
-    first, second = (comes.ticket(a_request(10, 10), 0.0) for _ in range(2))
+    first, second = (admitted(comes, 10, 10) for _ in range(2))
     orders = [row.order for row in (*first.rows, *second.rows)]
     assert orders == sorted(set(orders))
 
@@ -56,13 +62,21 @@ def test_priorities_beyond_the_last_count_as_the_last(asked, given):
 
 def test_packed_rows_are_priced_by_their_own_length():
     padded, packed = arrivals(), arrivals(pads=False)
-    whole = packed.ticket(a_request(64), 0.0).rows[0].cost_s
-    assert packed.ticket(a_request(32), 0.0).rows[0].cost_s == pytest.approx(whole / 2)
-    assert padded.ticket(a_request(32), 0.0).rows[0].cost_s == pytest.approx(whole)
+    whole = admitted(packed, 64).rows[0].cost_s
+    assert admitted(packed, 32).rows[0].cost_s == pytest.approx(whole / 2)
+    assert admitted(padded, 32).rows[0].cost_s == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("lengths", [(10,), (64,), (10, 64), (64, 10, 10)])
+@pytest.mark.parametrize("pads", [True, False])
+def test_request_is_priced_as_its_rows_are(lengths, pads):
+    ticket = admitted(arrivals(pads=pads), *lengths)
+    assert ticket.cost_s == pytest.approx(sum(row.cost_s for row in ticket.rows))
+    assert ticket.edge == ticket.rows[0].edge
 
 
 def test_rows_that_a_replica_failed_on_travel_alone_and_not_there():
-    (row,) = arrivals().ticket(a_request(10, avoid="r1"), 0.0).rows
+    (row,) = admitted(arrivals(), 10, avoid="r1").rows
     assert (row.retried, row.avoid) == (True, "r1")
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from routers.feasibility import PROBE_S, Claim, Feasibility, ahead_s
+from routers.feasibility import PROBE_S, Claim, Feasibility
 from routers.settings import Mode
 from routers.verdicts import Verdicts
 
@@ -203,11 +203,3 @@ def test_every_gateway_draws_the_line_at_the_same_work(gateways):
         feasibility.judge(claim(ahead_s=9.0), 0.0, 0.0)
         forecasts.append(feasibility.judge(claim(ahead_s=waiting[here] + elsewhere), 0.08, 0.0))
     assert all(each.late_by_s == pytest.approx(0.01) for each in forecasts)
-
-
-@pytest.mark.parametrize(
-    ("own", "others", "expected"),
-    [(0.0, [], 0.0), (0.0, [5.0], 0.0), (1.0, [0.2, 5.0], 2.2), (3.0, [3.0], 6.0)],
-)
-def test_buckets_by_turn_put_as_much_of_each_other_ahead(own, others, expected):
-    assert ahead_s(own, others) == pytest.approx(expected)
