@@ -9,6 +9,7 @@ at all is `newcomers`' question.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from math import inf
 
 from routers.batch_size import Gaps
@@ -109,8 +110,8 @@ class Arrivals:
         return Row(ticket, index, length, self._rows_seen, edge, self._cost_s(length, edge))
 
     def _edge(self, length: int) -> int:
-        waiting = self._waiting
-        return waiting.edges[waiting.bucket_of(length)]
+        edges = self._waiting.edges
+        return edges[bisect_left(edges, length)]
 
     def _cost_s(self, length: int, edge: int) -> float:
         cost_s = self._cost.unit_s(edge)

@@ -9,6 +9,7 @@ waits over the replicas that serve it. Deadlines and rates are not decided here.
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 
 from routers.errors import BadSettings
 from routers.settings import DispatcherSettings
@@ -36,7 +37,8 @@ def refusal(
         return Reason.TENANT_FULL
     if waiting.rows + rows > settings.max_queue_rows:
         return Reason.QUEUE_FULL
-    if waiting.rows and waiting.seconds > settings.admission.max_queue_s * max(1, replicas):
+    most_s = settings.admission.max_queue_s
+    if most_s < inf and waiting.rows and waiting.seconds > most_s * max(1, replicas):
         return Reason.QUEUE_FULL
     return None
 

@@ -45,7 +45,9 @@ class Codel:
         once, before the batch is filled: what is shed leaves its place to the next."""
         if self.verdicts.off:
             return False
-        watch = self._watches.setdefault(flow, _Watch())
+        watch = self._watches.get(flow)
+        if watch is None:
+            watch = self._watches[flow] = _Watch()
         if not self._stands(watch, wait_s, now) or wait_s <= 2.0 * self.settings.target_s:
             return False
         return self.verdicts.no()
@@ -59,7 +61,8 @@ class Codel:
         if self.frozen:
             return watch.stands
         if now <= watch.ends_at:
-            watch.least_s = min(watch.least_s, wait_s)
+            if wait_s < watch.least_s:
+                watch.least_s = wait_s
             return watch.stands
         settings = self.settings
         paused = now > watch.ends_at + settings.interval_s

@@ -53,25 +53,27 @@ class Draft:
 
     def holds(self, row: Row) -> bool:
         """Whether the batch keeps its bound in tokens with this row too; its first row always."""
-        rows, settings = len(self.rows), self._requests.settings
-        if not rows:
+        if not self.rows:
             return True
-        longest = max(self.longest, row.length)
-        tokens = (rows + 1) * self.width(longest, rows + 1, self.total + row.length)
-        return (tokens if settings.pads else self.total + row.length) <= settings.max_tokens
+        rows, length, settings = len(self.rows) + 1, row.length, self._requests.settings
+        tokens = self.total + length
+        if settings.pads:
+            longest = length if length > self.longest else self.longest
+            tokens = rows * self.width(longest, rows, tokens)
+        return tokens <= settings.max_tokens
 
     def take(self, row: Row) -> None:
         """Out of the queue, into the batch, charged."""
-        self._requests.waiting.take_head(row)
-        if row.ticket.forecast is not None:
-            self._requests.starts(row.ticket, self._now)
+        requests, ticket, length, cost_s = self._requests, row.ticket, row.length, row.cost_s
+        requests.waiting.take_head(row)
+        if ticket.forecast is not None:
+            requests.starts(ticket, self._now)
         self.rows.append(row)
-        length = row.length
         if length > self.longest:
             self.longest = length
         self.total += length
         self.room -= 1
-        flow, cost_s = row.ticket.flow, row.cost_s
+        flow = ticket.flow
         flow.charge(cost_s)
         shares = self._shares
         shares[flow] = shares.get(flow, 0.0) + cost_s

@@ -13,14 +13,14 @@ Source: deadline admission as in Clockwork (OSDI'20) and Mooncake, here by flow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
 from routers.forecast import Forecast, ForecastError
 from routers.pace import Level, Pace
 from routers.settings import Mode
-from routers.types import FlowKey
+from routers.types import FlowKey, FlowWork
 from routers.verdicts import Verdicts
 
 PROBE_S = 1.0
@@ -66,13 +66,14 @@ class _Account:
     refused: float = 0.0  # share of its newcomers lately called late
 
     def note(self, late: bool) -> None:
-        self.refused += _REFUSED_GAIN * (late - self.refused)
+        if late or self.refused:
+            self.refused += _REFUSED_GAIN * (late - self.refused)
 
     @property
     def trust(self) -> float:
         """How much of the margin counts: nothing while few are late, when each wrongly called late
         is one answer less; all of it once half are, when each let in wrongly waits for nothing."""
-        return min(1.0, self.refused / _REFUSED_HALF)
+        return self.refused / _REFUSED_HALF if self.refused < _REFUSED_HALF else 1.0
 
 
 @dataclass(slots=True)
@@ -97,7 +98,7 @@ class Feasibility:
         slack_s = latest_start - now
         if self.verdicts.off:
             return Forecast(0.0, slack_s)
-        account = self._account(claim.flow)
+        account = self._accounts.get(claim.flow) or self._open(claim.flow)
         level = self._level(claim.flow[0])
         if not self.frozen:  # who has work waiting at this moment
             account.waits.tell(claim.weight if claim.ahead_s > 0.0 else 0.0, now)
@@ -119,22 +120,28 @@ class Feasibility:
         """A newcomer was called late unasked, as the like of it had just been."""
         self.verdicts.no()
         if not self.frozen:
-            self._account(flow).note(late=True)
+            (self._accounts.get(flow) or self._open(flow)).note(late=True)
 
-    def served(self, flow: FlowKey, seconds: float, now: float) -> None:
-        """The flow was given device seconds, by this gateway's batches or by another's."""
+    def served(self, work: Iterable[FlowWork], now: float) -> None:
+        """Flows were given device seconds, by this gateway's batches or by another's."""
         if self.frozen:
             return
-        self._account(flow).given.add(seconds, now)
-        given = self._given.get(flow[0])
-        if given is None:
-            given = self._given[flow[0]] = Pace(self.window_s)
-        given.add(seconds, now)
+        accounts, given_s = self._accounts, dict[int, float]()
+        for priority, tenant, seconds in work:
+            account = accounts.get((priority, tenant)) or self._open((priority, tenant))
+            account.given.add(seconds, now)
+            given_s[priority] = given_s.get(priority, 0.0) + seconds
+        for priority, seconds in given_s.items():
+            given = self._given.get(priority)
+            if given is None:
+                given = self._given[priority] = Pace(self.window_s)
+            given.add(seconds, now)
 
     def waited(self, flow: FlowKey, forecast: Forecast, actual_s: float, now: float) -> None:
         """A request was dispatched, or turned late while it waited."""
         if not (self.frozen or self.verdicts.off or self.fixed_margin_s is not None):
-            self._account(flow).error.learn(forecast, actual_s, now)
+            account = self._accounts.get(flow) or self._open(flow)
+            account.error.learn(forecast, actual_s, now)
 
     def tune(self, mode: Mode, window_s: float, *, frozen: bool) -> None:
         """Other settings; what was learnt stays."""
@@ -168,8 +175,10 @@ class Feasibility:
         if left < _LEAST_LEFT * replicas:
             left = _LEAST_LEFT * replicas
         share = left * weight / (weight + others) if others > 0.0 else left
-        rate = max(share, self._read(given, now))
-        return claim.urgent_s / left + claim.ahead_s / min(replicas, rate)
+        rate = self._read(given, now)
+        if rate < share:
+            rate = share
+        return claim.urgent_s / left + claim.ahead_s / (rate if rate < replicas else replicas)
 
     def _given_above(self, priority: int, now: float) -> float:
         """Device seconds a second that more urgent priorities are given."""
@@ -182,11 +191,9 @@ class Feasibility:
     def _read(self, pace: Pace, now: float) -> float:
         return pace.value if self.frozen else pace.read(now)
 
-    def _account(self, flow: FlowKey) -> _Account:
-        account = self._accounts.get(flow)
-        if account is None:
-            account = _Account(Pace(self.window_s), Level(self.window_s))
-            self._accounts[flow] = account
+    def _open(self, flow: FlowKey) -> _Account:
+        account = _Account(Pace(self.window_s), Level(self.window_s))
+        self._accounts[flow] = account
         return account
 
     def _level(self, priority: int) -> Level:

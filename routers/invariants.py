@@ -78,7 +78,8 @@ def _check_bucket(bucket: Bucket, lane: Lane) -> None:
     rows = bucket.live()
     assert bucket.rows == len(rows)
     assert bucket.tokens == sum(row.length for row in rows)
-    assert len(bucket.heap) <= 2 * bucket.rows + _SLACK, "a queue outgrows its rows"
+    places = len(bucket.line) + len(bucket.heap)
+    assert places <= 2 * bucket.rows + _SLACK, "a queue outgrows its rows"
     assert all(row.retried == (bucket is lane.solo) for row in rows)
     assert all(row.ticket.flow.priority == lane.priority for row in rows)
 

@@ -44,10 +44,10 @@ class FlowQueue:
         are served by turn: what waits in its bucket, and of every other one at most as much."""
         own = self.buckets.get(edge)
         own_s = seconds if own is None else own.waiting_s + seconds
-        before_s = own_s
+        before_s = seconds
         for bucket in self.buckets.values():
-            if bucket is not own:
-                before_s += bucket.waiting_s if bucket.waiting_s < own_s else own_s
+            waiting_s = bucket.waiting_s
+            before_s += waiting_s if waiting_s < own_s else own_s
         return before_s
 
     def leading(self, sizes: BatchSizes, now: float) -> Bucket:

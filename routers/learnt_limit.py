@@ -53,7 +53,7 @@ class LearntLimit:
         """Whether a newcomer is refused; `inflight` of its flow wait or run at this gateway."""
         if self.verdicts.off:
             return False
-        window = self._window(flow, now)
+        window = self._flows.get(flow) or self._open(flow, now)
         if inflight > window.peak:
             window.peak = inflight
         return inflight >= self._limit(window) and self.verdicts.no()
@@ -62,8 +62,8 @@ class LearntLimit:
         """A request left the queue on time; one that turned late there has waited all its slack."""
         if self.frozen or self.settings.fixed is not None or self.verdicts.off:
             return
-        window = self._window(flow, now)
-        window.shares += min(1.0, wait_s / slack_s) if slack_s > 0.0 else 1.0
+        window = self._flows.get(flow) or self._open(flow, now)
+        window.shares += wait_s / slack_s if wait_s < slack_s else 1.0
         window.samples += 1
         enough = window.samples >= _LEAST_SAMPLES
         if enough and now >= window.since + max(_LEAST_WINDOW_S, slack_s):
@@ -95,8 +95,6 @@ class LearntLimit:
         fixed = self.settings.fixed
         return window.limit if fixed is None else fixed
 
-    def _window(self, flow: FlowKey, now: float) -> _Window:
-        window = self._flows.get(flow)
-        if window is None:
-            window = self._flows[flow] = _Window(self.settings.most, now)
+    def _open(self, flow: FlowKey, now: float) -> _Window:
+        window = self._flows[flow] = _Window(self.settings.most, now)
         return window

@@ -43,7 +43,9 @@ class Outlook:
 
     def joined(self, requests: Requests) -> None:
         """A newcomer waits, and nothing else has changed."""
-        self._looks_at = min(self._looks_at, requests.timers.next_at())
+        at = requests.timers.next_at()
+        if at < self._looks_at:
+            self._looks_at = at
 
     def ask(self, waits: bool, actions: list[Action]) -> None:
         """Ask for a timer, unless one that is early enough is outstanding. `waits`: something does,

@@ -22,8 +22,10 @@ class Pace:
     at: float = 0.0
 
     def add(self, amount: float, now: float) -> None:
-        self.value = self.read(now) + amount / self.window_s
-        self.at = now
+        if now > self.at:
+            self.value *= exp((self.at - now) / self.window_s)
+            self.at = now
+        self.value += amount / self.window_s
 
     def read(self, now: float) -> float:
         return self.value * exp((self.at - now) / self.window_s) if now > self.at else self.value

@@ -112,14 +112,13 @@ class Requests:
         self.flows.settle(goods.charges, served)
         if not goods.rank[0]:
             self.admission.late_room.worked(service_s, now)
-        for priority, tenant, served_s in served:
-            self.admission.feasibility.served((priority, tenant), served_s, now)
+        self.admission.feasibility.served(served, now)
 
     def learn(self, report: Report, now: float) -> None:
         """What a reply says of other gateways' work."""
         self.flows.learn(report, now)
-        for priority, tenant, seconds in report.served:
-            self.admission.feasibility.served((priority, tenant), seconds, now)
+        self.admission.feasibility.served(report.served, now)
+        for _, _, seconds in report.served:
             self.admission.late_room.worked(seconds, now)
 
     def starts(self, ticket: Ticket, now: float) -> None:

@@ -29,13 +29,20 @@ class Waiting:
         self.late_rows = 0
         self.requests = 0
         self.gone = 0  # rows that have left, so far
-        self.on_time_s = 0.0  # predicted seconds of on-time rows
-        self.late_s = 0.0
 
     @property
     def seconds(self) -> float:
         """Predicted device seconds of all that waits, as if on one replica."""
         return self.on_time_s + self.late_s
+
+    @property
+    def on_time_s(self) -> float:
+        """Of those, seconds of on-time rows."""
+        return sum([lane.waiting_s for lane in self.on_time])
+
+    @property
+    def late_s(self) -> float:
+        return sum([lane.waiting_s for lane in self.late])
 
     def urgent_s(self, priority: int) -> float:
         """Predicted seconds of on-time work of more urgent priorities."""
@@ -58,11 +65,9 @@ class Waiting:
         self.rows += 1
         if ticket.late:
             self.late_rows += 1
-            self.late_s += row.cost_s
             flow.late_rows += 1
             lanes = self.late
         else:
-            self.on_time_s += row.cost_s
             flow.rows += 1
             if flow.rows == 1:
                 self.flows.count(flow)
@@ -144,14 +149,11 @@ class Waiting:
         if ticket.late:
             self.late_rows -= 1
             flow.late_rows -= 1
-            self.late_s = self.late_s - row.cost_s if self.late_rows else 0.0
         else:
             flow.rows -= 1
             flow.waiting_s = flow.waiting_s - row.cost_s if flow.rows else 0.0
             if not flow.rows:
                 self.flows.count(flow)
-            on_time = self.rows > self.late_rows
-            self.on_time_s = self.on_time_s - row.cost_s if on_time else 0.0
         ticket.queued -= 1
         if not ticket.queued:
             self.requests -= 1

@@ -28,7 +28,7 @@ def serve(feasibility, shares, seconds=3.0, batch_s=0.02):
     while now < seconds:
         now += batch_s
         for flow, share in shares.items():
-            feasibility.served(flow, share * batch_s, now)
+            feasibility.served([(*flow, share * batch_s)], now)
     return now
 
 
@@ -167,7 +167,7 @@ def test_frozen_state_stays_and_judges_on():
     now = serve(feasibility, {A: 0.6, B: 0.4})
     feasibility.frozen = True
     before = list(feasibility.flows(now))
-    feasibility.served(A, 5.0, now)
+    feasibility.served([(*A, 5.0)], now)
     feasibility.waited(A, feasibility.judge(claim(ahead_s=0.05), now + 0.08, now), 9.0, now)
     assert list(feasibility.flows(now + 100.0)) == before
     assert late(feasibility, claim(ahead_s=1.0), now=now + 100.0)
@@ -203,3 +203,13 @@ def test_every_gateway_draws_the_line_at_the_same_work(gateways):
         feasibility.judge(claim(ahead_s=9.0), 0.0, 0.0)
         forecasts.append(feasibility.judge(claim(ahead_s=waiting[here] + elsewhere), 0.08, 0.0))
     assert all(each.late_by_s == pytest.approx(0.01) for each in forecasts)
+
+
+def test_batch_of_two_flows_counts_for_each_and_for_their_priority_once():
+    together, apart = Feasibility(), Feasibility()
+    together.served([(*A, 0.3), (*B, 0.1)], 1.0)
+    for flow, seconds in ((A, 0.3), (B, 0.1)):
+        apart.served([(*flow, seconds)], 1.0)
+    for feasibility in (together, apart):
+        assert [flow.given for flow in feasibility.flows(1.0)] == pytest.approx([0.6, 0.2])
+        assert feasibility._given_above(1, 1.0) == pytest.approx(0.8)

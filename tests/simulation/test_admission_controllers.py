@@ -135,7 +135,7 @@ class Queue:
         for row in batch:
             self._leave(row, "answered", now)
         for key, rows in Counter(row.flow.key for row in batch).items():
-            self.admission.feasibility.served(key, self._serving_s * rows / len(batch), now)
+            self.admission.feasibility.served([(*key, self._serving_s * rows / len(batch))], now)
         self.limits += [(now, limit) for limit in self.admission.limit.limits().values()]
 
     def _leave(self, row: Row, fate: str, now: float) -> None:
