@@ -56,21 +56,17 @@ class Assignment:
         if waiting.rows:
             self._push(now, actions)
 
-    def gives_way(self) -> Holder | None:
-        """The replica that would give up less urgent work, which it was sent, for what waits."""
-        urgent = self.requests.most_urgent()
-        return None if urgent is None else self.racing.replicas.yielding.to(urgent)
-
     def _push(self, now: float, actions: list[Action]) -> None:
         """Take places from less urgent work that has been sent."""
         requests, racing = self.requests, self.racing
         ageing_s = requests.settings.ageing_s
-        while (holder := self.gives_way()) is not None:
-            if requests.waiting.passed_over(ageing_s, now) is not None:
+        while (urgent := requests.most_urgent()) is not None:
+            holder = racing.replicas.yielding.to(urgent)
+            if holder is None or requests.waiting.passed_over(ageing_s, now) is not None:
                 break
             if not self._send_instead(holder, now, actions):
                 break
-        if racing.settings.preempt_streams and (urgent := requests.most_urgent()) is not None:
+        if urgent is not None and racing.settings.preempt_streams:
             lease = racing.leases.streams.to_stop(urgent)
             if lease is not None:
                 lease.wanted_back = True

@@ -73,10 +73,8 @@ class Bucket:
     def pop_head(self) -> None:
         """Take out the row that `head` has just returned."""
         line, heap = self.line, self.heap
-        if heap and not (line and line[0] < heap[0]):
-            self._count_out(heappop(heap)[2])
-        else:
-            self._count_out(line.popleft()[2])
+        in_heap = heap and not (line and line[0] < heap[0])
+        self._count_out(heappop(heap)[2] if in_heap else line.popleft()[2])
 
     def discard(self, row: Row) -> None:
         """Take out any row; its place is left behind until it surfaces or is compacted."""

@@ -48,9 +48,8 @@ class Codel:
         watch = self._watches.get(flow)
         if watch is None:
             watch = self._watches[flow] = _Watch()
-        if not self._stands(watch, wait_s, now) or wait_s <= 2.0 * self.settings.target_s:
-            return False
-        return self.verdicts.no()
+        stands = watch.stands if self.frozen else self._stands(watch, wait_s, now)
+        return stands and wait_s > 2.0 * self.settings.target_s and self.verdicts.no()
 
     def standing(self) -> list[FlowKey]:
         """Flows whose queues stand, as last found."""
@@ -58,8 +57,6 @@ class Codel:
 
     def _stands(self, watch: _Watch, wait_s: float, now: float) -> bool:
         """Take in a sample; the first of an interval sheds nothing."""
-        if self.frozen:
-            return watch.stands
         if now <= watch.ends_at:
             if wait_s < watch.least_s:
                 watch.least_s = wait_s

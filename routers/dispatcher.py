@@ -78,7 +78,7 @@ class Dispatcher:
         outlook = self._outlook
         if now >= outlook.asked or isinstance(event, Tick):
             outlook.asked = inf
-        if isinstance(event, Arrive) and outlook.is_quiet(now):
+        if now < outlook.quiet_until and isinstance(event, Arrive):
             self._join(event, now, actions)
             return actions
         self._advance(now)
@@ -185,7 +185,7 @@ class Dispatcher:
         that has been sent gives way to it."""
         requests, outlook = self._requests, self._outlook
         if requests.arrive(event.request, now, actions):
-            if self._assignment.gives_way() is not None:
+            if requests.most_urgent() != outlook.most_urgent:
                 self._advance(now)
                 self._settle(now, actions)
                 return

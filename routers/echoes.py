@@ -35,6 +35,10 @@ class Echoes:
     def __init__(self) -> None:
         self._last: dict[FlowKey, tuple[Refused, int, float]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether anything at all was refused a moment ago."""
+        return bool(self._last)
+
     def keep(self, flow: FlowKey, refused: Refused, at: int, now: float) -> None:
         self._last[flow] = refused, at, now + KEPT_S
 

@@ -64,16 +64,14 @@ class _Account:
     error: ForecastError = field(default_factory=ForecastError)
     probed_at: float = -inf
     refused: float = 0.0  # share of its newcomers lately called late
+    trust: float = 0.0
 
     def note(self, late: bool) -> None:
-        if late or self.refused:
-            self.refused += _REFUSED_GAIN * (late - self.refused)
-
-    @property
-    def trust(self) -> float:
-        """How much of the margin counts: nothing while few are late, when each wrongly called late
-        is one answer less; all of it once half are, when each let in wrongly waits for nothing."""
-        return self.refused / _REFUSED_HALF if self.refused < _REFUSED_HALF else 1.0
+        """How much of the margin counts (`trust`): nothing while few are late, when each wrongly
+        called late is one answer less; all of it once half are, when each let in wrongly waits for
+        nothing."""
+        self.refused = refused = self.refused + _REFUSED_GAIN * (late - self.refused)
+        self.trust = refused / _REFUSED_HALF if refused < _REFUSED_HALF else 1.0
 
 
 @dataclass(slots=True)
@@ -106,7 +104,7 @@ class Feasibility:
         others = level.value - account.waits.value
         wait_s = self._wait_s(claim, account.given, others, now)
         late_by_s = self._counted_s(account, wait_s, slack_s) - slack_s
-        if not self.frozen:
+        if (late_by_s > 0.0 or account.refused > 0.0) and not self.frozen:
             account.note(late_by_s > 0.0)
         if late_by_s <= 0.0:
             return Forecast(wait_s, slack_s)

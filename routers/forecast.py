@@ -56,22 +56,20 @@ class ForecastError:
         return corrected_s
 
     def learn(self, forecast: Forecast, actual_s: float, now: float) -> None:
-        wait_s, error_s, margin_s = forecast.wait_s, self.error_s, self.margin_s
-        off = actual_s - wait_s * self._learnt_scale(wait_s, forecast.slack_s, actual_s, now)
-        self.error_s = error_s = error_s + _ERROR_GAIN * (abs(off) - error_s)
-        step = _STEP * _WINDOW_S / self._weight
-        step = error_s * (step if step < _MOST_STEP else _MOST_STEP)
-        margin_s += step * (QUANTILE if off > margin_s else QUANTILE - 1.0)
-        most_s = _MOST_ERRORS * error_s
-        self.margin_s = most_s if margin_s > most_s else margin_s if margin_s > 0.0 else 0.0
-
-    def _learnt_scale(self, wait_s: float, slack_s: float, actual_s: float, now: float) -> float:
-        kept = exp((self._at - now) / _WINDOW_S)
+        wait_s, kept = forecast.wait_s, exp((self._at - now) / _WINDOW_S)
         self._at = now
         self._weight = weight = self._weight * kept + 1.0
         self._product = product = self._product * kept + wait_s * actual_s
         self._square = square = self._square * kept + wait_s * wait_s
-        prior = weight * (_PRIOR * slack_s) ** 2 + 1e-12
+        prior = weight * (_PRIOR * forecast.slack_s) ** 2 + 1e-12
         scale = (product + prior) / (square + prior)
-        self.scale = max(_LEAST_SCALE, min(_MOST_SCALE, scale))
-        return self.scale
+        self.scale = scale = max(_LEAST_SCALE, min(_MOST_SCALE, scale))
+        self._learn_margin(actual_s - wait_s * scale, _STEP * _WINDOW_S / weight)
+
+    def _learn_margin(self, off_s: float, step: float) -> None:
+        """The corrected wait was too short by `off_s`; `step`: mean errors to move by, at most."""
+        margin_s = self.margin_s
+        self.error_s = error_s = self.error_s + _ERROR_GAIN * (abs(off_s) - self.error_s)
+        moved_s = error_s * (step if step < _MOST_STEP else _MOST_STEP)
+        margin_s += moved_s * (QUANTILE if off_s > margin_s else QUANTILE - 1.0)
+        self.margin_s = max(0.0, min(_MOST_ERRORS * error_s, margin_s))

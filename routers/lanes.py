@@ -139,7 +139,9 @@ class Lane:
     def left(self, row: Row, bucket: Bucket) -> None:
         """The row was taken out of the bucket."""
         self.rows -= 1
-        self.waiting_s = self.waiting_s - row.cost_s if self.rows else 0.0
+        self.waiting_s -= row.cost_s
+        if not self.rows:
+            self.waiting_s = 0.0
         if bucket is not self.solo:
             bucket.queue.rows -= 1
             shelf = self.shelves[bucket.edge]

@@ -56,7 +56,9 @@ class LearntLimit:
         window = self._flows.get(flow) or self._open(flow, now)
         if inflight > window.peak:
             window.peak = inflight
-        return inflight >= self._limit(window) and self.verdicts.no()
+        fixed = self.settings.fixed
+        limit = window.limit if fixed is None else fixed
+        return inflight >= limit and self.verdicts.no()
 
     def waited(self, flow: FlowKey, wait_s: float, slack_s: float, now: float) -> None:
         """A request left the queue on time; one that turned late there has waited all its slack."""
@@ -76,7 +78,10 @@ class LearntLimit:
         return self.settings.most if fixed is None else fixed
 
     def limits(self) -> dict[FlowKey, float]:
-        return {flow: self._limit(window) for flow, window in self._flows.items()}
+        fixed = self.settings.fixed
+        return {
+            flow: window.limit if fixed is None else fixed for flow, window in self._flows.items()
+        }
 
     def _learn(self, window: _Window, now: float) -> None:
         share = window.shares / window.samples
@@ -90,10 +95,6 @@ class LearntLimit:
         aim = gradient * base + sqrt(base)
         limit = base + _SMOOTHING * (aim - base)
         window.limit = max(float(self.settings.least), min(float(self.settings.most), limit))
-
-    def _limit(self, window: _Window) -> float:
-        fixed = self.settings.fixed
-        return window.limit if fixed is None else fixed
 
     def _open(self, flow: FlowKey, now: float) -> _Window:
         window = self._flows[flow] = _Window(self.settings.most, now)

@@ -92,19 +92,18 @@ class Newcomers:
         latest = ticket.latest_start
         if latest <= now:
             return max(1e-9, now - latest)
-        if not self._replicas.running:
+        running = self._replicas.running
+        if not running:
             return 0.0  # nothing is known of when they come
-        forecast = admission.feasibility.judge(self._claim(ticket), latest, now)
+        flow = ticket.flow
+        before_s = self._before_s(ticket) if flow.rows else 0.0
+        urgent_s = self._waiting.urgent_s(flow.priority)
+        rivals = self._flows.weights[flow.priority]
+        claim = Claim(flow.key, flow.weight, before_s, rivals, urgent_s, running)
+        forecast = admission.feasibility.judge(claim, latest, now)
         if forecast.late_by_s <= 0.0:
             ticket.forecast = forecast  # what is late from the start teaches nothing
         return forecast.late_by_s
-
-    def _claim(self, ticket: Ticket) -> Claim:
-        flow, waiting = ticket.flow, self._waiting
-        before_s = self._before_s(ticket) if flow.rows else 0.0
-        urgent_s = waiting.urgent_s(flow.priority)
-        rivals = self._flows.weights[flow.priority]
-        return Claim(flow.key, flow.weight, before_s, rivals, urgent_s, self._replicas.running)
 
     def _before_s(self, ticket: Ticket) -> float:
         """Gateways take turns with a flow, so that of what it has waiting elsewhere no more goes

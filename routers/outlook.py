@@ -16,19 +16,16 @@ from routers.types import Action, WakeAt
 
 
 class Outlook:
-    """As of the end of the last step. `looks_at`: when time changes something about what is in the
-    core; `frees_at`: when a replica may take a lease; inf: never. `asked`: where the timer stands,
-    inf: it does not."""
+    """As of the end of the last step. `quiet_until`: before then all that happens is what the next
+    newcomer does by itself, unless it is more urgent than the `most_urgent` that wait. `asked`:
+    where the timer stands, inf: it does not."""
 
     def __init__(self) -> None:
         self.asked = inf
-        self._looks_at = inf
-        self._frees_at = inf
-        self._is_idle = False  # a replica, or a copy, is waiting for something to do
-
-    def is_quiet(self, now: float) -> bool:
-        """Whether all that can happen now is what the next event does by itself."""
-        return now < self._looks_at and now < self._frees_at and not self._is_idle
+        self.quiet_until = -inf
+        self.most_urgent: int | None = None
+        self._looks_at = inf  # when time changes something about what is in the core
+        self._frees_at = inf  # when a replica may take a lease
 
     def look(self, requests: Requests, racing: Racing) -> None:
         """Everything may have changed."""
@@ -38,14 +35,18 @@ class Outlook:
         held_until = requests.held_until
         if held_until is not None and held_until < self._frees_at:
             self._frees_at = held_until
-        stops = racing.settings.preempt_streams
-        self._is_idle = replicas.has_ready or bool(hedging.waiting) or stops
+        self.quiet_until = min(self._looks_at, self._frees_at)
+        self.most_urgent = urgent = requests.most_urgent()
+        gives_way = urgent is not None and replicas.yielding.to(urgent) is not None
+        if replicas.has_ready or hedging.waiting or gives_way or racing.settings.preempt_streams:
+            self.quiet_until = -inf
 
     def joined(self, requests: Requests) -> None:
         """A newcomer waits, and nothing else has changed."""
         at = requests.timers.next_at()
         if at < self._looks_at:
             self._looks_at = at
+            self.quiet_until = min(at, self.quiet_until)
 
     def ask(self, waits: bool, actions: list[Action]) -> None:
         """Ask for a timer, unless one that is early enough is outstanding. `waits`: something does,

@@ -53,30 +53,26 @@ class Requests:
         if request.request_id in self.live or not request.lengths:
             raise BadRequestEvent(f"request {request.request_id} is live already or has no rows")
         self.arrivals.follow(request.lengths, self._replicas.running, now)
-        refused = self._take_in(request, now)
+        refused = self._at_the_door(request, now)
         if refused is None:
-            return True
+            ticket = self.arrivals.ticket(request, now)
+            refused = self._newcomers.judge(ticket, self.admission, self.settings, now)
+            if refused is None:
+                self._enqueue(ticket, now)
+                return True
         actions.append(Reject(request.request_id, refused.reason, refused.retry_after_s))
         return False
 
-    def _take_in(self, request: Request, now: float) -> Refusal | None:
-        """Queue it, on time or late; the refusal, if it may not be queued."""
+    def _at_the_door(self, request: Request, now: float) -> Refusal | None:
+        """What is said before anything is made of the request."""
         if self.is_closed:
             return Refusal(Reason.CLOSED)
         refused = self._newcomers.bounded(request, self.settings, now)
-        if refused is not None:
+        if refused is not None or not self._newcomers.echoes or len(request.lengths) > 1:
             return refused
-        if len(request.lengths) == 1:
-            edge = self.waiting.edges[self.waiting.bucket_of(request.lengths[0])]
-            left_s, expires_s = request.deadline - now, request.expires - now
-            refused = self.heard(request.tenant, request.priority, edge, left_s, expires_s, now)
-            if refused is not None:
-                return refused
-        ticket = self.arrivals.ticket(request, now)
-        refused = self._newcomers.judge(ticket, self.admission, self.settings, now)
-        if refused is None:
-            self._enqueue(ticket, now)
-        return refused
+        edge = self.waiting.edges[self.waiting.bucket_of(request.lengths[0])]
+        left_s, expires_s = request.deadline - now, request.expires - now
+        return self.heard(request.tenant, request.priority, edge, left_s, expires_s, now)
 
     def heard(
         self, tenant: str, priority: int, edge: int, left_s: float, expires_s: float, now: float
@@ -159,8 +155,7 @@ class Requests:
             ticket = row.ticket
             ticket.open -= 1
             if not ticket.open:
-                del self.live[ticket.request.request_id]
-                ticket.flow.live -= 1
+                self._gone(ticket)
         self.timers.trim(len(self.live))
 
     def put_back(self, members: list[Row], now: float, actions: list[Action]) -> None:
@@ -221,15 +216,19 @@ class Requests:
 
     def _forget(self, ticket: Ticket, actions: list[Action]) -> None:
         """The request leaves whole: queued rows at once, leased ones are ignored from now on."""
-        del self.live[ticket.request.request_id]
-        ticket.flow.live -= 1
         ticket.open = 0
         for row in ticket.rows:
             if row.queue is not None:
                 self.waiting.remove(row)
             else:
                 abandon(row, actions)
+        self._gone(ticket)
         self.timers.trim(len(self.live))
+
+    def _gone(self, ticket: Ticket) -> None:
+        del self.live[ticket.request.request_id]
+        ticket.flow.live -= 1
+        ticket.rows = ()  # which know their ticket: a circle that would be left to the collector
 
     # -- being late
 

@@ -2,6 +2,7 @@
 looked at."""
 
 import random
+from math import inf
 
 import pytest
 
@@ -38,7 +39,7 @@ class Thorough(Dispatcher):
     """Looks at everything after every event."""
 
     def step(self, event: Event, now: float) -> list[Action]:
-        self._outlook._is_idle = True
+        self._outlook.quiet_until = -inf
         return super().step(event, now)
 
 
