@@ -194,7 +194,6 @@ def _wire(asked: Asked, scenario: Scenario, model: str) -> Wire:
         extra=asked.extra,
         stream=asked.stream,
         adapter=asked.adapter,
-        seed=scenario.seed,
     )
     if (asked.protocol == "custom") != bool(asked.adapter):
         raise AskedWrongly("--protocol custom and --adapter FILE belong together")

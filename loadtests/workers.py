@@ -30,6 +30,7 @@ from loadtests.traffic.plan import Part, Plan
 from loadtests.traffic.scenario import Scenario
 
 GLIMPSE_S = 0.5
+KEPT_FILES = 64  # that are no connections
 START_S = 1.0  # for all processes to be ready
 _CONTEXT = multiprocessing.get_context("spawn")
 
@@ -153,8 +154,9 @@ def _work(order: Order, number: int, start: float, pipe: Connection) -> None:
 async def _played(order: Order, number: int, start: float, pipe: Connection) -> Account:
     keeper = Keeper(order.terms)
     plan = Plan(order.scenario, order.folder, part=Part(number, order.processes))
-    connections = max(1, order.connections // order.processes)
+    connections = max(1, min(order.connections, most_connections()) // order.processes)
     wire = with_rubbish(order.wire)
+    wire.reseed(f"{order.scenario.seed} {number}")
     stand = Stand(
         wire.place.target, wire.request, wire.listener, connections, timeout_s=order.timeout_s
     )
@@ -171,6 +173,19 @@ async def _played(order: Order, number: int, start: float, pipe: Connection) -> 
     wall_s = time.perf_counter() - begin
     full = player.most_callers >= connections
     return Account(keeper, cpu_s, cpu_s / wall_s, full, wall_s)
+
+
+def most_connections() -> int:
+    """As many as this process may open, its limit raised as far as it goes."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 500
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = 1_048_576
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard - KEPT_FILES
 
 
 async def _tell(keeper: Keeper, begin: float, pipe: Connection) -> None:

@@ -47,7 +47,7 @@ class Texts:
     """Texts of as many tokens, each from another place of one long text, cheaply: ten nanoseconds a
     word. Two of the same start are as rare as two equal draws of 65,536."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: str) -> None:
         self._rng = random.Random(f"{seed} texts")
         self._words = self._rng.choices(WORDS, k=65_536)
 

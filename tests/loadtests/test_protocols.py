@@ -234,3 +234,14 @@ def test_generation_that_is_not_streamed_counts_its_tokens():
     stream = TokenStream(streams=False)
     stream.ended(Answer(200, b'{"usage": {"completion_tokens": 3}}', True))
     assert (stream.heard.tokens_out, stream.heard.first_s) == (3, None)
+
+
+@pytest.mark.parametrize("protocol", ["oip", "oip-binary", "openai-embeddings", "openai-chat"])
+def test_processes_and_runs_send_other_rows(protocol):
+    def rows(seed: str) -> list[bytes]:
+        wire = PROTOCOLS[protocol](place())
+        wire.reseed(seed)
+        return [wire.request(planned(40)) for _ in range(20)]
+
+    assert rows("1 0") == rows("1 0")
+    assert not set(rows("1 0")) & (set(rows("1 1")) | set(rows("2 0")))

@@ -65,11 +65,14 @@ class Custom:
         path = _filled(self._adapter.path, {"model": place.model})
         self._heads = Heads(place, path, self._adapter.method)
         self._more = "".join(f"{k}: {v}\r\n" for k, v in self._adapter.headers.items()).encode()
-        self._texts = Texts(place.seed)
-        self._rng = random.Random(place.seed)
+        self.reseed("")
 
     def prepare(self) -> None:
         """Nothing has to be known."""
+
+    def reseed(self, seed: str) -> None:
+        self._texts = Texts(seed)
+        self._rng = random.Random(f"{seed} ids")
 
     def request(self, planned: Planned) -> bytes:
         body = self._adapter.body

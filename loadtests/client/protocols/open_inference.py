@@ -63,9 +63,7 @@ class OpenInference:
         self.place = place
         self._heads = Heads(place, f"/v2/models/{place.model}/infer")
         self._inputs = Inputs("ids")
-        self._rng = random.Random(place.seed)
-        self._texts = Texts(place.seed)
-        self._bodies: dict[int, _Body] = {}
+        self.reseed("")
 
     def prepare(self) -> None:
         url = f"{self.place.url.rstrip('/')}/v2/models/{self.place.model}"
@@ -81,6 +79,11 @@ class OpenInference:
             raise WireError(f"{url}: {error}") from None
         except ValueError:
             raise WireError(f"{url}: answered no JSON") from None
+
+    def reseed(self, seed: str) -> None:
+        self._rng = random.Random(f"{seed} ids")
+        self._texts = Texts(seed)
+        self._bodies: dict[int, _Body] = {}
 
     def request(self, planned: Planned) -> bytes:
         lengths = planned.lengths

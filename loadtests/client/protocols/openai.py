@@ -30,10 +30,13 @@ class Embeddings:
     def __init__(self, place: Place) -> None:
         self.place = place
         self._heads = Heads(place, self.path)
-        self._texts = Texts(place.seed)
+        self.reseed("")
 
     def prepare(self) -> None:
         """Nothing has to be known."""
+
+    def reseed(self, seed: str) -> None:
+        self._texts = Texts(seed)
 
     def request(self, planned: Planned) -> bytes:
         body = {"model": self.place.model, **self._said(planned), **self.place.extra}

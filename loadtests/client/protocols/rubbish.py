@@ -22,8 +22,8 @@ class _WithRubbish:
     def __init__(self, wire: Wire) -> None:
         self.place: Place = wire.place
         self._wire = wire
-        self._rng = random.Random(wire.place.seed)
-        self.prepare = wire.prepare
+        self._rng = random.Random(1)
+        self.prepare, self.reseed = wire.prepare, wire.reseed
         self._made: tuple[bytes, ...] = ()
 
     def request(self, planned: Planned) -> bytes:

@@ -33,7 +33,6 @@ class Place:
     extra: Mapping[str, Any] = field(default_factory=dict)
     stream: bool = True
     adapter: str = ""
-    seed: int = 1
 
     @property
     def target(self) -> Target:
@@ -71,10 +70,12 @@ class Listener(Protocol):
 
 class Wire(Protocol):
     """`prepare` asks the server what it has to know, once, before anything is sent, and raises
-    WireError; what it found travels with the wire to every process."""
+    WireError; what it found travels with the wire to every process. `reseed`: which rows are sent
+    from now on; no two processes or runs send the same."""
 
     place: Place
 
     def prepare(self) -> None: ...
+    def reseed(self, seed: str) -> None: ...
     def request(self, planned: Planned) -> bytes: ...
     def listener(self, planned: Planned) -> Listener | None: ...
