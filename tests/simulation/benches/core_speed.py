@@ -5,6 +5,7 @@ whoever is answered asks again at once, so that always as many wait. The events 
 recorded and replayed into a fresh dispatcher, whose processor time alone is counted: enqueue,
 choice and completion of a request, the pool's events and timers included. Nothing turns late or is
 refused: those ways out are shorter. Levels alternate within a repeat; medians are reported.
+Besides, what a refusal takes under standing overload, see `refusals`.
 Promise: at most 20 µs a request with 10,000 waiting, and growth from 100 to 100,000 waiting no
 faster than their logarithms.
 """
@@ -26,6 +27,7 @@ from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
 from routers.simulator import Arrival, Device, World, run
 from routers.types import Action, Event
+from tests.simulation.benches import refusals
 from tests.simulation.benches.in_time import Tallied, service_s
 from tests.simulation.benches.lengths import mix
 
@@ -143,7 +145,7 @@ def measured(levels: tuple[int, ...], requests: int, repeats: int) -> list[Speed
     ]
 
 
-def report(speeds: list[Speed]) -> Report:
+def report(speeds: list[Speed], refused: list[refusals.Refusals]) -> Report:
     least, most = speeds[0], speeds[-1]
     rows = tuple(
         (each.level, each.median_us, spread_of(each.us, float), each.rows_a_batch)
@@ -167,10 +169,13 @@ def report(speeds: list[Speed]) -> Report:
     return Report(
         name="core_speed",
         title="Speed of the core alone",
-        tables=(Table(caption, headers, rows),),
+        tables=(Table(caption, headers, rows), refusals.table(refused)),
         verdicts=tuple(verdicts),
         notes=("Processor time of one thread; the garbage collector runs as always.",),
-        raw={"speeds": [asdict(each) for each in speeds]},
+        raw={
+            "speeds": [asdict(each) for each in speeds],
+            "refusals": [asdict(each) for each in refused],
+        },
     )
 
 
@@ -183,7 +188,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=5)
     asked = parser.parse_args(argv)
     speeds = measured(tuple(asked.levels), asked.requests, asked.repeats)
-    return publish(report(speeds), argv, "tests.simulation.benches")
+    refused = refusals.measured(asked.repeats)
+    return publish(report(speeds, refused), argv, "tests.simulation.benches")
 
 
 if __name__ == "__main__":
