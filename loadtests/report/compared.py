@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 
 from loadtests.report import page
@@ -19,9 +20,9 @@ from loadtests.results.report_table import Table, number
 
 METHOD = (
     "Beside each change stands its interval of 99 %: of shares by Newcombe's method, of "
-    "percentiles by their ranks. Every {inflation:.3g} requests count as one, since neighbours in "
-    "a queue are alike. A change is within noise if 'no change' lies in its interval. Runs of "
-    "different days can differ by more than that: repeat them, in turn."
+    "percentiles by their ranks. Every {:.3g} requests of A and {:.3g} of B count as one, since "
+    "neighbours in a queue are alike. A change is within noise if 'no change' lies in its "
+    "interval. Runs of different days can differ by more than that: repeat them, in turn."
 )
 
 
@@ -57,7 +58,7 @@ def _parts(found: Comparison) -> Iterator[str]:
 
 
 def method(found: Comparison) -> str:
-    return METHOD.format(inflation=found.inflation)
+    return METHOD.format(*found.inflations)
 
 
 def tables(found: Comparison) -> list[Table]:
@@ -93,6 +94,8 @@ def _change(each: Difference) -> str:
     if each.is_share:
         low, value, high = (100 * at for at in (change.low, change.value, change.high))
         return f"{value:+.2f} points ({low:+.2f} to {high:+.2f})"
+    if change.high == inf:
+        return f"× {change.value:.3f} ({change.low:.3f} or more)" if change.low else "–"
     return f"× {change.value:.3f} ({change.low:.3f} to {change.high:.3f})"
 
 

@@ -16,55 +16,47 @@ from loadtests.results.record import Cell, Record
 
 PERCENTS = (50.0, 95.0, 99.0)
 
+Pair = tuple[float, float]  # of A and of B
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """`a`, `b`: shares in 0..1 or milliseconds; None where there is none. `change`: of shares, B
-    less A; of times, B over A; None where nothing can be said, since too few were counted."""
+    less A; of times, B over A, open where too few were counted to bound it; None of nothing."""
 
     part: str
     what: str
     a: float | None
     b: float | None
     change: Estimate | None
+    verdict: str
     is_share: bool = False
-    is_noise: bool = True
-
-    @property
-    def verdict(self) -> str:
-        if self.change is None:
-            return "too few to say"
-        if self.is_noise:
-            return "within noise"
-        if self.is_share:
-            return "better" if self.change.value > 0 else "worse"
-        return "slower" if self.change.value > 1 else "faster"
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`warnings`: what else differs. `inflation`: see `noise`."""
+    """`warnings`: what else differs. `inflations`: see `noise`."""
 
     a: Record
     b: Record
     tenants: tuple[Difference, ...]
     lengths: tuple[Difference, ...]
     warnings: tuple[str, ...]
-    inflation: float
+    inflations: Pair
 
 
 def compare(a: Record, b: Record) -> Comparison:
-    inflation = noise.inflation(a, b)
+    inflations = noise.inflations(a, b)
     several = len({*a.cells, *b.cells}) > 1
     tenants = _all_parts(_by_tenant(a, several), _by_tenant(b, several))
     lengths = _all_parts(_by_length(a), _by_length(b))
     return Comparison(
         a,
         b,
-        tuple(each for part in tenants for each in _differences(*part, inflation)),
-        tuple(each for part in lengths for each in _differences(*part, inflation)),
+        tuple(each for part in tenants for each in _differences(*part, inflations)),
+        tuple(each for part in lengths for each in _differences(*part, inflations)),
         tuple(warnings(a, b)),
-        inflation,
+        inflations,
     )
 
 
@@ -108,35 +100,44 @@ def _by_length(record: Record) -> dict[str, Cell]:
     return {f"up to {edge:,}": cell for edge, cell in record.by_length().items()}
 
 
-def _differences(part: str, a: Cell, b: Cell, inflation: float) -> Iterator[Difference]:
-    yield _of_shares(part, a, b, inflation)
+def _differences(part: str, a: Cell, b: Cell, inflations: Pair) -> Iterator[Difference]:
+    yield _of_shares(part, a, b, inflations)
     for name, prefix in (("latency", ""), ("first", "first token "), ("per_token", "a token ")):
         one, other = getattr(a, name), getattr(b, name)
         if name == "latency" or one.total or other.total:
             for percent in PERCENTS:
-                ends = [noise.log_percentile(each, percent, inflation) for each in (one, other)]
-                values = [each.percentile_s(percent) for each in (one, other)]
-                yield _of_times(part, f"{prefix}p{percent:g} ms", values, ends)
+                ends = [
+                    noise.log_percentile(each, percent, inflation)
+                    for each, inflation in zip((one, other), inflations, strict=True)
+                ]
+                yield _of_times(part, f"{prefix}p{percent:g} ms", *ends)
 
 
-def _of_shares(part: str, a: Cell, b: Cell, inflation: float) -> Difference:
-    one, other = (noise.share(cell.in_slo, cell.offered, inflation) for cell in (a, b))
+def _of_shares(part: str, a: Cell, b: Cell, inflations: Pair) -> Difference:
+    one, other = (
+        noise.share(cell.in_slo, cell.offered, inflation)
+        for cell, inflation in zip((a, b), inflations, strict=True)
+    )
     change = other.less(one) if one and other else None
-    a_share, b_share = (each.value if each else None for each in (one, other))
-    is_noise = change is not None and change.is_noise
-    return Difference(part, "in time", a_share, b_share, change, is_share=True, is_noise=is_noise)
+    values = [each.value if each else None for each in (one, other)]
+    said = _verdict(change, "better", "worse")
+    return Difference(part, "in time", values[0], values[1], change, said, is_share=True)
 
 
-def _of_times(
-    part: str, what: str, values: list[float | None], ends: list[Estimate | None]
-) -> Difference:
-    one, other = ends
-    a, b = (None if value is None else value * 1e3 for value in values)
-    if one is None or other is None:
-        return Difference(part, what, a, b, None)
-    apart = other.less(one)
-    ratio = Estimate(exp(apart.value), exp(apart.low), exp(apart.high))
-    return Difference(part, what, a, b, ratio, is_noise=apart.is_noise)
+def _of_times(part: str, what: str, one: Estimate | None, other: Estimate | None) -> Difference:
+    """Of logarithms of seconds."""
+    a, b = (exp(each.value) * 1e3 if each else None for each in (one, other))
+    apart = other.less(one) if one and other else None
+    ratio = apart and Estimate(exp(apart.value), exp(apart.low), exp(apart.high))
+    return Difference(part, what, a, b, ratio, _verdict(apart, "slower", "faster"))
+
+
+def _verdict(apart: Estimate | None, more: str, less: str) -> str:
+    if apart is None or (apart.is_noise and apart.is_open):
+        return "too few to say"
+    if apart.is_noise:
+        return "within noise"
+    return more if apart.value > 0 else less
 
 
 def _unlike(a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:

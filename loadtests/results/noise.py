@@ -3,8 +3,9 @@
 Intervals of 99 % for shares (Wilson) and percentiles (the values at the ranks that a binomial
 count would reach), and of the distance between two of either (MOVER, which for shares is Newcombe's
 method). Requests are not independent: queues make neighbours alike. So they count as fewer than
-they are, by how much more the differences between parts of the two runs vary than independent
-requests would make them (`inflation`, from shares in time and from medians). On busy servers tails
+they are (`inflations`): by how much more parts of the run differ, in shares in time and medians,
+than independent requests would make them; or, where that is less, by how much more the differences
+between both runs' parts do, so that what a scenario does to both is no noise. On busy servers tails
 are more alike still, and equal runs look different there more often than once in a hundred. It
 knows nothing of what differs from one run to the next but not within one. Sources: Zou & Donner,
 "Construction of confidence limits about effect measures" (2008); Newcombe (1998).
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log, sqrt
+from math import inf, log, sqrt
 from statistics import fmean
 
 from loadtests.results.latency_histogram import LatencyHistogram
@@ -24,6 +25,7 @@ Z = 2.576  # two-sided, 99 %
 RESOLUTION = 0.0025  # of the histograms, as a part of a value
 MOST_BLOCKS = 20
 LEAST_BLOCKS = 5
+ROUGH = 1.5  # a spread that twenty parts show may truly be so much wider
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,11 @@ class Estimate:
         """Of a distance: it may as well be none."""
         return self.low <= 0.0 <= self.high
 
+    @property
+    def is_open(self) -> bool:
+        """Too few were counted to bound it on both sides."""
+        return self.low == -inf or self.high == inf
+
 
 def share(count: int, total: int, inflation: float = 1.0) -> Estimate | None:
     """Wilson's interval, 0..1; None of nothing."""
@@ -61,68 +68,65 @@ def share(count: int, total: int, inflation: float = 1.0) -> Estimate | None:
 def log_percentile(
     histogram: LatencyHistogram, percent: float, inflation: float = 1.0
 ) -> Estimate | None:
-    """The logarithm of seconds; None where there are too few to know how high it may be."""
+    """The logarithm of seconds, open above where there are too few to know; None of nothing."""
     if not histogram.total:
         return None
     reach = 100.0 * Z * sqrt(percent / 100 * (1 - percent / 100) * inflation / histogram.total)
-    if percent + reach >= 100.0:
-        return None
-    values = (percent, max(percent - reach, 1e-9), percent + reach)
-    value, low, high = (log(_second_of(histogram, each)) for each in values)
+    value, low = (
+        log(_second_of(histogram, each)) for each in (percent, max(percent - reach, 1e-9))
+    )
+    top = percent + reach
+    high = log(_second_of(histogram, top)) if top < 100.0 else inf
     return Estimate(value, low - RESOLUTION, high + RESOLUTION)
 
 
-def inflation(a: Record, b: Record) -> float:
-    """How many requests tell as much as one would among independent ones; at least 1, and never so
-    many that a part of the run tells less than one."""
-    pairs = list(zip(a.course, b.course, strict=False))
-    size = max(1, -(-len(pairs) // MOST_BLOCKS))
-    blocks = [pairs[at : at + size] for at in range(0, len(pairs) - size + 1, size)]
-    shares = _spread([found for block in blocks if (found := _shares_apart(block))])
-    whole = (a.total().latency, b.total().latency)
-    medians = _spread([found for block in blocks if (found := _medians_apart(block, whole))])
-    most = min(each.total for each in whole) / max(len(blocks), 1)
-    return max(1.0, min(max(shares, medians), most))
+def inflations(a: Record, b: Record) -> tuple[float, float]:
+    """How many requests of each run tell as much as one would among independent ones; at least 1,
+    and never so many that a part of the run tells less than one."""
+    seconds = min(len(a.course), len(b.course))
+    size = max(1, -(-seconds // MOST_BLOCKS))
+    starts = range(0, seconds - size + 1, size)
+    one, other = ([_seen(each, at, size) for at in starts] for each in (a, b))
+    together = _dispersion([_apart(*pair) for pair in zip(one, other, strict=True)])
+    found = []
+    for record, seen in ((a, one), (b, other)):
+        most = record.total().latency.total / max(len(seen), 1)
+        found.append(max(1.0, min(ROUGH * min(_dispersion(seen), together), most)))
+    return found[0], found[1]
 
 
 # ---- parts of a run --------------------------------------------------------------------------
 
-_Apart = tuple[float, float]  # what lies between the runs, and its variance were it all chance
-_Block = Sequence[tuple[Second, Second]]
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A value in one part of a run, and its variance were requests independent."""
+
+    value: float
+    variance: float
 
 
-def _spread(found: Sequence[_Apart]) -> float:
-    """Mean square of what lies between the runs, in units of chance."""
-    if len(found) < LEAST_BLOCKS:
-        return 1.0
-    middle = sum(d / v for d, v in found) / sum(1 / v for _, v in found)
-    return sum((d - middle) ** 2 / v for d, v in found) / (len(found) - 1)
+_Part = tuple[_Seen | None, ...]  # its share in time, and the logarithm of its median
 
 
-def _shares_apart(block: _Block) -> _Apart | None:
-    distance = variance = 0.0
-    for run, sign in ((0, -1), (1, 1)):
-        offered = sum(pair[run].offered for pair in block)
-        in_slo = sum(pair[run].in_slo for pair in block)
-        if not offered:
-            return None
-        p = (in_slo + 0.5) / (offered + 1.0)  # so that all or none are no certainty
-        distance += sign * in_slo / offered
-        variance += p * (1 - p) / offered
-    return distance, variance
+def _seen(record: Record, at: int, size: int) -> _Part:
+    seconds = record.course[at : at + size]
+    return _share_in(seconds), _median_in(seconds, record.total().latency)
 
 
-def _medians_apart(block: _Block, whole: Sequence[LatencyHistogram]) -> _Apart | None:
-    """Of the logarithms of each second's own."""
-    distance = variance = 0.0
-    for run, sign in ((0, -1), (1, 1)):
-        seconds = [pair[run] for pair in block]
-        medians = [log(second.p50_ms) for second in seconds if second.p50_ms]
-        if not medians:
-            return None
-        distance += sign * fmean(medians)
-        variance += _variance_of_median(whole[run], sum(second.answered for second in seconds))
-    return distance, variance
+def _share_in(seconds: Sequence[Second]) -> _Seen | None:
+    offered = sum(second.offered for second in seconds)
+    in_slo = sum(second.in_slo for second in seconds)
+    if not offered:
+        return None
+    p = (in_slo + 0.5) / (offered + 1.0)  # so that all or none are no certainty
+    return _Seen(in_slo / offered, p * (1 - p) / offered)
+
+
+def _median_in(seconds: Sequence[Second], whole: LatencyHistogram) -> _Seen | None:
+    medians = [log(second.p50_ms) for second in seconds if second.p50_ms]
+    answered = sum(second.answered for second in seconds)
+    return _Seen(fmean(medians), _variance_of_median(whole, answered)) if medians else None
 
 
 def _variance_of_median(histogram: LatencyHistogram, count: int) -> float:
@@ -130,6 +134,30 @@ def _variance_of_median(histogram: LatencyHistogram, count: int) -> float:
     reach = min(49.0, 50.0 / sqrt(max(count, 1)))
     low, high = (_second_of(histogram, 50.0 + side * reach) for side in (-1, 1))
     return (log(high / low) / 2) ** 2 + RESOLUTION**2
+
+
+def _apart(one: _Part, other: _Part) -> _Part:
+    return tuple(
+        _Seen(y.value - x.value, x.variance + y.variance) if x and y else None
+        for x, y in zip(one, other, strict=True)
+    )
+
+
+def _dispersion(parts: Sequence[_Part]) -> float:
+    """Mean square of how parts differ, in units of chance; of shares or medians, the greater."""
+    found = [1.0]
+    for column in zip(*parts, strict=True):
+        seen = [each for each in column if each is not None]
+        if len(seen) >= LEAST_BLOCKS:
+            weights = [1 / each.variance for each in seen]
+            middle = sum(w * each.value for w, each in zip(weights, seen, strict=True)) / sum(
+                weights
+            )
+            squares = [
+                w * (each.value - middle) ** 2 for w, each in zip(weights, seen, strict=True)
+            ]
+            found.append(sum(squares) / (len(seen) - 1))
+    return max(found)
 
 
 def _second_of(histogram: LatencyHistogram, percent: float) -> float:
