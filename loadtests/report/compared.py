@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from pathlib import Path
 
@@ -63,9 +63,31 @@ def method(found: Comparison) -> str:
 
 def tables(found: Comparison) -> list[Table]:
     return [
+        rates(found.a, found.b),
         _table("By tenant", "tenant", found.tenants),
         _table("By length", "length", found.lengths),
     ]
+
+
+def rates(a: Record, b: Record) -> Table:
+    """Of the whole runs; those that neither has are left out."""
+    pairs = [(name, of(a), of(b)) for name, of in _RATES.items()]
+    rows = [(name, x, y, y / x if x and y else None) for name, x, y in pairs if x or y]
+    return Table("Rates", ("what", "A", "B", "B over A"), tuple(rows))
+
+
+def _a_second(count: Callable[[Cell], int]) -> Callable[[Record], float | None]:
+    return lambda record: count(record.total()) / record.seconds if record.seconds else None
+
+
+_RATES: dict[str, Callable[[Record], float | None]] = {
+    "offered/s": _a_second(lambda cell: cell.offered),
+    "answered/s": _a_second(lambda cell: cell.latency.total),
+    "in time/s": _a_second(lambda cell: cell.in_slo),
+    "rejected/s": _a_second(lambda cell: cell.rejected),
+    "tokens back/s": _a_second(lambda cell: cell.tokens_out),
+    "padding, share": lambda record: record.padding,
+}
 
 
 def _table(caption: str, noun: str, differences: Sequence[Difference]) -> Table:

@@ -96,6 +96,14 @@ def test_a_tenant_of_one_run_alone_has_no_change(make_record) -> None:
     assert {each.verdict for each in found.values()} == {"too few to say"}
 
 
+def test_rates_of_the_whole_are_beside_each_other(make_record) -> None:
+    found = compared.rates(make_record(seconds=120.0), make_record(padded_tokens=1400))
+    rows = {str(name): rest for name, *rest in found.rows}
+    assert rows["offered/s"] == [pytest.approx(14_000 / 120), pytest.approx(14_000 / 60), 2.0]
+    assert rows["padding, share"] == [pytest.approx(0.3), 0.5, pytest.approx(5 / 3)]
+    assert "tokens back/s" not in rows
+
+
 @pytest.mark.parametrize(("count", "total"), [(0, 1), (1, 1), (0, 500), (500, 500), (499, 500)])
 def test_a_share_lies_in_its_interval(count: int, total: int) -> None:
     found = share(count, total)
