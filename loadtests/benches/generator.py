@@ -12,6 +12,7 @@ the same percentiles within noise. What parts of a request cost is measured by t
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -166,8 +167,17 @@ def report(
         title="The load generator",
         tables=tuple(tables),
         verdicts=tuple(verdicts),
+        notes=tuple(priority_notes()),
         raw={"rates": [asdict(each) for each in rates], "parts": parts},
     )
+
+
+def priority_notes() -> Iterator[str]:
+    if hasattr(os, "sched_getscheduler") and os.sched_getscheduler(0) == os.SCHED_FIFO:
+        yield (
+            "Client, server and `wrk` ran at real-time priority (`chrt -f 1`): the machine was "
+            "doing other work."
+        )
 
 
 def rates_table(rates: Sequence[Sent]) -> Table:

@@ -155,6 +155,7 @@ class Player:
         self._end(caller, answer.status, trouble, answer)
         if caller.connected:
             self._ready(caller)
+        self._go_on()
 
     def broke(self, caller: Caller, kind: str) -> None:
         if caller in self._under_way:
@@ -164,6 +165,7 @@ class Player:
         self._callers.discard(caller)
         if not self._done.is_set() and (self._waiting or len(self._callers) < self._stand.ready):
             self._open()
+        self._go_on()
 
     # ---- what is due ----------------------------------------------------------------------------
 
@@ -176,6 +178,11 @@ class Player:
             self._take(due)
         self._set_timer()
         self._settle()
+
+    def _go_on(self) -> None:
+        """Sends at once what an end has led to, such as a closed loop's next."""
+        if self._again and self._again[0][0] <= self._now_s():
+            self._advance()
 
     def _set_timer(self) -> None:
         wait_s = self._next_s() - self._now_s()
@@ -251,9 +258,7 @@ class Player:
         # After the scenario's end nothing counts any more, and a `Retry-After` may be a minute.
         if following is not None and following.at_s < self._plan.scenario.run_s:
             heapq.heappush(self._again, (following.at_s, next(self._numbers), following))
-            if following.at_s <= played.ended_s:
-                self._loop.call_soon(self._advance)
-            elif self._again[0][2] is following:
+            if following.at_s > played.ended_s and self._again[0][2] is following:
                 self._set_timer()
 
     def _end_overdue(self) -> None:
@@ -290,6 +295,7 @@ class Player:
         caller = Caller(self)
         self._under_way[caller] = _Try(planned, taken_s, self._now_s())
         self._end(caller, 0, "connect")
+        self._go_on()
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._start
