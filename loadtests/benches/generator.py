@@ -3,8 +3,9 @@
 `python -m loadtests.benches.generator`: plays the ragged mix open loop to a trivial server on
 loopback at rising rates, from one process, by the whole path that `headrace load` takes: bodies
 rendered, answers' headers read, a record kept. A rate is sent when the run counts. Then a closed
-loop of as many callers as `wrk` has connections, both against a server that takes some ms, in turn:
-the same percentiles within noise. What parts of a request cost is measured by themselves.
+loop of as many callers as `wrk` has connections, in turn, both against a server that takes 10 ms
+and exponentially more: the same percentiles within noise. What parts of a request cost is measured
+by themselves.
 
 `wrk` (Debian: `apt install wrk`) is left out where it is not installed.
 """
@@ -75,11 +76,11 @@ class Closed:
 
 
 @contextmanager
-def trivial_server(delay_ms: float) -> Iterator[Running]:
+def trivial_server(delay_ms: float, spread_ms: float = 0.0) -> Iterator[Running]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     module = [sys.executable, "-m", "loadtests.benches.trivial_server", "--port", str(port)]
-    command = [*module, "--delay-ms", str(delay_ms)]
+    command = [*module, "--delay-ms", str(delay_ms), "--spread-ms", str(spread_ms)]
     with launched(Launch("trivial_server", command, url, url)) as running:
         yield running
 
@@ -224,16 +225,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.benches.generator", description=__doc__
     )
-    parser.add_argument("--rates", nargs="+", type=float, default=[1000, 2500, 5000, 7500, 10000])
+    parser.add_argument("--rates", nargs="+", type=float, default=[1000, 2500, 5000, 7500])
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--repeats", type=int, default=3, help="of the comparison with wrk")
-    parser.add_argument("--delay-ms", type=float, default=10.0, help="of the server beside wrk")
+    parser.add_argument("--delay-ms", type=float, default=10.0, help="least, beside wrk")
     asked = parser.parse_args(argv)
     with trivial_server(0.0) as running:
         rates = [sent(running.url, rate, asked.seconds) for rate in asked.rates]
     pairs = []
     if shutil.which("wrk"):
-        with trivial_server(asked.delay_ms) as running:
+        with trivial_server(asked.delay_ms, asked.delay_ms) as running:
             url, seconds = running.url, asked.seconds
             pairs = [(ours(url, seconds), wrk(url, seconds)) for _ in range(asked.repeats)]
     return publish(report(rates, pairs, parts_us()), argv)

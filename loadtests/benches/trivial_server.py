@@ -2,14 +2,16 @@
 
 `python -m loadtests.benches.trivial_server --port N`: answers each whole request (by its
 Content-Length) with the same bytes and the headers that Headrace's answers have, `--delay-ms` after
-it came; `--stall-from S --stall-for S`: answers nothing for a while, counted from its first
-request, as a server does that collects garbage or compiles a shape.
+it came, and `--spread-ms` more on average (exponential); `--stall-from S --stall-for S`: answers
+nothing for a while, counted from its first request, as a server does that collects garbage or
+compiles a shape.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import sys
 from dataclasses import dataclass, field
 from typing import cast
@@ -30,9 +32,11 @@ class Manner:
     """How requests are answered. `first_at`: when the first one came, on the loop's clock."""
 
     delay_s: float = 0.0
+    spread_s: float = 0.0
     stall_from_s: float = 0.0
     stall_for_s: float = 0.0
     first_at: float = field(default=0.0)
+    rng: random.Random = field(default_factory=lambda: random.Random(1))
 
     def pause_s(self, now: float) -> float:
         """How long a request that comes now waits for its answer."""
@@ -40,7 +44,8 @@ class Manner:
         ran_s = now - self.first_at
         left_s = self.stall_from_s + self.stall_for_s - ran_s
         stalled = self.stall_for_s > 0 and ran_s >= self.stall_from_s
-        return self.delay_s + (max(0.0, left_s) if stalled else 0.0)
+        spread_s = self.rng.expovariate(1.0 / self.spread_s) if self.spread_s else 0.0
+        return self.delay_s + spread_s + (max(0.0, left_s) if stalled else 0.0)
 
 
 class TrivialServer(asyncio.Protocol):
@@ -90,11 +95,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--delay-ms", type=float, default=0.0)
+    parser.add_argument("--spread-ms", type=float, default=0.0)
     parser.add_argument("--stall-from", type=float, default=0.0, help="s from the first request")
     parser.add_argument("--stall-for", type=float, default=0.0, help="s")
     parser.add_argument("--seconds", type=float, default=600.0, help="then it ends")
     asked = parser.parse_args(argv)
-    manner = Manner(asked.delay_ms / 1e3, asked.stall_from, asked.stall_for)
+    times_s = (asked.delay_ms / 1e3, asked.spread_ms / 1e3)
+    manner = Manner(*times_s, asked.stall_from, asked.stall_for)
 
     async def bounded() -> None:
         await asyncio.wait_for(serve(asked.port, manner), asked.seconds)
