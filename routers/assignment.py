@@ -112,7 +112,9 @@ class Assignment:
         if racing.replicas.running > 1:
             racing.hedging.watch(lease)
         racing.replicas.refresh(holder, now)
-        self.affinity.served([row.ticket.request.session for row in goods.rows], replica_id)
+        sessions = [name for row in goods.rows if (name := row.ticket.request.session)]
+        if sessions:
+            self.affinity.served(sessions, replica_id)
         actions.append(
             Dispatch(
                 lease.lease_id, replica_id, row_ids(goods.rows), goods.edge, goods.predicted_s,

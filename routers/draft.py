@@ -55,12 +55,13 @@ class Draft:
         """Whether the batch keeps its bound in tokens with this row too; its first row always."""
         if not self.rows:
             return True
-        rows, length, settings = len(self.rows) + 1, row.length, self._requests.settings
-        tokens = self.total + length
-        if settings.pads:
-            longest = length if length > self.longest else self.longest
-            tokens = rows * self.width(longest, rows, tokens)
-        return tokens <= settings.max_tokens
+        length, settings = row.length, self._requests.settings
+        if not settings.pads:
+            return self.total + length <= settings.max_tokens
+        width = length if length > self.longest else self.longest
+        if settings.buckets.fixed_shapes:
+            width = self.edge
+        return (len(self.rows) + 1) * width <= settings.max_tokens
 
     def take(self, row: Row) -> None:
         """Out of the queue, into the batch, charged."""

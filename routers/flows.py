@@ -138,8 +138,9 @@ class Flows:
 
     def settle(self, charges: Iterable[FlowWork], served: Iterable[FlowWork]) -> None:
         """A batch was served: these seconds instead of those charged, flow by flow."""
+        by_key = self.by_key
         for (priority, tenant, charged_s), (_, _, served_s) in zip(charges, served, strict=True):
-            flow = self.by_key.get((priority, tenant))
+            flow = by_key.get((priority, tenant))
             if flow is not None:
                 flow.charge(served_s - charged_s)
                 flow.served_s += served_s

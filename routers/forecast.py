@@ -63,7 +63,9 @@ class ForecastError:
         self._square = square = self._square * kept + wait_s * wait_s
         prior = weight * (_PRIOR * forecast.slack_s) ** 2 + 1e-12
         scale = (product + prior) / (square + prior)
-        self.scale = scale = max(_LEAST_SCALE, min(_MOST_SCALE, scale))
+        if not _LEAST_SCALE <= scale <= _MOST_SCALE:
+            scale = _LEAST_SCALE if scale < _LEAST_SCALE else _MOST_SCALE
+        self.scale = scale
         self._learn_margin(actual_s - wait_s * scale, _STEP * _WINDOW_S / weight)
 
     def _learn_margin(self, off_s: float, step: float) -> None:
@@ -72,4 +74,6 @@ class ForecastError:
         self.error_s = error_s = self.error_s + _ERROR_GAIN * (abs(off_s) - self.error_s)
         moved_s = error_s * (step if step < _MOST_STEP else _MOST_STEP)
         margin_s += moved_s * (QUANTILE if off_s > margin_s else QUANTILE - 1.0)
-        self.margin_s = max(0.0, min(_MOST_ERRORS * error_s, margin_s))
+        if margin_s > _MOST_ERRORS * error_s:
+            margin_s = _MOST_ERRORS * error_s
+        self.margin_s = margin_s if margin_s > 0.0 else 0.0
