@@ -47,6 +47,11 @@ class LateRoom:
             return False
         return self.verdicts.no()
 
+    def ends(self, late_s: float, time_left_s: float, replicas: int, now: float) -> bool:
+        """Whether all idle moments together could not serve what waits late: for one whose deadline
+        has passed; a newcomer may count on half of them."""
+        return self.refuses(_SHARE * late_s, time_left_s, replicas, now)
+
     def room_s(self, time_left_s: float, replicas: int, now: float) -> float:
         """Predicted device seconds of late work that may wait."""
         if self.fixed_s is not None:

@@ -1,8 +1,9 @@
 """May a request that is late go on waiting, and when must it be looked at again?
 
-A request is late once it can no longer be expected to meet its deadline. With `late="demote"` it
-may then wait until it expires, with `late="refuse"` until its deadline; either way as long as the
-late rows that wait leave it a place. When it turns late, and where it goes then, is not decided
+A request is late once it can no longer be expected to meet its deadline. It may then wait until
+that; from there on with `late="refuse"` no longer, with `late="demote"` until it expires, where an
+idle moment is to come that could serve it; and always as long as the late rows that wait leave it a
+place. When it turns late, and where it goes then, is not decided
 here.
 """
 
@@ -14,13 +15,12 @@ from routers.types import Request
 from routers.waiting import Waiting
 
 
-def next_moment(ticket: Ticket, settings: DispatcherSettings, now: float) -> float:
+def next_moment(ticket: Ticket, now: float) -> float:
     """When time changes what may become of it: it turns late, may wait no longer, expires."""
     if not ticket.late:
         return ticket.latest_start
     request = ticket.request
-    refuses = settings.late == "refuse" and now < request.deadline
-    return request.deadline if refuses else request.expires
+    return request.deadline if now < request.deadline else request.expires
 
 
 def is_over(request: Request, settings: DispatcherSettings, now: float) -> bool:

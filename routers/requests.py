@@ -94,7 +94,7 @@ class Requests:
         for row in ticket.rows:
             self.waiting.add(row, now)
         self.arrivals.note(ticket.edge, now)
-        self.timers.push(next_moment(ticket, self.settings, now), ticket)
+        self.timers.push(next_moment(ticket, now), ticket)
 
     # -- what the dispatcher tells and asks
 
@@ -203,11 +203,11 @@ class Requests:
             request = ticket.request
             if request.expires <= now:
                 self._evict(ticket, Reason.EXPIRED, actions)
-            elif ticket.queued and is_refused(ticket, self.waiting, self.settings, now):
+            elif ticket.queued and self._finds_no_room(ticket, now):
                 self._evict(ticket, Reason.LATE, actions)
             else:
                 self._demote(ticket, now)
-                self.timers.push(next_moment(ticket, self.settings, now), ticket)
+                self.timers.push(next_moment(ticket, now), ticket)
 
     def _evict(self, ticket: Ticket, reason: Reason, actions: list[Action]) -> None:
         retry_after = self._retry_after_s(reason)
@@ -234,10 +234,22 @@ class Requests:
 
     def call_late(self, ticket: Ticket, now: float, actions: list[Action]) -> None:
         """It waits on time and cannot be served so: it goes to the late ones, or leaves."""
-        if is_refused(ticket, self.waiting, self.settings, now):
+        if self._finds_no_room(ticket, now):
             self._evict(ticket, Reason.LATE, actions)
         else:
             self._demote(ticket, now)  # its timer comes too early, which does no harm
+
+    def _finds_no_room(self, ticket: Ticket, now: float) -> bool:
+        """Whether one that is late may not stay; or, its deadline having passed, waits for an idle
+        moment that will not come: better told now than when it expires."""
+        if is_refused(ticket, self.waiting, self.settings, now):
+            return True
+        request = ticket.request
+        if now < request.deadline or ticket.queued < ticket.open:
+            return False
+        late_s = self.waiting.late_s + (0.0 if ticket.late else ticket.cost_s)
+        left_s, running = request.expires - now, self._replicas.running
+        return self.admission.late_room.ends(late_s, left_s, running, now)
 
     def _demote(self, ticket: Ticket, now: float) -> None:
         if ticket.late:

@@ -4,6 +4,7 @@ import pytest
 
 from routers.deadlines import Timers, Turnaround
 from routers.flows import Flow
+from routers.settings import AdmissionSettings
 from routers.tickets import Row, Ticket
 from routers.types import Abort, Dispatch, Evict, LeaseEnd, Reason, Reject, Request
 
@@ -154,7 +155,8 @@ def test_late_rows_do_not_ride_along_while_much_waits_on_time(start):
 
 
 def test_late_batches_keep_to_one_bucket(start):
-    core = start(profile=((1, 10, 1.0), (2, 10, 2.0), (1, 500, 50.0), (2, 500, 100.0)), slo_s=1e3)
+    profile = ((1, 10, 1.0), (2, 10, 2.0), (1, 500, 50.0), (2, 500, 100.0))
+    core = start(profile=profile, slo_s=1e3, admission=AdmissionSettings(late_room_s=1e3))
     core.arrive(1, 500, slo_s=1.0)
     core.arrive(2, 10, slo_s=1.0)
     core.arrive(3, 10, slo_s=1.0)
@@ -317,3 +319,14 @@ def test_new_edge_starts_with_what_the_next_longer_one_took():
     turnaround.observe(64, 1.0)
     turnaround.keep((16, 48, 64, 96), 0.25)
     assert [turnaround.margin_s(edge) for edge in (16, 48, 64, 96)] == [1.5, 1.5, 1.5, 0.25]
+
+
+def test_whose_deadline_has_passed_is_told_so_where_no_idle_moment_is_to_come(start):
+    room = AdmissionSettings(margin_s=0.0, late_room_s=0.0)
+    core = start(profile=((1, 32, 0.1), (2, 32, 0.2)), admission=room)
+    core.replicas("a")
+    core.arrive(1, 10, slo_s=50.0)
+    core.arrive(2, 10, slo_s=1.0)
+    assert core.tick(0.9) == []
+    (told,) = core.tick(1.0)
+    assert (told.request_id, told.reason) == (2, Reason.LATE)

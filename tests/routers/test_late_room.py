@@ -25,6 +25,13 @@ def test_what_exceeds_the_room_is_refused(late_s):
     assert LateRoom().refuses(late_s, 1.0, 1, 0.0) is (late_s > 0.5)
 
 
+def test_one_that_has_waited_may_count_on_all_idle_moments_a_newcomer_on_half():
+    room = LateRoom()
+    assert room.refuses(0.6, 1.0, 1, 0.0)
+    assert not room.ends(0.6, 1.0, 1, 0.0)
+    assert room.ends(1.1, 1.0, 1, 0.0)
+
+
 def test_lasting_overload_closes_the_room():
     room = LateRoom()
     now = busy(room, 1.0, 12.0)

@@ -24,18 +24,16 @@ def with_late_rows(count):
     return waiting
 
 
-@pytest.mark.parametrize("settings", [DEMOTE, REFUSE])
-def test_what_is_on_time_is_looked_at_when_it_turns_late(settings):
-    assert next_moment(a_ticket(late=False), settings, 0.5) == 0.75
+def test_what_is_on_time_is_looked_at_when_it_turns_late():
+    assert next_moment(a_ticket(late=False), 0.5) == 0.75
 
 
-@pytest.mark.parametrize(("settings", "at"), [(DEMOTE, 5.0), (REFUSE, 1.0)])
-def test_what_is_late_is_looked_at_when_it_may_wait_no_longer(settings, at):
-    assert next_moment(a_ticket(late=True), settings, 0.8) == at
+def test_what_is_late_is_looked_at_when_its_deadline_has_come():
+    assert next_moment(a_ticket(late=True), 0.8) == 1.0
 
 
 def test_what_runs_beyond_its_deadline_is_looked_at_when_it_expires():
-    assert next_moment(a_ticket(late=True), REFUSE, 1.0) == 5.0
+    assert next_moment(a_ticket(late=True), 1.0) == 5.0
 
 
 @pytest.mark.parametrize(("now", "over"), [(0.999, False), (1.0, True), (1.001, True)])
