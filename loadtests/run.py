@@ -78,6 +78,12 @@ class Ready:
             scenario, folder, self.wire, terms, processes, asked.connections, asked.timeout_s
         )
 
+    @property
+    def left_out(self) -> list[str]:
+        """What the scenario asks for that no load generator can do to a server."""
+        simulated = ("replicas", "joins", "gateways", "device", "faults")
+        return [name for name in simulated if name in self.scenario.model_fields_set]
+
     def changed(self, *changes: str) -> Ready:
         """The same with further changes to the scenario. Raises ScenarioErrors."""
         asked = replace(self.asked, changes=(*self.asked.changes, *changes))

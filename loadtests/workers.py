@@ -32,6 +32,7 @@ from loadtests.traffic.scenario import Scenario
 GLIMPSE_S = 0.5
 KEPT_FILES = 64  # that are no connections
 START_S = 1.0  # for all processes to be ready
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
 _CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -77,9 +78,11 @@ Watch = Callable[[list[Glimpse]], None]
 def play(order: Order, watch: Watch) -> list[Account]:
     """`watch` hears of the processes' last glimpses. Raises TraceError and WorkerLost."""
     start = time.time() + START_S
-    running = [_start(order, number, start) for number in range(order.processes)]
-    with _interruptible([process for process, _ in running]):
+    running: list[tuple[BaseProcess, Connection]] = []
+    with _interruptible(running):
         try:
+            with _held_back():
+                running += [_start(order, number, start) for number in range(order.processes)]
             return _watched({pipe: None for _, pipe in running}, watch)
         finally:
             for process, pipe in running:
@@ -118,11 +121,21 @@ def _watched(glimpses: dict[Connection, Glimpse | None], watch: Watch) -> list[A
 
 
 @contextmanager
-def _interruptible(processes: list[BaseProcess]) -> Iterator[None]:
+def _held_back() -> Iterator[None]:
+    """What starts meanwhile inherits that it hears of no signal until it asks to."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _interruptible(running: list[tuple[BaseProcess, Connection]]) -> Iterator[None]:
     """Hands Ctrl-C and SIGTERM on: each process ends early, and its account still comes."""
 
-    def hand_on(*_: Any) -> None:
-        for process in processes:
+    def hand_on(number: int, frame: Any) -> None:
+        for process, _ in running:
             if process.pid is not None and process.is_alive():
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGUSR1)
@@ -140,8 +153,6 @@ def _interruptible(processes: list[BaseProcess]) -> Iterator[None]:
 
 
 def _work(order: Order, number: int, start: float, pipe: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     account: Account | Exception
     try:
         account = run_loop(_played(order, number, start, pipe))
@@ -163,6 +174,7 @@ async def _played(order: Order, number: int, start: float, pipe: Connection) -> 
     player = Player(plan, stand, keeper.ended)
     begin = time.perf_counter() + start - time.time()
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, player.stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     # A collection of everything that lives takes as long as a request may be late.
     gc.collect()
     gc.freeze()

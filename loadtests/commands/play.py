@@ -38,6 +38,9 @@ def play(
 
 def watched(ready: Ready, *, quiet: bool) -> Record:
     """Played, with a live view where there is a terminal."""
+    if ready.left_out:
+        names = ", ".join(ready.left_out)
+        click.echo(f"not played, since they are the simulator's: {names}", err=True)
     if quiet:
         return ready.play()
     from loadtests.console.live import LiveView

@@ -14,7 +14,8 @@ from click.testing import CliRunner
 
 from loadtests.benches.launched import free_port
 from loadtests.command import main
-from loadtests.results.record import load
+from loadtests.results.record import Client, Record, load
+from loadtests.run import Ready
 
 SCENARIO = """
 duration_s: 1
@@ -177,3 +178,15 @@ def test_what_is_wrong_with_a_search_is_said_in_a_line(scenario, arguments, said
     assert result.exit_code == 2
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_what_no_load_generator_can_do_is_said(scenario, monkeypatch):
+    monkeypatch.setattr(Ready, "play", lambda self, *_: Record("x", client=Client(behind="late")))
+    more = ("--set", "faults.noise=0.1", "--set", "replicas=3", "--quiet")
+    for given, said in ((more, "simulator's: replicas, faults\n"), (("--quiet",), "")):
+        path = scenario.with_suffix(".json")
+        url = ("--url", "http://127.0.0.1:1", *EMBED, "--json", str(path))
+        result = CliRunner().invoke(main, [str(scenario), *url, *given])
+        assert result.exit_code == 1
+        assert ("not played" in result.stderr) == bool(said)
+        assert said in result.stderr
