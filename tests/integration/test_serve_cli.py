@@ -157,9 +157,7 @@ def test_what_a_killed_host_left_is_cleared_by_the_next_start(serve):
 def test_a_model_that_cannot_load_fails_the_start_with_its_reason(serve):
     server = serve({"broken": {"runtime": "onnxruntime", "source": "rubbish.onnx"}})
     (server.folder / "rubbish.onnx").write_bytes(b"no graph")
-    began = time.monotonic()
     server.start(ready=False)
     assert server.wait(60) == 1
-    assert time.monotonic() - began < 30
     assert "model broken cannot start: " in server.output
     assert "rubbish.onnx" in server.output
