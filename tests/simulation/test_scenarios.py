@@ -5,9 +5,24 @@ from pathlib import Path
 import pytest
 
 from deployments.simulation.play import Asked, prepare
+from loadtests.traffic import made_up_trace
+from loadtests.traffic.scenario_file import load
 
 FOLDER = Path(__file__).parents[2] / "loadtests" / "scenarios"
 SCENARIOS = sorted(p.stem for p in FOLDER.glob("*.yaml") if "\nmodels:" not in p.read_text())
+
+# What happens late in a scenario, early enough to happen in a short run of it.
+EARLIER = {
+    "idle-then-spike": ("arrivals.steps=[{from_s: 0.5, rate: 700}]",),
+    "replica-killed": ("faults.deaths=[{replica: 3, at_s: 0.5, back_after_s: 0.5}]",),
+    "rolling-change": ("joins.0.at_s=0.2", "faults.deaths.0.at_s=0.4", "faults.deaths.1.at_s=0.9"),
+    "burst": ("arrivals.steps.0.from_s=0.5", "arrivals.steps.1.from_s=1"),
+    "sleeper": ("tenants.two.arrivals.steps.0.from_s=0.5",),
+}
+WANTED = {
+    "ragged-mix", "flood-of-long", "aggressor", "overload-10x", "burst", "slow-replica", "hiccups",
+    "replica-killed", "rolling-change", "idle-then-spike", "generation-mix", "recorded",
+}  # fmt: skip
 
 
 def play(name, *changes, **asked):
@@ -17,13 +32,26 @@ def play(name, *changes, **asked):
     return played
 
 
-SOONER = {"idle-then-spike": ["arrivals.steps=[{from_s: 0.5, rate: 700}]"]}
-
-
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario_that_is_shipped_runs_and_loses_nothing(name):
-    changes = ["duration_s=1.5", *SOONER.get(name, ())]
-    assert play(name, *changes).summary.total().offered >= 1
+    played = play(name, "duration_s=1.5", *EARLIER.get(name, ()))
+    assert played.summary.total().offered >= 1
+
+
+@pytest.mark.parametrize("name", ["replica-killed", "rolling-change"])
+def test_no_request_is_lost_with_a_replica(name):
+    assert not play(name, "duration_s=1.5", *EARLIER[name]).summary.total().reasons
+
+
+def test_those_that_people_ask_for_are_there_and_say_what_to_look_for():
+    assert set(SCENARIOS) >= WANTED
+    for name in WANTED:
+        assert "ook " in load(FOLDER / f"{name}.yaml").about
+
+
+def test_recording_that_is_shipped_is_what_the_script_writes():
+    lines = (FOLDER / "recorded.csv").read_text().splitlines()
+    assert lines[1:] == [",".join(map(str, row)) for row in made_up_trace.rows()]
 
 
 @pytest.mark.parametrize("seed", range(4))
