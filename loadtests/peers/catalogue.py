@@ -32,7 +32,7 @@ class Peer:
     venv: str | None
     works: Mapping[str, Adapter]
     tuning: str
-    batch: Mapping[str, int] = field(default_factory=lambda: {DEVICE: 8, MINILM: 32})
+    batch: Mapping[str, int] = field(default_factory=lambda: {DEVICE: 6, MINILM: 8})
     variant: str = ""
     ready: str = "/"
 
@@ -98,6 +98,14 @@ PEERS = {
             "Python backend, ragged batching, no queue delay, queue timeout 60 ms on the device, "
             "8 HTTP threads",
             ready="/v2/health/ready",
+        ),
+        Peer(
+            "infinity",
+            "loadtests.peers.infinity.serve",
+            "infinity",
+            {MINILM: adapters.INFINITY},
+            "torch bfloat16, its own sorting and batching, no vector cache",
+            ready="/health",
         ),
         Peer(
             "triton-equal-shapes",

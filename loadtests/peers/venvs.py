@@ -46,6 +46,7 @@ PEERS = {
         _peer("litserve"),
         _peer("bentoml"),
         _peer("mlserver"),
+        _peer("infinity"),
     )
 }
 
@@ -83,7 +84,7 @@ def make(peer: Peer, peers_dir: Path = PEERS_DIR) -> Path:
     python = python_of(peer.name, peers_dir)
     # One after the other: torch's line comes first, so that nothing else chooses its build.
     for line in peer.requirements:
-        subprocess.run([str(python), "-m", "pip", "install", "-q", *line.split()], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-qq", *line.split()], check=True)
     (home / STAMP).write_text(peer.stamp())
     return python
 

@@ -6,6 +6,7 @@ import pytest
 
 from loadtests.peers import adapters, asked, catalogue, device
 from loadtests.peers.device import Device, Speed
+from loadtests.peers.triton import ragged
 
 
 def test_device_takes_a_base_a_row_and_a_padded_token():
@@ -86,3 +87,13 @@ def test_throughput_environment_is_one_starts_own():
     assert "RAY_SERVE_THROUGHPUT_OPTIMIZED" not in catalogue.environ_of(
         catalogue.PEERS["ray-serve-defaults"]
     )
+
+
+@pytest.mark.parametrize("work", asked.WORKS)
+def test_triton_is_configured_for_the_work(work):
+    found = ragged.config(asked.Asked(8100, work, 6))
+    assert f'name: "{work}"' in found
+    assert "max_batch_size: 6" in found
+    assert ("allow_ragged_batch: true" in found) == (work == asked.DEVICE)
+    assert found.count("{") == found.count("}")
+    assert "allow_ragged" not in ragged.config(asked.Asked(8100, work, 6, "equal-shapes"))

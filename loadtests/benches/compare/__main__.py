@@ -34,7 +34,7 @@ def measured(asked: argparse.Namespace, notes: list[str]) -> Iterator[Round]:
             for name in list(systems if number % 2 == 0 else reversed(systems)):
                 try:
                     found = one(name, work, number, done, effort)
-                except (ServerTrouble, SubprocessError, FileNotFoundError, KeyError) as trouble:
+                except (ServerTrouble, SubprocessError, OSError, KeyError) as trouble:
                     systems.remove(name)
                     notes.append(f"`{name}` was left out of `{work.name}`: {said(trouble)}.")
                     print(f"{name}: {trouble}", file=sys.stderr)

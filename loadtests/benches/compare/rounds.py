@@ -72,7 +72,7 @@ def round_of(
         server.check()
         asked = search_of(work, before)
         trials = Trials(server, number * 1000, effort.seconds)
-        trials.at(asked.low / 2)  # what learns has seen the mix before it is judged
+        trials.at(asked.low / 2, work.warm_s)  # what learns has seen the mix before it is judged
         found = search(trials.share_at, asked)
         holds = found.holds or min(trial.rate for trial in found.trials)
         peak = statistics.median([*(each.holds for each in before), holds])
@@ -105,9 +105,9 @@ class Trials:
     seed: int
     seconds: float
 
-    def at(self, rate: float) -> Trial:
+    def at(self, rate: float, seconds: float | None = None) -> Trial:
         self.seed += 1
-        trial = played(self.server, mix(rate, self.seconds, self.seed))
+        trial = played(self.server, mix(rate, seconds or self.seconds, self.seed))
         self._over(f"{rate:7.1f}/s", trial)
         return trial
 

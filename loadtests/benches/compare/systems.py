@@ -20,16 +20,18 @@ from typing import Any
 
 import yaml
 
+from loadtests.benches.compare.model_files import model_environ
 from loadtests.benches.compare.works import Work
 from loadtests.benches.launched import Launch, Running, ServerTrouble, free_port, launched
 from loadtests.benches.server import Settings, changed, headrace
 from loadtests.peers.adapters import Adapter, Item
-from loadtests.peers.asked import DEVICE
+from loadtests.peers.asked import DEVICE, MINILM
 from loadtests.peers.catalogue import PEERS, command_of, environ_of
 
 HEADRACE = "headrace"
 TENANTS = ("default", "victim", "noisy")
 PROBES = 3
+CHECKERS = 3  # at once: enough for batches of several, too few to be refused
 SETTLED_S = 0.1
 SETTLE_LIMIT_S = 10.0
 
@@ -61,8 +63,11 @@ def system_of(name: str, work: Work) -> System:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         command = command_of(peer, port, work.name, batch)
-        log = name.replace("@", "-")
-        with launched(Launch(log, command, url, url + peer.ready, environ_of(peer))) as running:
+        environ = environ_of(peer)
+        if work.name == MINILM:
+            environ |= model_environ(settings_of(work))
+        launch = Launch(name.replace("@", "-"), command, url, url + peer.ready, environ)
+        with launched(launch) as running:
             yield running
 
     return System(name, peer.works[work.name], start, batch, peer.tuning)
@@ -121,7 +126,7 @@ class Server:
         """Raises `ServerTrouble` where answers are wrong: rows of several lengths at once."""
         rng = random.Random(7)
         items = [self.work.item(length, rng) for length in (3, 8, 31, 100, 512) * 3]
-        with ThreadPoolExecutor(len(items)) as pool:
+        with ThreadPoolExecutor(CHECKERS) as pool:
             answers = list(pool.map(self._answer, items))
         for item, answer in zip(items, answers, strict=True):
             if not self.work.right(item, answer):

@@ -1,0 +1,1 @@
+"""infinity doing the same embeddings as everybody else here."""

@@ -1,0 +1,33 @@
+"""How is infinity started here? Becomes `infinity_emb v2`, for embeddings alone.
+
+It brings its own engines and not OpenVINO, so it runs its own best for this processor: torch in
+bfloat16, which was faster than its float32. It sorts what waits by length and batches by itself;
+`--batch-size` bounds a batch. The vector cache and telemetry are off.
+Source: infinity documentation, "CLI v2".
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from loadtests.peers import asked as asking
+from loadtests.peers.minilm_files import TOKENIZER
+
+
+def main() -> None:
+    asked = asking.parse(__doc__)
+    folder = Path(os.environ[TOKENIZER]).parent
+    command = [str(Path(sys.executable).with_name("infinity_emb")), "v2"]
+    command += ["--model-id", str(folder), "--served-model-name", asking.MINILM]
+    command += ["--engine", "torch", "--device", "cpu", "--dtype", "bfloat16"]
+    command += ["--batch-size", str(asked.batch), "--no-bettertransformer", "--no-compile"]
+    command += ["--host", "127.0.0.1", "--port", str(asked.port), "--log-level", "warning"]
+    quiet = {"INFINITY_ANONYMOUS_USAGE_STATS": "0", "HF_HUB_OFFLINE": "1"}
+    # Becoming the server keeps one process id for whoever started us.
+    os.execve(command[0], command, {**os.environ, **quiet})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""How does a peer embed a batch of texts? The same model file and backend for all: OpenVINO.
+
+Reads the graph that Headrace has staged (mean pooling and length one included), compiled with the
+options that Headrace compiles it with, so that servers differ and backends do not. Texts are
+tokenised as a batch and padded to its longest, to a multiple of 8 as in Headrace's example.
+Imported in the peer's own environment; needs numpy, openvino and tokenizers there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import openvino
+from tokenizers import Tokenizer
+
+from loadtests.peers.minilm_files import MODEL, TOKENIZER
+
+LONGEST = 512
+PAD_MULTIPLE = 8
+OPTIONS = {
+    "INFERENCE_PRECISION_HINT": "bf16",
+    "PERFORMANCE_HINT": "LATENCY",
+    "NUM_STREAMS": 1,
+    "ENABLE_CPU_PINNING": False,
+    "CPU_RUNTIME_CACHE_CAPACITY": 1000,
+}
+
+
+class Embedder:
+    """One request of one compiled model: one batch at a time."""
+
+    def __init__(self) -> None:
+        if MODEL not in os.environ:
+            raise SystemExit(
+                f"{MODEL} must name a folder with model.xml, {TOKENIZER} its tokeniser"
+            )
+        self._tokenizer = Tokenizer.from_file(os.environ[TOKENIZER])
+        self._tokenizer.enable_truncation(LONGEST)
+        self._tokenizer.enable_padding(pad_to_multiple_of=PAD_MULTIPLE)
+        file = str(Path(os.environ[MODEL]) / "model.xml")
+        self._request = openvino.Core().compile_model(file, "CPU", OPTIONS).create_infer_request()
+
+    def run(self, texts: Sequence[str]) -> list[list[float]]:
+        found = self._tokenizer.encode_batch(list(texts))
+        ids = np.array([each.ids for each in found], np.int64)
+        mask = np.array([each.attention_mask for each in found], np.int64)
+        inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        output = self._request.infer(inputs)[0]
+        vectors: list[list[float]] = np.asarray(output, np.float32).tolist()
+        return vectors
