@@ -203,8 +203,10 @@ class Requests:
             request = ticket.request
             if request.expires <= now:
                 self._evict(ticket, Reason.EXPIRED, actions)
-            elif ticket.queued and self._finds_no_room(ticket, now):
+            elif ticket.queued and is_refused(ticket, self.waiting, self.settings, now):
                 self._evict(ticket, Reason.LATE, actions)
+            elif self._waits_in_vain(ticket, now):
+                self._evict(ticket, Reason.EXPIRED, actions)
             else:
                 self._demote(ticket, now)
                 self.timers.push(next_moment(ticket, now), ticket)
@@ -234,16 +236,14 @@ class Requests:
 
     def call_late(self, ticket: Ticket, now: float, actions: list[Action]) -> None:
         """It waits on time and cannot be served so: it goes to the late ones, or leaves."""
-        if self._finds_no_room(ticket, now):
+        if is_refused(ticket, self.waiting, self.settings, now):
             self._evict(ticket, Reason.LATE, actions)
         else:
             self._demote(ticket, now)  # its timer comes too early, which does no harm
 
-    def _finds_no_room(self, ticket: Ticket, now: float) -> bool:
-        """Whether one that is late may not stay; or, its deadline having passed, waits for an idle
-        moment that will not come: better told now than when it expires."""
-        if is_refused(ticket, self.waiting, self.settings, now):
-            return True
+    def _waits_in_vain(self, ticket: Ticket, now: float) -> bool:
+        """Whether its deadline has passed and no idle moment is to come that could serve it: better
+        told now than when it expires."""
         request = ticket.request
         if now < request.deadline or ticket.queued < ticket.open:
             return False

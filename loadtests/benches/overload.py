@@ -1,6 +1,6 @@
 """Does a real server keep its goodput at ten times its capacity, and how fast does it say no?
 
-`python -m loadtests.benches.overload`: a synthetic device of 99/s behind `headrace serve`, open
+`python -m loadtests.benches.overload`: a synthetic device of 49/s behind `headrace serve`, open
 loop at 0.9, 1, 2 and 10 times that, then 80 % of it with a burst of 10 s at ten times; callers come
 again up to three times (five in the burst), either at once or after the `Retry-After` they were
 given. A tenth of the load comes from a tenant that may send 5/s, and is told 429; the others are

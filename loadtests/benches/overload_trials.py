@@ -30,7 +30,8 @@ from loadtests.benches.server import Settings, changed
 from loadtests.client.player import Played
 from loadtests.results.report_table import ratio
 
-CAPACITY = 99.0
+CAPACITY = 49.0
+PER_ROW_MS = 19.8
 TENFOLD = 10.0
 LEAST_IN_TIME = 0.95
 LIMITED = "limited"
@@ -133,8 +134,12 @@ def burst_piece(caller: str) -> Piece:
 
 def settings_of(body: str) -> Settings:
     of = piece("overload-10x").settings
-    limits = {f"tenants.{LIMITED}.rate": {"requests_per_s": 5}, "tenants.default.weight": 1}
-    return changed(of, limits | (TEXTS_ON_THE_DEVICE if body == "texts" else {}))
+    changes = {
+        f"models.{MODEL}.options.per_request_ms": PER_ROW_MS,  # half the scenario's device
+        f"tenants.{LIMITED}.rate": {"requests_per_s": 5},
+        "tenants.default.weight": 1,
+    }
+    return changed(of, changes | (TEXTS_ON_THE_DEVICE if body == "texts" else {}))
 
 
 def trial_of(

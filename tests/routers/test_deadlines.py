@@ -329,4 +329,4 @@ def test_whose_deadline_has_passed_is_told_so_where_no_idle_moment_is_to_come(st
     core.arrive(2, 10, slo_s=1.0)
     assert core.tick(0.9) == []
     (told,) = core.tick(1.0)
-    assert (told.request_id, told.reason) == (2, Reason.LATE)
+    assert (told.request_id, told.reason) == (2, Reason.EXPIRED)
