@@ -1,14 +1,13 @@
 """A scenario on both sides: played to a real server, and simulated; same arrivals, same lengths.
 
 The real side sends rows of token ids, or English texts of as many tokens where the model makes the
-tokens; every text is another, so that no cache of texts answers. The simulated side is
+tokens; every row is another, so that nothing that keeps answers does. The simulated side is
 `headrace simulate --json` as a process of its own.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +17,14 @@ from typing import Any
 import yaml
 
 from loadtests.benches.server import Settings, command_line
-from loadtests.client.http1 import Target, render
+from loadtests.client.http1 import Target
 from loadtests.client.player import Played, Stand, play
+from loadtests.client.protocols.open_inference import OpenInference
+from loadtests.client.protocols.openai import Embeddings
+from loadtests.client.protocols.types import Place
 from loadtests.traffic import scenario_file
 from loadtests.traffic.plan import Plan, Planned
 from loadtests.traffic.scenario import Scenario
-from loadtests.traffic.texts import text_of
-from loadtests.traffic.workload import infer_body, token_ids
 
 SCENARIOS = Path("loadtests/scenarios")
 MODEL = "device"
@@ -78,25 +78,11 @@ def measured(of: Piece, ends: Sequence[Played]) -> list[Played]:
     return [end for end in ends if begin_s <= end.planned.at_s < end_s]
 
 
-def headers_of(planned: Planned) -> dict[str, str]:
-    return {"x-tenant": planned.tenant} if planned.tenant != "default" else {}
-
-
 def ids_request(url: str) -> Callable[[Planned], bytes]:
-    """`/v2/models/device/infer` with one row of ids; the same ones for each length."""
-    target = Target.parse(f"{url}/v2/models/{MODEL}/infer")
-    rng = random.Random(24)
-    bodies = {length: infer_body("ids", token_ids(length, rng)) for length in range(1, 513)}
-    return lambda planned: render(target, bodies[planned.lengths[0]], headers=headers_of(planned))
+    """`/v2/models/device/infer` with one row of ids."""
+    return OpenInference(Place(url, MODEL)).request
 
 
 def texts_request(url: str) -> Callable[[Planned], bytes]:
     """`/v1/embeddings` with one text of as many tokens."""
-    target = Target.parse(f"{url}/v1/embeddings")
-    rng = random.Random(24)
-
-    def request(planned: Planned) -> bytes:
-        body = {"model": MODEL, "input": text_of(planned.lengths[0], rng)}
-        return render(target, json.dumps(body).encode(), headers=headers_of(planned))
-
-    return request
+    return Embeddings(Place(url, MODEL)).request
