@@ -31,8 +31,9 @@ from loadtests.peers import asked as asking
 from loadtests.peers.asked import Asked
 
 PADDED_TOKENS = 1024  # a batch's bound in the throughput variant; the longest row alone has 512
-ONGOING = {"defaults": None, "raised": 256, "throughput": 256}
-QUEUED = {"throughput": 32}
+WAIT_S = 0.02  # batches are formed without asking whether the device is free
+ONGOING = {"defaults": None, "raised": 256, "throughput": 40}
+QUEUED = {"throughput": 8}
 
 
 def padded(items: Sequence[Sequence[Any]]) -> int:
@@ -41,7 +42,8 @@ def padded(items: Sequence[Sequence[Any]]) -> int:
 
 def batching(asked: Asked) -> dict[str, Any]:
     if asked.variant == "throughput" and asked.work == asking.DEVICE:
-        return {"max_batch_size": PADDED_TOKENS, "batch_size_fn": padded}
+        bound = {"max_batch_size": PADDED_TOKENS, "batch_size_fn": padded}
+        return {**bound, "batch_wait_timeout_s": WAIT_S}
     return {"max_batch_size": asked.batch}
 
 
