@@ -60,11 +60,11 @@ PEERS = {
     peer.name: peer
     for peer in (
         _ray("defaults", "none; 5 ongoing requests a replica, so at most 5 a batch"),
-        _ray("raised", "`max_ongoing_requests` 256, no wait for a batch"),
+        _ray("raised", "`max_ongoing_requests` 256, otherwise as it comes (10 ms for a batch)"),
         _ray(
             "throughput",
-            "HAProxy, direct ingress, `RAY_SERVE_THROUGHPUT_OPTIMIZED`, `max_ongoing_requests` "
-            "256, `max_queued_requests` 32, batches bounded by rows × longest (`batch_size_fn`)",
+            "HAProxy, direct ingress, `RAY_SERVE_THROUGHPUT_OPTIMIZED`, batches gathered for 20 ms "
+            "and bounded by rows × longest (`batch_size_fn`, 1,024), 40 ongoing and 8 queued",
         ),
         Peer(
             "litserve",

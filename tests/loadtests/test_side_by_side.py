@@ -124,8 +124,18 @@ def test_rounds_outlive_the_run(tmp_path):
     for each in rounds:
         keeping.keep(each, tmp_path)
     assert sorted(keeping.kept(tmp_path), key=lambda each: each.holds) == rounds
-    keeping.forget(tmp_path)
+    keeping.forget(["minilm"], tmp_path)
+    assert len(keeping.kept(tmp_path)) == 2
+    keeping.forget(["device"], tmp_path)
     assert keeping.kept(tmp_path) == []
+
+
+def test_rounds_without_overload_leave_its_medians_alone():
+    rounds = [round_of("headrace", 0, 700.0), round_of("litserve", 0, 300.0)]
+    rounds.append(round_of("headrace", 2, 700.0, over={}, victim=None))
+    table = goodput_table(rounds, DEVICE)
+    assert table.rows[0][9] == "700 (100%)"
+    assert [verdict.held for verdict in verdicts(rounds, DEVICE)][:2] == [True, True]
 
 
 def test_report_holds_without_peers_and_of_one_system():

@@ -20,16 +20,27 @@ from loadtests.benches.compare.systems import HEADRACE, system_of
 from loadtests.benches.compare.tables import report
 from loadtests.benches.compare.works import WORKS, Work
 from loadtests.benches.launched import ServerTrouble
-from loadtests.peers.asked import DEVICE
+from loadtests.peers.asked import DEVICE, MINILM
 from loadtests.results.report_table import publish
 
-DEFAULT = [HEADRACE, "ray-serve-raised", "ray-serve-throughput", "litserve", "bentoml"]
+DEFAULT = {
+    DEVICE: (
+        "ray-serve-raised",
+        "ray-serve-throughput",
+        "litserve",
+        "bentoml",
+        "mlserver",
+        "triton",
+    ),
+    MINILM: ("ray-serve-throughput", "litserve", "bentoml", "mlserver", "triton", "infinity"),
+}
 
 
 def measured(asked: argparse.Namespace, notes: list[str]) -> Iterator[Round]:
     effort = Effort(asked.seconds, tuple(asked.multiples))
     for work in (WORKS[name] for name in asked.works):
-        systems, done = list(asked.systems), list[Round]()
+        systems = list(asked.systems or [HEADRACE, *DEFAULT[work.name]])
+        done: list[Round] = []
         for number in range(asked.repeats):
             for name in list(systems if number % 2 == 0 else reversed(systems)):
                 try:
@@ -59,9 +70,9 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.benches.compare", description=__doc__
     )
-    parser.add_argument("--systems", nargs="+", default=DEFAULT, metavar="NAME[@BATCH]")
+    parser.add_argument("--systems", nargs="+", metavar="NAME[@BATCH]")
     parser.add_argument("--works", nargs="+", choices=WORKS, default=[DEVICE])
-    parser.add_argument("--seconds", type=float, default=6.0, help="a trial (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="a trial (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--multiples", nargs="*", type=float, default=list(MULTIPLES))
     parser.add_argument("--quick", action="store_true", help="one round of trials of 4 s")
@@ -75,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         asked.repeats, asked.seconds = 1, 4.0
     notes: list[str] = []
     if not asked.report_only:
-        keeping.forget()
+        keeping.forget(asked.works)
         try:
             for _ in measured(asked, notes):
                 pass

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from loadtests.peers.asked import DEVICE
 
 FOLDER = Path("out/bench/compare")
 MULTIPLES = (1.5, 2.0, 3.0)
+FULL_ROUNDS = 2  # further ones search and measure at half of the peak, for time's sake
 WITHIN = 0.1
 CLEAR_MISS = 0.7
 AROUND = (0.85, 1.2)  # of the peak so far: where further searches look
@@ -75,6 +76,7 @@ def round_of(
         trials.at(asked.low / 2, work.warm_s)  # what learns has seen the mix before it is judged
         found = search(trials.share_at, asked)
         holds = found.holds or min(trial.rate for trial in found.trials)
+        multiples = effort.multiples if number < FULL_ROUNDS else ()
         peak = statistics.median([*(each.holds for each in before), holds])
         return Round(
             work=work.name,
@@ -85,8 +87,8 @@ def round_of(
             peak=peak,
             searched=tuple((trial.rate, trial.in_slo) for trial in found.trials),
             half=trials.at(peak / 2),
-            over={f"{times:g}": trials.at(peak * times) for times in effort.multiples},
-            victim=trials.beside(*flood_of(work)),
+            over={f"{times:g}": trials.at(peak * times) for times in multiples},
+            victim=trials.beside(*flood_of(work)) if number < FULL_ROUNDS else None,
         )
 
 
@@ -147,9 +149,11 @@ def kept(folder: Path = FOLDER) -> list[Round]:
     return [_round(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
 
 
-def forget(folder: Path = FOLDER) -> None:
-    for path in folder.glob("*.json"):
-        path.unlink()
+def forget(works: Iterable[str], folder: Path = FOLDER) -> None:
+    """Those of other works stay, so that works can be measured one by one."""
+    for work in works:
+        for path in folder.glob(f"{work}-*.json"):
+            path.unlink()
 
 
 def _round(found: dict[str, Any]) -> Round:
