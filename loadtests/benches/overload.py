@@ -6,9 +6,9 @@ again up to three times (five in the burst), either at once or after the `Retry-
 given. A tenth of the load comes from a tenant that may send 5/s, and is told 429; the others are
 told 503 when the system is full. Rows are token ids, or texts that the gateway tokenises.
 
-Promises: in-SLO answers a second at least 95 % of the best rate, back to 95 % in time within 10 s
-after the burst, refusals' p99 under 10 ms at ten-fold load, from the request's leaving to its
-answer. The client shares the machine; how late it sent is shown as lag.
+Promises: in-SLO answers a second at least 95 % of the best rate, back to that (or to all that is
+offered) within 10 s after the burst, refusals' p99 under 10 ms at ten-fold load, from the request's
+leaving to its answer. The client shares the machine; how late it sent is shown as lag.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def everything(asked: argparse.Namespace) -> Iterator[Trial | Burst]:
                 yield trial
             if asked.burst:
                 burst = play_burst(running, body, caller)
-                print(f"  {body}, {caller}: back after {burst.back_s:g} s", file=sys.stderr)
+                print(f"  {body}, {caller}: kept {burst.kept[:12]}", file=sys.stderr)
                 yield burst
 
 
@@ -82,7 +82,7 @@ def report(found: Sequence[Trial | Burst], asked: argparse.Namespace) -> Report:
     kinds = list(product(asked.bodies, asked.callers))
     tables = [load_table(trials, body, caller) for body, caller in kinds]
     if bursts:
-        tables.append(burst_table(bursts))
+        tables.append(burst_table(trials, bursts))
     return Report(
         name="overload",
         title="Overload on a real server",
@@ -95,7 +95,7 @@ def report(found: Sequence[Trial | Burst], asked: argparse.Namespace) -> Report:
         raw={
             "trials": [trial.record() for trial in trials],
             "bursts": [
-                {"body": b.body, "caller": b.caller, "shares": b.shares, "offered": b.offered}
+                {"body": b.body, "caller": b.caller, "kept": b.kept, "offered": b.offered}
                 for b in bursts
             ],
         },
@@ -120,13 +120,19 @@ def load_table(trials: Sequence[Trial], body: str, caller: str) -> Table:
     return Table(f"{body}; refused callers come again {caller}", headers, tuple(rows))
 
 
-def burst_table(bursts: Sequence[Burst]) -> Table:
-    headers = ("rows", "callers come again", "back after s", "in time, share by second after it")
-    rows = tuple(
-        (b.body, b.caller, b.back_s, " ".join(f"{share:.2f}" for share in b.shares[:12]))
-        for b in bursts
-    )
+def burst_table(trials: Sequence[Trial], bursts: Sequence[Burst]) -> Table:
+    headers = ("rows", "callers come again", "back after s", "in time of tries, by second after it")
+    rows = tuple((b.body, b.caller, back_s(trials, b), course_of(b)) for b in bursts)
     return Table(f"After {BURST_S:g} s at ten times the capacity", headers, rows)
+
+
+def back_s(trials: Sequence[Trial], burst: Burst) -> float:
+    return burst.back_s(best_of(of_kind(trials, burst.body, burst.caller)))
+
+
+def course_of(burst: Burst) -> str:
+    seconds = list(zip(burst.kept, burst.offered, strict=True))[:12]
+    return " ".join(f"{kept}/{offered}" for kept, offered in seconds)
 
 
 def of_kind(trials: Sequence[Trial], body: str, caller: str) -> list[Trial]:
@@ -152,8 +158,8 @@ def verdicts_of(
                 yield at_most(claim, trial.refusal(status, 99), MOST_REFUSAL_MS, " ms")
     for burst in bursts:
         if (burst.body, burst.caller) == (body, caller):
-            claim = f"{kind}: 95 % in time again within 10 s after the burst"
-            yield at_most(claim, burst.back_s, MOST_BACK_S, " s")
+            claim = f"{kind}: back to 95 % of the best rate, or of all, within 10 s after the burst"
+            yield at_most(claim, back_s(trials, burst), MOST_BACK_S, " s")
 
 
 def arguments() -> argparse.ArgumentParser:

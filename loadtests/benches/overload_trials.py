@@ -28,12 +28,12 @@ from loadtests.benches.scenario_load import (
 )
 from loadtests.benches.server import Settings, changed
 from loadtests.client.player import Played
-from loadtests.results.report_table import ratio
 
 CAPACITY = 49.0
 PER_ROW_MS = 19.8
 TENFOLD = 10.0
 LEAST_IN_TIME = 0.95
+WINDOW_S = 5
 LIMITED = "limited"
 BODIES = {"ids": ids_request, "texts": texts_request}
 CALLERS = {"at once": False, "after Retry-After": True}
@@ -79,19 +79,26 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """`shares`: of what was sent in each second from the burst's end on, answered in time."""
+    """`kept`: of what was sent (`offered`) in each second from the burst's end on, how many were
+    answered in time."""
 
     body: str
     caller: str
-    shares: tuple[float, ...]
+    kept: tuple[int, ...]
     offered: tuple[int, ...]
 
-    @property
-    def back_s(self) -> float:
-        """When the last second that fell short had passed; NaN while the last one still does."""
-        short = [at for at, share in enumerate(self.shares) if share < LEAST_IN_TIME]
+    def back_s(self, best: float) -> float:
+        """From when on every `WINDOW_S` seconds kept what they could: all that was offered, or
+        `best` a second; NaN while the last ones do not."""
+        starts = range(len(self.kept) - WINDOW_S + 1)
+        short = [at for at in starts if not self._kept_up(at, best)]
         back = short[-1] + 1 if short else 0
-        return float("nan") if back == len(self.shares) else float(back)
+        return float("nan") if back == len(starts) else float(back)
+
+    def _kept_up(self, at: int, best: float) -> bool:
+        seconds = slice(at, at + WINDOW_S)
+        could = min(sum(self.offered[seconds]), best * WINDOW_S)
+        return sum(self.kept[seconds]) >= LEAST_IN_TIME * could
 
 
 # ---- measuring ----------------------------------------------------------------------------------
@@ -178,7 +185,7 @@ def burst_of(of: Piece, ends: Sequence[Played], body: str, caller: str) -> Burst
     return Burst(
         body,
         caller,
-        tuple(ratio(kept[second], offered[second]) for second in seconds),
+        tuple(kept[second] for second in seconds),
         tuple(offered[second] for second in seconds),
     )
 

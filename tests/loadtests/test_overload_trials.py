@@ -27,16 +27,16 @@ def end(at_s: float, status: int = 200, took_s: float = 0.1, late_s: float = 0.0
 
 
 @pytest.mark.parametrize(
-    ("shares", "back_s"),
+    ("kept", "offered", "back_s"),
     [
-        ((1.0, 1.0, 1.0), 0.0),
-        ((0.2, 1.0, 1.0), 1.0),
-        ((1.0, 0.94, 0.95), 2.0),
-        ((0.2, 1.0, 0.9), math.nan),
+        ((40,) * 8, (40,) * 8, 0.0),
+        ((45,) * 8, (500,) * 8, 0.0),
+        ((0, 45, 45, 45, 45, 45, 45, 45), (500,) * 8, 1.0),
+        ((45,) * 7 + (30,), (500,) * 8, math.nan),
     ],
 )
-def test_back_is_when_the_last_second_that_fell_short_has_passed(shares, back_s):
-    found = Burst("ids", "at once", shares, (79,) * len(shares)).back_s
+def test_back_is_when_all_that_could_be_kept_is(kept, offered, back_s):
+    found = Burst("ids", "at once", kept, offered).back_s(best=45.0)
     assert found == pytest.approx(back_s, nan_ok=True)
 
 
@@ -47,7 +47,7 @@ def test_seconds_after_a_burst_count_what_was_sent_in_them():
     ]  # fmt: skip
     burst = burst_of(burst_piece("at once"), ends, "ids", "at once")
     assert burst.offered[:3] == (2, 2, 0)
-    assert burst.shares[:2] == (0.5, 0.5)
+    assert burst.kept[:2] == (1, 1)
 
 
 def test_refusals_count_from_when_they_left_and_answers_from_when_they_were_meant_to():
