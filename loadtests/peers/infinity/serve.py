@@ -1,7 +1,7 @@
 """How is infinity started here? Becomes `infinity_emb v2`, for embeddings alone.
 
 It brings its own engines and not OpenVINO, so it runs its own best for this processor: torch in
-bfloat16, which was faster than its float32. It sorts what waits by length and batches by itself;
+bfloat16, the precision that the others run. It sorts what waits by length and batches by itself;
 `--batch-size` bounds a batch. The vector cache and telemetry are off.
 Source: infinity documentation, "CLI v2".
 """
