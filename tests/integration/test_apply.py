@@ -111,9 +111,8 @@ def test_a_change_that_cannot_load_leaves_the_model_as_it_was(server):
     assert "model b cannot start and goes on as it was: " in refused.stderr
     assert load.failures == []
     assert version(server, "b") == before
-    server.until(
-        lambda: server.replicas("b") == pids, 30
-    )  # the refused one may take its time to go
+    # The refused version's process may take its time to go.
+    server.until(lambda: server.replicas("b") == pids, 30)
 
 
 def test_controllers_freeze_and_learn_again_while_requests_go_on(server):
