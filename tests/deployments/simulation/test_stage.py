@@ -151,7 +151,8 @@ def test_refused_caller_waits_for_what_the_header_says():
     some = callers(tenants={"a": {"retry": {"attempts": 2, "jitter": False}}})
     first = next(some.arrivals())
     second = some.follow(ended(first, Reason.LATE, 0.2), 3.0)
-    assert (second.at, second.attempt) == (4.0, 2)  # whole seconds, rounded up
+    # Whole seconds, rounded up, and then its own pause.
+    assert (second.at, second.attempt) == (pytest.approx(4.1), 2)
     assert some.follow(ended(second, Reason.LATE), 5.0) is None
 
 
