@@ -35,9 +35,9 @@ def command_of(name: str, port: int) -> list[str]:
         python = str(venvs.make(venvs.PEERS["triton"]))
         script = {TRITON: "serve.py", PYTRITON: "bind.py"}[name]
         return [python, str(PEERS_DIR / "triton" / script), "--port", str(port)]
-    app = str(PEERS_DIR / "ray_serve_plain" / "app.py")
     raised = ["--max-ongoing", "256"] if name == RAY_SERVE else []
-    return [sys.executable, app, "--port", str(port), *raised]
+    app = "loadtests.peers.ray_serve_plain.app"
+    return [sys.executable, "-m", app, "--port", str(port), *raised]
 
 
 @contextmanager

@@ -16,19 +16,17 @@ Ends the Ray that it starts on SIGTERM. Source: Ray Serve guides "Dynamic reques
 from __future__ import annotations
 
 import asyncio
-import signal
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import ray
 from ray import serve
 from ray.serve import Application
 from starlette.requests import Request
 
 from loadtests.peers import asked as asking
 from loadtests.peers.asked import Asked
+from loadtests.peers.ray_serve.running import serve_until_ended
 
 PADDED_TOKENS = 1024  # a batch's bound in the throughput variant; the longest row alone has 512
 WAIT_S = 0.02  # batches are formed without asking whether the device is free
@@ -75,19 +73,7 @@ def application(asked: Asked) -> Application:
 
 def main() -> None:
     asked = asking.parse(__doc__)
-    stopped = threading.Event()
-    ray.init(address="local", include_dashboard=False)
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": asked.port})
-        serve.run(application(asked), route_prefix="/")
-        # Ray replaces the handlers while it starts, so ours come last.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stopped.set())
-        print("ready", flush=True)
-        stopped.wait()
-    finally:
-        serve.shutdown()
-        ray.shutdown()
+    serve_until_ended(application(asked), asked.port)
 
 
 if __name__ == "__main__":

@@ -7,22 +7,21 @@ wait, one batch at a time. Its default of 5 ongoing requests a replica never let
 form; `--max-ongoing` raises it for both deployments, as its documentation on batching advises. It
 starts a Ray of its own and ends it on SIGTERM.
 
-`python loadtests/peers/ray_serve_plain/app.py --port 8100` in an environment that has `ray[serve]`.
+`python -m loadtests.peers.ray_serve_plain.app --port 8100` in Headrace's own environment.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
-import threading
 from typing import Any
 
-import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
+
+from loadtests.peers.ray_serve.running import serve_until_ended
 
 MAX_BATCH = 32
 
@@ -63,19 +62,7 @@ def main() -> None:
     parser.add_argument("--batch-ms", type=float, default=2.0)
     parser.add_argument("--max-ongoing", type=int, help="max_ongoing_requests (Ray Serve's own)")
     asked = parser.parse_args()
-    stopped = threading.Event()
-    ray.init(address="local", include_dashboard=False)
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": asked.port})
-        serve.run(application(asked.batch_ms / 1000.0, asked.max_ongoing), route_prefix="/")
-        # Ray replaces the handlers while it starts, so ours come last.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: stopped.set())
-        print("ready", flush=True)
-        stopped.wait()
-    finally:
-        serve.shutdown()
-        ray.shutdown()
+    serve_until_ended(application(asked.batch_ms / 1000.0, asked.max_ongoing), asked.port)
 
 
 if __name__ == "__main__":
