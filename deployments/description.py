@@ -59,6 +59,20 @@ class Ladder:
 
 
 @dataclass(frozen=True, slots=True)
+class Generating:
+    """How a model generates. Tokens: `cache_tokens` a replica holds at once, `block_tokens` the
+    unit in which prompts share them (0: they do not), `context_tokens` the longest prompt and
+    output together. `max_sequences`: of a replica at once. `profile`: (running sequences, tokens of
+    the step, seconds) of the engine steps measured while warming up."""
+
+    context_tokens: int
+    cache_tokens: int
+    max_sequences: int
+    block_tokens: int = 0
+    profile: tuple[tuple[int, int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """`inputs`/`outputs`: axis 0 is the batch, -1 dynamic.
 
@@ -68,6 +82,7 @@ class ModelDescription:
     registry, "" when the model takes no text. `embed_output`: name of the output that holds the
     embedding, `embed_width` its size. `digest`: of the settings that the replica was started with,
     by which an anchor knows its own replicas. `profile`: seconds of (rows, length) batches.
+    `generating`: of a model whose replicas stream; it has no tensors.
     """
 
     name: str
@@ -95,3 +110,4 @@ class ModelDescription:
     max_rows: int | None = None
     profile: tuple[tuple[int, int, float], ...] = ()
     ladder: Ladder = Ladder()
+    generating: Generating | None = None

@@ -48,6 +48,30 @@ FlowKey = tuple[int, str]
 """(priority, tenant)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a generating request has had so far. `cached`: of `input`, those whose state its replica
+    still held from an earlier prompt."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a request that generates may take, besides its prompt (its one row's length, tokens).
+
+    `max_tokens`: the most output tokens, of all its `sequences` together. `blocks`: chained hashes
+    of the prompt's whole blocks of tokens, the first one first: two prompts share as many blocks as
+    their hashes are alike from the start.
+    """
+
+    max_tokens: int
+    sequences: int = 1
+    blocks: tuple[int, ...] = ()
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One caller's request: one or more rows that share a fate (all answered or none).
@@ -57,8 +81,8 @@ class Request:
     its tenant's share relative to the others' in its priority; `tenant_rows`: rows its tenant may
     have waiting, 0: no bound. `session`: prefers the replica that served it last, "": none.
     `retryable`: it may run twice (a retry, a hedge). `avoid`: a replica that failed on it once;
-    it goes to another where one runs, travels alone and is not retried again. The dispatcher owns
-    it after `Arrive`.
+    it goes to another where one runs, travels alone and is not retried again. `generation`: it is
+    for a stream replica, and has one row. The dispatcher owns it after `Arrive`.
     """
 
     request_id: int
@@ -73,15 +97,18 @@ class Request:
     weight: float = 1.0
     tenant_rows: int = 0
     session: str = ""
+    generation: Generation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A running replica and how much it may hold: slots (batch) or tokens (stream)."""
+    """A running replica and how much it may hold: slots (batch) or tokens (stream).
+    `most_leases`: a bound on their number besides, 0: none."""
 
     replica_id: str
     capacity: float
     kind: ReplicaKind = ReplicaKind.BATCH
+    most_leases: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +124,7 @@ class Report:
     other gateways that it has started. virtual_time: by priority, the highest start tag it has
     started, of any gateway. served: seconds that flows were served here for other gateways, since
     its last answer to this one. waiting: seconds of work that wait at other gateways, by flow, as
-    they last said.
+    they last said. tokens: what a stream lease has had in all.
     """
 
     service_s: float = 0.0
@@ -111,6 +138,7 @@ class Report:
     virtual_time: tuple[float, ...] = ()
     served: tuple[FlowWork, ...] = ()
     waiting: tuple[FlowWork, ...] = ()
+    tokens: Tokens = Tokens()
 
 
 # ---- events -------------------------------------------------------------------------------
@@ -144,11 +172,13 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A stream lease moved: `served` cost units so far, `held` capacity it now occupies."""
+    """A stream lease moved: `served` cost units so far, `held` capacity it now occupies, `tokens`
+    it has had so far."""
 
     lease_id: int
     served: float
     held: float
+    tokens: Tokens = Tokens()
 
 
 @dataclass(frozen=True, slots=True)

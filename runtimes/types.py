@@ -8,7 +8,7 @@ names (BOOL, UINT8 … INT64, FP16, BF16, FP32, FP64, BYTES).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -141,12 +141,71 @@ class Runtime(Protocol):
     def close(self) -> None: ...
 
 
-class StreamRuntime(Protocol):
-    """As `Runtime`, but `run` yields as it goes; closing the iterator aborts the work."""
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request to generate, in OpenAI's JSON as it came. `endpoint`: "chat" or "completions";
+    `request_id`: unique among those that run; `priority`: 0 is the most urgent."""
 
-    def load(self) -> None: ...
-    def warm(self) -> None: ...
-    def limits(self) -> Limits: ...
-    def run(self, batch: Batch) -> Iterator[Result]: ...
-    def health(self) -> None: ...
-    def close(self) -> None: ...
+    request_id: str
+    endpoint: str
+    body: bytes
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of an answer: server-sent events, each whole with its blank line, where the body asks
+    to stream; else all of the JSON, at once. Counts are tokens so far, over all sequences: `cached`
+    of the prompt were in the cache, `held` places of the cache are taken. `status`: HTTP's."""
+
+    data: bytes
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    held_tokens: int
+    status: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """What a loaded engine declares. context_tokens: the longest prompt and output together.
+    cache_tokens: places in its key-value cache. max_sequences: that it runs at once. block_tokens:
+    the unit in which prompts share the cache, 0: they do not."""
+
+    context_tokens: int
+    cache_tokens: int
+    max_sequences: int
+    block_tokens: int = 0
+    precision: str = "fp32"
+    device: str = "cpu"
+    platform: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """An engine's own account. running, waiting: sequences; cache_used: share, 0..1; the rest are
+    counters, ever."""
+
+    running: int = 0
+    waiting: int = 0
+    cache_used: float = 0.0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    steps: int = 0
+
+
+class StreamRuntime(Protocol):
+    """An engine that batches by itself, on the event loop that loaded it; any number of runs.
+
+    As `Runtime`, but `run` yields as it goes, nothing held back; closing the iterator aborts the
+    work and frees its tokens. A fault of the request is a chunk with its status and OpenAI's error;
+    `RunError` is the engine's.
+    """
+
+    async def load(self) -> None: ...
+    async def warm(self) -> None: ...
+    def limits(self) -> StreamLimits: ...
+    def run(self, ask: Ask) -> AsyncIterator[Chunk]: ...
+    async def health(self) -> EngineLoad: ...
+    async def close(self) -> None: ...
