@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deployments.description import Ladder, ModelDescription
+from deployments.preprocess import done_here
 from deployments.scheduling import scheduling
 from deployments.settings import ModelSettings, bucket_edges, source_path
 from deployments.settings import digest as version_digest
@@ -29,12 +30,15 @@ def runtime_settings(
     cache_dir: Path,
     progress: Callable[[str, float], None],
 ) -> RuntimeSettings:
-    """Raises SourceError when the artifact is not on this machine."""
+    """Raises SourceError when the artifact is not on this machine, LoadError when it was made for
+    other inputs than it would get here."""
+    path = _path(model)
+    done_here.check(model, path)
     threads = model.replicas.threads or max(1, allowed_cpus() // model.replicas.count)
     return RuntimeSettings(
         name=name,
         runtime=model.runtime,
-        source=_path(model),
+        source=path,
         cache_dir=cache_dir,
         precision=model.precision,
         threads=threads,

@@ -1,5 +1,5 @@
-"""What only this machine or the backend can tell of a model: is its artifact there, are its options
-right?
+"""What only this machine or the backend can tell of a model: is its artifact there, was it made for
+the inputs that it will get, are its options right?
 
 Asked of every model that is right by itself, so that its mistakes come with all the others.
 """
@@ -31,9 +31,13 @@ def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:
 def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]]:
     if model.source is None or not here:
         return []
+    # Late, as below.
+    from deployments.preprocess import done_here
+    from runtimes.errors import LoadError
+
     try:
-        sources.resolve(model.source)
-    except sources.SourceError as error:
+        done_here.check(model, sources.resolve(model.source))
+    except (sources.SourceError, LoadError) as error:
         return [("source", str(error))]
     return []
 

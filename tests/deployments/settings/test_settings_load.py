@@ -430,3 +430,12 @@ def test_tenants_file_that_would_open_the_door_is_refused(
     with pytest.raises(SettingsErrors) as refused:
         load_tenants(write(tmp_path, text))
     assert expected in str(refused.value)
+
+
+def test_a_model_made_for_other_inputs_is_named_by_the_field_that_differs(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "preprocessing.json").write_text('{"tokenizer": "sha256:0"}')
+    (only,) = mistakes(tmp_path, "models:\n  a:\n    runtime: openvino\n    source: m.onnx\n")
+    assert only.startswith("4: models.a.source: ")
+    assert 'preprocessing.json: tokenizer is "sha256:0", the service does "sha256:44136fa' in only

@@ -1,0 +1,109 @@
+"""Is what is done to an input here what was done to it where the model was trained?
+
+A fingerprint is a mapping of fields to plain values, stored as `preprocessing.json` in the model's
+folder or beside its file. What the service will do is described by the same fields, and every
+stored one is compared when the model is loaded: a model that was trained on RGB and is fed BGR
+answers, only wrongly. A field that the file leaves out is not compared; one that it has and nothing
+here does is refused, because it would be left undone.
+
+Fields: `tokenizer` ("sha256:" and the digest of tokenizer.json); of images `resize`, `antialias`,
+`size`, `mean`, `std`, `layout`, `colour`. More may come: the mechanism knows none of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runtimes.errors import LoadError
+
+FILE = "preprocessing.json"
+TOKENIZER_FILE = "tokenizer.json"
+FIELDS = ("tokenizer", "resize", "antialias", "size", "mean", "std", "layout", "colour")
+CLOSE = 1e-6  # numbers as near as that, relative to the larger, were written by different hands
+
+Fingerprint = Mapping[str, Any]
+
+
+class Mismatch(LoadError):
+    """What the service does is not what the artifact was made for; names the fields and values."""
+
+
+def place(source: Path) -> Path:
+    """Where the fingerprint of the model at `source` lies: in its folder, or beside its file."""
+    return (source if source.is_dir() else source.parent) / FILE
+
+
+def read(source: Path) -> dict[str, Any]:
+    """What is stored with the model; empty where nothing is. Raises `LoadError`."""
+    file = place(source)
+    if not file.is_file():
+        return {}
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LoadError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(stored, dict):
+        raise LoadError(f'{file} must be a JSON object of fields, such as {{"colour": "rgb"}}')
+    return stored
+
+
+def write(source: Path, does: Fingerprint) -> Path:
+    """Stores `does` with the model, fields in their usual order; the file. Raises `LoadError`."""
+    file = place(source)
+    order = {name: at for at, name in enumerate(FIELDS)}
+    sorted_ = dict(sorted(does.items(), key=lambda item: (order.get(item[0], len(order)), item[0])))
+    try:
+        file.write_text(json.dumps(sorted_, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise LoadError(f"{file} cannot be written: {error}") from error
+    return file
+
+
+def tokenizer(source: Path | None) -> dict[str, Any]:
+    """The field `tokenizer` of the model at `source`; empty where it has no tokenizer.json."""
+    if source is None:
+        return {}
+    file = place(source).with_name(TOKENIZER_FILE)
+    if not file.is_file():
+        return {}
+    return {"tokenizer": f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"}
+
+
+def check(source: Path, does: Fingerprint) -> None:
+    """Raises `Mismatch` where the stored fingerprint of the model at `source` is another than what
+    the service `does`, naming each field with both values."""
+    found = differences(read(source), does)
+    if found:
+        raise Mismatch(f"{place(source)}: {'; '.join(found)}")
+
+
+def differences(stored: Fingerprint, does: Fingerprint) -> list[str]:
+    """A sentence for each stored field that is not done, or not so."""
+    return [
+        f"{field} is {_shown(wanted)}, the service "
+        + (f"does {_shown(does[field])}" if field in does else "does nothing of that name")
+        for field, wanted in stored.items()
+        if field not in does or not _same(wanted, does[field])
+    ]
+
+
+def _same(left: Any, right: Any) -> bool:
+    """Numbers nearly, texts whatever their case, lists item by item; true is no 1."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, int | float) and isinstance(right, int | float):
+        return math.isclose(left, right, rel_tol=CLOSE, abs_tol=CLOSE)
+    if isinstance(left, str) and isinstance(right, str):
+        return left.lower() == right.lower()
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(_same, left, right))
+    return bool(left == right)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value, default=str)
