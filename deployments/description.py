@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routers.settings import AdmissionSettings, BucketSettings, HedgeSettings, OutlierSettings
+from routers.settings import (
+    AdmissionSettings,
+    BucketSettings,
+    GenerationSettings,
+    HedgeSettings,
+    OutlierSettings,
+)
 from runtimes.types import TensorSpec
 
 
@@ -16,9 +22,12 @@ from runtimes.types import TensorSpec
 class Scheduling:
     """How the model's requests are queued: the part of its settings that gateways act on.
 
-    slo_s: deadline of a request without a budget; timeout_s: when nobody waits any longer.
+    slo_s: deadline of a request without a budget, of one that generates its first token's;
+    timeout_s: when nobody waits any longer.
     slots: batches one replica may hold for one gateway. hang_limit_s: longest run on the device.
-    retry: whether a request may run again. The rest is the core's: `routers.settings`.
+    retry: whether a request may run again. max_output_tokens: of a request that generates and does
+    not say, 0: what its prompt leaves. generation: None where the model does not. The rest is the
+    core's: `routers.settings`.
     """
 
     slo_s: float
@@ -40,6 +49,8 @@ class Scheduling:
     admission: AdmissionSettings
     hedge: HedgeSettings
     outliers: OutlierSettings
+    generation: GenerationSettings | None = None
+    max_output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from routers.settings import (
     BucketSettings,
     CodelSettings,
     DispatcherSettings,
+    GenerationSettings,
     HedgeSettings,
     LimitSettings,
     Mode,
@@ -37,11 +38,11 @@ class Home:
 
 def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Scheduling:
     """`fixed_shapes`: the backend is compiled for certain lengths, which then are the edges."""
-    batch, queue, slo = model.batch, model.queue, model.slo
+    batch, queue = model.batch, model.queue
     return Scheduling(
-        slo_s=slo.latency_ms / 1000,
-        timeout_s=slo.timeout_s,
-        late=slo.late,
+        slo_s=model.deadline_s,
+        timeout_s=model.timeout_s,
+        late=model.slo.late,
         max_size=batch.max_size,
         max_tokens=batch.max_tokens,
         max_slo_share=batch.max_slo_share,
@@ -54,10 +55,12 @@ def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Schedulin
         slots=model.replicas.slots,
         hang_limit_s=model.replicas.hang_limit_s,
         retry=model.retry,
-        buckets=_buckets(model.lengths, fixed_shapes),
+        buckets=_buckets(model, fixed_shapes),
         admission=_admission(model),
         hedge=_hedge(model),
         outliers=_outliers(model.outliers),
+        generation=_generation(model) if model.task == "generate" else None,
+        max_output_tokens=model.generation.max_output_tokens or 0,
     )
 
 
@@ -85,13 +88,44 @@ def dispatcher_settings(d: ModelDescription, home: Home) -> DispatcherSettings:
         admission=s.admission,
         hedge=s.hedge,
         outliers=s.outliers,
+        generation=_measured(d),
     )
 
 
-def _buckets(lengths: LengthSettings, fixed_shapes: bool) -> BucketSettings:
+def _measured(d: ModelDescription) -> GenerationSettings | None:
+    """What the settings say of generating, with what the loaded engine says."""
+    asked, engine = d.scheduling.generation, d.generating
+    if asked is None or engine is None:
+        return asked
+    return replace(asked, block_tokens=engine.block_tokens, profile=engine.profile)
+
+
+def _generation(model: ModelSettings) -> GenerationSettings:
+    generation, tpot_ms = model.generation, model.slo.tpot_ms
+    predict, prompts, affinity = generation.predict, generation.prompts, generation.affinity
+    max_long = prompts.max_long_tokens
+    return GenerationSettings(
+        input_weight=generation.input_weight,
+        output_weight=generation.output_weight,
+        output_tokens=predict.output_tokens,
+        tokens_per_s=predict.tokens_per_s,
+        prompt_tokens_per_s=predict.prompt_tokens_per_s,
+        reserve_quantile=predict.reserve_quantile,
+        long_tokens=prompts.long_tokens,
+        max_long_tokens=_NEVER if max_long is None else max_long,
+        affinity=affinity.mode,
+        max_blocks=affinity.max_blocks,
+        tpot_s=_NEVER if tpot_ms is None else tpot_ms / 1000,
+    )
+
+
+def _buckets(model: ModelSettings, fixed_shapes: bool) -> BucketSettings:
+    lengths: LengthSettings = model.lengths
     adapt, most = lengths.adapt, lengths.most_buckets
+    # What streams is not padded: there is no waste that other edges would save.
+    follows = most is not None and not fixed_shapes and model.task != "generate"
     settings = BucketSettings(
-        adaptive=most is not None and not fixed_shapes,
+        adaptive=follows,
         minimise=adapt.minimise,
         solve_every_s=adapt.every_s,
         half_life_s=adapt.half_life_s,

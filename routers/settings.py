@@ -106,6 +106,36 @@ class OutlierSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationSettings:
+    """A model that generates, on stream replicas. Weighted tokens, in which it is fair: input not
+    cached x `input_weight` + output x `output_weight`.
+
+    output_tokens, tokens_per_s, prompt_tokens_per_s: fixed values of what is learnt: the output of
+    a request, the weighted tokens a second of a full replica, the prompt tokens a second that it
+    reads. reserve_quantile: of the outputs, what room is kept for. long_tokens: of a prompt to be
+    read, beyond which it is long; max_long_tokens: of long prompts that a replica may be reading at
+    once. affinity: "off", "session" or "prefix"; block_tokens: the unit in which prompts share a
+    replica's cache, 0: they do not; max_blocks: remembered for all replicas. tpot_s: promised time
+    for each output token after the first, inf: none. profile: (running sequences, tokens of the
+    step, seconds) of engine steps that were measured.
+    """
+
+    input_weight: float = 1.0
+    output_weight: float = 2.0
+    output_tokens: int | None = None
+    tokens_per_s: float | None = None
+    prompt_tokens_per_s: float | None = None
+    reserve_quantile: float = 0.9
+    long_tokens: int = 2048
+    max_long_tokens: float = 4096.0
+    affinity: str = "prefix"
+    block_tokens: int = 0
+    max_blocks: int = 262_144
+    tpot_s: float = float("inf")
+    profile: tuple[tuple[int, int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DispatcherSettings:
     """What the core needs to know of one model.
 
@@ -120,6 +150,8 @@ class DispatcherSettings:
     that still can. There "demote" keeps it until it expires, "refuse" until its deadline.
     profile: (rows, width, seconds) measured while warming up. preempt_streams: running work of the
     least urgent priority on a stream replica may be stopped and requeued for the most urgent.
+    generation: of a model that generates; deadlines then are of the first token, and its longest
+    row is the longest prompt.
     """
 
     bucket_edges: tuple[int, ...]
@@ -143,3 +175,4 @@ class DispatcherSettings:
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
     hedge: HedgeSettings = field(default_factory=HedgeSettings)
     outliers: OutlierSettings = field(default_factory=OutlierSettings)
+    generation: GenerationSettings | None = None

@@ -12,6 +12,7 @@ from deployments.settings.gateway import (
     PreprocessSettings,
     TracingSettings,
 )
+from deployments.settings.generation import GenerationSettings
 from deployments.settings.ladder import CacheSettings
 from deployments.settings.lengths import LengthSettings, bucket_edges
 from deployments.settings.load import digest, dump, load, load_tenants, parse, with_address
@@ -37,6 +38,7 @@ __all__ = [
     "CacheSettings",
     "ControllerSettings",
     "GatewaySettings",
+    "GenerationSettings",
     "HedgeSettings",
     "LengthSettings",
     "LimitSettings",

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from deployments.settings.generating import TIMEOUT_MS, TTFT_MS, complaints
+from deployments.settings.generation import GenerationSettings
 from deployments.settings.ladder import CacheSettings
 from deployments.settings.lengths import LengthSettings
 from deployments.settings.scheduling import (
@@ -30,7 +32,22 @@ class SloSettings(Section):
         default=100,
         gt=0,
         le=3_600_000,
-        description="A request's deadline is its arrival plus this.",
+        description="A request's deadline is its arrival plus this; of task `generate` not, see "
+        "`ttft_ms`.",
+    )
+    ttft_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="Of task `generate`: a request's first token is due at its arrival plus this; "
+        f"unset, {TTFT_MS:g}.",
+    )
+    tpot_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="Of task `generate`: time for each further token; a replica is given no more "
+        "requests at once than keep it; unset, as many as it holds.",
     )
     percentile: float = Field(
         default=99,
@@ -48,22 +65,9 @@ class SloSettings(Section):
         default=None,
         gt=0,
         le=86_400_000,
-        description="Nobody waits for an answer longer than this; unset, 10 × `latency_ms`.",
+        description="Nobody waits for an answer longer than this, nor for the end of one that "
+        f"streams; unset, 10 × `latency_ms`, of task `generate` {TIMEOUT_MS:g}.",
     )
-
-    @property
-    def timeout_s(self) -> float:
-        return (self.latency_ms * 10 if self.timeout_ms is None else self.timeout_ms) / 1000
-
-    @model_validator(mode="after")
-    def _timeout_covers_deadline(self) -> SloSettings:
-        if self.timeout_ms is not None and self.timeout_ms < self.latency_ms:
-            raise wrong(
-                f"is {self.timeout_ms:g}, shorter than latency_ms ({self.latency_ms:g}); "
-                f"must be at least {self.latency_ms:g}",
-                "timeout_ms",
-            )
-        return self
 
 
 class ReplicaSettings(Section):
@@ -123,7 +127,7 @@ class ReplicaSettings(Section):
 
 
 class ModelSettings(Section):
-    runtime: Literal["onnxruntime", "openvino", "torch", "synthetic"] = Field(
+    runtime: Literal["onnxruntime", "openvino", "torch", "vllm", "synthetic"] = Field(
         description="Backend that runs the model."
     )
     source: Annotated[str, StringConstraints(min_length=1)] | None = Field(
@@ -131,10 +135,12 @@ class ModelSettings(Section):
         examples=["models/minilm or package:NAME/sub/folder"],
         description="File or folder of the model, relative to this file, or "
         "`package:NAME/sub/folder` for a folder inside an installed Python package; `synthetic` "
-        "has none, but with task `embed` may name a folder for its `tokenizer.json`.",
+        "has none, but with task `embed` or `generate` may name a folder for its `tokenizer.json`.",
     )
-    task: Literal["tensors", "embed", "classify"] = Field(
-        default="tensors", description="What the model is for; `embed` adds `POST /v1/embeddings`."
+    task: Literal["tensors", "embed", "classify", "generate"] = Field(
+        default="tensors",
+        description="What the model is for; `embed` adds `POST /v1/embeddings`, `generate` "
+        "`POST /v1/chat/completions` and `/v1/completions`.",
     )
     version: Annotated[str, StringConstraints(pattern=rf"^{NAME}$")] | None = Field(
         default=None,
@@ -151,6 +157,10 @@ class ModelSettings(Section):
     )
     batch: BatchSettings = Field(
         default_factory=BatchSettings, description="How large a batch may become."
+    )
+    generation: GenerationSettings = Field(
+        default_factory=GenerationSettings,
+        description="How requests that generate are weighed, predicted and placed.",
     )
     queue: QueueSettings = Field(
         default_factory=QueueSettings, description="How much may wait at one gateway, and how long."
@@ -200,10 +210,46 @@ class ModelSettings(Section):
 
     @model_validator(mode="after")
     def _source_belongs_to_runtime(self) -> ModelSettings:
-        if self.runtime == "synthetic" and self.source is not None and self.task != "embed":
+        tokenized = self.task in ("embed", "generate")
+        if self.runtime == "synthetic" and self.source is not None and not tokenized:
             raise wrong("must be left out: a synthetic model has no artifact", "source")
         if self.runtime != "synthetic" and self.source is None:
             raise wrong(
                 "is missing; must be a file or folder, or package:NAME/sub/folder", "source"
             )
         return self
+
+    @model_validator(mode="after")
+    def _task_has_these_settings(self) -> ModelSettings:
+        for path, message in complaints(self):
+            raise wrong(message, *path)
+        return self
+
+    @model_validator(mode="after")
+    def _timeout_covers_deadline(self) -> ModelSettings:
+        slo, due_ms = self.slo, self.deadline_s * 1000
+        if slo.timeout_ms is not None and slo.timeout_ms < due_ms:
+            name = "ttft_ms" if self.task == "generate" else "latency_ms"
+            raise wrong(
+                f"is {slo.timeout_ms:g}, shorter than {name} ({due_ms:g}); "
+                f"must be at least {due_ms:g}",
+                "slo",
+                "timeout_ms",
+            )
+        return self
+
+    @property
+    def deadline_s(self) -> float:
+        """From a request's arrival until its answer, or its first token, is due."""
+        slo = self.slo
+        if self.task != "generate":
+            return slo.latency_ms / 1000
+        return (TTFT_MS if slo.ttft_ms is None else slo.ttft_ms) / 1000
+
+    @property
+    def timeout_s(self) -> float:
+        """From a request's arrival until nobody waits any longer."""
+        slo = self.slo
+        if slo.timeout_ms is not None:
+            return slo.timeout_ms / 1000
+        return TIMEOUT_MS / 1000 if self.task == "generate" else slo.latency_ms * 10 / 1000

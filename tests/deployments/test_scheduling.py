@@ -57,6 +57,7 @@ NOT_WRITTEN = {
     "pads",
     "initial_cost_s",
     "profile",
+    "generation",  # of task generate only
     "buckets.fixed_shapes",
     "buckets.switch_s",  # written, and acted on where shapes are fixed
 }

@@ -42,7 +42,7 @@ def mistakes(folder: Path, text: str) -> list[str]:
 def test_smallest_file_is_all_defaults(tmp_path: Path) -> None:
     settings = load(write(tmp_path, DEVICE))
     model = settings.models["device"]
-    assert model.slo.timeout_s == pytest.approx(1.0)
+    assert model.timeout_s == pytest.approx(1.0)
     assert (model.batch.max_size, model.batch.max_tokens) == (32, 8192)
     assert (settings.gateway.host, settings.gateway.port) == ("127.0.0.1", 8000)
     assert settings.tenants == {}
@@ -67,7 +67,7 @@ def test_a_bare_off_is_the_word_though_yaml_reads_a_boolean(tmp_path: Path, writ
 
 def test_set_timeout_wins_over_ten_times_the_latency(tmp_path: Path) -> None:
     slo = load(write(tmp_path, DEVICE + "    slo: {latency_ms: 50, timeout_ms: 60}")).models
-    assert slo["device"].slo.timeout_s == pytest.approx(0.06)
+    assert slo["device"].timeout_s == pytest.approx(0.06)
 
 
 def test_unknown_setting_is_met_with_the_close_one(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("    runtime: synthetik", "must be onnxruntime, openvino, torch or synthetic"),
+        ("    runtime: synthetik", "must be onnxruntime, openvino, torch, vllm or synthetic"),
         ("    runtime: synthetik", "did you mean synthetic?"),
         ("    runtime:", "runtime: is empty; must be onnxruntime"),
         ("    batch: {max_size: 0}", "max_size: is 0; must be a whole number, 1 to 65536"),
