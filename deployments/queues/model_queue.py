@@ -1,58 +1,47 @@
-"""One model's dispatcher at work: performs its actions, keeps payloads and futures, sets timers.
+"""One model's batches: rows of its waiting callers become calls, replies become their answers.
 
-The dispatcher decides, this loop obeys: it owns the map from request id to waiting caller and feeds
-the ends of calls back as events. A future is registered before its rows can be dispatched, and is
-resolved once: by the first answer to each of its rows, of whichever lease, or by an error.
+The dispatcher decides, this queue obeys and feeds the ends of calls back as events. A future is
+registered before its rows can be dispatched, and is resolved once: by the first answer to each of
+its rows, of whichever lease, or by an error.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from deployments import errors
 from deployments.queues.batch_calls import RowAnswer, deliver_rows
 from deployments.queues.copies import Copies, Hope
+from deployments.queues.core_loop import CoreLoop, clock
 from deployments.queues.lease_calls import LeaseCalls, Sent
 from deployments.queues.ledger import RunningReplica
 from deployments.queues.tickets import BatchRecord, Demand, Terms, Ticket, changed, refusal
 from deployments.queues.transport import Transport
 from deployments.queues.wire import BatchReply
 from deployments.rows.columns import Rows
-from routers.cost import Coefficients, CostError
-from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
 from routers.types import (
-    Action,
+    Abort,
     Arrive,
     Cancel,
-    Close,
     Closed,
     Dispatch,
-    Event,
-    Evict,
     LeaseEnd,
     Opened,
     Reason,
-    Reject,
     Replica,
     Replicas,
     Report,
     Request,
-    Snapshot,
-    Tick,
-    WakeAt,
 )
 
-clock = time.monotonic
 _IDLE_S = 20.0  # a replica that has not answered for so long is not busy
 
 
-class ModelQueue:
-    """`terms` are the live version's; `on_batch` hears of every batch that was answered."""
+class ModelQueue(CoreLoop[Ticket]):
+    """`on_batch` hears of every batch that was answered."""
 
     def __init__(
         self,
@@ -63,16 +52,10 @@ class ModelQueue:
         gateway: str,
         on_batch: Callable[[BatchRecord], None],
     ) -> None:
-        self.terms = terms
-        self._settings = settings
-        self._dispatcher = Dispatcher(settings)
+        super().__init__(settings, terms)
         self.calls = LeaseCalls(self, transport, gateway)
         self._copies = Copies()
         self._on_batch = on_batch
-        self._loop = asyncio.get_running_loop()
-        self._ids = itertools.count(1)
-        self._tickets: dict[int, Ticket] = {}
-        self._timer: asyncio.TimerHandle | None = None
         self._duty: dict[str, tuple[float, float]] = {}
 
     # ---- what the gateway calls -----------------------------------------------------------
@@ -90,15 +73,14 @@ class ModelQueue:
         count = len(rows.lengths)
         future: asyncio.Future[tuple[RowAnswer, ...]] = self._loop.create_future()
         ticket = Ticket(request, rows, terms, future, [None] * count, count)
-        self._tickets[request.request_id] = ticket
-        self._step(Arrive(request), now)
+        self._enter(ticket, now)
         if ticket.future.done():
             ticket.future.result()
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
         """The caller left: its place is free, its future raises `CallerLeft`; idempotent."""
-        self._finish(ticket, errors.CallerLeft("the client left"))
+        super().cancel(ticket)
         if ticket.future.done():
             ticket.future.exception()  # seen: perhaps nobody awaits it any more
 
@@ -108,84 +90,13 @@ class ModelQueue:
         self.calls.forget(self._duty.keys())
         self._step(Replicas(known), clock())
 
-    def retune(self, settings: DispatcherSettings) -> None:
-        """Goes on under other settings with the same version and replicas."""
-        if settings == self._settings:
-            return
-        self._settings = settings
-        now = clock()
-        self._perform(self._dispatcher.reconfigure(settings, now), now)
-
-    def adopt(self, settings: DispatcherSettings, terms: Terms) -> None:
-        """Goes on under another version: what waits is queued anew, or refused where the version's
-        tensors are others. No replica is left to send to until the next `set_replicas`."""
-        if terms == self.terms and settings == self._settings:
-            return
-        self.set_replicas((), 0)  # nothing may be sent to the old version's by the new settings
-        if not terms.take(self.terms):
-            self._step(Close(), clock())
-        self.terms, self._settings = terms, settings
-        now = clock()
-        self._perform(self._dispatcher.reconfigure(settings, now), now)
-
-    def close(self) -> None:
-        self._step(Close(), clock())
-
-    def snapshot(self) -> Snapshot:
-        return self._dispatcher.snapshot(clock())
-
-    def cost_error(self) -> CostError:
-        """How far predictions of service time have lately been off."""
-        return self._dispatcher.cost_error()
-
-    def coefficients(self) -> Coefficients:
-        """What predictions of service time are made from."""
-        return self._dispatcher.coefficients()
-
     @property
     def duty(self) -> dict[str, float]:
         """Busy share of wall time by replica, 0..1, as of its last answer; 0 when that is old."""
         now = clock()
         return {r: duty if now - at < _IDLE_S else 0.0 for r, (duty, at) in self._duty.items()}
 
-    @property
-    def waiting_rows(self) -> int:
-        return self._dispatcher.waiting_rows
-
-    def check_room(self, demand: Demand) -> None:
-        """Raises the refusal of a queue that is full, has as many of this tenant's rows as may
-        wait, or has just refused the like of it; the dispatcher decides exactly."""
-        dispatcher, most = self._dispatcher, demand.tenant_rows
-        if most and dispatcher.waiting_rows_of(demand.tenant) >= most:
-            raise refusal(Reason.TENANT_FULL, dispatcher.retry_after_s())
-        if self.waiting_rows >= self._settings.max_queue_rows:
-            raise refusal(Reason.QUEUE_FULL, dispatcher.retry_after_s())
-        wait_s = dispatcher.heard(
-            demand.tenant, demand.priority, demand.deadline_s, demand.expires_s, clock()
-        )
-        if wait_s is not None:
-            raise refusal(Reason.LATE, wait_s)
-
-    @property
-    def inflight(self) -> int:
-        """Requests that wait or run."""
-        return len(self._tickets)
-
     # ---- obeying ----------------------------------------------------------------------------
-
-    def _step(self, event: Event, now: float) -> None:
-        self._perform(self._dispatcher.step(event, now), now)
-
-    def _perform(self, actions: list[Action], now: float) -> None:
-        for action in actions:
-            if isinstance(action, Dispatch):
-                self._open(action, now)
-            elif isinstance(action, WakeAt):
-                self._wake_at(action.at)
-            elif isinstance(action, Reject | Evict):
-                self._refuse(action)
-            elif not self._copies.is_hoped_for(action.lease_id):
-                self.calls.abort(action.lease_id)
 
     def _open(self, lease: Dispatch, now: float) -> None:
         self._copies.began(lease)
@@ -195,6 +106,10 @@ class ModelQueue:
         else:
             members = [self._tickets[request_id] for request_id, _ in lease.rows]
         self.calls.send(lease, members, now)
+
+    def _abort(self, action: Abort) -> None:
+        if not self._copies.is_hoped_for(action.lease_id):
+            self.calls.abort(action.lease_id)
 
     # ---- what becomes of leases (`LeaseOwner`) ------------------------------------------------
 
@@ -271,16 +186,8 @@ class ModelQueue:
         self._finish(ticket, error)
 
     def _resolve(self, ticket: Ticket) -> None:
-        self._tickets.pop(ticket.request.request_id, None)
+        self._leave(ticket)
         ticket.future.set_result(tuple(a for a in ticket.answers if a is not None))
-
-    def _finish(self, ticket: Ticket, error: errors.HeadraceError) -> None:
-        """Ends a ticket with an error and tells the dispatcher that nobody waits any more."""
-        if self._tickets.pop(ticket.request.request_id, None) is None:
-            return
-        if not ticket.future.done():
-            ticket.future.set_exception(error)
-        self._step(Cancel(ticket.request.request_id), clock())
 
     def _retry(self, ticket: Ticket, replica_id: str) -> bool:
         """A row that a runtime failed on, alone, runs once more as a request of its own, on another
@@ -299,22 +206,6 @@ class ModelQueue:
         self._step(Cancel(old.request_id), now)
         self._step(Arrive(again), now)
         return True
-
-    def _refuse(self, action: Reject | Evict) -> None:
-        ticket = self._tickets.pop(action.request_id, None)
-        if ticket is None:
-            return
-        if not ticket.future.done():
-            ticket.future.set_exception(refusal(action.reason, action.retry_after_s))
-
-    def _wake_at(self, at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_later(max(at - clock(), 0.0), self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._step(Tick(), clock())
 
 
 def _request(request_id: int, rows: Rows, terms: Terms, demand: Demand, now: float) -> Request:

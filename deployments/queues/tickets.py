@@ -73,6 +73,10 @@ class Ticket:
     trace: TraceContext | None = None
     retried: bool = False
 
+    def fail(self, error: errors.HeadraceError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
 
 class BatchEnd(Enum):
     """What became of a batch that was sent, as metrics count it."""
