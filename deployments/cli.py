@@ -48,6 +48,8 @@ def _explained(error: Exception) -> int | None:
         ("deployments.simulation.plots", "NoPlots", 1),
         ("deployments.cluster.state_file", "NoServer", 1),
         ("deployments.cluster.control", "Refused", 1),
+        ("deployments.verify.errors", "CannotVerify", 2),
+        ("runtimes.errors", "LoadError", 1),
     ):
         loaded = sys.modules.get(module)
         if loaded is not None and isinstance(error, getattr(loaded, name)):
@@ -151,6 +153,51 @@ def simulate(scenario: Path, as_json: bool, plot: Path | None, **asked: Any) -> 
         "deployments.simulation.command", "simulate", located(scenario), Asked(**asked),
         as_json=as_json, plot=plot,
     )  # fmt: skip
+
+
+_LIMIT = click.FloatRange(min=0)
+_SHARE = click.FloatRange(0, 1)
+_file_of_model = click.option(
+    "-f", "--file", type=FILE, help="Settings file that has MODEL; without it, the example's."
+)
+
+
+@main.command()
+@click.argument("model")
+@_file_of_model
+@click.option("--against", metavar="RUNTIME[:PRECISION]", help="Reference; unset, see the docs.")
+@click.option("--artifact", type=FILE, help="What the reference runs, instead of MODEL's own.")
+@click.option("--samples", type=click.IntRange(200), help="Rows to compare at least.")
+@click.option("--samples-file", type=FILE, help="Those rows: .jsonl, .npz or a recorded folder.")
+@click.option("--seed", type=click.IntRange(0), help="Decides what is drawn.")
+@click.option("--max-abs", type=_LIMIT, help="Largest absolute error allowed.")
+@click.option("--mean-abs", type=_LIMIT, help="Largest mean absolute error allowed.")
+@click.option("--max-rel", type=_LIMIT, help="Largest relative error allowed.")
+@click.option("--mean-rel", type=_LIMIT, help="Largest mean relative error allowed.")
+@click.option("--cosine", type=click.FloatRange(-1, 1), help="Least cosine of a row.")
+@click.option("--top1", type=_SHARE, help="Least share of equal best classes.")
+@click.option("--report", type=FILE, help="Write the report there (.md, else JSON).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def verify(model: str, file: Path | None, report: Path | None, as_json: bool, **asked: Any) -> None:
+    """Compare MODEL with a reference, length bucket by length bucket (docs/verify.md).
+
+    Bounds left out are the model's `accept`, or 1e-3 of absolute and relative error.
+    """
+    from deployments.verify.command import Written
+
+    _call(
+        "deployments.verify.command", "run", file or built_in_example(), model, asked,
+        Written(report, as_json),
+    )  # fmt: skip
+
+
+@main.command()
+@click.argument("model")
+@_file_of_model
+@click.option("--write", is_flag=True, help="Store it beside the model, as preprocessing.json.")
+def fingerprint(model: str, file: Path | None, write: bool) -> None:
+    """Show what will be done to MODEL's inputs here; a stored one is compared at every start."""
+    _call("deployments.verify.stamp", "stamp", file or built_in_example(), model, write=write)
 
 
 @main.command(

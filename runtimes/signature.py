@@ -66,6 +66,7 @@ def declare(
         optional_inputs=_optional(specs, length_input, mask),
         precision=settings.precision,
         platform=platform,
+        id_bounds=facts.id_bounds,
     )
     return Signature(limits, facts.id_bounds, fixed_rows, pad_multiple)
 

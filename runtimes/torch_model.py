@@ -66,12 +66,13 @@ def from_folder(source: Source, settings: RuntimeSettings) -> TorchModel:
     module = ops.module(bert_graph.build(ops, config, weights, bert_graph.Wanted(task, declared)))
     kinds = module.get_parameter("token_types").shape[0]
     outputs = _folder_outputs(module, task, declared is not None, config.hidden_size)
+    bounds = {bert_graph.INPUT_IDS: config.vocab_size, bert_graph.TOKEN_TYPES: kinds}
     return TorchModel(
         call=module.to(torch.bfloat16) if precision == "bf16" else module,
-        limits=replace(limits, outputs=outputs),
+        limits=replace(limits, outputs=outputs, id_bounds=bounds),
         cut_axes={bert_graph.HIDDEN: 1},
         lengthwise=dict.fromkeys(INPUTS, 1),
-        id_bounds={bert_graph.INPUT_IDS: config.vocab_size, bert_graph.TOKEN_TYPES: kinds},
+        id_bounds=bounds,
     )
 
 

@@ -74,7 +74,8 @@ class Limits:
     max_length is what the settings ask for, which is never more than the model takes.
     length_input / length_axis: whose and which axis (batch axis is 0) is "the length"; None when
     rows have no length. mask_input: which input is 1 for real tokens, made by the runtime when the
-    caller leaves it out; None when the model has none.
+    caller leaves it out; None when the model has none. id_bounds: inputs that index a table, and
+    its number of entries, as far as known.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -90,6 +91,7 @@ class Limits:
     precision: str = "fp32"
     device: str = "cpu"
     platform: str = ""  # Open Inference `platform`, such as "onnxruntime_onnx"
+    id_bounds: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
 classes of their own, one file each; `docs/settings.md` lists every field.
 """
 
+from deployments.settings.accept import AcceptSettings
 from deployments.settings.gateway import (
     PRIORITIES,
     GatewaySettings,
@@ -33,6 +34,7 @@ from deployments.settings.tree import ControllerSettings, Settings, TenantsSetti
 __all__ = [
     "DEFAULT_TENANT",
     "PRIORITIES",
+    "AcceptSettings",
     "AdmissionSettings",
     "BatchSettings",
     "CacheSettings",

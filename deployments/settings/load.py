@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deployments.settings import sources
+from deployments.settings.accept import PATHS
 from deployments.settings.file import read_file
 from deployments.settings.gateway import PRIORITIES, GatewaySettings
 from deployments.settings.ladder import astray
@@ -106,8 +107,16 @@ def digest(model: ModelSettings, artifact_digest: str) -> str:
 def _make_sources_absolute(data: Any, folder: Path) -> None:
     models = data.get("models")
     for model in models.values() if isinstance(models, dict) else ():
-        if isinstance(model, dict) and isinstance(model.get("source"), str) and model["source"]:
-            model["source"] = sources.absolute(model["source"], folder)
+        if isinstance(model, dict):
+            accept = model.get("accept")
+            _make_absolute(model, ("source",), folder)
+            _make_absolute(accept if isinstance(accept, dict) else {}, PATHS, folder)
+
+
+def _make_absolute(section: dict[str, Any], names: Collection[str], folder: Path) -> None:
+    for name in names:
+        if isinstance(section.get(name), str) and section[name]:
+            section[name] = sources.absolute(section[name], folder)
 
 
 def _explained(document: Document, root: Any, data: Any, only: str) -> list[Mistake]:

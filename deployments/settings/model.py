@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from deployments.settings.accept import AcceptSettings
 from deployments.settings.generating import TIMEOUT_MS, TTFT_MS, complaints
 from deployments.settings.generation import GenerationSettings
 from deployments.settings.ladder import CacheSettings
@@ -177,6 +178,11 @@ class ModelSettings(Section):
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many run the model and with what."
     )
+    accept: AcceptSettings = Field(
+        default_factory=AcceptSettings,
+        description="What the model must agree with before it may serve; left out or empty, "
+        "nothing: see docs/verify.md.",
+    )
     cache: CacheSettings = Field(
         default_factory=CacheSettings,
         description="Answers that are kept, for a model that answers equal inputs equally.",
@@ -217,6 +223,8 @@ class ModelSettings(Section):
             raise wrong(
                 "is missing; must be a file or folder, or package:NAME/sub/folder", "source"
             )
+        if self.runtime == "synthetic" and self.accept.asked:
+            raise wrong("must be left out: a synthetic model has no artifact", "accept")
         return self
 
     @model_validator(mode="after")

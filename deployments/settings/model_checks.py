@@ -9,6 +9,7 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from deployments.settings import sources
+from deployments.settings.accept import PATHS
 from deployments.settings.lines import Document
 from deployments.settings.mistakes import Mistake
 from deployments.settings.model import ModelSettings
@@ -23,8 +24,15 @@ def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:
             model = ModelSettings.model_validate(raw)
         except ValidationError:
             continue
-        complaints = [*_source_complaints(model, here), *_backend_complaints(model, here)]
-        mistakes += [document.mistake(("models", name, at), message) for at, message in complaints]
+        complaints = [
+            *_source_complaints(model, here),
+            *_backend_complaints(model, here),
+            *_accept_complaints(model, here),
+        ]
+        mistakes += [
+            document.mistake(("models", name, *at.split(".")), message)
+            for at, message in complaints
+        ]
     return mistakes
 
 
@@ -55,3 +63,24 @@ def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str
             return [(at, str(error))]
     missing = catalog.available(model.runtime) if here else None
     return [("runtime", missing)] if missing else []
+
+
+def _accept_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]]:
+    from deployments.verify.errors import CannotVerify
+    from deployments.verify.reference import named
+
+    accept = model.accept
+    complaints: list[tuple[str, str]] = []
+    if accept.against is not None:
+        try:
+            named(accept.against, here=here)
+        except CannotVerify as error:
+            complaints.append(("accept.against", str(error)))
+    for name in PATHS if here else ():
+        path = getattr(accept, name)
+        try:
+            if path is not None:
+                sources.resolve(path)
+        except sources.SourceError as error:
+            complaints.append((f"accept.{name}", str(error)))
+    return complaints

@@ -1,0 +1,84 @@
+"""`headrace verify`: one model of a settings file against a reference, on this machine, now.
+
+Loads the model exactly as a replica would (same settings, threads, staged artifact, fingerprint),
+shows progress, prints the report and gives the exit code: 0 accepted, 1 not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from deployments.cluster.host_process import cache_dir
+from deployments.console import verify_report
+from deployments.replica import describe
+from deployments.settings import ModelSettings, load
+from deployments.verify.errors import CannotVerify
+from deployments.verify.verification import Asked, Report, verify
+from deployments.verify.wishes import of_command_line
+from runtimes import catalog
+
+Note = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Where the report goes besides the terminal. `as_json`: printed instead of tables."""
+
+    report: Path | None = None
+    as_json: bool = False
+
+
+def run(file: Path, name: str, given: Mapping[str, Any], written: Written) -> int:
+    """The exit code. `given`: see `of_command_line`. Raises SettingsErrors, `CannotVerify` and what
+    loading raises."""
+    model = chosen(file, name)
+    asked = of_command_line(model.accept, given)
+    with shown_progress(name) as note:
+        report = verified(name, model, asked, note)
+    if written.report is not None:
+        verify_report.write(report, written.report)
+    if written.as_json:
+        click.echo(verify_report.as_json(report))
+    else:
+        verify_report.show(report)
+    return 0 if report.verdict.accepted else 1
+
+
+def chosen(file: Path, name: str) -> ModelSettings:
+    """The model of that name. Raises SettingsErrors and `CannotVerify`."""
+    models = load(file).models
+    if name not in models:
+        raise CannotVerify(f"{file} has no model {name!r}; it has {', '.join(models)}")
+    return models[name]
+
+
+def verified(name: str, model: ModelSettings, asked: Asked, note: Note) -> Report:
+    settings = describe.runtime_settings(name, model, cache_dir(), note)
+    candidate = catalog.create(settings)
+    candidate.load()
+    try:
+        tokenizer = describe.tokenizer_bytes(settings.source)
+        return verify(settings, candidate, asked, tokenizer, lambda share: note("verifying", share))
+    finally:
+        candidate.close()
+
+
+@contextmanager
+def shown_progress(name: str) -> Iterator[Note]:
+    """A line on a terminal's standard error, gone when it is over; nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
+        task = progress.add_task(name, total=1.0)
+        yield lambda phase, share: progress.update(
+            task, description=f"{name}: {phase}", completed=share
+        )

@@ -1,0 +1,35 @@
+"""`headrace fingerprint`: what will be done to a model's inputs here, printed or stored beside it.
+
+Run with `--write` where the model is known to be right, its `preprocessing.json` then travels with
+the artifact; or the file is written by whoever trained it, who knows best.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from deployments.preprocess import done_here
+from deployments.settings import source_path
+from deployments.verify.command import chosen
+from deployments.verify.errors import CannotVerify
+from runtimes import fingerprint
+
+
+def stamp(file: Path, name: str, *, write: bool) -> int:
+    """The exit code. Raises SettingsErrors for a file that is wrong, a stored fingerprint that
+    disagrees included: what is stored is never overwritten by what contradicts it."""
+    model = chosen(file, name)
+    if model.source is None:
+        raise CannotVerify(f"models.{name} has no artifact: there is nothing to store it with")
+    source = source_path(model.source)
+    does = done_here.done_here(model, source)
+    if not does:
+        raise CannotVerify(f"models.{name} gets its tensors as they come: nothing is done to them")
+    click.echo(json.dumps(does, indent=2))
+    if write:
+        stored = fingerprint.read(source)
+        click.echo(f"stored in {fingerprint.write(source, stored | does)}", err=True)
+    return 0

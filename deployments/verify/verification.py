@@ -1,0 +1,96 @@
+"""The whole check of one model: choose a reference, take samples, run both, judge.
+
+Used alike by `headrace verify` and by a starting replica (`gate`), so that what was accepted on a
+desk is what is accepted in the cluster. The candidate may be running already; the reference is
+loaded here and closed again. Nothing is printed or stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from deployments.verify.agreement import Interval, Tolerances, Verdict
+from deployments.verify.comparison import Plan, compare
+from deployments.verify.errors import CannotVerify
+from deployments.verify.reference import reference_for, said
+from deployments.verify.sample_file import SampleFile
+from deployments.verify.samples import LEAST, Sample, completed, drawn, intervals
+from runtimes import catalog
+from runtimes.types import Limits, Runtime, RuntimeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """against, artifact: as in `reference_for`. file: the user's samples, None to draw. count: how
+    many to draw, 200 at least; a file must have as many. seed: of all that is drawn."""
+
+    against: str | None = None
+    artifact: Path | None = None
+    file: Path | None = None
+    count: int = LEAST
+    seed: int = 0
+    tolerances: Tolerances = field(default_factory=Tolerances)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`candidate`, `reference`: "RUNTIME PRECISION". `given`: samples from the user's file."""
+
+    model: str
+    candidate: str
+    reference: str
+    verdict: Verdict
+    tolerances: Tolerances
+    given: int
+
+
+def verify(
+    settings: RuntimeSettings,
+    candidate: Runtime,
+    asked: Asked,
+    tokenizer: bytes,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Report:
+    """`candidate` is loaded from `settings`. `tokenizer`: tokenizer.json's bytes or none.
+    `progress`: share done. Raises `CannotVerify`, and what loading the reference raises."""
+    quiet = replace(settings, progress=lambda phase, fraction: None)
+    wanted = reference_for(quiet, asked.against, asked.artifact)
+    reference = catalog.create(wanted)
+    reference.load()
+    try:
+        limits = _known_bounds(reference.limits(), candidate.limits())
+        among = intervals(limits, settings.edges)
+        samples = samples_for(asked, limits, among, tokenizer)
+        plan = Plan(samples, among, settings.max_size, settings.max_tokens, asked.tolerances)
+        verdict = compare(reference, candidate, plan, progress)
+    finally:
+        reference.close()
+    given = sum(not sample.drawn for sample in samples)
+    return Report(settings.name, said(settings), said(wanted), verdict, asked.tolerances, given)
+
+
+def samples_for(
+    asked: Asked, limits: Limits, among: Sequence[Interval], tokenizer: bytes
+) -> list[Sample]:
+    """The file's, with drawn ones where it leaves a length bucket empty; or drawn ones alone."""
+    rng = np.random.default_rng(asked.seed)
+    if asked.file is None:
+        return drawn(limits, among, asked.count, rng)
+    given = SampleFile(limits, tokenizer).read(asked.file)
+    if len(given) < asked.count:
+        raise CannotVerify(
+            f"{asked.file} has {len(given)} samples, a verdict takes {asked.count} at least"
+        )
+    return completed(given, limits, among, rng)
+
+
+def _known_bounds(reference: Limits, candidate: Limits) -> Limits:
+    """The candidate's limits; ids stay within both sides' tables."""
+    bounds = dict(candidate.id_bounds)
+    for name, bound in reference.id_bounds.items():
+        bounds[name] = min(bound, bounds.get(name, bound))
+    return replace(candidate, id_bounds=bounds)
