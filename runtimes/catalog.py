@@ -35,7 +35,7 @@ ENTRIES: Mapping[str, Entry] = {
     "onnxruntime": Entry("runtimes.onnxruntime", "ONNXRuntime", "onnxruntime", ("fp32",)),
     "openvino": Entry("runtimes.openvino", "OpenVINO", "openvino", ("fp32", "bf16", "fp16")),
     "synthetic": Entry("runtimes.synthetic", "Synthetic", "", ("fp32",)),
-    "torch": Entry("runtimes.torch", "Torch", "torch", ("fp32", "bf16")),
+    "torch": Entry("runtimes.torch", "Torch", "torch", ("fp32", "bf16", "fp16", "int8")),
 }
 
 

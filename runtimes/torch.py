@@ -1,42 +1,41 @@
-"""How does torch run a ragged batch on this machine's processors?
+"""How does torch run a ragged batch, on processors or on a GPU?
 
-Eager, in inference mode, with as many threads as the control group allows: pad, wrap, run, copy
-out, cut back. Precision is the parameters' own (`bf16` casts them; pooling stays in float32), no
-autocast. The numbers equal `transformers`' own for the same weights.
+In inference mode, with as many threads as the control group allows: pad, put on the device, run,
+copy out, cut back. `mode` says how: eagerly, compiled with dynamic shapes, or, on a GPU, as graphs
+captured for each bucket's shapes. Precision is the parameters' own, no autocast; pooling stays in
+float32. In fp32 the numbers equal `transformers`' own for the same weights.
 
-Compiled modes and GPUs are not here. The library is imported when a model is loaded, never before,
-so that settings can be checked without it.
+`prefetch` puts the next batch on the device while one runs. The library is imported when a model is
+loaded, never before, so that settings can be checked without it.
 """
 
 from __future__ import annotations
 
 import importlib
+import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
-from runtimes import options, padding, rows, threads, warmup
-from runtimes.datatypes import DTYPES
-from runtimes.errors import BadRows, LoadError, MissingBackend, RunError, Unhealthy
+from runtimes import options, rows, threads, torch_batch, warmup
+from runtimes.errors import BadRows, LoadError, MissingBackend, Unhealthy
+from runtimes.shapes import Shape
 from runtimes.source import Source, SourceKind, inspect
-from runtimes.types import Batch, Limits, Ragged, Result, RuntimeSettings, StageTimes, TensorSpec
+from runtimes.torch_options import TorchOptions
+from runtimes.types import Batch, Limits, Result, RuntimeSettings, StageTimes
 
-if TYPE_CHECKING:  # at run time it would import torch
+if TYPE_CHECKING:  # at run time they would import torch
     from runtimes.torch_model import TorchModel
+    from runtimes.torch_runner import Runner
+
+__all__ = ["TorchOptions", "TorchRuntime"]
+PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
-class TorchOptions:
-    """warm_s: warm-up starts no new batch after so many seconds."""
-
-    warm_s: float = warmup.WARM_S
-
-    def __post_init__(self) -> None:
-        if self.warm_s < 0:
-            raise ValueError(f"option 'warm_s' is {self.warm_s}, it must be 0 or more")
+class _Put:
+    shape: Shape
+    on_device: Any
 
 
 class TorchRuntime:
@@ -45,65 +44,80 @@ class TorchRuntime:
     def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings
         self._options = options.parse(TorchOptions, settings.options)
-        self._library: Any = None
         self._model: TorchModel | None = None
+        self._runner: Runner | None = None
+        self._lost = ""
+        self._putting = threading.Lock()
+        self._prefetched: tuple[Batch, _Put] | None = None
 
     def load(self) -> None:
         settings = self._settings
-        if settings.precision not in ("fp32", "bf16"):
-            raise LoadError(f"torch has no precision '{settings.precision}', known: fp32, bf16")
+        if settings.precision not in PRECISIONS:
+            known = ", ".join(PRECISIONS)
+            raise LoadError(f"torch has no precision '{settings.precision}', known: {known}")
         if settings.source is None:
             raise LoadError("the torch runtime needs a source: a model folder or a .pt2 archive")
         settings.progress("staging", 0.0)
         source = inspect(settings.source, settings.cache_dir)
         if source.kind not in (SourceKind.HUGGING_FACE, SourceKind.TORCH_EXPORT):
             raise LoadError(f"torch cannot run {source.path}; a model folder or a .pt2 it can")
-        self._library = _library()
-        self._library.set_num_threads(settings.threads or threads.allowed_cpus())
-        self._model = self._read(source)
+        _library().set_num_threads(settings.threads or threads.allowed_cpus())
+        model = self._read(source)
         settings.progress("staging", 1.0)
+        # Imports torch, so it may only be imported here.
+        modes = importlib.import_module("runtimes.torch_modes")
+        self._model, self._runner = modes.opened(model, settings, self._options)
 
     def warm(self) -> None:
-        warmup.warm(self._settings, self.limits(), self.run, self._options.warm_s)
+        warmup.warm(self._settings, self.limits(), self._warm_one, self._options.warm_s)
 
     def limits(self) -> Limits:
-        return self._loaded().limits
+        return self._loaded()[0].limits
 
     def run(self, batch: Batch) -> Result:
-        model = self._loaded()
-        rows.check(batch, model.limits)
+        model, runner = self._loaded()
+        times = StageTimes()
         names = rows.wanted(batch, model.limits)
-        start = time.perf_counter()
-        longest = _longest(batch, model)
-        arrays = _arrays(batch, model, longest)
-        padded = time.perf_counter()
-        tensors = [self._tensor(array) for array in arrays]
-        copied = time.perf_counter()
-        answers = self._compute(model, tensors)
-        computed = time.perf_counter()
-        found = {name: self._array(model, name, answers[name]) for name in names}
-        out = time.perf_counter()
-        outputs = {name: _cut(model, name, found[name], batch) for name in names}
-        times = StageTimes(
-            pad_s=padded - start,
-            copy_in_s=copied - padded,
-            run_s=computed - copied,
-            copy_out_s=out - computed,
-            post_s=time.perf_counter() - out,
-        )
-        return Result(outputs, times, batch.rows * longest)
+        put = self._put(batch, times)
+        try:
+            arrays = runner.compute(put.on_device, names, times)
+        except Unhealthy as fault:
+            self._lost = str(fault)
+            raise
+        begin = time.perf_counter()
+        outputs = {
+            name: torch_batch.cut(array, name, batch, model)
+            for name, array in zip(names, arrays, strict=True)
+        }
+        times.post_s = time.perf_counter() - begin
+        return Result(outputs, times, put.shape[0] * put.shape[1])
+
+    def prefetch(self, batch: Batch) -> None:
+        """Puts a batch on the device, for the `run` that follows with the very same object; may be
+        called by another thread than the one that runs. What is wrong with it, `run` says."""
+        with self._putting:
+            try:
+                self._prefetched = batch, self._put_now(batch, StageTimes())
+            except (BadRows, Unhealthy):
+                self._prefetched = None
 
     def health(self) -> None:
         self._loaded()
+        if self._lost:
+            raise Unhealthy(self._lost)
 
     def close(self) -> None:
-        self._model = None
+        runner, self._model, self._runner = self._runner, None, None
+        with self._putting:
+            self._prefetched = None
+        if runner is not None:
+            runner.close()
 
-    def _loaded(self) -> TorchModel:
-        model = self._model  # one read: `close` may come from another thread
-        if model is None:
+    def _loaded(self) -> tuple[TorchModel, Runner]:
+        model, runner = self._model, self._runner  # one read: `close` may come from another thread
+        if model is None or runner is None:
             raise Unhealthy("the torch model is closed or was never loaded")
-        return model
+        return model, runner
 
     def _read(self, source: Source) -> TorchModel:
         # Imports torch, so it may only be imported here.
@@ -112,32 +126,29 @@ class TorchRuntime:
         made = (builder.from_folder if of_folder else builder.from_archive)(source, self._settings)
         return cast("TorchModel", made)
 
-    def _compute(self, model: TorchModel, tensors: list[Any]) -> Mapping[str, Any]:
-        try:
-            with self._library.inference_mode():
-                return model.call(*tensors)
-        except (IndexError, AssertionError) as error:
-            # An id that a table does not hold, or a size that the exported graph forbids.
-            raise BadRows(f"the model does not take these rows: {error}") from error
-        except Exception as error:
-            raise RunError(f"torch failed on the batch: {error}") from error
+    def _warm_one(self, batch: Batch) -> Result:
+        model, runner = self._loaded()
+        runner.capture((batch.rows, torch_batch.longest(batch, model.limits)))
+        return self.run(batch)
 
-    def _tensor(self, array: np.ndarray[Any, Any]) -> Any:
-        """Shares the array's memory, unless that is read-only, which torch does not know."""
-        writable = array if array.flags.writeable else array.copy()
-        if array.dtype == DTYPES["BF16"]:
-            return self._library.from_numpy(writable.view(np.int16)).view(self._library.bfloat16)
-        return self._library.from_numpy(writable)
+    def _put(self, batch: Batch, times: StageTimes) -> _Put:
+        with self._putting:
+            prefetched, self._prefetched = self._prefetched, None
+            if prefetched is not None and prefetched[0] is batch:
+                return prefetched[1]
+            return self._put_now(batch, times)
 
-    def _array(self, model: TorchModel, name: str, tensor: Any) -> np.ndarray[Any, Any]:
-        datatype = _datatype(model.limits, name)
-        if datatype == "FP32":
-            tensor = tensor.float()  # folders compute in bf16 and declare FP32
-        elif datatype == "BF16":
-            bits: np.ndarray[Any, Any] = tensor.contiguous().view(self._library.int16).numpy()
-            return bits.view(DTYPES["BF16"])
-        array: np.ndarray[Any, Any] = tensor.numpy()
-        return array
+    def _put_now(self, batch: Batch, times: StageTimes) -> _Put:
+        model, runner = self._loaded()
+        rows.check(batch, model.limits)
+        begin = time.perf_counter()
+        shape = runner.shape_for(batch.rows, torch_batch.longest(batch, model.limits))
+        arrays = torch_batch.arrays(batch, model, *shape)
+        padded = time.perf_counter()
+        on_device = runner.put(arrays, shape)
+        times.pad_s += padded - begin
+        times.copy_in_s += time.perf_counter() - padded
+        return _Put(shape, on_device)
 
 
 def _library() -> Any:
@@ -147,56 +158,3 @@ def _library() -> Any:
         raise MissingBackend(
             f"the torch runtime needs its package: pip install 'headrace[torch]' ({error})"
         ) from error
-
-
-def _longest(batch: Batch, model: TorchModel) -> int:
-    """Tokens a row after padding, at least 1: no kernel is asked for a tensor without any."""
-    if model.limits.length_input is None:
-        return 1
-    return max(1, int(batch.lengths.max()))
-
-
-def _arrays(batch: Batch, model: TorchModel, longest: int) -> list[np.ndarray[Any, Any]]:
-    """One dense array an input, in the model's order; what was left out is made here."""
-    arrays = []
-    for spec in model.limits.inputs:
-        ragged = batch.inputs.get(spec.name)
-        if ragged is not None:
-            _check_ids(ragged, spec.name, model.id_bounds.get(spec.name))
-            arrays.append(_pad(ragged, spec, batch, model, longest))
-        elif spec.name == model.limits.mask_input:
-            arrays.append(padding.mask(batch.lengths, longest))
-        else:
-            arrays.append(np.zeros((batch.rows, longest), DTYPES[spec.datatype]))
-    return arrays
-
-
-def _pad(
-    ragged: Ragged, spec: TensorSpec, batch: Batch, model: TorchModel, longest: int
-) -> np.ndarray[Any, Any]:
-    axis = model.lengthwise.get(spec.name)
-    if axis is None:
-        if len(set(ragged.shapes)) > 1:
-            raise BadRows(f"the rows of input '{spec.name}' must have one shape in a batch")
-        return padding.pad(ragged)
-    if [shape[axis - 1] for shape in ragged.shapes] != list(batch.lengths):
-        raise BadRows(f"the rows of input '{spec.name}' are not as long as the batch says")
-    return padding.pad(ragged, longest if axis == 1 else None)
-
-
-def _check_ids(ragged: Ragged, name: str, bound: int | None) -> None:
-    if bound is None or not ragged.data.size:
-        return
-    low, high = int(ragged.data.min()), int(ragged.data.max())
-    if low < 0 or high >= bound:
-        wrong = low if low < 0 else high
-        raise BadRows(f"input '{name}' holds {wrong}, the model knows 0 to {bound - 1}")
-
-
-def _cut(model: TorchModel, name: str, array: np.ndarray[Any, Any], batch: Batch) -> Ragged:
-    axis = model.cut_axes.get(name)
-    return padding.cut(array, batch.lengths, axis, _datatype(model.limits, name))
-
-
-def _datatype(limits: Limits, name: str) -> str:
-    return next(spec.datatype for spec in limits.outputs if spec.name == name)

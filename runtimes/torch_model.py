@@ -4,19 +4,20 @@ A Hugging Face folder becomes the shared encoder description as a module; a `tor
 keeps its own graph, whose symbolic sizes say what is dynamic, what is bounded, and which outputs
 follow the length. Both end as a `TorchModel`, so that running knows no difference.
 
-Only CPU, only eager. torch is imported with this module.
+`prepared` puts a model on its device, in its memory format. How it is run (eager, compiled,
+captured) is not decided here. torch is imported with this module.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from runtimes import bert_graph, lengths, pooling, torch_archive
+from runtimes import bert_graph, lengths, pooling, torch_archive, torch_int8
 from runtimes.errors import LoadError
 from runtimes.source import Source
 from runtimes.torch_ops import TorchOps
@@ -35,23 +36,46 @@ DATATYPES: Mapping[torch.dtype, str] = {
     torch.float32: "FP32",
     torch.float64: "FP64",
 }
+FLOATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 INPUTS = (bert_graph.INPUT_IDS, bert_graph.ATTENTION_MASK, bert_graph.TOKEN_TYPES)
 UNBOUNDED = 1 << 40  # torch writes its infinities as sizes near 2^63
 
 
 @dataclass(frozen=True, slots=True)
 class TorchModel:
-    """`call` takes tensors in the order of `limits.inputs`, answers outputs by name.
+    """`module`: the network; `bind` makes of it, or of what wraps it, a callable that takes tensors
+    in the order of `limits.inputs` and answers outputs by name.
 
-    cut_axes: for outputs that follow the length, on which axis. id_bounds: by input, the first
-    integer that is too large. lengthwise: inputs padded to the common length, and on which axis.
+    floats: outputs that are float32 whatever the network computes in. cut_axes: for outputs that
+    follow the length, on which axis. lengthwise: inputs padded to the common length, and on which
+    axis.
     """
 
-    call: Callable[..., Mapping[str, torch.Tensor]]
+    module: Any
+    bind: Callable[[Any], Callable[..., Mapping[str, torch.Tensor]]]
     limits: Limits
     cut_axes: Mapping[str, int]
     lengthwise: Mapping[str, int]
-    id_bounds: Mapping[str, int] = field(default_factory=dict)
+    floats: frozenset[str] = frozenset()
+
+
+def prepared(model: TorchModel, device: torch.device, channels_last: bool) -> TorchModel:
+    """The same model there, and declared to be there."""
+    module = model.module
+    if channels_last:
+        module = module.to(memory_format=torch.channels_last)
+    if device.type != "cpu":
+        module = _moved(module, device)
+    return replace(model, module=module, limits=replace(model.limits, device=str(device)))
+
+
+def _moved(module: torch.fx.GraphModule, device: torch.device) -> torch.fx.GraphModule:
+    """With what an exported graph makes by itself, on the device that it names."""
+    for node in module.graph.nodes:
+        if node.kwargs.get("device") is not None:
+            node.update_kwarg("device", device)
+    module.recompile()
+    return module.to(device)
 
 
 def from_folder(source: Source, settings: RuntimeSettings) -> TorchModel:
@@ -68,11 +92,12 @@ def from_folder(source: Source, settings: RuntimeSettings) -> TorchModel:
     outputs = _folder_outputs(module, task, declared is not None, config.hidden_size)
     bounds = {bert_graph.INPUT_IDS: config.vocab_size, bert_graph.TOKEN_TYPES: kinds}
     return TorchModel(
-        call=module.to(torch.bfloat16) if precision == "bf16" else module,
+        module=_in_precision(module, precision),
+        bind=lambda module: module,
         limits=replace(limits, outputs=outputs, id_bounds=bounds),
+        floats=frozenset(spec.name for spec in outputs),
         cut_axes={bert_graph.HIDDEN: 1},
         lengthwise=dict.fromkeys(INPUTS, 1),
-        id_bounds=bounds,
     )
 
 
@@ -92,9 +117,10 @@ def from_archive(source: Source, settings: RuntimeSettings) -> TorchModel:
     symbol = _symbol(shapes[length_input].shape, axis) if length_input else None
     longest = lengths.longest(settings, _bound(program, symbol)) if symbol else None
     outputs = _archive_outputs(program)
-    mask = _mask(shapes, settings, symbol)
+    mask, in_spec = _mask(shapes, settings, symbol), program.call_spec.in_spec
     return TorchModel(
-        call=_by_name(program.module(), program.call_spec.in_spec, tuple(outputs)),
+        module=program.module(),
+        bind=lambda module: _by_name(module, in_spec, tuple(outputs)),
         limits=Limits(
             inputs=_specs(shapes),
             outputs=_specs(outputs),
@@ -105,10 +131,17 @@ def from_archive(source: Source, settings: RuntimeSettings) -> TorchModel:
             mask_input=mask,
             optional_inputs=(mask,) if mask else (),
             platform="pytorch_export",
+            id_bounds=_id_bounds(program, tuple(shapes)),
         ),
         cut_axes=_axes_of(symbol, outputs),
         lengthwise=_axes_of(symbol, shapes),
     )
+
+
+def _in_precision(module: torch.fx.GraphModule, precision: str) -> torch.fx.GraphModule:
+    if precision == "int8":
+        return torch_int8.quantised(module)
+    return module if precision == "fp32" else module.to(FLOATS[precision])
 
 
 def _folder_limits(config: bert_graph.BertConfig, precision: str) -> Limits:
@@ -156,6 +189,17 @@ def _archive_outputs(program: Any) -> dict[str, torch.Tensor]:
     if len(fakes) == 1:
         return {"output": fakes[0]}
     return {f"output_{place}": fake for place, fake in enumerate(fakes)}
+
+
+def _id_bounds(program: Any, inputs: tuple[str, ...]) -> dict[str, int]:
+    """The inputs that index a table at once, with the least number of its rows: on a GPU an id
+    beyond it would not fail the batch but end the device's context."""
+    bounds: dict[str, int] = {}
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.embedding.default and node.args[1].name in inputs:
+            name, entries = node.args[1].name, int(node.args[0].meta["val"].shape[0])
+            bounds[name] = min(entries, bounds.get(name, entries))
+    return bounds
 
 
 def _by_name(

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from deployments.cluster.host_process import cache_dir
+from deployments.replica import compiler_cache
 from deployments.replica.describe import runtime_settings
 from deployments.settings import load
 from runtimes import catalog
@@ -125,6 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     model = load(asked.settings).models[asked.model]
     lengths = [int(line) for line in asked.lengths.read_text().split()]
+    compiler_cache.keep_in(cache_dir())
     settings = runtime_settings(asked.model, model, cache_dir(), lambda phase, fraction: None)
     print(json.dumps(loop(settings, lengths, asked.seconds).record()))
     return 0

@@ -21,7 +21,7 @@ from deployments.cluster.registry_actor import registry
 from deployments.description import ModelDescription
 from deployments.observability import logs
 from deployments.queues.wire import BatchCall, BatchReply
-from deployments.replica import describe
+from deployments.replica import compiler_cache, describe
 from deployments.replica.device_worker import DeviceWorker
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
 from deployments.settings import ModelSettings
@@ -69,6 +69,7 @@ class ModelReplica:
         self._note("ready", 1.0)
 
     def _start(self, cache_dir: Path) -> Profile:
+        compiler_cache.keep_in(cache_dir)
         settings = describe.runtime_settings(self._name, self._settings, cache_dir, self._note)
         self._runtime: Runtime = catalog.create(settings)
         runtime = self._runtime

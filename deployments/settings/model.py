@@ -149,7 +149,7 @@ class ModelSettings(Section):
         description="Version in URLs and answers; unset, a digest of the artifact and of the "
         "settings that shape its answers.",
     )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
+    precision: Literal["fp32", "bf16", "fp16", "int8"] = Field(
         default="fp32", description="Number format to compute with, where the backend has it."
     )
     slo: SloSettings = Field(default_factory=SloSettings, description="What callers are promised.")

@@ -16,9 +16,12 @@ import pytest
 
 from runtimes import catalog
 from runtimes.datatypes import DTYPES
-from runtimes.types import Batch, Limits, Ragged, Result, RuntimeSettings, TensorSpec
+from runtimes.types import Batch, Limits, Ragged, Result, Runtime, RuntimeSettings, TensorSpec
 
 MAX_SIZE, LONGEST, TOLERANCE = 8, 64, 1e-5
+# A row alone and in a batch: a value next to a rounding step may fall to either side of it.
+TOLERANCES = {"fp32": TOLERANCE, "bf16": 3e-2, "fp16": 4e-3, "int8": 5e-2}
+MODES = ("mode", "shapes", "io_binding", "pin", "device", "tensorrt")  # options that name a case
 LENGTHS = (3, 1, 17, LONGEST, 2)
 
 
@@ -30,9 +33,12 @@ class Case:
     source: str | None
     task: str = "tensors"
     options: dict[str, Any] = field(default_factory=dict)
+    precision: str = "fp32"
 
     def __str__(self) -> str:
-        return f"{self.runtime}-{self.source}-{self.task}"
+        own = [f"{name}={value}" for name, value in self.options.items() if name in MODES]
+        precision = [] if self.precision == "fp32" else [self.precision]
+        return "-".join([self.runtime, str(self.source), self.task, *own, *precision])
 
 
 TEXTS = (
@@ -47,6 +53,10 @@ TEXTS = (
     Case("torch", "bert"),
     Case("torch", "bert", "classify"),
     Case("torch", "text.pt2"),
+    Case("torch", "bert", "embed", {"mode": "compile"}),
+    Case("torch", "text.pt2", options={"mode": "compile"}),
+    Case("torch", "bert", "embed", precision="int8"),
+    Case("torch", "bert", "classify", precision="fp16"),
     Case("synthetic", None, "embed", options={"base_ms": 0, "embed_width": 4}),
 )
 STACKED = (
@@ -85,6 +95,7 @@ def settings(case: Case, sources: Sources, cache: Path, **fields: Any) -> Runtim
         cache_dir=cache,
         task=case.task,
         options=case.options,
+        precision=case.precision,
         **{"threads": 1, "edges": (8, LONGEST), "max_size": MAX_SIZE, "max_tokens": 256, **fields},
     )
 
@@ -128,20 +139,24 @@ def one(ragged: Ragged, row: int) -> Ragged:
     return Ragged(ragged.datatype, ragged.data[start:end], (ragged.shapes[row],))
 
 
-def assert_same_rows(together: Result, alone: list[Result]) -> None:
+def tolerance_of(runtime: Runtime) -> float:
+    return TOLERANCES[runtime.limits().precision]
+
+
+def assert_same_rows(together: Result, alone: list[Result], tolerance: float = TOLERANCE) -> None:
     for name, ragged in together.outputs.items():
         assert len(ragged.shapes) == len(alone)
         for row, single in enumerate(alone):
             mine, own = one(ragged, row), single.outputs[name]
             assert mine.shapes == own.shapes
-            assert_close(mine.data, own.data)
+            assert_close(mine.data, own.data, tolerance)
 
 
-def assert_close(left: np.ndarray, right: np.ndarray) -> None:
+def assert_close(left: np.ndarray, right: np.ndarray, tolerance: float = TOLERANCE) -> None:
     if left.dtype == object:
         assert left.tolist() == right.tolist()
     else:
-        np.testing.assert_allclose(left, right, rtol=TOLERANCE, atol=TOLERANCE)
+        np.testing.assert_allclose(left, right, rtol=tolerance, atol=tolerance)
 
 
 def answer_and_close(chosen: RuntimeSettings) -> Result:

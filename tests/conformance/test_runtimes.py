@@ -23,6 +23,7 @@ from runtime_cases import (
     row_of,
     stacked,
     texts,
+    tolerance_of,
 )
 
 from runtimes.datatypes import DTYPES
@@ -36,14 +37,14 @@ from runtimes.types import Batch, Ragged
 def test_ragged_batch_answers_each_row_as_if_alone(running):
     batch = batch_of(running.limits(), LENGTHS)
     alone = [running.run(row_of(batch, row)) for row in range(len(LENGTHS))]
-    assert_same_rows(running.run(batch), alone)
+    assert_same_rows(running.run(batch), alone, tolerance_of(running))
 
 
 @stacked
 def test_stacked_rows_answer_each_as_if_alone(running):
     batch = batch_of(running.limits(), (1,) * 3)
     alone = [running.run(row_of(batch, row)) for row in range(3)]
-    assert_same_rows(running.run(batch), alone)
+    assert_same_rows(running.run(batch), alone, tolerance_of(running))
 
 
 @everything
@@ -68,7 +69,11 @@ def test_batches_of_every_size_answer_every_row(running, rows):
 @pytest.mark.parametrize("length", [1, 2, LONGEST])
 def test_rows_of_every_length_answer(running, length):
     result = running.run(batch_of(running.limits(), (length, 1)))
-    assert result.padded_tokens == 2 * length
+    least = 2 * length
+    edge = next((edge for edge in running.limits().fixed_edges if edge >= length), length)
+    assert least <= result.padded_tokens <= MAX_SIZE * max(2, edge)
+    if not running.limits().fixed_edges and "compile" not in running.limits().platform:
+        assert result.padded_tokens == least
     for ragged in result.outputs.values():
         assert np.isfinite(ragged.data).all()
 
@@ -115,7 +120,7 @@ def test_mask_that_is_left_out_is_all_real_tokens(running):
     given = replace(without, inputs={**without.inputs, limits.mask_input: ones})
     with_mask, made = running.run(given), running.run(without)
     for name, ragged in made.outputs.items():
-        assert_close(ragged.data, with_mask.outputs[name].data)
+        assert_close(ragged.data, with_mask.outputs[name].data, tolerance_of(running))
 
 
 @texts

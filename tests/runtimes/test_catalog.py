@@ -29,8 +29,8 @@ def test_unknown_backend_gets_the_list_and_the_close_one():
 def test_wrong_options_and_precisions_are_named():
     with pytest.raises(LoadError, match="'base_m', did you mean 'base_ms'"):
         catalog.check("synthetic", {"base_m": 1}, "fp32")
-    with pytest.raises(LoadError, match="torch has no precision 'int8', known: fp32, bf16"):
-        catalog.check("torch", {}, "int8")
+    with pytest.raises(LoadError, match="torch has no precision 'int4', known: fp32, bf16"):
+        catalog.check("torch", {}, "int4")
 
 
 def test_missing_package_is_told_with_the_extra_to_install(monkeypatch):

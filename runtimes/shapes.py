@@ -1,0 +1,37 @@
+"""Which of the shapes that were prepared beforehand does a batch run in?
+
+Where a device is prepared for certain shapes (captured graphs, static compilation, engine
+profiles), a batch of R rows padded to L runs in the prepared shape that holds it and wastes the
+least: fewest rows x length, then fewest rows. What none holds has no shape, and its runner needs
+another way.
+
+Shapes are those that warm-up runs: every bucket edge with 1, 2, 4 … rows within the token limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtimes import warmup
+from runtimes.types import Limits, RuntimeSettings
+
+Shape = tuple[int, int]  # rows, length
+
+
+def fitting(rows: int, length: int, prepared: Sequence[Shape]) -> Shape | None:
+    """The least of `prepared` that holds the batch; None when it fits into none."""
+    holding = [shape for shape in prepared if shape[0] >= rows and shape[1] >= length]
+    return min(holding, key=lambda shape: (shape[0] * shape[1], shape[0]), default=None)
+
+
+def fixed_edges(settings: RuntimeSettings, limits: Limits) -> tuple[int, ...]:
+    """The lengths that a device prepared for `settings` pads to, ascending; none for rows without
+    length."""
+    if limits.length_input is None:
+        return ()
+    return tuple(sorted({length for _, length in warmup.shapes(settings, limits)}))
+
+
+def edge_of(length: int, edges: Sequence[int]) -> int:
+    """The smallest edge that holds `length`; itself beyond them all."""
+    return next((edge for edge in sorted(edges) if edge >= length), length)
