@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from loadtests.results.report_table import REPORT_DIR, Report, as_markdown, read
+from loadtests.results.report_table import FIGURES, REPORT_DIR, Report, as_markdown, read
 
 PAGE = Path("docs/benchmarks.md")
 ORDER = (
@@ -63,6 +63,12 @@ def updated(page: str, reports: list[Report]) -> str:
     return page_of(sections_of(page) | fresh)
 
 
+def draw(reports: list[Report], folder: Path) -> None:
+    for picture in (each for report in reports for each in report.pictures):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{picture.name}.svg").write_text(picture.svg)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.benches.document", description=__doc__
@@ -74,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     if not reports:
         print(f"no reports under {asked.reports}", file=sys.stderr)
         return 1
+    draw(reports, asked.page.parent / FIGURES)
     old = asked.page.read_text() if asked.page.exists() else ""
     asked.page.write_text(updated(old, reports))
     print(f"{asked.page}: {', '.join(report.name for report in reports)}")

@@ -16,12 +16,13 @@ import shlex
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 REPORT_DIR = Path("out/bench")
 BENCHES = "loadtests.benches"
+FIGURES = "figures"  # beside the page
 
 Cell = str | int | float | None
 
@@ -43,6 +44,15 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Picture:
+    """`svg`: a whole file. `caption`: what it shows, for those who cannot see it too."""
+
+    name: str
+    caption: str
+    svg: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """`name` is the bench's module, `raw` whatever the numbers were made from."""
 
@@ -55,6 +65,7 @@ class Report:
     machine: str = ""
     date: str = ""
     raw: Mapping[str, Any] = field(default_factory=dict)
+    pictures: tuple[Picture, ...] = ()
 
     @property
     def held(self) -> bool:
@@ -140,6 +151,7 @@ def today() -> str:
 def as_markdown(report: Report) -> str:
     """The report's section: what was measured, on what, by which command."""
     parts = [f"## {report.title}", f"`{report.command}`", f"{report.machine}; {report.date}."]
+    parts += [f"![{each.caption}]({FIGURES}/{each.name}.svg)" for each in report.pictures]
     parts += [markdown(table) for table in report.tables]
     if report.verdicts:
         rows = tuple((v.claim, v.measured, "yes" if v.held else "no") for v in report.verdicts)
@@ -164,22 +176,18 @@ def read(path: Path) -> Report:
     )
     verdicts = tuple(Verdict(**verdict) for verdict in data.pop("verdicts"))
     notes = tuple(data.pop("notes"))
-    return Report(tables=tables, verdicts=verdicts, notes=notes, **data)
+    pictures = tuple(Picture(**picture) for picture in data.pop("pictures", ()))
+    return Report(tables=tables, verdicts=verdicts, notes=notes, pictures=pictures, **data)
 
 
 def publish(report: Report, arguments: Sequence[str] | None = None, package: str = BENCHES) -> int:
     """Prints and writes the report, stamped; the exit code says whether its promises held.
     `package`: where the bench's module is."""
-    stamped = Report(
-        name=report.name,
-        title=report.title,
-        tables=report.tables,
-        verdicts=report.verdicts,
-        notes=report.notes,
+    stamped = replace(
+        report,
         command=this_command(report.name, arguments, package),
         machine=this_machine(),
         date=today(),
-        raw=report.raw,
     )
     print(as_markdown(stamped))
     print(f"written to {write(stamped)}", file=sys.stderr)

@@ -1,19 +1,29 @@
 """Do rounds become the right figures, intervals and promises?"""
 
 from math import inf
+from xml.etree import ElementTree
 
 import pytest
 
 from loadtests.benches.compare import rounds as keeping
 from loadtests.benches.compare.loads import LONG, Trial, mix, noisy, trial_of
+from loadtests.benches.compare.pictures import PERFECT, points_of
 from loadtests.benches.compare.rounds import Round, search_of
 from loadtests.benches.compare.shares import kept_shares, water_filled
-from loadtests.benches.compare.tables import goodput_table, interval, names_of, report, verdicts
+from loadtests.benches.compare.tables import (
+    goodput_table,
+    interval,
+    names_of,
+    report,
+    same_table,
+    verdicts,
+)
 from loadtests.benches.compare.works import WORKS, cost_ms
 from loadtests.client.player import Played
 from loadtests.traffic.plan import Planned
 
 DEVICE = WORKS["device"]
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def played(length, latency_s, status=200, late_s=0.0):
@@ -39,6 +49,7 @@ def round_of(system, number, holds, **changes):
         "peak": holds,
         "searched": ((holds, 1.0),),
         "half": trial(holds / 2),
+        "same": trial(),
         "over": over,
         "victim": trial(98.0),
     }
@@ -106,6 +117,30 @@ def test_peaks_are_medians_and_intervals_span_all_rounds():
     assert first[:3] == ("headrace", 32, 650.0)
     assert second[4] == pytest.approx(650 / 310)
     assert len(first) == len(table.headers)
+
+
+def test_a_line_goes_through_all_that_was_tried_and_rates_alike_are_one_point():
+    rounds = [round_of("headrace", n, holds) for n, holds in enumerate((700.0, 704.0))]
+    points = points_of(rounds)
+    assert [round(x) for x, _ in points] == [100, 351, 702, 1053, 1404, 2106]
+    assert points[2][1] == pytest.approx(702)
+    assert points[-1][1] == pytest.approx(702, rel=0.01)
+
+
+def test_the_picture_is_one_file_that_names_every_system():
+    rounds = [round_of("headrace", 0, 700.0), round_of("litserve", 0, 300.0)]
+    (found,) = report(rounds).pictures
+    root = ElementTree.fromstring(found.svg)
+    names = [each.text for each in root.iter(f"{SVG}text") if each.get("class") == "name"]
+    assert names[1:] == ["headrace", "litserve", PERFECT]
+    assert len(list(root.iter(f"{SVG}polyline"))) == 3
+    assert "href" not in found.svg
+
+
+def test_all_are_also_compared_at_the_same_rate():
+    rounds = [round_of("headrace", 0, 700.0), round_of("litserve", 0, 90.0, same=trial(p99=1000.0))]
+    table = same_table(rounds, DEVICE)
+    assert table.rows[1][:4] == ("litserve", "100.0%", 500.0, "≥ 1,000")
 
 
 def test_promises_name_the_best_peer_and_say_where_headrace_is_behind():

@@ -1,9 +1,10 @@
 """What is measured of one system in one round, and where is it kept?
 
-A search for the highest rate that it keeps, then what it does at half of its own peak, at multiples
-of it, and to a victim beside a noisy neighbour. Systems take turns, every other round the other way
-round, so that drift of the machine meets them alike; a system's peak is the median of its rounds so
-far. Each round is written at once, so that an interrupted run loses none.
+A search for the highest rate that it keeps, then what it does at half of its own peak, at a rate
+that is the same for all, at multiples of its peak, and to a victim beside a noisy neighbour.
+Systems take turns, every other round the other way round, so that drift of the machine meets them
+alike; a system's peak is the median of its rounds so far. Each round is written at once, so that an
+interrupted run loses none.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Round:
     peak: float
     searched: tuple[tuple[float, float], ...]
     half: Trial
+    same: Trial
     over: dict[str, Trial] = field(default_factory=dict)
     victim: Trial | None = None
 
@@ -87,6 +89,7 @@ def round_of(
             peak=peak,
             searched=tuple((trial.rate, trial.in_slo) for trial in found.trials),
             half=trials.at(peak / 2),
+            same=trials.at(work.same_rate),
             over={f"{times:g}": trials.at(peak * times) for times in multiples},
             victim=trials.beside(*flood_of(work)) if number < FULL_ROUNDS else None,
         )
@@ -160,8 +163,8 @@ def _round(found: dict[str, Any]) -> Round:
     over = {times: _trial(trial) for times, trial in found["over"].items()}
     victim = found["victim"] and _trial(found["victim"])
     searched = tuple((rate, share) for rate, share in found["searched"])
-    half = _trial(found["half"])
-    return Round(**found | {"half": half, "over": over, "victim": victim, "searched": searched})
+    always = {name: _trial(found[name]) for name in ("half", "same")}
+    return Round(**found | always | {"over": over, "victim": victim, "searched": searched})
 
 
 def _trial(found: dict[str, Any]) -> Trial:

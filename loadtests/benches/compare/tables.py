@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf, isinf
 
 from loadtests.benches.compare.loads import TIMEOUT_S, Trial
+from loadtests.benches.compare.pictures import cliff
 from loadtests.benches.compare.rounds import MULTIPLES, Round
 from loadtests.benches.compare.shares import NAMES, kept_shares
 from loadtests.benches.compare.systems import HEADRACE, system_of
@@ -18,6 +19,7 @@ from loadtests.benches.compare.works import WORKS, Work
 from loadtests.peers.asked import DEVICE
 from loadtests.results.report_table import (
     Cell,
+    Picture,
     Report,
     Table,
     Verdict,
@@ -32,7 +34,7 @@ LEAST_OF_SORTED = 0.7
 LEAST_OF_PEAK = 0.95
 LEAST_OF_SHARE = 0.8
 JUDGED = ("1.5", "3")
-HALF, VICTIM = "half", "victim"
+HALF, SAME, VICTIM = "half", "same", "victim"
 
 
 def names_of(rounds: Iterable[Round]) -> list[str]:
@@ -56,12 +58,11 @@ def peak_of(rounds: Iterable[Round], name: str) -> float:
 
 
 def trial_of(name: str) -> Callable[[Round], Trial | None]:
-    """`half`, `victim`, or a multiple of the peak."""
+    """`half`, `same`, `victim`, or a multiple of the peak."""
 
     def found(each: Round) -> Trial | None:
-        if name == HALF:
-            return each.half
-        return each.victim if name == VICTIM else each.over.get(name)
+        named = {HALF: each.half, SAME: each.same, VICTIM: each.victim}
+        return named[name] if name in named else each.over.get(name)
 
     return found
 
@@ -85,13 +86,34 @@ def goodput_table(rounds: Sequence[Round], work: Work) -> Table:
         system, ours = system_of(name, work), peak_of(rounds, HEADRACE)
         row: list[Cell] = [name, system.batch, peak_of(rounds, name), interval(of(rounds, name))]
         row.append(ratio(ours, peak_of(rounds, name)))
-        row += [figure(rounds, name, HALF, lambda t: t.p50_ms)]
-        row += [figure(rounds, name, HALF, lambda t: t.p99_ms)]
-        row += [figure(rounds, name, HALF, lambda t: t.cpu_ms)]
-        row.append(capped(figure(rounds, name, VICTIM, lambda t: t.p99_ms)))
+        row += [figure(rounds, name, HALF, what) for what in (p50_ms, p99_ms, cpu_ms)]
+        row.append(capped(figure(rounds, name, VICTIM, p99_ms)))
         row += [in_overload(rounds, name, f"{times:g}") for times in MULTIPLES]
         rows.append(tuple(row))
     return Table(f"{work.title}; SLO {work.slo_s * 1e3:g} ms at p99", headers, tuple(rows))
+
+
+def same_table(rounds: Sequence[Round], work: Work) -> Table:
+    """What each does at one rate, which is more of its peak for one than for another."""
+    rows = []
+    for name in names_of(rounds):
+        share = figure(rounds, name, SAME, lambda t: t.share)
+        found = [figure(rounds, name, SAME, what) for what in (p50_ms, p99_ms, cpu_ms)]
+        rows.append((name, f"{share:.1%}", capped(found[0]), capped(found[1]), found[2]))
+    headers = ("system", "in time", "p50 ms", "p99 ms", "CPU ms/req")
+    return Table(f"All at {work.same_rate:g}/s", headers, tuple(rows))
+
+
+def p50_ms(trial: Trial) -> float:
+    return trial.p50_ms
+
+
+def p99_ms(trial: Trial) -> float:
+    return trial.p99_ms
+
+
+def cpu_ms(trial: Trial) -> float:
+    return trial.cpu_ms
 
 
 def interval(rounds: Sequence[Round]) -> str:
@@ -184,10 +206,10 @@ def at_peak(rounds: Sequence[Round], times: str) -> Verdict:
 def ahead(rounds: Sequence[Round], peers: Sequence[str]) -> list[Verdict]:
     """On every column, of every peer."""
     low: tuple[tuple[str, str, Callable[[Trial], float]], ...] = (
-        ("p50 at half its peak", HALF, lambda t: t.p50_ms),
-        ("p99 at half its peak", HALF, lambda t: t.p99_ms),
-        ("CPU a request", HALF, lambda t: t.cpu_ms),
-        ("the victim's p99", VICTIM, lambda t: t.p99_ms),
+        ("p50 at half its peak", HALF, p50_ms),
+        ("p99 at half its peak", HALF, p99_ms),
+        ("CPU a request", HALF, cpu_ms),
+        ("the victim's p99", VICTIM, p99_ms),
     )
     found = []
     for what, which, value in low:
@@ -219,12 +241,14 @@ def fair(rounds: Sequence[Round]) -> Verdict:
 
 def report(rounds: Sequence[Round], notes: Sequence[str] = ()) -> Report:
     tables: list[Table] = []
+    pictures: list[Picture] = []
     judged: list[Verdict] = []
     for work in WORKS.values():
         mine = [each for each in rounds if each.work == work.name]
         if not mine:
             continue
-        tables += [goodput_table(mine, work), length_table(mine)]
+        tables += [goodput_table(mine, work), same_table(mine, work), length_table(mine)]
+        pictures.append(cliff(mine, names_of(mine), work))
         if work.name == DEVICE and of(mine, HEADRACE):
             tables.append(fairness_table(mine))
         tables.append(tuning_table(mine, work))
@@ -247,4 +271,5 @@ def report(rounds: Sequence[Round], notes: Sequence[str] = ()) -> Report:
         verdicts=tuple(judged),
         notes=(*own, *notes),
         raw={"rounds": len(rounds)},
+        pictures=tuple(pictures),
     )

@@ -32,7 +32,8 @@ MINILM_CHANGES = {"precision": "bf16", "slo.latency_ms": 200}
 class Work:
     """`item`: what a row of so many tokens is. `right`: whether an answer is this item's.
     `settings`, `changes`, `adapter`: Headrace's. `start_rate`: where the first search begins,
-    after `warm_s` at a half of it. `fixed_items`: the same item for each length."""
+    after `warm_s` at a half of it. `same_rate`: what all are asked, besides. `fixed_items`: the
+    same item for each length."""
 
     name: str
     title: str
@@ -44,6 +45,7 @@ class Work:
     about: str = ""
     slo_s: float = SLO_S
     start_rate: float = 150.0
+    same_rate: float = 150.0
     warm_s: float = 4.0
     fixed_items: bool = False
 
@@ -91,6 +93,7 @@ WORKS = {
             "OpenVINO bf16, otherwise as `examples/minilm.yaml`",
             slo_s=0.2,
             start_rate=60.0,
+            same_rate=20.0,
             warm_s=15.0,  # every new shape is compiled when it first comes
         ),
     )
