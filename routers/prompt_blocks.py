@@ -1,4 +1,4 @@
-"""Which prompts begin alike? Hashes of a prompt's whole blocks of tokens, each of all before it too.
+"""Which prompts begin alike? Hashes of a prompt's whole blocks of tokens, each of all before it.
 
 Two prompts share their first n blocks exactly when their first n hashes are equal (64 bits; in a
 memory of a million blocks two differ and look alike once in 10^7 times, which then costs a wrong
