@@ -16,9 +16,11 @@ from routers.batch_size import Gaps
 from routers.cost import CostModel
 from routers.deadlines import Turnaround
 from routers.edges import EdgeSolver
+from routers.flows import Flow
+from routers.generations import Generations
 from routers.settings import DispatcherSettings
 from routers.tickets import Row, Ticket
-from routers.types import Request
+from routers.types import Generation, Request
 from routers.waiting import Waiting
 
 
@@ -39,6 +41,7 @@ class Arrivals:
         self._turnaround = turnaround
         self._cost = cost
         self._rows_seen = 0
+        self.generations: Generations | None = None
 
     def adopt(self, settings: DispatcherSettings) -> None:
         """Go on under these settings; what was seen is kept as far as edges stay."""
@@ -62,6 +65,8 @@ class Arrivals:
 
     def ticket(self, request: Request, now: float) -> Ticket:
         """The request as the core will keep it; its rows are made once it may wait."""
+        if request.generation is not None and self.generations is not None:
+            return self._generating(request, request.generation, self.generations, now)
         lengths = request.lengths
         edge = longest_edge = self._edge(lengths[0])
         cost_s = self._cost_s(lengths[0], edge)
@@ -71,11 +76,34 @@ class Arrivals:
             cost_s += self._cost_s(length, row_edge)
         due = min(request.deadline, request.expires)
         latest = self._turnaround.latest_start(longest_edge, now, due)
+        return Ticket(request, self._flow(request), now, latest, len(lengths), edge, cost_s)
+
+    def _generating(
+        self, request: Request, generation: Generation, generations: Generations, now: float
+    ) -> Ticket:
+        """Its bucket is that of all its tokens in the end, so that short generations are told from
+        long ones; its latest start leaves time to read what is not cached."""
+        plan = generations.plan(request, generation)
+        longest = self._waiting.edges[-1]
+        edge = self._edge(min(plan.size, longest))
+        reads = self._edge(max(1, plan.prompt - plan.cached))
+        due = min(request.deadline, request.expires)
+        latest = self._turnaround.latest_start(reads, now, due)
+        cost_s, flow = generations.cost_s(plan), self._flow(request)
+        ticket = Ticket(request, flow, now, latest, 1, edge, cost_s)
+        ticket.plan = plan
+        return ticket
+
+    def first_token(self, read: float, seconds: float) -> None:
+        """It came so long after its lease was sent, which had so many tokens to be read."""
+        edge = self._edge(min(max(1, int(read)), self._waiting.edges[-1]))
+        self._turnaround.observe(edge, seconds)
+
+    def _flow(self, request: Request) -> Flow:
         priority, priorities = request.priority, self._settings.priorities
         if not 0 <= priority < priorities:
             priority = 0 if priority < 0 else priorities - 1
-        flow = self._waiting.flows.of(request.tenant, priority, request.weight)
-        return Ticket(request, flow, now, latest, len(lengths), edge, cost_s)
+        return self._waiting.flows.of(request.tenant, priority, request.weight)
 
     def add_rows(self, ticket: Ticket) -> None:
         """It may wait."""

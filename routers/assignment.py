@@ -21,6 +21,9 @@ from routers.members import abort
 from routers.offers import Goods
 from routers.racing import Racing, row_ids
 from routers.requests import Requests
+from routers.stream_choice import preferred as preferred_stream
+from routers.streaming import began
+from routers.tickets import Row
 from routers.types import Action, Dispatch
 from routers.yielding import spare_lease
 
@@ -96,9 +99,19 @@ class Assignment:
         trusted = bool(racing.settings.profile)
         offer = racing.replicas.offer(holder, now, trusted=trusted)
         goods = form_batch(self.requests, offer, now, actions)
+        if self.requests.wants_room is not None:
+            self._save_room(holder, self.requests.wants_room)
         if goods is None:
             return None
         return self._sign(self._preferred(holder, goods, now), goods, now, actions)
+
+    def _save_room(self, holder: Holder, row: Row) -> None:
+        """At the replica that was asked first, and at no other meanwhile."""
+        plan = row.ticket.plan
+        saves = None if plan is None else self.racing.replicas.holders.get(plan.waits_at)
+        if plan is not None and (saves is None or saves.saves_for is not row):
+            holder.save(row)
+            plan.waits_at = holder.replica.replica_id
 
     def _sign(self, holder: Holder, goods: Goods, now: float, actions: list[Action]) -> Lease:
         """The lease, sent, paid and watched."""
@@ -106,6 +119,9 @@ class Assignment:
         replica_id = holder.replica.replica_id
         lease = racing.leases.sign(holder, goods, goods.predicted_s, now)
         racing.replicas.took(goods.predicted_s)
+        generations = self.requests.generations
+        if generations is not None and goods.rows[0].ticket.plan is not None:
+            began(generations, lease)
         self._pay(lease)
         urgent = self.requests.most_urgent() if goods.rank > _MOST_URGENT else None
         lease.firm = urgent is not None and goods.rank[:2] > (0, urgent)
@@ -135,6 +151,10 @@ class Assignment:
         """The replica that served the leading row's session last, or else the best."""
         row = goods.rows[0]
         preferred = self.affinity.preferred(row.ticket.request.session)
+        generations = self.requests.generations
+        if generations is not None and best.streams and row.ticket.plan is not None:
+            replicas = self.racing.replicas
+            return preferred_stream(replicas, generations, row, best, preferred, now)
         if preferred is None or row.retried:
             return best
         replicas = self.racing.replicas
@@ -168,4 +188,4 @@ def _fits(holder: Holder, goods: Goods) -> bool:
     if not holder.streams:
         return holder.answers > 0 or len(goods.rows) == 1
     room = holder.replica.capacity - holder.held
-    return not holder.leases or stream_share(goods.rows[0].length) <= room
+    return not holder.leases or stream_share(goods.rows[0]) <= room

@@ -24,6 +24,7 @@ from routers.lanes import FlowQueue, Lane
 from routers.offers import Goods, Offer
 from routers.requests import Requests
 from routers.spare_room import fill_spare_room, take_late_along
+from routers.stream_turns import next_row
 from routers.tickets import Row
 from routers.types import Action
 
@@ -34,21 +35,24 @@ def form_batch(requests: Requests, offer: Offer, now: float, actions: list[Actio
     """The rows for this replica, taken out of the queue and charged to their flows; None when it
     may take none of them, or an idle replica should wait until `requests.held_until`."""
     requests.waiting.reorder()
+    requests.wants_room = None
     form = _stream if offer.streams else _led
     for lane in _in_order(requests, now):
         retried = lane.solo.head()
         if retried is not None and offer.allows(retried.avoid):
-            if not offer.may_try(retried):
+            if offer.may_try(retried):
+                lane.since = now
+                return _alone(requests, lane, retried, offer, now)
+            if retried.ticket.plan is None:
                 return None
-            lane.since = now
-            return _alone(requests, lane, retried, offer, now)
+            requests.wants_room = retried
         if lane.rows == lane.solo.rows:
             continue  # nothing, or nothing that this replica may take
         goods = form(requests, _with_lowest_tag(requests, lane), offer, now, actions)
         if goods is not None:
             lane.since = now
             return goods
-        if offer.streams or requests.held_until is not None:
+        if requests.held_until is not None or (offer.streams and _is_strict(requests)):
             return None
     return None
 
@@ -179,15 +183,19 @@ def _is_held(requests: Requests, draft: Draft, bucket: Bucket, now: float) -> bo
 def _stream(
     requests: Requests, lane: Lane, offer: Offer, now: float, actions: list[Action]
 ) -> Goods | None:
-    queue = lane.order.first()
-    assert queue is not None
-    bucket = queue.in_turn()
-    head = bucket.head()
-    assert head is not None
-    if not offer.fits(head):
+    row = next_row(requests, lane, offer, now, actions)
+    if row is None:
         return None
-    queue.took_turn(bucket, head.cost_s)
-    return _alone(requests, lane, head, offer, now)
+    bucket = row.queue
+    assert bucket is not None
+    bucket.queue.took_turn(bucket, row.cost_s)
+    return _alone(requests, lane, row, offer, now)
+
+
+def _is_strict(requests: Requests) -> bool:
+    """Whether less urgent rows wait because more urgent ones could not be taken: not where those
+    wait for nothing but the reading of other prompts."""
+    return requests.generations is None or requests.wants_room is not None
 
 
 def _alone(requests: Requests, lane: Lane, row: Row, offer: Offer, now: float) -> Goods:

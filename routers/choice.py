@@ -2,7 +2,8 @@
 
 The one predicted to finish it first: what it still has to do, and a typical batch at its own pace.
 Idle replicas of about the same pace take turns. One that runs beyond its prediction is expected to
-go on for as long as it already has. Stream replicas go by the share of their room that is taken.
+go on for as long as it already has. Stream replicas go by the share of their room that is taken and
+by the prompts that they have yet to read.
 Sick ones (suspect, overdue, ejected) are asked only while no other replica runs. Work: O(log n) a
 choice, by one lazy heap a kind; at most a few of a kind are asked, since what one of them may not
 take the next may not take either, save for the one replica that a row avoids.
@@ -25,6 +26,7 @@ Entry = tuple[float, float, int, int, Holder]
 
 _TRIES = 4  # replicas of one kind that are asked for one batch
 _BAND = log(1.25)  # replicas whose pace differs by less take turns
+_READING = 4096.0  # tokens of prompts yet to be read that weigh as much as being full
 _SLACK = 32
 
 
@@ -139,15 +141,19 @@ def load_of(holder: Holder) -> float:
     """How busy it is, 0..1: whether it holds a batch, or how full a stream replica is."""
     if not holder.streams:
         return 1.0 if holder.leases else 0.0
-    capacity = holder.replica.capacity
-    return min(1.0, holder.held / capacity) if capacity > 0 else 0.0
+    capacity, most = holder.replica.capacity, holder.replica.most_leases
+    full = holder.held / capacity if capacity > 0 else 0.0
+    if most:
+        full = max(full, len(holder.leases) / most)
+    return min(1.0, full)
 
 
 def _place(holder: Holder, now: float) -> tuple[int, float, float]:
     if holder.sick:
         return SPARE, len(holder.leases), holder.finish_at
     if holder.streams:
-        return STREAM, load_of(holder) + _band(holder), holder.last_used
+        load = load_of(holder) + holder.reading / _READING
+        return STREAM, load + _band(holder), holder.last_used
     if not holder.leases and holder.foreign_until <= now:
         return IDLE, _band(holder), holder.last_used
     if holder.finish_at >= now:

@@ -30,6 +30,7 @@ from routers.replicas import ReplicaSet
 from routers.requests import Requests
 from routers.settings import DispatcherSettings
 from routers.snapshots import State, take_snapshot
+from routers.streaming import moved
 from routers.tally import Tally
 from routers.types import (
     Action,
@@ -81,8 +82,13 @@ class Dispatcher:
         if now < outlook.quiet_until and isinstance(event, Arrive):
             self._join(event, now, actions)
             return actions
-        self._advance(now)
-        self._handle(event, now, actions)
+        if isinstance(event, Progress):
+            if not self._progress(event, now) and now < outlook.asked < inf:
+                return actions
+            self._advance(now)
+        else:
+            self._advance(now)
+            self._handle(event, now, actions)
         self._settle(now, actions)
         return actions
 
@@ -144,8 +150,6 @@ class Dispatcher:
                 close_lease(self._state, event, now, actions)
             case Opened():
                 self._opened(event.lease_id, now, actions)
-            case Progress():
-                self._progress(event, now)
             case Cancel():
                 self._requests.cancel(event.request_id, actions)
             case Replicas():
@@ -172,11 +176,14 @@ class Dispatcher:
             self._racing.hedging.watch(lease)
             self._replicas.refresh(lease.holder, now)
 
-    def _progress(self, event: Progress, now: float) -> None:
+    def _progress(self, event: Progress, now: float) -> bool:
+        """Whether more may fit now, or something else has to be asked anew."""
         lease = self._leases.open.get(event.lease_id)
-        if lease is not None and lease.holder.streams:
-            self._leases.resize(lease, event.held)
-            self._replicas.refresh(lease.holder, now)
+        if lease is None or not lease.holder.streams:
+            return True
+        has_changed = moved(self._state, lease, event, now)
+        self._replicas.refresh(lease.holder, now)
+        return has_changed
 
     # -- what follows from an event
 

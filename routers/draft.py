@@ -89,7 +89,10 @@ class Draft:
         """The batch as it is; `start`: the tag that the leading flow had."""
         rows = self.rows
         width = self.width(self.longest, len(rows), self.total)
-        predicted_s = self._requests.cost.predict(len(rows), width, self.offer.replica_id)
+        if rows[0].ticket.plan is not None:
+            predicted_s = rows[0].cost_s
+        else:
+            predicted_s = self._requests.cost.predict(len(rows), width, self.offer.replica_id)
         if self.offer.last_edge not in (0, self.edge):
             predicted_s += self._requests.settings.buckets.switch_s
         lane = self.lane

@@ -10,7 +10,9 @@ was served.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
+from routers import streaming
 from routers.budget import Budget
 from routers.holders import Holder
 from routers.leases import Lease
@@ -32,6 +34,10 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
         event = replace(event, report=report)
     holder, end = lease.holder, event.end
     state.requests.learn(report, now)
+    if lease.running is not None:
+        streaming.ended(state, lease, end, report.tokens, now)
+        generations = state.requests.generations
+        state.replicas.most_streams = inf if generations is None else generations.pace.most_leases
     if end is LeaseEnd.DONE:
         _answered(state, lease, report, now, actions)
     else:
@@ -51,6 +57,8 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
 
 def forget_replica(state: State, holder: Holder) -> None:
     state.cost.forget(holder.replica.replica_id)
+    if state.requests.generations is not None:
+        state.requests.generations.forget(holder.replica.replica_id)
     state.racing.outliers.gone(holder)
 
 
@@ -65,7 +73,8 @@ def _answered(
     racing.tally.answered(lease, report, now)
     racing.hedging.observe(lease, now)
     members = win(lease, actions)
-    _sample(state, lease, report, now)
+    if lease.running is None:
+        _sample(state, lease, report, now)
     if lease.owes is not None:
         state.requests.settle(lease.owes, report.service_s, now)
     if not has_lost:

@@ -18,9 +18,11 @@ from routers.types import Replica, ReplicaKind, Report
 if TYPE_CHECKING:
     from routers.choice import Entry
     from routers.leases import Lease
+    from routers.tickets import Row
 
 _TRANSPORT_GAIN = 0.2
 _TRANSPORT_SPREAD = 1.5  # of the mean transport, what it may take where being late costs a turn
+_SAVED = 0.5  # of what a stream replica frees, for a row that has no room
 _EARLY = 0.2  # of a batch's prediction, how much sooner it may be over
 
 Yield = tuple[int, int, int, "Holder"]
@@ -37,7 +39,9 @@ class Holder:
     busy it is, 0..1. `slow_streak`: slow answers in a row. `wake_at`: when it may next take a
     lease, if that is a matter of time. `answered_at`, `idle_from`: when its last answer came, and
     when that batch had left the device. `entry`: its place among the ready ones; `yields`: among
-    those that would give something up. `trials`: leases of retried rows that it holds."""
+    those that would give something up. `trials`: leases of retried rows that it holds.
+    Of a stream replica: `reading`: tokens of prompts that it has yet to read, `reading_long`: of
+    those, of long ones; `saved`: room that is kept free for the row `saves_for`."""
 
     replica: Replica
     held: float = 0.0
@@ -68,6 +72,10 @@ class Holder:
     yields: Yield | None = None
     streams: bool = field(init=False)
     trials: int = 0
+    reading: float = 0.0
+    reading_long: float = 0.0
+    saved: float = 0.0
+    saves_for: Row | None = None
 
     def __post_init__(self) -> None:
         self.list_as(self.replica)
@@ -81,8 +89,30 @@ class Holder:
         """Whether any further lease could fit; an empty stream replica takes any one row."""
         capacity = self.replica.capacity
         if self.streams:
+            most = self.replica.most_leases
+            if most and len(self.leases) >= most:
+                return False
             return self.held < capacity or (not self.leases and capacity > 0)
         return self.held + 1.0 <= capacity and not self.trials
+
+    def save(self, row: Row) -> None:
+        """Keep room for this row, from what will be freed, unless it is kept for another."""
+        if self.saving() is None:
+            self.saves_for, self.saved = row, 0.0
+
+    def saving(self) -> Row | None:
+        """The row that room is kept for, as long as it waits."""
+        row = self.saves_for
+        if row is not None and row.queue is None:
+            self.saves_for = row = None
+            self.saved = 0.0
+        return row
+
+    def frees(self, room: float) -> None:
+        """So much of what it held is free now."""
+        row = self.saving()
+        if row is not None and row.ticket.plan is not None:
+            self.saved = min(row.ticket.plan.room, self.saved + _SAVED * room)
 
     def head(self) -> Lease | None:
         """The lease that is believed to run: the oldest."""

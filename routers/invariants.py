@@ -136,6 +136,7 @@ def _check_replicas(state: State) -> None:
         assert holder.replica.replica_id == replica_id
         assert holder.held == sum(lease.share for lease in holder.leases.values()) >= 0
         assert holder.leases or not holder.draining, "a drained replica was kept"
+        _check_reading(holder)
         assert holder.sick == (holder.suspect or holder.overdue or holder.ejected)
         if holder in state.replicas.ready:
             assert holder.has_room()
@@ -143,6 +144,19 @@ def _check_replicas(state: State) -> None:
     well = [holder for holder in holders.values() if not holder.draining and not holder.sick]
     assert state.replicas.healthy == len(well)
     assert state.replicas.ready.count(spare=True) == len(_ready(state))
+
+
+def _check_reading(holder: Holder) -> None:
+    """Prompts that are being read are those of leases without a token."""
+    streams = [lease.running for lease in holder.leases.values() if lease.running is not None]
+    assert isclose(holder.reading, sum(each.reads for each in streams), abs_tol=1e-6)
+    long = sum(each.reads for each in streams if each.is_long)
+    assert isclose(holder.reading_long, long, abs_tol=1e-6)
+    assert all(not each.reads for each in streams if each.first_at is not None)
+    row = holder.saving()
+    assert holder.saved >= 0.0
+    if row is not None and row.ticket.plan is not None:
+        assert holder.saved <= row.ticket.plan.room
 
 
 def _ready(state: State) -> list[Holder]:

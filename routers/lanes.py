@@ -73,6 +73,10 @@ class FlowQueue:
         """The bucket whose turn it is, where rows travel one by one."""
         return min([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
 
+    def by_turn(self) -> list[Bucket]:
+        """Those that hold rows, the one whose turn it is in front."""
+        return sorted([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
+
     def took_turn(self, bucket: Bucket, seconds: float) -> None:
         """The bucket led a batch: its next turn comes after as much of the others' work. What was
         empty meanwhile has its turn from here on."""

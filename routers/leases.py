@@ -14,6 +14,7 @@ from math import ceil, inf
 
 from routers.holders import Holder
 from routers.offers import Goods
+from routers.streaming import Running
 from routers.tickets import Row
 from routers.yielding import Streams
 
@@ -29,7 +30,8 @@ class Lease:
     ran. `trial`: of a row that was lost once. `ripe`: should be, or is, raced. `overdue`: far
     beyond its prediction.
     `firm`: not given up for what is more urgent. `wanted_back`: the dispatcher has asked for its
-    rows. `aborted`: its replica was told to drop it. `moment`: when `hedging` looks at it next."""
+    rows. `aborted`: its replica was told to drop it. `moment`: when `hedging` looks at it next.
+    `running`: of one that generates."""
 
     lease_id: int
     holder: Holder
@@ -57,6 +59,7 @@ class Lease:
     wanted_back: bool = False
     aborted: bool = False
     moment: float = inf
+    running: Running | None = None
 
     def members(self) -> list[Row]:
         """Rows that still wait for this lease, in the order they were sent."""
@@ -96,7 +99,7 @@ class LeaseBook:
 
     def _open(self, holder: Holder, goods: Goods, predicted_s: float, now: float) -> Lease:
         self._last_id = lease_id = self._last_id + 1
-        share = stream_share(goods.rows[0].length) if holder.streams else 1.0
+        share = stream_share(goods.rows[0]) if holder.streams else 1.0
         starts_at = now if holder.streams else max(now, holder.finish_at)
         size = len(goods.rows)
         lease = Lease(lease_id, holder, goods, share, predicted_s, now, starts_at, now, size)
@@ -125,6 +128,8 @@ class LeaseBook:
         was_head = holder.head() is lease
         del holder.leases[lease_id]
         holder.held -= lease.share
+        if holder.saves_for is not None:
+            holder.frees(lease.share)
         holder.trials -= lease.trial
         if was_head:
             holder.freed(now)
@@ -137,9 +142,14 @@ class LeaseBook:
     def resize(self, lease: Lease, held: float) -> None:
         """A stream lease now occupies `held` units of capacity (rounded up, never negative)."""
         share = float(max(0, ceil(held)))
-        lease.holder.held += share - lease.share
+        more, holder = share - lease.share, lease.holder
+        holder.held += more
+        if more < 0.0 and holder.saves_for is not None:
+            holder.frees(-more)
         lease.share = share
 
 
-def stream_share(length: int) -> float:
-    return float(max(1, length))
+def stream_share(row: Row) -> float:
+    """What the row takes of a stream replica's capacity, as far as can be told before it runs."""
+    plan = row.ticket.plan
+    return float(max(1, row.length)) if plan is None else float(ceil(plan.room))

@@ -19,7 +19,7 @@ from routers.lateness import has_place, is_over
 from routers.replicas import ReplicaSet
 from routers.settings import DispatcherSettings
 from routers.tickets import Ticket
-from routers.types import FlowKey, Reason, Request
+from routers.types import FlowKey, Generation, Reason, Request
 from routers.waiting import Waiting
 
 _NEVER = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)
@@ -41,9 +41,17 @@ class Newcomers:
     def bounded(self, request: Request, settings: DispatcherSettings, now: float) -> Refusal | None:
         """What counts alone say, before anything is made of the request."""
         reason = refusal(request, self._waiting, settings, self._replicas.running, now)
+        if reason is None and request.generation is not None:
+            reason = self._too_large(request, request.generation)
         if reason is None:
             return None
         return Refusal(reason, 0.0 if reason in _NEVER else self.queue_s())
+
+    def _too_large(self, request: Request, generation: Generation) -> Reason | None:
+        """Whether no running replica could hold all of it, were it alone there."""
+        most = self._replicas.largest
+        whole = request.lengths[0] + generation.max_tokens
+        return Reason.TOO_LONG if whole > most > 0.0 else None
 
     def heard(
         self, flow: FlowKey, edge: int, left_s: float, expires_s: float, now: float
@@ -96,7 +104,7 @@ class Newcomers:
         if not running:
             return 0.0  # nothing is known of when they come
         flow = ticket.flow
-        before_s = self._before_s(ticket) if flow.rows else 0.0
+        before_s = self._before_s(ticket) if flow.rows or self._waits_for_room(ticket) else 0.0
         urgent_s = self._waiting.urgent_s(flow.priority)
         rivals = self._flows.weights[flow.priority]
         claim = Claim(flow.key, flow.weight, before_s, rivals, urgent_s, running)
@@ -105,11 +113,16 @@ class Newcomers:
             ticket.forecast = forecast  # what is late from the start teaches nothing
         return forecast.late_by_s
 
+    def _waits_for_room(self, ticket: Ticket) -> bool:
+        """Whether as much as it needs has to be given up first by what runs."""
+        return ticket.plan is not None and not self._replicas.has_ready
+
     def _before_s(self, ticket: Ticket) -> float:
         """Gateways take turns with a flow, so that of what it has waiting elsewhere no more goes
         before than waits here; else who has the least here would always be called late."""
         flow, before_s = ticket.flow, ticket.cost_s
-        queue = self._waiting.on_time[flow.priority].queues.get(flow)
+        lanes = self._waiting.on_time
+        queue = lanes[flow.priority].queues.get(flow) if flow.rows else None
         if queue is not None:  # else all it has are retried rows
             before_s = queue.before_s(ticket.edge, before_s)
         if flow.elsewhere_s > 0.0:

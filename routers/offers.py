@@ -19,7 +19,8 @@ class Offer:
     room: units of capacity that are free (tokens, for a stream). idle: it holds nothing. trusted:
     it has answered before, so its costs are known. last_edge: bucket of the last batch it was sent,
     0: none. alone: no other replica runs. starts_in_s: predicted seconds until its device is free.
-    others_idle: another replica holds nothing.
+    others_idle: another replica holds nothing. Of a stream replica: saved: room besides, kept for
+    the row `saves_for`; reading_long: tokens of long prompts that it has yet to read.
     """
 
     replica_id: str
@@ -31,13 +32,32 @@ class Offer:
     alone: bool = True
     starts_in_s: float = 0.0
     others_idle: bool = False
+    saved: float = 0.0
+    saves_for: Row | None = None
+    reading_long: float = 0.0
 
     def allows(self, avoid: str) -> bool:
         """Whether a row that `avoid` has lost may go to this one: not there, while others run."""
         return self.alone or avoid != self.replica_id
 
     def fits(self, row: Row) -> bool:
-        return not self.streams or self.idle or max(1, row.length) <= self.room
+        return not self.streams or self.has_room(row)
+
+    def has_room(self, row: Row) -> bool:
+        """Of a stream replica; an empty one has room for any one row that fits its cache."""
+        plan = row.ticket.plan
+        if plan is None:
+            return self.idle or max(1, row.length) <= self.room
+        own = self.idle or self.saves_for is row
+        return plan.room <= self.room + (self.saved if own else 0.0)
+
+    def reads(self, row: Row, long_tokens: float, most: float) -> bool:
+        """Whether it may begin with this prompt beside the long ones that it is reading."""
+        plan = row.ticket.plan
+        if plan is None or not self.reading_long:
+            return True
+        reads = plan.prompt - plan.cached
+        return reads <= long_tokens or self.reading_long + reads <= most
 
     def may_try(self, row: Row) -> bool:
         """Whether a retried row may go here: to a batch replica only when it holds nothing, so that

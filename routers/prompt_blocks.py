@@ -1,9 +1,9 @@
 """Which prompts begin alike? Hashes of a prompt's whole blocks of tokens, each of all before it.
 
-Two prompts share their first n blocks exactly when their first n hashes are equal (64 bits; in a
-memory of a million blocks two differ and look alike once in 10^7 times, which then costs a wrong
-preference and nothing else). Equal in every process, whatever its hash seed. A last block that is
-not full has no hash: engines share whole blocks only. Source: vLLM's automatic prefix caching.
+Two prompts share as many blocks from their start as their hashes are alike from the start. A hash
+has 64 bits: where two blocks are taken for one, that costs a wrong preference and nothing else. It
+is the same in every process, whatever its hash seed. A last block that is not full has none:
+engines share whole blocks only. Source: vLLM's automatic prefix caching.
 """
 
 from __future__ import annotations

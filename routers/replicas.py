@@ -27,7 +27,9 @@ _SLACK = 32
 
 
 class ReplicaSet:
-    """`batch_s`: predicted seconds of a typical batch (EWMA). `healthy`: running and not sick."""
+    """`batch_s`: predicted seconds of a typical batch (EWMA). `healthy`: running and not sick.
+    `largest`: capacity of the largest that run. `most_streams`: leases that a stream replica may
+    hold for the promised time a token."""
 
     def __init__(self) -> None:
         self.holders: dict[str, Holder] = {}
@@ -37,6 +39,8 @@ class ReplicaSet:
         self.healthy = 0
         self.busy = 0.0  # sum of the running ones' loads
         self.batch_s = 0.0
+        self.largest = 0.0
+        self.most_streams = inf
         self.timers: list[tuple[float, int, Holder]] = []
         self._pushed = 0
 
@@ -58,6 +62,7 @@ class ReplicaSet:
         for holder in self.holders.values():
             holder.sick = holder.suspect or holder.overdue or holder.ejected
         self.running = len(listed)
+        self.largest = max([replica.capacity for replica in listed.values()], default=0.0)
         self.healthy = sum(not (h.draining or h.sick) for h in self.holders.values())
         self.busy = 0.0
         for holder in self.holders.values():
@@ -145,21 +150,27 @@ class ReplicaSet:
     def offer(self, holder: Holder, now: float, *, trusted: bool) -> Offer:
         """What the holder can take now, in the batcher's words; `trusted`: costs are known even of
         replicas that have not answered yet."""
-        replica = holder.replica
+        replica, saves_for = holder.replica, holder.saves_for
+        saves_for = holder.saving() if saves_for is not None else None
         return Offer(
             replica.replica_id,
             streams=holder.streams,
-            room=replica.capacity - holder.held,
+            room=replica.capacity - holder.held - holder.saved,
             idle=not holder.leases,
             trusted=trusted or holder.answers > 0,
             last_edge=holder.last_edge,
             alone=self.running <= 1,
             starts_in_s=max(0.0, holder.finish_at - now),
             others_idle=self.ready.others_idle(holder),
+            saved=holder.saved,
+            saves_for=saves_for,
+            reading_long=holder.reading_long,
         )
 
     def _due_at(self, holder: Holder) -> float | None:
         if holder.draining or not holder.has_room():
+            return None
+        if holder.streams and holder.leases and len(holder.leases) + 1 > self.most_streams:
             return None
         if holder.streams or holder.transport_s is None:
             return holder.blocked_until

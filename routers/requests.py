@@ -17,6 +17,7 @@ from routers.cost import CostModel
 from routers.deadlines import Timers, Turnaround
 from routers.errors import BadRequestEvent
 from routers.flows import Flows
+from routers.generations import Generations
 from routers.lateness import is_over, is_refused, next_moment
 from routers.members import abandon
 from routers.newcomers import Newcomers, Refusal
@@ -29,7 +30,9 @@ from routers.waiting import Waiting
 
 
 class Requests:
-    """`held_until`: while an idle replica waits for a batch to grow, the time it stops waiting."""
+    """`held_until`: while an idle replica waits for a batch to grow, the time it stops waiting.
+    `wants_room`: the row that the replica asked last had no room for. `generations`: of a model
+    that generates."""
 
     def __init__(self, settings: DispatcherSettings, replicas: ReplicaSet, cost: CostModel) -> None:
         self.live: dict[int, Ticket] = {}
@@ -38,12 +41,15 @@ class Requests:
         self.flows = Flows()
         self.cost = cost
         self.held_until: float | None = None
+        self.wants_room: Row | None = None
+        self.generations: Generations | None = None
         self.is_closed = False
         self.waiting = Waiting(settings.bucket_edges, self.flows)
         self._replicas = replicas
         self._newcomers = Newcomers(self.waiting, self.flows, replicas)
         self.admission = Admission(settings)
         self.arrivals = Arrivals(settings, self.waiting, self.turnaround, cost)
+        self._adopt_generation(settings)
         self._adopt(settings)
 
     # -- coming in
@@ -110,6 +116,26 @@ class Requests:
             self.admission.late_room.worked(service_s, now)
         self.admission.feasibility.served(served, now)
 
+    def charge(self, priority: int, tenant: str, seconds: float) -> None:
+        """A stream takes so much more than its flow has paid for."""
+        flow = self.flows.by_key.get((priority, tenant))
+        if flow is not None:
+            flow.charge(seconds)
+
+    def served(self, work: FlowWork, rank: tuple[int, int, float], now: float) -> None:
+        """A stream of this rank was given so much, of which its flow's account is settled later."""
+        self.admission.feasibility.served((work,), now)
+        if not rank[0]:
+            self.admission.late_room.worked(work[2], now)
+
+    def settle_stream(self, goods: Goods, served_s: float, untold_s: float, now: float) -> None:
+        """The stream was given so much in all, of which so much is news to the controllers."""
+        self._newcomers.echoes.clear()
+        self.flows.settle(goods.charges, goods.split(served_s))
+        if untold_s > 0.0:
+            priority, tenant, _ = goods.charges[0]
+            self.served((priority, tenant, untold_s), goods.rank, now)
+
     def learn(self, report: Report, now: float) -> None:
         """What a reply says of other gateways' work."""
         self.flows.learn(report, now)
@@ -140,6 +166,11 @@ class Requests:
     def load_s(self) -> float:
         """Predicted seconds of on-time work that waits, for each running replica."""
         return self.waiting.on_time_s / max(1, self._replicas.running)
+
+    @property
+    def largest(self) -> float:
+        """What the largest running replica holds, 0 where none runs."""
+        return self._replicas.largest
 
     def most_urgent(self) -> int | None:
         """The most urgent priority that has on-time rows waiting."""
@@ -211,6 +242,10 @@ class Requests:
                 self._demote(ticket, now)
                 self.timers.push(next_moment(ticket, now), ticket)
 
+    def evict(self, ticket: Ticket, reason: Reason, actions: list[Action]) -> None:
+        """It waits, and must leave."""
+        self._evict(ticket, reason, actions)
+
     def _evict(self, ticket: Ticket, reason: Reason, actions: list[Action]) -> None:
         retry_after = self._retry_after_s(reason)
         actions.append(Evict(ticket.request.request_id, reason, retry_after))
@@ -271,6 +306,7 @@ class Requests:
         self.cost.adopt(settings)
         self.arrivals.adopt(settings)
         self.admission.tune(settings)
+        self._adopt_generation(settings)
         moved = settings.bucket_edges != self.settings.bucket_edges
         if moved:
             self.waiting.edges = settings.bucket_edges
@@ -293,6 +329,16 @@ class Requests:
         self._newcomers.echoes.clear()
         self.sizes = BatchSizes(settings, self.cost)
         self.turnaround.keep(self.waiting.edges, settings.initial_cost_s)
+
+    def _adopt_generation(self, settings: DispatcherSettings) -> None:
+        asked = settings.generation
+        if asked is None:
+            self.generations = None
+        elif self.generations is None:
+            self.generations = Generations(asked, frozen=settings.frozen)
+        else:
+            self.generations.adopt(asked, frozen=settings.frozen)
+        self.arrivals.generations = self.generations
 
     def _retry_after_s(self, reason: Reason) -> float:
         return self.retry_after_s() if reason in (Reason.LATE, Reason.SHED) else 0.0

@@ -62,6 +62,7 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         utilisation=state.racing.utilisation.share,
         idle_gap_s=tally.idle_gap_s,
         early_binding_s=tally.early_binding_s,
+        generation=None if requests.generations is None else requests.generations.snapshot(),
     )
 
 

@@ -66,6 +66,17 @@ class TagOrder(Generic[T]):
                 return item
         return None
 
+    def firsts(self, most: int) -> list[T]:
+        """The first ones, in order, left where they are."""
+        found: list[T] = []
+        marks: list[Mark] = []
+        while len(found) < most and (item := self.first()) is not None:
+            found.append(item)
+            marks.append(heappop(self.heap))
+        for mark in marks:
+            heappush(self.heap, mark)
+        return found
+
     def clear(self) -> None:
         """None of them has rows."""
         for mark in self.heap:

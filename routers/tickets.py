@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from routers.buckets import Bucket
     from routers.flows import Flow
     from routers.forecast import Forecast
+    from routers.generations import Plan
     from routers.leases import Lease
 
 
@@ -48,7 +49,8 @@ class Ticket:
     """`edge`: of its first row's bucket, `cost_s`: predicted seconds of all its rows when it came.
     `open`: rows queued or leased; 0 means forgotten. `queued`: of those, the queued ones.
     `late` once `latest_start` has passed: it can no longer be expected to meet its deadline.
-    `forecast` of its wait, until it has become true or not. `rows`: once it may wait."""
+    `forecast` of its wait, until it has become true or not. `rows`: once it may wait. `plan`: of
+    one that generates."""
 
     request: Request
     flow: Flow
@@ -61,3 +63,4 @@ class Ticket:
     late: bool = False
     forecast: Forecast | None = None
     rows: tuple[Row, ...] = ()
+    plan: Plan | None = None

@@ -82,7 +82,9 @@ class Request:
     have waiting, 0: no bound. `session`: prefers the replica that served it last, "": none.
     `retryable`: it may run twice (a retry, a hedge). `avoid`: a replica that failed on it once;
     it goes to another where one runs, travels alone and is not retried again. `generation`: it is
-    for a stream replica, and has one row. The dispatcher owns it after `Arrive`.
+    for a stream replica, has one row, and is due at its first token; who has passed on a part of
+    its answer cancels it before saying that its lease was lost. The dispatcher owns it after
+    `Arrive`.
     """
 
     request_id: int
@@ -314,6 +316,21 @@ class FlowSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationSnapshot:
+    """Of a model that generates. tokens_per_s: weighted ones, of a full replica;
+    prompt_tokens_per_s: that a replica reads; most_leases: that keep the promised time a token at
+    one replica, inf: no bound; blocks: of prompts remembered, of all replicas; trust: of the tokens
+    predicted to be cached, the share that is; histories: of output lengths."""
+
+    tokens_per_s: float
+    prompt_tokens_per_s: float
+    most_leases: float
+    blocks: int
+    trust: float
+    histories: int
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Counters and levels for metrics, `status` and the tests' invariants."""
 
@@ -344,3 +361,4 @@ class Snapshot:
     utilisation: float = 0.0
     idle_gap_s: float = 0.0  # EWMAs, see `tally`
     early_binding_s: float = 0.0
+    generation: GenerationSnapshot | None = None

@@ -3,8 +3,9 @@
 On a batch replica: what is staged there unstarted. One lease more is signed, and the replica, whose
 rule is that its least urgent staged batch goes back, returns it; no work is lost, no call is added.
 On a stream replica without room, where that is allowed: the lease that began last of the least
-urgent class, if all of it may run again, once. What leads because its priority had been passed over
-too long is never taken back, and nothing is while such a batch is due. Only on-time rows push.
+urgent class, if all of it may run again, once, and no token of it has come. What leads because its
+priority had been passed over too long is never taken back, and nothing is while such a batch is
+due. Only on-time rows push.
 """
 
 from __future__ import annotations
@@ -100,9 +101,11 @@ class Streams:
 
 def _may_stop(lease: Lease) -> bool:
     """Not twice, not what may not run again, and one at a time on a replica."""
+    running = lease.running
     if (
         lease.firm
         or not lease.live
+        or (running is not None and running.first_at is not None)
         or any(other.wanted_back for other in lease.holder.leases.values())
     ):
         return False

@@ -17,13 +17,16 @@ from routers.types import (
     Closed,
     Dispatch,
     Event,
+    Generation,
     LeaseEnd,
+    Progress,
     Replica,
     ReplicaKind,
     Replicas,
     Report,
     Request,
     Tick,
+    Tokens,
     WakeAt,
 )
 
@@ -68,12 +71,35 @@ class Driver:
         request = Request(request_id, lengths or (10,), now, now + slo_s, now + timeout_s, **more)
         return self.step(Arrive(request), at)
 
+    def generate(
+        self, request_id: int, prompt: int, most: int, blocks: tuple[int, ...] = (), **more: Any
+    ) -> list[Action]:
+        """`most`: output tokens at most."""
+        return self.arrive(request_id, prompt, generation=Generation(most, 1, blocks), **more)
+
     def replicas(self, *ids: str, capacity: float = 1, at: float | None = None) -> list[Action]:
         return self.step(Replicas(tuple(Replica(each, capacity) for each in ids)), at)
 
-    def streams(self, *ids: str, capacity: float) -> list[Action]:
+    def streams(self, *ids: str, capacity: float, most_leases: int = 0) -> list[Action]:
         kind = ReplicaKind.STREAM
-        return self.step(Replicas(tuple(Replica(each, capacity, kind) for each in ids)))
+        return self.step(
+            Replicas(tuple(Replica(each, capacity, kind, most_leases) for each in ids))
+        )
+
+    def moves(
+        self,
+        lease: Dispatch,
+        read: int,
+        output: int,
+        *,
+        cached: int = 0,
+        held: float | None = None,
+        at: float | None = None,
+    ) -> list[Action]:
+        """A stream has had so many tokens, and holds them all unless it is said otherwise."""
+        held = read + output if held is None else held
+        tokens = Tokens(read, cached, output)
+        return self.step(Progress(lease.lease_id, 0.0, held, tokens), at)
 
     def close(
         self,

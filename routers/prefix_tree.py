@@ -1,0 +1,72 @@
+"""Which replicas have read the start of this prompt before?
+
+One tree of prompts a model, kept flat: a block's hash stands for all before it too, so a replica's
+part of the tree is the set of hashes it holds, and how far a prompt is known there is found by
+halving. Blocks used least recently are forgotten, the ends of prompts before their starts, as
+engines do; no more of a replica than its cache can hold, and of all replicas no more than the
+model's bound. It is this gateway's own account: what others sent there, and what the engine has
+dropped since, it does not see. Work: O(log blocks) a replica to look, O(blocks) to remember.
+
+Source: RadixAttention (SGLang) and its router; Preble (ICLR'25).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class PrefixTree:
+    """`most`: blocks remembered of all replicas together."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._held: dict[str, OrderedDict[int, None]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(held) for held in self._held.values())
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        return tuple(self._held)
+
+    def match(self, replica_id: str, blocks: tuple[int, ...]) -> int:
+        """How many of the blocks, from the first one on, it has read."""
+        held = self._held.get(replica_id)
+        if not held or not blocks or blocks[0] not in held:
+            return 0
+        low, high = 1, len(blocks)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if blocks[middle - 1] in held:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def matches(self, blocks: tuple[int, ...]) -> dict[str, int]:
+        """By replica, of those that have read any of it."""
+        if not blocks:
+            return {}
+        found = {each: self.match(each, blocks) for each in self._held}
+        return {replica_id: length for replica_id, length in found.items() if length}
+
+    def read(self, replica_id: str, blocks: tuple[int, ...], room: int) -> None:
+        """It reads this prompt now; it can hold `room` blocks in all."""
+        held = self._held.setdefault(replica_id, OrderedDict())
+        for block in reversed(blocks):  # so that the first one is forgotten last
+            held[block] = None
+            held.move_to_end(block)
+        _trim(held, max(1, room))
+        over = len(self) - self.most if len(self._held) * room > self.most else 0
+        if over > 0:
+            largest = max(self._held.values(), key=len)
+            _trim(largest, max(1, len(largest) - over))
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone, and what it held."""
+        self._held.pop(replica_id, None)
+
+
+def _trim(held: OrderedDict[int, None], most: int) -> None:
+    while len(held) > most:
+        held.popitem(last=False)
