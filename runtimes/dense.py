@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from runtimes import padding, rows
+from runtimes import padding, rows, shapes
 from runtimes.datatypes import DTYPES
 from runtimes.errors import BadRows, RunError
 from runtimes.signature import Signature
@@ -77,6 +77,8 @@ def _padded_length(batch: Batch, signature: Signature) -> int:
     longest = int(batch.lengths.max())
     if limits.length_axis != 1:
         return longest
+    if limits.fixed_edges:
+        return shapes.edge_of(longest, limits.fixed_edges)
     longest = -(-longest // signature.pad_multiple) * signature.pad_multiple
     return longest if limits.max_length is None else min(longest, limits.max_length)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from runtimes.layout import Layout
 from runtimes.warmup import WARM_S
 
 
@@ -17,14 +18,15 @@ from runtimes.warmup import WARM_S
 class GraphOptions:
     """pooling, normalize: how task `embed` makes one vector, over what the model declares.
     embed_output: which of several outputs holds the embedding or the hidden states.
-    pad_multiple: lengths are padded up to a multiple of this. warm_s: warm-up starts no new batch
-    after so many seconds.
+    pad_multiple: lengths are padded up to a multiple of this. layout: where images have their
+    channels. warm_s: warm-up starts no new batch after so many seconds.
     """
 
     pooling: Literal["mean", "cls"] | None = None
     normalize: bool | None = None
     embed_output: str | None = None
     pad_multiple: int = 1
+    layout: Layout | None = None
     warm_s: float = WARM_S
 
     def __post_init__(self) -> None:

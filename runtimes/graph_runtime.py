@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 
-from runtimes import dense, rows, warmup
+from runtimes import dense, layout, rows, warmup
 from runtimes.errors import LoadError, RunError, Unhealthy
 from runtimes.graph_options import GraphOptions
 from runtimes.signature import GraphFacts, Signature, declare, probe_lengths, with_length_axes
@@ -28,7 +29,9 @@ Array = np.ndarray[Any, Any]
 
 class Engine(Protocol):
     """An opened graph. `infer`: arrays by input name in, one array each of `outputs` out, owned by
-    the caller; adds to copy_in_s, run_s and copy_out_s; raises `RunError` or `BadRows`."""
+    the caller; adds to copy_in_s, run_s and copy_out_s; raises `RunError` or `BadRows`. `prepare`:
+    the last step of loading, makes the engine ready for these shapes and answers the lengths that
+    it pads to, none where any will do; before it the engine runs any shape."""
 
     facts: GraphFacts
     platform: str
@@ -36,6 +39,8 @@ class Engine(Protocol):
     def infer(
         self, arrays: Mapping[str, Array], outputs: Sequence[str], times: StageTimes
     ) -> list[Array]: ...
+
+    def prepare(self, limits: Limits) -> tuple[int, ...]: ...
 
     def close(self) -> None: ...
 
@@ -63,7 +68,7 @@ class GraphRuntime(ABC):
         engine = self._open()
         try:
             self._engine = engine
-            self._signature = self._sign(engine)
+            self._signature = self._fixed(engine, self._sign(engine))
         except RunError as error:
             self.close()
             raise LoadError(f"the model does not run: {error}") from error
@@ -134,6 +139,15 @@ class GraphRuntime(ABC):
         lengths = probe_lengths(signature.limits, self._smallest_edge())
         short, long = (self._probe(engine, signature, length) for length in lengths)
         return with_length_axes(signature, lengths, (short, long))
+
+    def _fixed(self, engine: Engine, signature: Signature) -> Signature:
+        limits = signature.limits
+        layout.check(self._options.layout, limits.inputs)
+        edges = engine.prepare(limits)
+        if not edges:
+            return signature
+        longest = limits.max_length or edges[-1]
+        return replace(signature, limits=replace(limits, fixed_edges=edges, max_length=longest))
 
     def _probe(self, engine: Engine, signature: Signature, length: int) -> list[tuple[int, ...]]:
         """The outputs' shapes for one row of exactly this length."""

@@ -29,7 +29,7 @@ from runtimes.graph_options import GraphOptions
 from runtimes.graph_runtime import Engine, GraphRuntime
 from runtimes.signature import GraphFacts
 from runtimes.source import Source, SourceKind, inspect
-from runtimes.types import RuntimeSettings, StageTimes, TensorSpec
+from runtimes.types import Limits, RuntimeSettings, StageTimes, TensorSpec
 
 Array = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -154,6 +154,9 @@ class ONNXRuntimeEngine:
         times.run_s += done - ready
         times.copy_out_s += perf_counter() - done
         return arrays_out
+
+    def prepare(self, limits: Limits) -> tuple[int, ...]:
+        return ()
 
     def close(self) -> None:
         self._session = None

@@ -1,33 +1,39 @@
 """How does a model run on OpenVINO's CPU plugin?
 
-Staged as IR and compiled for dynamic shapes at the precision that the settings name, never at the
-plugin's own choice. Compiled code is cached without weights beside the IR: those stay a mapped
-file that all replicas of the host share. One stream, tuned for latency; threads are not pinned,
-because every replica's would be pinned to the same processors.
+Staged as IR and compiled at the precision that the settings name, never at the plugin's own choice;
+for dynamic shapes, or once for each bucket edge (`shapes: buckets`), which takes memory for some
+speed. Compiled code is cached without weights beside the IR: those stay a mapped file that all
+replicas of the host share. One stream, tuned for latency. Threads are bound by `pinning`, not by
+the plugin, which would bind every replica's to the same processors.
 
-Other devices than the CPU, and static shapes, are not offered here. Source: OpenVINO's
-documentation of the CPU device and of model caching.
+Other devices than the CPU are not offered here. Source: OpenVINO's documentation of the CPU device,
+of dynamic shapes and of model caching.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 
-from runtimes import bert_graph, openvino_model, options, staging
+from runtimes import bert_graph, openvino_model, options, pinning, shapes, staging
+from runtimes.dense import follows_length
 from runtimes.errors import LoadError, RunError
 from runtimes.graph_options import GraphOptions
 from runtimes.graph_runtime import Engine, GraphRuntime
+from runtimes.locked_memory import LockedFile
 from runtimes.openvino_library import library
+from runtimes.pinning import Pin
 from runtimes.signature import GraphFacts
 from runtimes.source import Source, SourceKind, inspect
-from runtimes.types import RuntimeSettings, StageTimes
+from runtimes.types import Limits, RuntimeSettings, StageTimes
 
 Array = np.ndarray[Any, Any]
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
@@ -38,12 +44,14 @@ LAYOUT = "1"  # of a staged entry; raised when what is built for the same inputs
 
 @dataclass(frozen=True, slots=True)
 class OpenVINOOptions(GraphOptions):
-    """streams: batches that the device would work on at once; a replica runs one. pin_threads:
-    to processors, for a host with a single replica. shape_cache: how many kernels, over all
-    shapes, stay compiled."""
+    """streams: batches that the device would work on at once; a replica runs one. shapes: compiled
+    for any, or once for each bucket edge. pin: what its threads keep to. mlock: the weights' file
+    stays in memory. shape_cache: how many kernels, over all shapes, stay compiled."""
 
     streams: int = 1
-    pin_threads: bool = False
+    shapes: Literal["dynamic", "buckets"] = "dynamic"
+    pin: Pin = "off"
+    mlock: bool = False
     shape_cache: int = 5000
 
 
@@ -51,8 +59,8 @@ class OpenVINORuntime(GraphRuntime):
     """`runtimes.types.Runtime` on OpenVINO."""
 
     def __init__(self, settings: RuntimeSettings) -> None:
-        self._openvino_options = options.parse(OpenVINOOptions, settings.options)
-        super().__init__(settings, self._openvino_options)
+        self._own = options.parse(OpenVINOOptions, settings.options)
+        super().__init__(settings, self._own)
 
     def _open(self) -> Engine:
         settings, core = self._settings, library().Core()
@@ -64,10 +72,16 @@ class OpenVINORuntime(GraphRuntime):
         entry = staging.staged(settings.cache_dir, self._parts(source), self._stage(source))
         settings.progress("staging", 1.0)
         settings.progress("compiling", 0.0)
-        with staging.exclusive(entry):  # the plugin's cache is not safe between processes
-            engine = OpenVINOEngine(
-                core, entry / "model.xml", self._config(entry), _longest(source)
-            )
+        claim = pinning.claim(self._own.pin, self._threads(), settings.cache_dir / "pins")
+        how = Compiling(self._config(entry, claim), self._own.shapes, settings, claim)
+        try:
+            locked = LockedFile(entry / "model.bin") if self._own.mlock else None
+            with staging.exclusive(entry):  # the plugin's cache is not safe between processes
+                engine = OpenVINOEngine(core, entry / "model.xml", how, _longest(source), locked)
+        except BaseException:
+            if claim is not None:
+                claim.release()
+            raise
         settings.progress("compiling", 1.0)
         return engine
 
@@ -85,40 +99,76 @@ class OpenVINORuntime(GraphRuntime):
         precision = f"{self._settings.task} {self._settings.precision}"
         return [source.digest, "openvino", LAYOUT, version, precision, graph, staging.processor()]
 
-    def _config(self, entry: Path) -> dict[str, str | int | bool]:
-        chosen = self._openvino_options
+    def _config(self, entry: Path, claim: pinning.Claim | None) -> dict[str, str | int | bool]:
+        chosen, threads = self._own, self._threads()
         return {
             "INFERENCE_PRECISION_HINT": HINTS[self._settings.precision],
-            "INFERENCE_NUM_THREADS": self._threads(),
+            "INFERENCE_NUM_THREADS": min(threads, len(claim.cpus)) if claim else threads,
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": chosen.streams,
-            "ENABLE_CPU_PINNING": chosen.pin_threads,
+            "ENABLE_CPU_PINNING": False,
             "CPU_RUNTIME_CACHE_CAPACITY": chosen.shape_cache,
             "CACHE_DIR": str(entry / "compiled"),
             "CACHE_MODE": "OPTIMIZE_SIZE",
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Compiling:
+    """`config`: the plugin's. `claim`: the processors that run it, None for all."""
+
+    config: Mapping[str, str | int | bool]
+    shapes: str
+    settings: RuntimeSettings
+    claim: pinning.Claim | None
+
+
 class OpenVINOEngine:
-    """`Engine` with one request of one compiled model; inputs are read where they lie."""
+    """`Engine` with one request a compiled model: one for any shape, or one for each bucket edge;
+    inputs are read where they lie. Owns the claim and the locked file."""
 
     platform = "openvino"
 
     def __init__(
-        self, core: Any, file: Path, config: Mapping[str, Any], max_length: int | None
+        self,
+        core: Any,
+        file: Path,
+        how: Compiling,
+        max_length: int | None,
+        locked: LockedFile | None = None,
     ) -> None:
-        self._ov = library()
-        self.facts: GraphFacts = openvino_model.facts(core.read_model(str(file)), max_length)
+        self._ov, self._core, self._file, self._how = library(), core, file, how
+        self._locked = locked
+        self._bound = 0  # the thread that keeps to the claim's processors
+        self._requests: dict[int, Any] = {}  # by padded length; 0 runs any
+        self._lengthwise: tuple[str, int] = ("", 0)
         try:
-            self._compiled = core.compile_model(str(file), "CPU", dict(config))
-        except RuntimeError as error:
-            raise LoadError(f"OpenVINO cannot compile the model: {error}") from error
-        self._request: Any = self._compiled.create_infer_request()
+            self.facts: GraphFacts = openvino_model.facts(core.read_model(str(file)), max_length)
+            self._requests[0] = self._compiled(None)
+        except BaseException:
+            self.close()
+            raise
+
+    def prepare(self, limits: Limits) -> tuple[int, ...]:
+        """Raises `LoadError` for buckets of rows without a length that can be padded to."""
+        if self._how.shapes == "dynamic":
+            return ()
+        if limits.length_input is None or limits.length_axis != 1:
+            raise LoadError(
+                "option 'shapes' is buckets, but the model's rows have no length on axis 1 to pad "
+                "to an edge: set shapes to dynamic"
+            )
+        edges = shapes.fixed_edges(self._how.settings, limits)
+        with staging.exclusive(self._file.parent):
+            made = {edge: self._compiled(limits, edge) for edge in edges}
+        self._requests, self._lengthwise = made, (limits.length_input, limits.length_axis)
+        return edges
 
     def infer(
         self, arrays: Mapping[str, Array], outputs: Sequence[str], times: StageTimes
     ) -> list[Array]:
-        request = self._request
+        request = self._request_for(arrays)
+        self._bind()
         begin = perf_counter()
         # The library shares the arrays' memory and keeps none of them alive.
         kept = {name: _writable(array) for name, array in arrays.items()}
@@ -137,7 +187,50 @@ class OpenVINOEngine:
         return found
 
     def close(self) -> None:
-        self._request = self._compiled = None
+        self._requests = {}
+        if self._how.claim is not None:
+            self._how.claim.release()
+        if self._locked is not None:
+            self._locked.release()
+
+    def _compiled(self, limits: Limits | None, edge: int = 0) -> Any:
+        """A request of the model compiled for any shape, or for rows of `edge`."""
+        with self._how.claim.bound() if self._how.claim else nullcontext():
+            try:
+                model: Any = str(self._file)  # by its path, or the plugin's cache would miss it
+                if limits is not None:
+                    model = self._core.read_model(model)
+                    model.reshape(self._static(limits, edge))
+                compiled = self._core.compile_model(model, "CPU", dict(self._how.config))
+                return compiled.create_infer_request()
+            except RuntimeError as error:
+                raise LoadError(f"OpenVINO cannot compile the model: {error}") from error
+
+    def _static(self, limits: Limits, edge: int) -> dict[str, Any]:
+        """Each input's shape with its length fixed; the number of rows stays free, as a shape for
+        each would cost another copy of the repacked weights."""
+        found = {}
+        for spec in self.facts.inputs:
+            sizes = list(spec.shape)
+            if follows_length(spec, limits.length_axis):
+                sizes[limits.length_axis] = edge
+            found[spec.name] = self._ov.PartialShape(sizes)
+        return found
+
+    def _request_for(self, arrays: Mapping[str, Array]) -> Any:
+        if 0 in self._requests:
+            return self._requests[0]
+        name, axis = self._lengthwise
+        length = arrays[name].shape[axis] if name else 0
+        if length not in self._requests:
+            raise RunError(f"rows of {length} are none of {sorted(self._requests)}, which run here")
+        return self._requests[length]
+
+    def _bind(self) -> None:
+        """Another thread may run than loaded; it keeps to the processors as well."""
+        if self._how.claim is not None and self._bound != threading.get_ident():
+            self._how.claim.bind()
+            self._bound = threading.get_ident()
 
     def _tensor(self, array: Array) -> Any:
         """Over the array's own memory, which the caller keeps until the run has ended."""

@@ -25,11 +25,12 @@ def fitting(rows: int, length: int, prepared: Sequence[Shape]) -> Shape | None:
 
 
 def fixed_edges(settings: RuntimeSettings, limits: Limits) -> tuple[int, ...]:
-    """The lengths that a device prepared for `settings` pads to, ascending; none for rows without
-    length."""
+    """The lengths that a device prepared for `settings` pads to, ascending, the longest row's among
+    them; none for rows without length."""
     if limits.length_input is None:
         return ()
-    return tuple(sorted({length for _, length in warmup.shapes(settings, limits)}))
+    warmed = {length for _, length in warmup.shapes(settings, limits)}
+    return tuple(sorted(warmed | ({limits.max_length} if limits.max_length else set())))
 
 
 def edge_of(length: int, edges: Sequence[int]) -> int:

@@ -57,6 +57,9 @@ TEXTS = (
     Case("torch", "text.pt2", options={"mode": "compile"}),
     Case("torch", "bert", "embed", precision="int8"),
     Case("torch", "bert", "classify", precision="fp16"),
+    Case("openvino", "bert", "embed", {"shapes": "buckets"}),
+    Case("openvino", "bert", "embed", {"pin": "cores"}),
+    Case("openvino", "bert", "embed", {"pin": "numa"}),
     Case("synthetic", None, "embed", options={"base_ms": 0, "embed_width": 4}),
 )
 STACKED = (

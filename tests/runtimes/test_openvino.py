@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -261,3 +263,82 @@ def test_long_read_only_rows_answer_as_writable_ones(tmp_path: Path) -> None:
     for _ in range(5):
         np.testing.assert_allclose(answer(fixed), expected, atol=1e-5)
     runtime.close()
+
+
+# ---- one compiled model a bucket edge, and where its threads run ---------------------------
+
+
+def test_buckets_pad_to_their_edges_and_answer_as_any_shape(tmp_path):
+    file = tokens(tmp_path)
+    chosen = {"edges": (4, 8), "max_length": 8}
+    free = loaded(file, tmp_path / "cache", **chosen)
+    fixed = loaded(file, tmp_path / "cache", options={"shapes": "buckets"}, **chosen)
+    assert fixed.limits().fixed_edges == (4, 8)
+    assert free.limits().fixed_edges == ()
+    for rows, padded in (([[1, 2, 3]], 4), ([[1]], 4), ([[1, 2, 3, 4, 5], [7]], 16)):
+        own, other = fixed.run(ids(*rows)), free.run(ids(*rows))
+        assert own.padded_tokens == padded
+        assert own.outputs["last_hidden_state"].shapes == other.outputs["last_hidden_state"].shapes
+        np.testing.assert_array_equal(
+            own.outputs["last_hidden_state"].data, other.outputs["last_hidden_state"].data
+        )
+
+
+def test_longest_row_has_a_bucket_even_beyond_the_edges(tmp_path):
+    runtime = loaded(
+        tokens(tmp_path), tmp_path / "c", edges=(4,), max_length=6, options={"shapes": "buckets"}
+    )
+    assert runtime.limits().fixed_edges == (4, 6)
+    assert runtime.run(ids([1] * 6)).padded_tokens == 6
+
+
+def test_buckets_of_rows_without_a_length_are_refused(tmp_path):
+    with pytest.raises(LoadError, match="rows have no length on axis 1"):
+        loaded(sliced("f32", tmp_path), tmp_path / "cache", options={"shapes": "buckets"})
+
+
+def test_locked_weights_are_in_memory_while_the_model_is_open(tmp_path):
+    def locked_kib() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmLck:")[1].split()[0])
+
+    before = locked_kib()
+    runtime = loaded(tokens(tmp_path), tmp_path / "cache", options={"mlock": True})
+    assert locked_kib() > before
+    runtime.close()
+    assert locked_kib() == before
+
+
+def test_pinned_model_runs_on_one_core_and_leaves_it_when_closed(tmp_path):
+    """Threads without a bound are those that were there before."""
+
+    seen: list[set[int]] = []
+
+    def work() -> None:
+        for _ in range(2):  # the second claims what the first gave back
+            runtime = loaded(tokens(tmp_path), tmp_path / "cache", options={"pin": "cores"})
+            runtime.run(ids([1, 2]))
+            seen.append(os.sched_getaffinity(0))
+            runtime.close()
+
+    before = os.sched_getaffinity(0)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [len(cpus) for cpus in seen] == [1, 1]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_pinning_that_no_core_is_left_for_says_so(tmp_path):
+
+    count = len(os.sched_getaffinity(0))
+    settings = RuntimeSettings(
+        "m",
+        "openvino",
+        tokens(tmp_path),
+        tmp_path / "c",
+        threads=count + 1,
+        options={"pin": "cores"},
+    )
+    with pytest.raises(LoadError, match=f"of {count} processors {count} are free"):
+        OpenVINORuntime(settings).load()
