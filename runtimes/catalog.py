@@ -14,6 +14,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, cast
 
 from runtimes import options as option_parser
@@ -70,6 +71,19 @@ def available(runtime: str) -> str | None:
     if not package or importlib.util.find_spec(package) is not None:
         return None
     return f"the {runtime} runtime needs its package: pip install 'headrace[{runtime}]'"
+
+
+def version(runtime: str) -> str:
+    """Of the backend's package as installed, without importing it; "" where it has none."""
+    package = _entry(runtime).package
+    if not package:
+        return ""
+    for name in (package, *metadata.packages_distributions().get(package, ())):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
 
 
 def _entry(runtime: str) -> Entry:

@@ -104,7 +104,7 @@ class RuntimeSettings:
     declares; max_length: the longest row to accept, tokens, None for the longest it takes.
     edges / max_size / max_tokens: the grid that warm-up covers. options: the backend's own
     settings, validated by the backend. progress: called with (phase, fraction 0..1), phases
-    "staging", "compiling", "warming".
+    "staging", "compiling", "verifying", "warming".
     """
 
     name: str

@@ -1,8 +1,8 @@
 """What `serve` shows while models get ready, and what to try once they are.
 
 On a terminal one line a model, redrawn; elsewhere (logs, pipes) one plain line a change of phase.
-Phases come from the replicas: staging, compiling, warming, ready or failed. Nothing is measured
-here but elapsed seconds as seen from this side.
+Phases come from the replicas: staging, compiling, verifying, warming, ready or failed. Nothing is
+measured here but elapsed seconds as seen from this side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.text import Text
 from deployments.description import ModelDescription
 from deployments.http.protocols import openapi_examples
 
-PHASES = ("starting", "staging", "compiling", "warming", "ready", "failed")
+PHASES = ("starting", "staging", "compiling", "verifying", "warming", "ready", "failed")
 
 
 class ModelProgress:

@@ -1,8 +1,8 @@
 """The Ray Serve deployment of one model: wires a runtime to the replica core, delegates the rest.
 
-The constructor stages, compiles, warms and profiles before it returns, so a replica that runs is
-hot. It reports its progress to the registry. A hung run ends the process (`os._exit`): Serve
-replaces the replica and gateways retry its batches.
+The constructor stages, compiles, verifies, warms and profiles before it returns, so a replica that
+runs is hot. It reports its progress to the registry. A hung run ends the process (`os._exit`):
+Serve replaces the replica and gateways retry its batches.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from deployments.replica import compiler_cache, describe
 from deployments.replica.device_worker import DeviceWorker
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
 from deployments.settings import ModelSettings
+from deployments.verify import gate
 from runtimes import catalog
 from runtimes.errors import RuntimeFault
 from runtimes.profiling import Profile, measure
@@ -74,6 +75,7 @@ class ModelReplica:
         self._runtime: Runtime = catalog.create(settings)
         runtime = self._runtime
         runtime.load()
+        gate.admit(self._settings, settings, runtime)
         runtime.warm()
         return measure(settings, runtime.limits(), runtime.run, self._settings.profile_s)
 

@@ -54,6 +54,8 @@ def _of_streams(model: ModelSettings) -> Iterator[Complaint]:
         yield ("hedge",), "must be left out but for budget: a request that streams is not copied"
     if model.cache != CacheSettings():
         yield ("cache",), "must be left out: answers that stream are not kept"
+    if model.accept.asked:
+        yield ("accept",), "must be left out: answers of an engine have no bounds to be held to"
     if model.coalesce:
         yield ("coalesce",), "must be left out: answers that stream are not shared"
     plain = LengthSettings(max=model.lengths.max)

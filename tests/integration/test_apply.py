@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -32,6 +33,14 @@ def apply(server: Server, models, **sections):
 def version(server: Server, model: str) -> str:
     answer: str = server.infer(model, [1, 2]).json()["model_version"]
     return answer
+
+
+def version_by_numbers(server: Server, model: str) -> str:
+    row = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}
+    answer = httpx.post(f"{server.url}/v2/models/{model}/infer", json={"inputs": [row]})
+    assert answer.status_code == 200, answer.text
+    found: str = answer.json()["model_version"]
+    return found
 
 
 def test_models_come_change_and_go_without_a_failure_of_the_others(server):
@@ -153,3 +162,45 @@ def test_tenants_are_in_force_within_seconds_and_a_spoilt_file_keeps_the_last(se
     apply(server, {"a": A, "b": B})
     server.until(lambda: server.infer("a", [1]).status_code == 200, 5)
     assert server.replicas("a") == pids
+
+
+def test_a_version_that_does_not_agree_with_its_reference_leaves_the_old_one_serving(server):
+    whole, half = (scaled_onnx(server.folder / f"{name}.onnx", name) for name in ("whole", "half"))
+    base = {"runtime": "onnxruntime", "task": "tensors", "profile_s": 0}
+    accepted = {**base, "source": whole.name, "accept": {"max_abs": 0.01}}
+    added = apply(server, {"a": A, "b": B, "c": accepted})
+    assert (added.returncode, added.stdout) == (0, "added: c\n"), added.stderr
+    before = version_by_numbers(server, "c")
+
+    spoilt = {**base, "source": half.name, "accept": {"max_abs": 0.01, "artifact": whole.name}}
+    refused = apply(server, {"a": A, "b": B, "c": spoilt})
+    assert refused.returncode == 1
+    said = "model c cannot start and goes on as it was: not accepted against onnxruntime fp32: "
+    assert f"{said}output y: max_abs is inf, allowed at most 0.01" in refused.stderr
+    assert version_by_numbers(server, "c") == before
+    apply(server, {"a": A, "b": B})
+
+
+def scaled_onnx(file: Path, kind: str) -> Path:
+    """`x` [-1, 2] → `y`: times a million and back; `half` keeps what is between in float16, which
+    ends at 65,504."""
+    from onnx import TensorProto, helper
+
+    tensor = helper.make_tensor_value_info
+    x, y = (tensor(name, TensorProto.FLOAT, ["rows", 2]) for name in "xy")
+    factors = [
+        helper.make_tensor(name, TensorProto.FLOAT, [], [value])
+        for name, value in (("up", 1e6), ("down", 1e-6))
+    ]
+    between = TensorProto.FLOAT16 if kind == "half" else TensorProto.DOUBLE
+    nodes = [
+        helper.make_node("Mul", ["x", "up"], ["large"]),
+        helper.make_node("Cast", ["large"], ["kept"], to=between),
+        helper.make_node("Cast", ["kept"], ["again"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["again", "down"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "scaled", [x], [y], factors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 9
+    file.write_bytes(model.SerializeToString())
+    return file
