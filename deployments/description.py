@@ -84,6 +84,46 @@ class Generating:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageInput:
+    """What an image becomes before the model sees it, as in the settings (`image`).
+
+    `input`, `datatype`: the tensor's. sizes: (height, width), pixels, ascending. mean, std: of
+    levels from 0 to 1, one number or one a channel, in the order of `colour`.
+    """
+
+    input: str
+    datatype: str
+    sizes: tuple[tuple[int, int], ...]
+    resize: str
+    antialias: bool
+    rounded: bool
+    shorter_side: int | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    colour: str
+    layout: str
+    max_pixels: int
+
+    @property
+    def channels(self) -> int:
+        return 1 if self.colour == "grey" else 3
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """How rows of `output` [classes] become labels with scores: softmax(logits / temperature), the
+    best `top_k` of them; abstains where the best is below `threshold`. probabilities: what the
+    output holds instead of logits."""
+
+    output: str
+    labels: tuple[str, ...]
+    top_k: int
+    temperature: float
+    threshold: float
+    probabilities: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """`inputs`/`outputs`: axis 0 is the batch, -1 dynamic.
 
@@ -93,7 +133,8 @@ class ModelDescription:
     registry, "" when the model takes no text. `embed_output`: name of the output that holds the
     embedding, `embed_width` its size. `digest`: of the settings that the replica was started with,
     by which an anchor knows its own replicas. `profile`: seconds of (rows, length) batches.
-    `generating`: of a model whose replicas stream; it has no tensors.
+    `image`: of a model that takes images; a row's length is then its patches. `classes`: of one
+    whose task is to classify. `generating`: of a model whose replicas stream; it has no tensors.
     """
 
     name: str
@@ -121,4 +162,6 @@ class ModelDescription:
     max_rows: int | None = None
     profile: tuple[tuple[int, int, float], ...] = ()
     ladder: Ladder = Ladder()
+    image: ImageInput | None = None
+    classes: Classes | None = None
     generating: Generating | None = None

@@ -11,7 +11,13 @@ from collections.abc import Callable
 
 from deployments import errors
 from deployments.http import router
-from deployments.http.codecs import Codec, EmbeddingsCodec, InferCodec, PredictCodec
+from deployments.http.codecs import (
+    ClassifyCodec,
+    Codec,
+    EmbeddingsCodec,
+    InferCodec,
+    PredictCodec,
+)
 from deployments.http.exchange import Exchange
 from deployments.http.fast_path import Receive, Scope, Send
 from deployments.http.pages import Pages
@@ -28,6 +34,7 @@ from deployments.tenants import TenantsFile
 _CODECS: dict[str, Codec] = {
     "infer": InferCodec(),
     "predict": PredictCodec(),
+    "classify": ClassifyCodec(),
     "embeddings": EmbeddingsCodec(),
 }
 logger = logging.getLogger("headrace.gateway")

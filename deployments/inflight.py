@@ -7,15 +7,17 @@ who is this, may anything start, run this off the loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 from typing import Any, Protocol, TypeVar
 
 from deployments import errors
+from deployments.description import ImageInput
 from deployments.http.body_room import BodyRoom
 from deployments.http.exchange import Asked, BodyLimits, Exchange
 from deployments.ladder.rungs import Found
 from deployments.observability.trace_context import TraceContext
+from deployments.preprocess.images import Encoded, prepare_images, row_bytes
 from deployments.preprocess.texts import encode_texts
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.preprocess.turns import TurnPool
@@ -173,3 +175,11 @@ class Gate:
 
     async def tokenize(self, who: Caller, tokenizer: TextTokenizer, texts: list[str]) -> list[Any]:
         return await encode_texts(self.pool, who.tenant.name, tokenizer, texts)
+
+    async def prepare_images(
+        self, flight: Flight, how: ImageInput, images: Sequence[Encoded]
+    ) -> list[Any]:
+        """As rows of the model's input, whose memory counts as the body's does."""
+        assert flight.who is not None
+        flight.exchange.hold(len(images) * row_bytes(how), self.limits.room)
+        return await prepare_images(self.pool, flight.who.tenant.name, how, images)

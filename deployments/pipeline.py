@@ -114,8 +114,12 @@ class Pipeline:
         page, terms = model.description, model.queue.terms
         texts = codec.texts(call)
         way.check_meaning(texts=texts is not None, named=codec.names_tensors)
-        # How long: tokenise texts off the loop; rows get their lengths, too long ones are refused.
+        # How long: tokenise texts, decode and resize images, off the loop; rows get their lengths,
+        # too long ones are refused.
+        images = codec.images(call, page)
         tokens = None if texts is None else await self._tokens(texts, model, who)
+        if images is not None and page.image is not None:
+            tokens = await gate.prepare_images(flight, page.image, images)
         rows = await gate.off_loop(who, flight.request_bytes, codec.split, call, tokens, page)
         # The tenant's own limits, as soon as lengths are known: its bounds, its rate of tokens.
         _check_own_bounds(who, rows.lengths)

@@ -13,11 +13,12 @@ import difflib
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any, cast
 
 from runtimes import options as option_parser
+from runtimes.equal_shapes import EqualShapes
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.types import Runtime, RuntimeSettings
 
@@ -52,8 +53,11 @@ def create(settings: RuntimeSettings) -> Runtime:
     if missing:
         raise MissingBackend(missing)
     entry = _entry(settings.runtime)
-    made = getattr(importlib.import_module(entry.module), f"{entry.prefix}Runtime")(settings)
-    return cast(Runtime, made)
+    # Where rows have shapes of their own, what they are called by is no axis of theirs.
+    own = settings if settings.row_shapes is None else replace(settings, max_length=None)
+    made = getattr(importlib.import_module(entry.module), f"{entry.prefix}Runtime")(own)
+    plain = cast(Runtime, made)
+    return plain if settings.row_shapes is None else EqualShapes(plain, settings)
 
 
 def check(runtime: str, options: Mapping[str, Any], precision: str) -> None:

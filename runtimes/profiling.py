@@ -58,7 +58,9 @@ def _in_order(settings: RuntimeSettings, limits: Limits) -> Iterator[tuple[int, 
 
 
 def _edges(settings: RuntimeSettings, limits: Limits) -> tuple[int, ...]:
-    """A device that is compiled for certain lengths runs no other."""
+    """A device that is compiled for certain lengths runs no other, nor do rows of known shapes."""
+    if limits.row_shapes is not None:
+        return limits.row_shapes.lengths
     if limits.fixed_edges or not settings.edges:
         return limits.fixed_edges
     below, last = (0, *settings.edges)[-2:]

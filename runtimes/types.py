@@ -26,6 +26,20 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RowShapes:
+    """The only shapes that rows of `input` have (None: the model's only input of that rank), where
+    padding one to another's would change its answer, as an image's. `shapes`: (length, shape
+    without the batch axis), lengths ascending; the length is the shell's own measure."""
+
+    input: str | None
+    shapes: tuple[tuple[int, tuple[int, ...]], ...]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(sorted({length for length, _ in self.shapes}))
+
+
+@dataclass(frozen=True, slots=True)
 class Ragged:
     """`data`: 1-D array of all rows' elements (dtype object of bytes for BYTES).
     `shapes`: one tuple a row, without the batch axis; Σ prod(shape) == data.size."""
@@ -75,7 +89,8 @@ class Limits:
     length_input / length_axis: whose and which axis (batch axis is 0) is "the length"; None when
     rows have no length. mask_input: which input is 1 for real tokens, made by the runtime when the
     caller leaves it out; None when the model has none. id_bounds: inputs that index a table, and
-    its number of entries, as far as known.
+    its number of entries, as far as known. row_shapes: the shapes that rows have, only equal ones
+    of which run together; None where any will do.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -92,6 +107,7 @@ class Limits:
     device: str = "cpu"
     platform: str = ""  # Open Inference `platform`, such as "onnxruntime_onnx"
     id_bounds: Mapping[str, int] = field(default_factory=dict)
+    row_shapes: RowShapes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +118,10 @@ class RuntimeSettings:
     content, runtime, version and processor. threads: 0 means what the cgroup allows.
     length_input / length_axis / mask_input: what a row's length is, None for what the model
     declares; max_length: the longest row to accept, tokens, None for the longest it takes.
-    edges / max_size / max_tokens: the grid that warm-up covers. options: the backend's own
-    settings, validated by the backend. progress: called with (phase, fraction 0..1), phases
-    "staging", "compiling", "verifying", "warming".
+    edges / max_size / max_tokens: the grid that warm-up covers. row_shapes: as of `Limits`; a
+    length is then what they say, and no axis. options: the backend's own settings, validated by
+    the backend. progress: called with (phase, fraction 0..1), phases "staging", "compiling",
+    "verifying", "warming".
     """
 
     name: str
@@ -121,6 +138,7 @@ class RuntimeSettings:
     edges: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
     max_size: int = 32
     max_tokens: int = 8192
+    row_shapes: RowShapes | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     progress: Callable[[str, float], None] = lambda phase, fraction: None
 

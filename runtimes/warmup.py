@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 
 from runtimes.datatypes import DTYPES
 from runtimes.errors import LoadError, RunError
-from runtimes.types import Batch, Limits, Ragged, RuntimeSettings, TensorSpec
+from runtimes.types import Batch, Limits, Ragged, RowShapes, RuntimeSettings, TensorSpec
 
 WARM_S = 30.0  # when a backend's settings say nothing else
 
@@ -44,6 +45,8 @@ def grid(edges: Sequence[int], max_size: int, max_tokens: int) -> Iterator[tuple
 def shapes(settings: RuntimeSettings, limits: Limits) -> tuple[tuple[int, int], ...]:
     """(rows, length) of each batch, within the backend's own bounds; length 1 for rows without."""
     max_size = min(settings.max_size, limits.max_rows or settings.max_size)
+    if limits.row_shapes is not None:
+        return tuple(grid(limits.row_shapes.lengths, max_size, settings.max_tokens))
     if limits.length_input is None:
         return tuple(grid((1,), max_size, max_size))
     longest = limits.max_length or max(settings.edges, default=1)
@@ -70,12 +73,24 @@ def batch(limits: Limits, rows: int, length: int) -> Batch:
 
     An axis counts as the length when it is dynamic and at the length input's place in its rows.
     """
+    if limits.row_shapes is not None:
+        limits = _of_shape(limits, limits.row_shapes, length)
     inputs = {
         spec.name: _zeros(spec, rows, length, limits.length_axis if limits.length_input else 0)
         for spec in limits.inputs
         if spec.name not in limits.optional_inputs
     }
     return Batch(rows, np.full(rows, length, np.int64), inputs)
+
+
+def _of_shape(limits: Limits, known: RowShapes, length: int) -> Limits:
+    """The limits of a model whose rows all have the shape of this length."""
+    shape = dict(known.shapes)[length]
+    inputs = tuple(
+        replace(spec, shape=(-1, *shape)) if spec.name == known.input else spec
+        for spec in limits.inputs
+    )
+    return replace(limits, inputs=inputs)
 
 
 def attempt(run: Callable[[Batch], object], tried: Batch, length: int) -> None:

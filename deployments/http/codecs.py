@@ -1,4 +1,4 @@
-"""The three ways to ask for inference, each as one object: bytes → call → rows, answers → bytes.
+"""The ways to ask for inference, each as one object: bytes → call → rows, answers → bytes.
 
 A codec joins what `protocols/` reads and writes with the rows that the queue carries. It is
 stateless; whatever belongs to one request is in its call. Generation has a codec of its own later.
@@ -16,27 +16,38 @@ from deployments import errors
 from deployments.description import ModelDescription
 from deployments.http.exchange import Exchange
 from deployments.http.protocols import (
+    classify,
     error_shapes,
     oip_binary,
     oip_json,
     openai_embeddings,
     predict,
 )
-from deployments.http.protocols.types import EmbeddingsCall, Encoded, InferAnswer, InferCall
+from deployments.http.protocols.types import (
+    ClassifyCall,
+    EmbeddingsCall,
+    Encoded,
+    InferAnswer,
+    InferCall,
+)
+from deployments.preprocess.images import Encoded as EncodedImage
 from deployments.queues.batch_calls import RowAnswer
 from deployments.rows.columns import Rows
+from deployments.rows.images import encoded_images
 from deployments.rows.joined import join
-from deployments.rows.split import check_count, from_tokens, split
+from deployments.rows.split import check_count, from_rows, from_tokens, split, wanted_outputs
 
 
 class Codec(Protocol):
-    """`names_tensors`: its requests or answers name the model's tensors."""
+    """`names_tensors`: its requests or answers name the model's tensors. `split` gets what the
+    call's texts or images became, by `Codec.texts` and `Codec.images`."""
 
     label: str
     names_tensors: bool
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any: ...
     def texts(self, call: Any) -> list[str] | None: ...
+    def images(self, call: Any, d: ModelDescription) -> list[EncodedImage] | None: ...
     def split(self, call: Any, tokens: list[Any] | None, d: ModelDescription) -> Rows: ...
     def encode(
         self, call: Any, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
@@ -60,8 +71,15 @@ class InferCodec:
     def texts(self, call: InferCall) -> list[str] | None:
         return None
 
+    def images(self, call: InferCall, d: ModelDescription) -> list[EncodedImage] | None:
+        return encoded_images(call, d)
+
     def split(self, call: InferCall, tokens: list[Any] | None, d: ModelDescription) -> Rows:
-        return split(call, d)
+        if tokens is None or d.image is None:
+            return split(call, d)
+        rows = from_rows({d.image.input: tokens}, d)
+        rows.outputs = wanted_outputs(call, d)
+        return rows
 
     def encode(
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
@@ -83,6 +101,9 @@ class PredictCodec:
         return predict.decode(body)
 
     def texts(self, call: Any) -> list[str] | None:
+        return None
+
+    def images(self, call: Any, d: ModelDescription) -> None:
         return None
 
     def split(self, call: Any, tokens: list[Any] | None, d: ModelDescription) -> Rows:
@@ -109,6 +130,9 @@ class EmbeddingsCodec:
     def texts(self, call: EmbeddingsCall) -> list[str] | None:
         return call.texts
 
+    def images(self, call: EmbeddingsCall, d: ModelDescription) -> None:
+        return None
+
     def split(self, call: EmbeddingsCall, tokens: list[Any] | None, d: ModelDescription) -> Rows:
         if d.task != "embed":
             raise errors.BadRequest(f"model {d.name} makes no embeddings", param="model")
@@ -133,6 +157,43 @@ class EmbeddingsCodec:
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         return error_shapes.openai_error(error)
+
+
+class ClassifyCodec:
+    """Labels with scores, of images or texts."""
+
+    label = "classify"
+    names_tensors = False
+
+    def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> ClassifyCall:
+        content_type = exchange.header(b"content-type") or ""
+        return classify.decode(body, content_type, exchange.query)
+
+    def texts(self, call: ClassifyCall) -> list[str] | None:
+        return call.texts
+
+    def images(self, call: ClassifyCall, d: ModelDescription) -> list[EncodedImage] | None:
+        classify.check(call, d)
+        return None if call.images is None else list(call.images)
+
+    def split(self, call: ClassifyCall, tokens: list[Any] | None, d: ModelDescription) -> Rows:
+        assert tokens is not None
+        assert d.classes is not None
+        if d.image is not None:
+            rows = from_rows({d.image.input: tokens}, d)
+        else:
+            rows = from_tokens(tokens, d)
+        rows.outputs = (d.classes.output,)
+        return rows
+
+    def encode(
+        self, call: ClassifyCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
+    ) -> Encoded:
+        assert d.classes is not None
+        return classify.encode(call, [a.outputs[d.classes.output][1] for a in answers], d)
+
+    def error(self, error: errors.HeadraceError) -> Encoded:
+        return error_shapes.oip_error(error)
 
 
 def _by_output(

@@ -56,7 +56,7 @@ class Exchange:
 
     __slots__ = (
         "_held_bytes", "_named", "_receive", "_room", "_send", "_slow", "_whole", "arrived",
-        "client", "headers", "method", "path", "replied", "request_id",
+        "client", "headers", "method", "path", "query", "replied", "request_id",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,6 +65,7 @@ class Exchange:
         self.arrived = time.perf_counter()
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: bytes = scope.get("query_string", b"")
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.client = scope.get("client")
         self.replied = False

@@ -1,8 +1,8 @@
 """Which endpoint does a path name? A table of the surface, matched without regular expressions.
 
-Paths: the Open Inference Protocol's (`/v2/...`), `:predict`, OpenAI's (`/v1/...`), and the
-operator's (`/metrics`, `/healthz`, `/readyz`, `/openapi.json`, `/docs`). Names of models may hold
-dots and dashes, never slashes.
+Paths: the Open Inference Protocol's (`/v2/...`), `:predict` and `:classify`, OpenAI's (`/v1/...`),
+and the operator's (`/metrics`, `/healthz`, `/readyz`, `/openapi.json`, `/docs`). Names of models
+may hold dots and dashes, never slashes.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _ACTIONS = {
     "infer": ("infer", ("POST",)),
     "ready": ("model_ready", ("GET", "HEAD")),
 }
+_V1_ACTIONS = ("predict", "classify")
 
 
 def match(path: str) -> Route | None:
@@ -67,5 +68,5 @@ def _v1(rest: str) -> Route | None:
     if not name or "/" in name:
         return None
     if colon:
-        return Route("predict", ("POST",), name) if action == "predict" else None
+        return Route(action, ("POST",), name) if action in _V1_ACTIONS else None
     return Route("openai_model", ("GET", "HEAD"), name)

@@ -98,11 +98,15 @@ def _same_meaning(
     if asked is None:
         return True
     if not named:
-        return asked.embed_width == cheaper.embed_width
+        return asked.embed_width == cheaper.embed_width and _labels(asked) == _labels(cheaper)
     given = {spec.name: spec for spec in cheaper.outputs}
     return asked.task == cheaper.task and all(
         spec.name in given and _alike(spec, given[spec.name]) for spec in asked.outputs
     )
+
+
+def _labels(d: ModelDescription) -> tuple[str, ...]:
+    return () if d.classes is None else d.classes.labels
 
 
 def _alike(one: TensorSpec, other: TensorSpec) -> bool:

@@ -24,12 +24,12 @@ _CALL_MARGIN_S = 5.0
 
 
 def terms(d: ModelDescription) -> Terms:
-    """Rows of equal inputs, outputs and vocabulary may go to either version. A call lasts as long
-    as what runs and what this gateway has staged before it: behind another gateway's batch it is
-    returned."""
+    """Rows of equal inputs, outputs, vocabulary, image operation and labels may go to either
+    version. A call lasts as long as what runs and what this gateway has staged before it: behind
+    another gateway's batch it is returned."""
     signature = (
         d.inputs, d.outputs, d.lengths_input, d.lengths_axis, d.mask_input, d.optional_inputs,
-        d.tokenizer_digest,
+        d.tokenizer_digest, d.image, d.classes,
     )  # fmt: skip
     s = d.scheduling
     return Terms(d.version, signature, s.retry, s.hang_limit_s * s.slots + _CALL_MARGIN_S)

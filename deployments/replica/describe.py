@@ -12,6 +12,13 @@ from pathlib import Path
 
 from deployments.description import Ladder, ModelDescription
 from deployments.preprocess import done_here
+from deployments.replica.image_model import (
+    classes,
+    classes_file,
+    image_input,
+    row_shapes,
+    with_image_lengths,
+)
 from deployments.scheduling import scheduling
 from deployments.settings import ModelSettings, bucket_edges, source_path
 from deployments.settings import digest as version_digest
@@ -34,6 +41,7 @@ def runtime_settings(
     other inputs than it would get here."""
     path = _path(model)
     done_here.check(model, path)
+    model = with_image_lengths(model)
     threads = model.replicas.threads or max(1, allowed_cpus() // model.replicas.count)
     return RuntimeSettings(
         name=name,
@@ -50,6 +58,7 @@ def runtime_settings(
         edges=bucket_edges(model.lengths),
         max_size=model.batch.max_size,
         max_tokens=model.batch.max_tokens,
+        row_shapes=row_shapes(model.image),
         options=model.options,
         progress=progress,
     )
@@ -59,12 +68,14 @@ def describe(
     name: str, model: ModelSettings, digest: str, runtime: Runtime, profile: Profile = ()
 ) -> tuple[ModelDescription, bytes]:
     """The page (generation 0: the anchor sets it) and the tokeniser's bytes (empty without one)."""
-    limits = runtime.limits()
-    tokenizer = tokenizer_bytes(_path(model))
+    limits, path = runtime.limits(), _path(model)
+    version = model.version or _version(model)
+    model = with_image_lengths(model)
+    tokenizer = tokenizer_bytes(path)
     embed = _embed_output(limits) if model.task == "embed" else None
     page = ModelDescription(
         name=name,
-        version=model.version or _version(model),
+        version=version,
         generation=0,
         platform=limits.platform,
         task=model.task,
@@ -88,6 +99,8 @@ def describe(
         max_rows=limits.max_rows,
         profile=profile,
         ladder=_ladder(model),
+        image=image_input(model.image, limits),
+        classes=classes(model.classify, limits, path) if model.task == "classify" else None,
     )
     return page, tokenizer
 
@@ -107,14 +120,18 @@ def _path(model: ModelSettings) -> Path | None:
 
 def _version(model: ModelSettings) -> str:
     path = _path(model)
-    return version_digest(model, "" if path is None else artifacts.inspect(path).digest)
+    artifact = "" if path is None else artifacts.inspect(path).digest
+    stored = classes_file(path) if model.task == "classify" else b""
+    # Labels and temperature shape answers as weights do.
+    return version_digest(model, artifact + hashlib.sha256(stored).hexdigest() * bool(stored))
 
 
 def _edges(model: ModelSettings, limits: Limits) -> tuple[int, ...]:
     """A backend compiled for certain lengths pins the edges."""
     if limits.fixed_edges:
         return limits.fixed_edges
-    return bucket_edges(model.lengths) if limits.length_input else (1,)
+    has_lengths = limits.length_input or limits.row_shapes
+    return bucket_edges(model.lengths) if has_lengths else (1,)
 
 
 def _embed_output(limits: Limits) -> TensorSpec:

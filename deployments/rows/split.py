@@ -1,7 +1,8 @@
 """One request's tensors as the rows that queue and batch, and rows' outputs as tensors again.
 
 A row is what the scheduler deals in: its inputs flat and contiguous, their shapes, and its length,
-read at `lengths_input` × `lengths_axis` (1 where the model has no length). Nothing padded goes on:
+read at `lengths_input` × `lengths_axis` (1 where the model has no length, an image's patches where
+it takes images). Nothing padded goes on:
 where the caller sends the model's mask, it must be ones and then zeros in every row; rows are cut
 to their ones and the mask itself is dropped, since runtimes make it from the lengths. Any other
 mask is refused (left-padded rows would change their positions if cut). With a mask or truncation
@@ -23,6 +24,7 @@ from deployments.errors import BadRequest
 from deployments.http.protocols.tensors import Array
 from deployments.http.protocols.types import InferCall, Tensor
 from deployments.rows.columns import RowColumn, Rows
+from deployments.rows.images import image_lengths
 from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
 
@@ -161,6 +163,9 @@ def _measured(
 ) -> Rows:
     """Lengths read and bounded, rows cut to them, the mask dropped."""
     count = len(next(iter(columns.values())))
+    if d.image is not None:
+        lengths = image_lengths(columns[d.image.input], d)
+        return Rows(count, lengths, _flat(columns, specs), outputs)
     if d.lengths_input is None:
         return Rows(count, (1,) * count, _flat(columns, specs), outputs)
     axis = d.lengths_axis - 1

@@ -5,6 +5,7 @@ classes of their own, one file each; `docs/settings.md` lists every field.
 """
 
 from deployments.settings.accept import AcceptSettings
+from deployments.settings.classify import ClassifySettings
 from deployments.settings.gateway import (
     PRIORITIES,
     GatewaySettings,
@@ -14,6 +15,7 @@ from deployments.settings.gateway import (
     TracingSettings,
 )
 from deployments.settings.generation import GenerationSettings
+from deployments.settings.image import ImageSettings
 from deployments.settings.ladder import CacheSettings
 from deployments.settings.lengths import LengthSettings, bucket_edges
 from deployments.settings.load import digest, dump, load, load_tenants, parse, with_address
@@ -38,10 +40,12 @@ __all__ = [
     "AdmissionSettings",
     "BatchSettings",
     "CacheSettings",
+    "ClassifySettings",
     "ControllerSettings",
     "GatewaySettings",
     "GenerationSettings",
     "HedgeSettings",
+    "ImageSettings",
     "LengthSettings",
     "LimitSettings",
     "LogSettings",

@@ -27,7 +27,9 @@ from deployments.settings.model_checks import model_mistakes
 from deployments.settings.tree import Settings, TenantsSettings, dangling, unranked
 
 _SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}
-_SHAPE_NO_ANSWERS = {"lengths": {"buckets", "adapt", "switch_ms"}}
+_SHAPE_NO_ANSWERS = {"lengths": {"buckets", "adapt", "switch_ms"}, "image": {"max_pixels"}}
+# Sections that few models have: the others' versions do not depend on there being such a section.
+_SHAPE_SOME = ("image", "classify")
 
 
 def load(path: Path | str, *, here: bool = True) -> Settings:
@@ -99,9 +101,16 @@ def with_address(settings: Settings, *, host: str | None, port: int | None) -> S
 
 def digest(model: ModelSettings, artifact_digest: str) -> str:
     """12 hex digits over the artifact and the settings that shape answers."""
-    shaping = model.model_dump(mode="json", include=_SHAPE_ANSWERS, exclude=_SHAPE_NO_ANSWERS)
+    given = {name for name in _SHAPE_SOME if getattr(model, name) != _default_of(name)}
+    shaping = model.model_dump(
+        mode="json", include=_SHAPE_ANSWERS | given, exclude=_SHAPE_NO_ANSWERS
+    )
     text = json.dumps([artifact_digest, shaping], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _default_of(name: str) -> Any:
+    return ModelSettings.model_fields[name].get_default(call_default_factory=True)
 
 
 def _make_sources_absolute(data: Any, folder: Path) -> None:

@@ -12,8 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from deployments.settings.accept import AcceptSettings
+from deployments.settings.classify import ClassifySettings
 from deployments.settings.generating import TIMEOUT_MS, TTFT_MS, complaints
 from deployments.settings.generation import GenerationSettings
+from deployments.settings.image import ImageSettings
 from deployments.settings.ladder import CacheSettings
 from deployments.settings.lengths import LengthSettings
 from deployments.settings.scheduling import (
@@ -140,8 +142,9 @@ class ModelSettings(Section):
     )
     task: Literal["tensors", "embed", "classify", "generate"] = Field(
         default="tensors",
-        description="What the model is for; `embed` adds `POST /v1/embeddings`, `generate` "
-        "`POST /v1/chat/completions` and `/v1/completions`.",
+        description="What the model is for; `embed` adds `POST /v1/embeddings`, `classify` "
+        "`POST /v1/models/{name}:classify`, `generate` `POST /v1/chat/completions` and "
+        "`/v1/completions`.",
     )
     version: Annotated[str, StringConstraints(pattern=rf"^{NAME}$")] | None = Field(
         default=None,
@@ -155,6 +158,15 @@ class ModelSettings(Section):
     slo: SloSettings = Field(default_factory=SloSettings, description="What callers are promised.")
     lengths: LengthSettings = Field(
         default_factory=LengthSettings, description="What a row's length is and how long it may be."
+    )
+    image: ImageSettings | None = Field(
+        default=None,
+        description="What is done to images, for a model that takes them; must be left out for all "
+        "others.",
+    )
+    classify: ClassifySettings = Field(
+        default_factory=ClassifySettings,
+        description="How the output of a model whose task is `classify` becomes labels.",
     )
     batch: BatchSettings = Field(
         default_factory=BatchSettings, description="How large a batch may become."
@@ -213,6 +225,24 @@ class ModelSettings(Section):
     ] = Field(
         default_factory=dict, description="Settings of the backend's own, see docs/runtimes.md."
     )
+
+    @model_validator(mode="after")
+    def _images_have_their_own_lengths(self) -> ModelSettings:
+        if self.task != "classify" and self.classify != ClassifySettings():
+            raise wrong(
+                f"must be left out for task {self.task}; it is of task classify", "classify"
+            )
+        if self.image is None:
+            return self
+        if self.runtime == "synthetic":
+            raise wrong("must be left out: a synthetic model takes no images", "image")
+        if self.lengths != LengthSettings():
+            raise wrong(
+                "must be left out: of images image.size says how long they are and which are "
+                "batched together",
+                "lengths",
+            )
+        return self
 
     @model_validator(mode="after")
     def _source_belongs_to_runtime(self) -> ModelSettings:

@@ -23,6 +23,7 @@ from deployments.http.protocols import malformed
 from deployments.http.protocols.types import Encoded
 from runtimes.types import TensorSpec
 
+MOST_LABELS = 1000
 EXTENSIONS = ("binary_tensor_data", "model_repository(index)")
 
 
@@ -85,6 +86,35 @@ def _parameters(d: ModelDescription) -> dict[str, Any]:
         "max_length": d.max_length,
         "truncate": d.truncate,
         "optional_inputs": ",".join(optional),
+        **_of_images(d),
+        **_of_classes(d),
+    }
+
+
+def _of_images(d: ModelDescription) -> dict[str, Any]:
+    """What is done to an image that is not the tensor itself."""
+    if d.image is None:
+        return {}
+    sizes = ",".join(f"{height}x{width}" for height, width in d.image.sizes)
+    return {
+        "image_input": d.image.input,
+        "image_sizes": sizes,
+        "image_resize": d.image.resize,
+        "image_antialias": d.image.antialias,
+        "image_colour": d.image.colour,
+        "image_layout": d.image.layout,
+        "image_max_pixels": d.image.max_pixels,
+    }
+
+
+def _of_classes(d: ModelDescription) -> dict[str, Any]:
+    if d.classes is None:
+        return {}
+    return {
+        "labels": ",".join(d.classes.labels[:MOST_LABELS]),
+        "label_count": len(d.classes.labels),
+        "temperature": d.classes.temperature,
+        "threshold": d.classes.threshold,
     }
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from deployments.description import ModelDescription
 from deployments.http.protocols import openapi_examples
+from deployments.http.protocols.classify import IMAGE_MEDIA
 from deployments.http.protocols.docs_page import docs_page
 from deployments.http.protocols.metadata import server_version
 from deployments.http.protocols.openapi_schemas import STRING, ref, schemas
@@ -177,6 +178,7 @@ def _inference(descriptions: Descriptions) -> Node:
             "post": _infer(descriptions, "inferVersion"),
         },
         "/v1/models/{model}:predict": {"parameters": plain, "post": predict},
+        "/v1/models/{model}:classify": {"parameters": plain, "post": _classify(descriptions)},
         "/v1/embeddings": {"post": _embeddings(descriptions)},
     }
 
@@ -197,6 +199,29 @@ def _infer(descriptions: Descriptions, operation: str) -> Node:
     )
     found["parameters"].append(length)
     answer["headers"][length["name"]] = {"description": length["description"], "schema": STRING}
+    return found
+
+
+def _classify(descriptions: Descriptions) -> Node:
+    """JSON, one image as the body, or files of a form."""
+    examples = _examples(descriptions, openapi_examples.classify)
+    body = _json_body("ClassifyRequest", examples)
+    binary: Node = {"schema": {"type": "string", "format": "binary"}}
+    body["content"] |= dict.fromkeys(IMAGE_MEDIA, binary)
+    body["content"]["multipart/form-data"] = {"schema": ref("ClassifyForm")}
+    found = _inference_operation(
+        "classify",
+        "Labels with scores of images or texts.",
+        body,
+        _answer("ClassifyResponse", timed=True),
+    )
+    top_k: Node = {
+        "name": "top_k",
+        "in": "query",
+        "description": "Labels wanted, where the body is no JSON; unset, the model's own number.",
+        "schema": {"type": "integer", "minimum": 1},
+    }
+    found["parameters"].append(top_k)
     return found
 
 

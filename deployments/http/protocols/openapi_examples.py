@@ -39,6 +39,23 @@ def predict(d: ModelDescription) -> dict[str, Any] | None:
     return {"instances": [rows[needed[0].name] if len(needed) == 1 else rows]}
 
 
+# A grey PNG of 8 x 8, for a request that can be sent as it stands.
+_PNG = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR4nGNsYIAAJgaKGAAmCACQXTCl"
+    "HgAAAABJRU5ErkJggg=="
+)
+
+
+def classify(d: ModelDescription) -> dict[str, Any] | None:
+    """A `:classify` request, None for a model that does not classify, or whose texts have no
+    tokeniser here."""
+    if d.classes is None:
+        return None
+    if d.image is not None:
+        return {"instances": [{"b64": _PNG}], "top_k": 3}
+    return {"instances": ["a short text"]} if d.tokenizer_digest else None
+
+
 def embeddings(d: ModelDescription) -> dict[str, Any] | None:
     """An embeddings request, None for a model that gives no embeddings."""
     if not d.embed_output:

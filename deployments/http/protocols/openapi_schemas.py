@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from deployments.http.protocols.classify import MAX_INSTANCES
 from deployments.http.protocols.openai_embeddings import MAX_INPUTS
 from deployments.http.protocols.tensors import MAX_DIM, MAX_RANK
 from runtimes.datatypes import DTYPES
@@ -37,7 +38,7 @@ def record(required: tuple[str, ...], **properties: Schema) -> Schema:
 
 def schemas() -> dict[str, Schema]:
     """`components.schemas`."""
-    return {**_open_inference(), **_metadata(), **_predict(), **_openai()}
+    return {**_open_inference(), **_metadata(), **_predict(), **_classify(), **_openai()}
 
 
 def _open_inference() -> dict[str, Schema]:
@@ -127,6 +128,44 @@ def _predict() -> dict[str, Schema]:
             "properties": {"predictions": {"type": "array"}, "outputs": {}},
             "oneOf": [{"required": ["predictions"]}, {"required": ["outputs"]}],
         },
+    }
+
+
+def _classify() -> dict[str, Schema]:
+    text: Schema = {"type": "string", "minLength": 1}
+    image = record(("b64",), b64={"type": "string", "contentEncoding": "base64"})
+    top_k: Schema = {"type": "integer", "minimum": 1}
+    many = {"minItems": 1, "maxItems": MAX_INSTANCES}
+    label = record(("label", "score"), label=STRING, score={"type": "number"})
+    guess = {**label, "description": "Where it abstains: what it would have said."}
+    file: Schema = {"type": "string", "format": "binary"}
+    return {
+        "ClassifyRequest": record(
+            ("instances",),
+            instances={
+                "anyOf": [
+                    array(image, **many),
+                    array({"anyOf": [text, record(("text",), text=text)]}, **many),
+                ],
+                "description": "JPEG or PNG files, or texts.",
+            },
+            top_k=top_k,
+        ),
+        "ClassifyForm": record((), top_k=top_k, image=array(file, minItems=1)),
+        "ClassifyResponse": record(
+            ("model", "version", "predictions"),
+            model=STRING,
+            version=STRING,
+            predictions=array(
+                record(
+                    ("labels", "abstained"),
+                    labels=array(ref("Label")),
+                    abstained=BOOLEAN,
+                    best_guess=guess,
+                )
+            ),
+        ),
+        "Label": label,
     }
 
 

@@ -66,6 +66,16 @@ class EmbeddingsCall:
 
 
 @dataclass(slots=True)
+class ClassifyCall:
+    """`texts` or `images` (JPEG or PNG files), exactly one is set, in order; `top_k`: labels wanted
+    of each, None for the model's own number."""
+
+    texts: list[str] | None
+    images: list[bytes] | None
+    top_k: int | None = None
+
+
+@dataclass(slots=True)
 class Encoded:
     """An answer's body with the headers that belong to its format."""
 

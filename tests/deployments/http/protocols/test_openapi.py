@@ -9,11 +9,19 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from deployments.description import ModelDescription
+from deployments.description import Classes, ImageInput, ModelDescription
 from deployments.errors import BadRequest
-from deployments.http.protocols import metadata, oip_json, openai_embeddings, openapi, predict
+from deployments.http.protocols import (
+    classify,
+    metadata,
+    oip_json,
+    openai_embeddings,
+    openapi,
+    predict,
+)
 from deployments.http.protocols.error_shapes import oip_error, openai_error
-from deployments.http.protocols.types import InferAnswer, InferCall, Tensor
+from deployments.http.protocols.types import ClassifyCall, InferAnswer, InferCall, Tensor
+from deployments.preprocess.image_file import opened
 from deployments.rows.split import split
 from runtimes.types import TensorSpec
 
@@ -31,6 +39,7 @@ PATHS = {
     "/v2/models/{model}/versions/{version}/ready",
     "/v2/models/{model}/versions/{version}/infer",
     "/v1/models/{model}:predict",
+    "/v1/models/{model}:classify",
     "/v1/embeddings",
     "/v1/models",
     "/v1/models/{model}",
@@ -47,9 +56,19 @@ def half(page: Page) -> ModelDescription:
     return page(name="half", inputs=inputs, lengths_input=None)
 
 
+def classifiers(page: Page) -> list[ModelDescription]:
+    """One of images, one of texts."""
+    classes = Classes("sum", ("a", "b"), 2, 1.0, 0.9, False)
+    image = ImageInput(
+        "image", "FP32", ((8, 8),), "bilinear", True, True, None, (0.0,), (1.0,), "RGB", "NCHW", 99
+    )
+    shown = page(name="shown", classes=classes, image=image, inputs=(half(page).inputs))
+    return [shown, page(name="told", classes=classes, tokenizer_digest="t")]
+
+
 @pytest.fixture
 def doc(page: Page, encoder: Page) -> Any:
-    described = [page(), encoder(), half(page)]
+    described = [page(), encoder(), half(page), *classifiers(page)]
     return json.loads(openapi.document(described, "http://127.0.0.1:8000"))
 
 
@@ -122,7 +141,7 @@ def test_infer_examples_are_taken_by_schema_decoder_and_model(
     doc: Any, page: Page, encoder: Page
 ) -> None:
     found = examples(doc, "/v2/models/{model}/infer")
-    assert set(found) == {"device", "encoder"}
+    assert set(found) == {"device", "encoder", "told"}
     for d in (page(), encoder()):
         conforms(doc, "InferRequest", found[d.name])
         rows = split(oip_json.decode(json.dumps(found[d.name]).encode()), d)
@@ -157,15 +176,30 @@ def test_embedding_examples_stand_for_models_that_embed(doc: Any) -> None:
     assert openai_embeddings.decode(json.dumps(found["encoder"]).encode()).model == "encoder"
 
 
-def test_what_is_written_conforms_to_its_schema(doc: Any, encoder: Page) -> None:
+def test_classify_examples_are_taken_by_schema_and_decoder(doc: Any) -> None:
+    found = examples(doc, "/v1/models/{model}:classify")
+    assert set(found) == {"shown", "told"}
+    for example in found.values():
+        conforms(doc, "ClassifyRequest", example)
+    shown, told = (
+        classify.decode(json.dumps(found[name]).encode(), "", b"") for name in ("shown", "told")
+    )
+    assert opened(shown.images[0], "image", 64, grey=True).size == (8, 8)
+    assert told.texts == ["a short text"]
+
+
+def test_what_is_written_conforms_to_its_schema(doc: Any, encoder: Page, page: Page) -> None:
     d, call = encoder(), openai_embeddings.decode(b'{"model": "m", "input": "a"}')
     array = np.ones((1, 2), dtype=np.float32)
     states = [metadata.ModelState("a", "", False, "warming")]
+    named = classifiers(page)[0]
+    unsure, sure = (np.array([0.0, logit]) for logit in (1.0, 9.0))
     written = {
         "InferResponse": oip_json.encode(
             InferCall([], id="1"), InferAnswer("m", "1", [Tensor("y", "FP32", array)])
         ),
         "EmbeddingsResponse": openai_embeddings.encode(call, array, 1),
+        "ClassifyResponse": classify.encode(ClassifyCall(["a"], None), [unsure, sure], named),
         "Error": oip_error(BadRequest("m")),
         "OpenAIError": openai_error(BadRequest("m")),
         "ServerMetadata": metadata.server_metadata(),

@@ -1,0 +1,162 @@
+"""What does a loaded model that takes images, or names classes, say of itself to gateways?
+
+Joins the settings with what the model declares and what lies in its folder: which tensor takes the
+image, which one holds the classes, what they are called, by which temperature their scores are
+calibrated. A model that does not fit is a `LoadError` in the words of the settings, at the start.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from deployments.description import Classes, ImageInput
+from deployments.settings import ClassifySettings, ImageSettings, LengthSettings, ModelSettings
+from deployments.settings.image import patches
+from runtimes.errors import LoadError
+from runtimes.types import Limits, RowShapes, TensorSpec
+
+CLASSES_FILE = "classify.json"
+_DATATYPES = ("FP32", "FP16", "FP64", "UINT8")
+
+
+class _Stored(msgspec.Struct, forbid_unknown_fields=True):
+    """`classify.json`: what a training script knows of its model's classes."""
+
+    labels: list[str] | None = None
+    output: str | None = None
+    gives: str | None = None
+    temperature: float | None = None
+    threshold: float | None = None
+
+
+def row_shapes(image: ImageSettings | None) -> RowShapes | None:
+    if image is None:
+        return None
+    shapes = []
+    for height, width in image.sizes:
+        nchw = (image.channels, height, width)
+        shape = nchw if image.layout == "NCHW" else (height, width, image.channels)
+        shapes.append((patches(height, width), shape))
+    return RowShapes(image.input, tuple(shapes))
+
+
+def with_image_lengths(model: ModelSettings) -> ModelSettings:
+    """The settings with the lengths that its image sizes are; others as they are."""
+    shapes = row_shapes(model.image)
+    if shapes is None:
+        return model
+    edges = shapes.lengths
+    return model.model_copy(update={"lengths": LengthSettings(max=edges[-1], buckets=edges)})
+
+
+def image_input(image: ImageSettings | None, limits: Limits) -> ImageInput | None:
+    """Raises `LoadError` where the model's tensor cannot hold what the settings make."""
+    if image is None or limits.row_shapes is None:
+        return None
+    spec = next(each for each in limits.inputs if each.name == limits.row_shapes.input)
+    if spec.datatype not in _DATATYPES:
+        raise LoadError(
+            f"the image input '{spec.name}' is {spec.datatype}; images can be {_DATATYPES}"
+        )
+    plain = set(image.mean) == {0.0} and set(image.std) == {1.0} and image.rounded
+    if spec.datatype == "UINT8" and not plain:
+        raise LoadError(
+            f"the image input '{spec.name}' takes whole levels (UINT8): leave image.mean, "
+            "image.std and image.rounded out"
+        )
+    return ImageInput(
+        input=spec.name,
+        datatype=spec.datatype,
+        sizes=image.sizes,
+        resize=image.resize,
+        antialias=image.antialias,
+        rounded=image.rounded,
+        shorter_side=image.shorter_side,
+        mean=image.mean,
+        std=image.std,
+        colour=image.colour,
+        layout=image.layout,
+        max_pixels=image.max_pixels,
+    )
+
+
+def classes(settings: ClassifySettings, limits: Limits, source: Path | None) -> Classes:
+    """Settings before the folder before defaults. Raises `LoadError`."""
+    stored = _stored(source)
+    spec = _output(settings.output or stored.output, limits)
+    labels = settings.labels or stored.labels or _hugging_face_labels(source)
+    width = spec.shape[-1]
+    if labels is None:
+        if width < 1:
+            raise LoadError("classify.labels is missing, and the model does not say how many")
+        labels = [str(number) for number in range(width)]
+    if width not in (-1, len(labels)):
+        raise LoadError(f"there are {len(labels)} labels for an output of {width} classes")
+    temperature = _first(settings.temperature, stored.temperature, 1.0)
+    return Classes(
+        output=spec.name,
+        labels=tuple(labels),
+        top_k=settings.top_k,
+        temperature=temperature,
+        threshold=_first(settings.threshold, stored.threshold, 0.0),
+        probabilities=_first(settings.gives, stored.gives, "logits") == "probabilities",
+    )
+
+
+def classes_file(source: Path | None) -> bytes:
+    """What is stored with the model of its classes; empty where nothing is."""
+    file = _beside(source, CLASSES_FILE)
+    return file.read_bytes() if file is not None else b""
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+def _stored(source: Path | None) -> _Stored:
+    raw = classes_file(source)
+    if not raw:
+        return _Stored()
+    try:
+        stored = msgspec.json.decode(raw, type=_Stored)
+        # By the same rules as the settings, whose sentences say what would be right.
+        given = msgspec.structs.asdict(stored)
+        ClassifySettings.model_validate({k: v for k, v in given.items() if v is not None})
+    except ValueError as error:  # both libraries' errors are
+        raise LoadError(f"{_beside(source, CLASSES_FILE)}: {error}") from error
+    return stored
+
+
+def _output(name: str | None, limits: Limits) -> TensorSpec:
+    flat = [spec for spec in limits.outputs if len(spec.shape) == 2]
+    if name is not None:
+        flat = [spec for spec in flat if spec.name == name]
+    if len(flat) != 1:
+        known = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in limits.outputs)
+        wanted = f"one '{name}'" if name else "one alone, or classify.output must name it"
+        raise LoadError(
+            f"task classify needs an output of shape [batch, classes], {wanted}; the model has "
+            f"{known}"
+        )
+    return flat[0]
+
+
+def _hugging_face_labels(source: Path | None) -> list[str] | None:
+    file = _beside(source, "config.json")
+    if file is None:
+        return None
+    try:
+        named = msgspec.json.decode(file.read_bytes(), type=dict[str, Any]).get("id2label")
+        return [str(named[str(number)]) for number in range(len(named))] if named else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise LoadError(f"{file}: id2label must name 0, 1, 2 …: {error!r}") from error
+
+
+def _beside(source: Path | None, name: str) -> Path | None:
+    if source is None:
+        return None
+    file = (source if source.is_dir() else source.parent) / name
+    return file if file.is_file() else None

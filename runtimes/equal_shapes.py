@@ -1,0 +1,190 @@
+"""How does a backend run rows that only run together with rows of their own shape?
+
+An image padded to another's size is another image to a convolution, so its answer would depend on
+whom it was batched with. Here a batch is run in groups of equal shapes, each as the backend would
+run it alone, and the answers are put in the batch's order again. A scheduler that batches by length
+makes one group of nearly every batch; that it does is no condition of the answers being right.
+
+The backend inside sees no lengths but what its own limits say of each group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+import numpy as np
+
+from runtimes import rows, warmup
+from runtimes.errors import BadRows, LoadError, RunError, Unhealthy
+from runtimes.types import (
+    Batch,
+    Limits,
+    Ragged,
+    Result,
+    RowShapes,
+    Runtime,
+    RuntimeSettings,
+    StageTimes,
+    TensorSpec,
+)
+
+Shape = tuple[int, ...]
+
+
+class EqualShapes:
+    """`Runtime` around another one. `settings.row_shapes` says the shapes."""
+
+    def __init__(self, inner: Runtime, settings: RuntimeSettings) -> None:
+        if settings.row_shapes is None:
+            raise ValueError("the settings name no shapes of rows")
+        self._inner, self._settings = inner, settings
+        self._wanted = settings.row_shapes
+        self._limits: Limits | None = None
+        self._failed = False
+
+    def load(self) -> None:
+        """Raises `LoadError` also where the model's input has no place for such rows."""
+        self._inner.load()
+        try:
+            self._limits = _seen(self._inner.limits(), self._wanted)
+        except LoadError:
+            self.close()
+            raise
+
+    def warm(self) -> None:
+        seconds = self._settings.options.get("warm_s", warmup.WARM_S)
+        warmup.warm(self._settings, self.limits(), self.run, float(seconds))
+
+    def limits(self) -> Limits:
+        if self._limits is None:
+            raise Unhealthy("the model is not loaded")
+        return self._limits
+
+    def run(self, batch: Batch) -> Result:
+        limits = self.limits()
+        assert limits.row_shapes is not None
+        rows.check(batch, limits)
+        _check_shapes(batch, limits.row_shapes)
+        groups = _groups(batch, limits.row_shapes)
+        self._failed = True  # until all have answered
+        results = [self._inner.run(self._part(batch, group)) for group in groups]
+        self._failed = False
+        tokens = int(batch.lengths.sum())
+        if len(groups) == 1:
+            return replace(results[0], padded_tokens=tokens)
+        order = [row for group in groups for row in group]
+        return Result(_joined(results, order), _total(results), tokens)
+
+    def health(self) -> None:
+        """After a failed batch the smallest must run: a backend would try one of no real shape."""
+        if self._failed:
+            limits = self.limits()
+            try:
+                self.run(warmup.batch(limits, 1, self._wanted.lengths[0]))
+            except RunError as error:
+                raise Unhealthy(f"even the smallest batch fails: {error}") from error
+        self._inner.health()
+
+    def close(self) -> None:
+        self._limits = None
+        self._inner.close()
+
+    def _part(self, batch: Batch, group: list[int]) -> Batch:
+        own = self._inner.limits()
+        part = _of(batch, group)
+        if own.length_input is None:
+            return replace(part, lengths=np.ones(len(group), np.int64))
+        shape = part.inputs[own.length_input].shapes[0]
+        return replace(part, lengths=np.full(len(group), shape[own.length_axis - 1], np.int64))
+
+
+def _seen(limits: Limits, wanted: RowShapes) -> Limits:
+    """The inner limits as callers of the wrapper see them."""
+    spec = _shaped_input(limits, wanted)
+    for _, shape in wanted.shapes:
+        if not all(want in (-1, size) for size, want in zip(shape, spec.shape[1:], strict=True)):
+            raise LoadError(
+                f"the model's input '{spec.name}' takes rows of {list(spec.shape[1:])}, the "
+                f"settings make rows of {list(shape)}: layout, channels or size differ"
+            )
+    others = {each.name for each in limits.inputs} - {spec.name, *limits.optional_inputs}
+    if others:
+        raise LoadError(f"the model also needs {', '.join(sorted(others))}, which nothing makes")
+    return replace(
+        limits,
+        max_length=wanted.lengths[-1],
+        length_input=None,
+        mask_input=None,
+        row_shapes=replace(wanted, input=spec.name),
+    )
+
+
+def _shaped_input(limits: Limits, wanted: RowShapes) -> TensorSpec:
+    rank = 1 + len(wanted.shapes[0][1])
+    ranked = [spec for spec in limits.inputs if len(spec.shape) == rank]
+    known = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in limits.inputs)
+    if wanted.input is None:
+        if len(ranked) != 1:
+            raise LoadError(f"the model must have one input of {rank} axes; it takes {known}")
+        return ranked[0]
+    for spec in ranked:
+        if spec.name == wanted.input:
+            return spec
+    raise LoadError(f"'{wanted.input}' is no input of {rank} axes; the model takes {known}")
+
+
+def _check_shapes(batch: Batch, known: RowShapes) -> None:
+    assert known.input is not None
+    shapes = set(known.shapes)
+    for row, pair in enumerate(
+        zip(batch.lengths.tolist(), batch.inputs[known.input].shapes, strict=True)
+    ):
+        if pair not in shapes:
+            raise BadRows(
+                f"row {row} of input '{known.input}' is {pair[1]} of length {pair[0]}, known are "
+                f"{', '.join(str(shape) for _, shape in known.shapes)}"
+            )
+
+
+def _groups(batch: Batch, known: RowShapes) -> list[list[int]]:
+    assert known.input is not None
+    groups: dict[Shape, list[int]] = {}
+    for row, shape in enumerate(batch.inputs[known.input].shapes):
+        groups.setdefault(shape, []).append(row)
+    return list(groups.values())
+
+
+def _of(batch: Batch, group: list[int]) -> Batch:
+    if len(group) == batch.rows:
+        return batch
+    inputs = {name: _picked(ragged, group) for name, ragged in batch.inputs.items()}
+    return Batch(len(group), batch.lengths[group], inputs, batch.outputs)
+
+
+def _picked(ragged: Ragged, group: list[int]) -> Ragged:
+    starts = [0]
+    for shape in ragged.shapes:
+        starts.append(starts[-1] + math.prod(shape))
+    data = np.concatenate([ragged.data[starts[row] : starts[row + 1]] for row in group])
+    return Ragged(ragged.datatype, data, tuple(ragged.shapes[row] for row in group))
+
+
+def _joined(results: list[Result], order: list[int]) -> Mapping[str, Ragged]:
+    """`order`: which row of the batch each of the results' rows is, one after another."""
+    back = [0] * len(order)
+    for at, row in enumerate(order):
+        back[row] = at
+    joined = {}
+    for name, first in results[0].outputs.items():
+        parts = [result.outputs[name] for result in results]
+        data = np.concatenate([part.data for part in parts])
+        shapes = tuple(shape for part in parts for shape in part.shapes)
+        joined[name] = _picked(Ragged(first.datatype, data, shapes), back)
+    return joined
+
+
+def _total(results: list[Result]) -> StageTimes:
+    names = [field.name for field in fields(StageTimes)]
+    return StageTimes(*(sum(getattr(r.times, name) for r in results) for name in names))
