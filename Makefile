@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev serve lint types test unit integration bench compare wheel clean
+.PHONY: install dev digits-example serve lint types test unit integration bench compare wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -26,6 +26,10 @@ $(VENV)/.dev: $(VENV)/.installed
 	$(PIP) install --quiet '$(TORCH)'
 	$(PIP) install --quiet --editable '.[dev]'
 	@touch $@
+
+# An example's small model, trained and calibrated from scratch; serving the example makes it too.
+digits-example: dev
+	$(BIN)/python -m examples.make_digits out/digits
 
 serve: install
 	@$(BIN)/headrace serve $(FILE)

@@ -30,6 +30,7 @@ from deployments.observability import logs
 from deployments.observability.log_socket import VARIABLE as LOG_SOCKET
 from deployments.observability.log_socket import LogSocket
 from deployments.settings import ControllerSettings, Settings, SettingsErrors, load, with_address
+from deployments.settings.made import cache_dir
 
 _POLL_S = 0.2
 logger = logging.getLogger("headrace.host")
@@ -246,11 +247,6 @@ class Host:
         run_folder.remove(self._port)
         state_file.remove(self._port, self._states)
         say("stopped")
-
-
-def cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "headrace"
 
 
 def main() -> int:

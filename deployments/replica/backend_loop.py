@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from deployments.cluster.host_process import cache_dir
 from deployments.replica import compiler_cache
 from deployments.replica.describe import runtime_settings
 from deployments.settings import load
+from deployments.settings.made import cache_dir
 from runtimes import catalog
 from runtimes.types import Batch, Limits, Ragged, Runtime, RuntimeSettings
 from runtimes.warmup import batch as zeros_batch

@@ -137,7 +137,8 @@ class ModelSettings(Section):
         default=None,
         examples=["models/minilm or package:NAME/sub/folder"],
         description="File or folder of the model, relative to this file, or "
-        "`package:NAME/sub/folder` for a folder inside an installed Python package; `synthetic` "
+        "`package:NAME/sub/folder` for a folder inside an installed Python package, or "
+        "`made:NAME/inside` for what `examples/make_NAME.py` makes; `synthetic` "
         "has none, but with task `embed` or `generate` may name a folder for its `tokenizer.json`.",
     )
     task: Literal["tensors", "embed", "classify", "generate"] = Field(

@@ -1,4 +1,5 @@
-"""Where a model's artifact is: a path, or `package:NAME/sub/folder` inside an installed package.
+"""Where a model's artifact is: a path, `package:NAME/sub/folder` inside an installed package, or
+`made:NAME/inside`, which a script of the examples makes.
 
 Paths are relative to the settings file and made absolute when that is read; packages are looked up
 on the machine that loads the model, and are never imported. What kind of artifact it is, and
@@ -10,7 +11,10 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path, PurePosixPath
 
+from deployments.settings import made
+
 PREFIX = "package:"
+MADE = "made:"
 
 
 class SourceError(ValueError):
@@ -18,9 +22,9 @@ class SourceError(ValueError):
 
 
 def absolute(source: str, folder: Path) -> str:
-    """Packages as they are; paths made absolute against `folder`, `~` expanded. What can be no path
-    stays as it is, for `resolve` to refuse."""
-    if source.startswith(PREFIX):
+    """Packages and what is made as they are; paths made absolute against `folder`, `~` expanded.
+    What can be no path stays as it is, for `resolve` to refuse."""
+    if source.startswith((PREFIX, MADE)):
         return source
     try:
         return str((folder / Path(source).expanduser()).resolve())
@@ -30,7 +34,10 @@ def absolute(source: str, folder: Path) -> str:
 
 def resolve(source: str) -> Path:
     """The file or folder itself. Raises SourceError where it is missing."""
-    path = _in_package(source) if source.startswith(PREFIX) else Path(source)
+    if source.startswith(MADE):
+        path = _made(source)
+    else:
+        path = _in_package(source) if source.startswith(PREFIX) else Path(source)
     try:
         found = path.exists()
     except (OSError, ValueError):
@@ -38,6 +45,16 @@ def resolve(source: str) -> Path:
     if not found:
         raise SourceError(f"no file or folder {str(path)!r}")
     return path
+
+
+def _made(source: str) -> Path:
+    name, _, inside = source.removeprefix(MADE).partition("/")
+    if ".." in PurePosixPath(inside).parts or inside.startswith("/"):
+        raise SourceError(f"{source!r} leads out of what is made; must be made:NAME/inside")
+    try:
+        return made.folder(name) / inside
+    except made.CannotMake as error:
+        raise SourceError(str(error)) from error
 
 
 def _in_package(source: str) -> Path:

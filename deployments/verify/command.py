@@ -16,10 +16,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from deployments.cluster.host_process import cache_dir
 from deployments.console import verify_report
 from deployments.replica import describe
 from deployments.settings import ModelSettings, load
+from deployments.settings.made import cache_dir
 from deployments.verify.errors import CannotVerify
 from deployments.verify.verification import Asked, Report, verify
 from deployments.verify.wishes import of_command_line

@@ -1,0 +1,71 @@
+"""A model that a script in `examples/` makes: `made:NAME/inside`, made where it is missing.
+
+The script `examples/make_NAME.py` gets a folder to fill. What it made is kept in the cache folder
+under the script's digest, so that a changed script makes it anew; a folder is there whole or not at
+all. Only the package's own scripts are run, never a name that leads elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
+_SHOWN = 200
+
+
+class CannotMake(Exception):
+    """There is no such script, or it failed; the message says what to do."""
+
+
+def cache_dir() -> Path:
+    """Where this user's made and staged artifacts are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "headrace"
+
+
+def folder(name: str) -> Path:
+    """What `examples/make_NAME.py` makes, made now if it is missing. Raises CannotMake."""
+    script = _script(name)
+    digest = hashlib.sha256(script.read_bytes()).hexdigest()[:12]
+    place = cache_dir() / "made" / f"{name}-{digest}"
+    if not place.is_dir():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _make(name, place)
+    return place
+
+
+def _script(name: str) -> Path:
+    spec = importlib.util.find_spec(f"examples.make_{name}") if _NAME.fullmatch(name) else None
+    if spec is None or spec.origin is None:
+        raise CannotMake(f"nothing makes {name!r}; must be made:NAME of an examples/make_NAME.py")
+    return Path(spec.origin)
+
+
+def _make(name: str, place: Path) -> None:
+    from rich.console import Console
+
+    with tempfile.TemporaryDirectory(dir=place.parent) as made:
+        inside = Path(made) / name
+        # -P: what lies in the user's folder must not be imported instead of ours.
+        command = [sys.executable, "-P", "-m", f"examples.make_{name}", str(inside)]
+        with Console(stderr=True).status(f"making the example's model {name}, once"):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode or not inside.is_dir():
+            said = (done.stderr.strip().splitlines() or ["it made nothing"])[-1]
+            raise CannotMake(f"examples/make_{name}.py failed (`make dev` installs what it needs): "
+                             f"{said[:_SHOWN]}")  # fmt: skip
+        try:
+            inside.rename(place)
+        except OSError:
+            # Another process was as quick; what it made is as good.
+            if not place.is_dir():
+                raise
+            shutil.rmtree(inside)
