@@ -19,7 +19,7 @@ import numpy as np
 
 from runtimes.datatypes import DTYPES
 from runtimes.errors import LoadError, RunError
-from runtimes.types import Batch, Limits, Ragged, RowShapes, RuntimeSettings, TensorSpec
+from runtimes.types import Batch, Limits, Ragged, RuntimeSettings, TensorSpec
 
 WARM_S = 30.0  # when a backend's settings say nothing else
 
@@ -73,8 +73,7 @@ def batch(limits: Limits, rows: int, length: int) -> Batch:
 
     An axis counts as the length when it is dynamic and at the length input's place in its rows.
     """
-    if limits.row_shapes is not None:
-        limits = _of_shape(limits, limits.row_shapes, length)
+    limits = of_length(limits, length)
     inputs = {
         spec.name: _zeros(spec, rows, length, limits.length_axis if limits.length_input else 0)
         for spec in limits.inputs
@@ -83,8 +82,11 @@ def batch(limits: Limits, rows: int, length: int) -> Batch:
     return Batch(rows, np.full(rows, length, np.int64), inputs)
 
 
-def _of_shape(limits: Limits, known: RowShapes, length: int) -> Limits:
-    """The limits of a model whose rows all have the shape of this length."""
+def of_length(limits: Limits, length: int) -> Limits:
+    """The limits, where rows have shapes of their own with the shape of this length alone."""
+    known = limits.row_shapes
+    if known is None:
+        return limits
     shape = dict(known.shapes)[length]
     inputs = tuple(
         replace(spec, shape=(-1, *shape)) if spec.name == known.input else spec

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from deployments.verify.agreement import Interval
+from runtimes import warmup
 from runtimes.datatypes import DTYPES
 from runtimes.types import Batch, Limits, Ragged, TensorSpec
 
@@ -39,7 +40,10 @@ class Sample:
 
 
 def intervals(limits: Limits, edges: Sequence[int]) -> tuple[Interval, ...]:
-    """The length buckets, shortest first; one without lengths for rows that have none."""
+    """The length buckets, shortest first; one without lengths for rows that have none, one for each
+    length where rows have shapes of their own."""
+    if limits.row_shapes is not None:
+        return tuple(Interval(length, length) for length in limits.row_shapes.lengths)
     if limits.length_input is None:
         return (Interval(0, 0),)
     longest = limits.max_length or max(edges)
@@ -112,6 +116,7 @@ def _lengths(interval: Interval, count: int, rng: np.random.Generator) -> list[i
 
 
 def _row(limits: Limits, length: int, rng: np.random.Generator) -> dict[str, Array]:
+    limits = warmup.of_length(limits, length)
     return {
         spec.name: _values(spec, limits, length, rng)
         for spec in limits.inputs

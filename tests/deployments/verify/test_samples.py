@@ -15,7 +15,7 @@ from deployments.verify.samples import (
     interval_of,
     intervals,
 )
-from runtimes.types import Limits, TensorSpec
+from runtimes.types import Limits, RowShapes, TensorSpec
 
 IDS = TensorSpec("input_ids", "INT64", (-1, -1))
 MASK = TensorSpec("attention_mask", "INT64", (-1, -1))
@@ -119,3 +119,13 @@ def test_samples_of_all_buckets_are_left_as_they_are():
     among = intervals(TEXT, (64,))
     given = [Sample({"input_ids": np.ones(5, np.int64)}, 5, drawn=False)]
     assert completed(given, TEXT, among, rng()) == given
+
+
+def test_rows_with_shapes_of_their_own_have_no_others():
+    shapes = RowShapes("image", ((1, (1, 2, 2)), (4, (1, 3, 3))))
+    inputs = (TensorSpec("image", "FP32", (-1, 1, -1, -1)),)
+    limits = Limits(inputs=inputs, outputs=(), row_shapes=shapes)
+    among = intervals(limits, (1, 4))
+    assert among == (Interval(1, 1), Interval(4, 4))
+    samples = drawn(limits, among, 10, np.random.default_rng(0))
+    assert {(each.length, each.inputs["image"].shape) for each in samples} == set(shapes.shapes)
