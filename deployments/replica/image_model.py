@@ -59,7 +59,8 @@ def image_input(image: ImageSettings | None, limits: Limits) -> ImageInput | Non
     spec = next(each for each in limits.inputs if each.name == limits.row_shapes.input)
     if spec.datatype not in _DATATYPES:
         raise LoadError(
-            f"the image input '{spec.name}' is {spec.datatype}; images can be {_DATATYPES}"
+            f"the image input '{spec.name}' is {spec.datatype}; images can be "
+            f"{', '.join(_DATATYPES)}"
         )
     plain = set(image.mean) == {0.0} and set(image.std) == {1.0} and image.rounded
     if spec.datatype == "UINT8" and not plain:
