@@ -16,18 +16,16 @@ from typing import Any
 from ray import serve
 
 from deployments.cluster.loopback import keep_replica_calls_local
-from deployments.cluster.registry import Progress
-from deployments.cluster.registry_actor import registry
 from deployments.description import ModelDescription
 from deployments.observability import logs
 from deployments.queues.wire import BatchCall, BatchReply
 from deployments.replica import compiler_cache, describe
 from deployments.replica.device_worker import DeviceWorker
+from deployments.replica.notes import Notes
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
 from deployments.settings import ModelSettings
 from deployments.verify import gate
 from runtimes import catalog
-from runtimes.errors import RuntimeFault
 from runtimes.profiling import Profile, measure
 from runtimes.types import Runtime
 
@@ -44,18 +42,14 @@ class ModelReplica:
         self._name: str = args["name"]
         self._settings = ModelSettings.model_validate(args["settings"])
         self._loop = asyncio.get_running_loop()
-        self._replica = serve.get_replica_context().replica_id.unique_id
-        self._registry = registry()
-        self._phases: dict[str, None] = {}
+        self._notes = Notes(self._name, serve.get_replica_context().replica_id.unique_id)
         try:
             profile = await self._loop.run_in_executor(None, self._start, Path(args["cache_dir"]))
             self._description, self._tokenizer = describe.describe(
                 self._name, self._settings, args["digest"], self._runtime, profile
             )
         except Exception as fault:
-            _log_failure(self._name, fault)
-            # Awaited, or the process might end before the note has left it.
-            await self._note("failed", 0.0, _reason(fault))
+            await self._notes.failed(fault)
             raise
         self._worker = DeviceWorker(
             self._runtime,
@@ -67,23 +61,19 @@ class ModelReplica:
         self._watch = self._loop.create_task(
             watch_hangs(self._worker, min(1.0, self._settings.replicas.hang_limit_s / 4))
         )
-        self._note("ready", 1.0)
+        self._notes.tell("ready", 1.0)
 
     def _start(self, cache_dir: Path) -> Profile:
         compiler_cache.keep_in(cache_dir)
-        settings = describe.runtime_settings(self._name, self._settings, cache_dir, self._note)
+        settings = describe.runtime_settings(
+            self._name, self._settings, cache_dir, self._notes.tell
+        )
         self._runtime: Runtime = catalog.create(settings)
         runtime = self._runtime
         runtime.load()
         gate.admit(self._settings, settings, runtime)
         runtime.warm()
         return measure(settings, runtime.limits(), runtime.run, self._settings.profile_s)
-
-    def _note(self, phase: str, fraction: float, detail: str = "") -> Any:
-        passed = tuple(self._phases)
-        self._phases[phase] = None
-        note = Progress(self._name, self._replica, phase, fraction, detail, passed)
-        return self._registry.note.remote(note)
 
     def _hung(self) -> None:
         logger.error(
@@ -124,14 +114,3 @@ class ModelReplica:
         runtime = getattr(self, "_runtime", None)
         if runtime is not None:
             runtime.close()
-
-
-def _log_failure(name: str, fault: Exception) -> None:
-    """What a backend says of a model is said by the caller; anything else shows where it arose."""
-    if not isinstance(fault, RuntimeFault):
-        logger.exception("the model cannot start", extra={"model": name})
-
-
-def _reason(fault: Exception) -> str:
-    """A backend's own sentence as it is; of anything else also what it is."""
-    return str(fault) if isinstance(fault, RuntimeFault) else f"{type(fault).__name__}: {fault}"

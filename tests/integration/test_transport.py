@@ -1,4 +1,5 @@
-"""Dropping a batch and hearing of its start, over Serve's handles as we use them."""
+"""Dropping a batch and hearing of its start, and a lasting stream, over Serve's handles as we use
+them."""
 
 from __future__ import annotations
 
@@ -15,14 +16,13 @@ from deployments.settings import GatewaySettings
 
 pytestmark = pytest.mark.integration
 
-SCRIPT = Path(__file__).with_name("transport_script.py")
 
-
-def test_batches_are_dropped_and_their_starts_are_told_over_serves_handles(tmp_path):
+@pytest.mark.parametrize("script", ["transport_script.py", "stream_script.py"])
+def test_what_a_gateway_asks_of_a_replica_is_done_over_serves_handles(tmp_path, script):
     env = ray_env.serve_environment(GatewaySettings(ingress="proxy"), tmp_path)
     own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_prestart_worker_first_driver": "0"}
     ran = subprocess.run(
-        [sys.executable, str(SCRIPT)],
+        [sys.executable, str(Path(__file__).with_name(script))],
         env=os.environ | env | own, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     said = [line for line in ran.stdout.splitlines() if line.startswith("SEEN ")]
