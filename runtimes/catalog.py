@@ -20,7 +20,9 @@ from typing import Any, cast
 from runtimes import options as option_parser
 from runtimes.equal_shapes import EqualShapes
 from runtimes.errors import LoadError, MissingBackend
-from runtimes.types import Runtime, RuntimeSettings
+from runtimes.types import Runtime, RuntimeSettings, StreamRuntime
+
+GENERATE = "generate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,47 +41,60 @@ ENTRIES: Mapping[str, Entry] = {
     "synthetic": Entry("runtimes.synthetic", "Synthetic", "", ("fp32",)),
     "torch": Entry("runtimes.torch", "Torch", "torch", ("fp32", "bf16", "fp16", "int8")),
 }
+STREAMS: Mapping[str, Entry] = {
+    "synthetic": Entry("runtimes.synthetic_stream", "SyntheticStream", "", ("fp32",)),
+}
 
 
-def names() -> tuple[str, ...]:
-    return tuple(ENTRIES)
+def names(task: str = "tensors") -> tuple[str, ...]:
+    """Of the backends that have the task."""
+    return tuple(_table(task))
 
 
 def create(settings: RuntimeSettings) -> Runtime:
     """The backend, not yet loaded. Raises `LoadError` for what `check` would find, too, and
     `MissingBackend` where its package is not installed."""
-    check(settings.runtime, settings.options, settings.precision)
-    missing = available(settings.runtime)
-    if missing:
-        raise MissingBackend(missing)
-    entry = _entry(settings.runtime)
-    # Where rows have shapes of their own, what they are called by is no axis of theirs.
-    own = settings if settings.row_shapes is None else replace(settings, max_length=None)
-    made = getattr(importlib.import_module(entry.module), f"{entry.prefix}Runtime")(own)
-    plain = cast(Runtime, made)
+    plain = cast(Runtime, _made(settings))
     return plain if settings.row_shapes is None else EqualShapes(plain, settings)
 
 
-def check(runtime: str, options: Mapping[str, Any], precision: str) -> None:
+def create_stream(settings: RuntimeSettings) -> StreamRuntime:
+    """As `create`, for task `generate`."""
+    return cast(StreamRuntime, _made(settings))
+
+
+def _made(settings: RuntimeSettings) -> object:
+    check(settings.runtime, settings.options, settings.precision, settings.task)
+    missing = available(settings.runtime, settings.task)
+    if missing:
+        raise MissingBackend(missing)
+    entry = _entry(settings.runtime, settings.task)
+    # Where rows have shapes of their own, what they are called by is no axis of theirs.
+    own = settings if settings.row_shapes is None else replace(settings, max_length=None)
+    made: object = getattr(importlib.import_module(entry.module), f"{entry.prefix}Runtime")(own)
+    return made
+
+
+def check(runtime: str, options: Mapping[str, Any], precision: str, task: str = "tensors") -> None:
     """Raises `LoadError` naming what is wrong and what would be right."""
-    entry = _entry(runtime)
+    entry = _entry(runtime, task)
     if precision not in entry.precisions:
         raise LoadError(f"{runtime} has no precision '{precision}', {_listed(entry.precisions)}")
     cls = getattr(importlib.import_module(entry.module), f"{entry.prefix}Options")
     option_parser.parse(cls, options)
 
 
-def available(runtime: str) -> str | None:
+def available(runtime: str, task: str = "tensors") -> str | None:
     """None, or the sentence that says what to install."""
-    package = _entry(runtime).package
+    package = _entry(runtime, task).package
     if not package or importlib.util.find_spec(package) is not None:
         return None
     return f"the {runtime} runtime needs its package: pip install 'headrace[{runtime}]'"
 
 
-def version(runtime: str) -> str:
+def version(runtime: str, task: str = "tensors") -> str:
     """Of the backend's package as installed, without importing it; "" where it has none."""
-    package = _entry(runtime).package
+    package = _entry(runtime, task).package
     if not package:
         return ""
     for name in (package, *metadata.packages_distributions().get(package, ())):
@@ -90,12 +105,17 @@ def version(runtime: str) -> str:
     return ""
 
 
-def _entry(runtime: str) -> Entry:
-    if runtime in ENTRIES:
-        return ENTRIES[runtime]
-    close = difflib.get_close_matches(runtime, ENTRIES, n=1)
+def _table(task: str) -> Mapping[str, Entry]:
+    return STREAMS if task == GENERATE else ENTRIES
+
+
+def _entry(runtime: str, task: str) -> Entry:
+    table = _table(task)
+    if runtime in table:
+        return table[runtime]
+    close = difflib.get_close_matches(runtime, table, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    raise LoadError(f"unknown runtime '{runtime}', {hint}{_listed(names())}")
+    raise LoadError(f"unknown runtime '{runtime}', {hint}{_listed(names(task))}")
 
 
 def _listed(words: tuple[str, ...]) -> str:

@@ -17,6 +17,7 @@ from deployments.cluster.app_names import GATEWAY_APP, MODEL_DEPLOYMENT, book_ke
 from deployments.settings import GatewaySettings, ModelSettings, Settings
 
 GRACE_S = 20.0
+_STREAM_CALLS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,36 +102,27 @@ def gateway(args: dict[str, Any]) -> Any:
 def model(args: dict[str, Any]) -> Any:
     """Builder of a model's application: an anchor as root, the model's replicas below it."""
     from ray import serve
-    from ray.serve.config import RequestRouterConfig
 
     from deployments.replica.anchor import ModelAnchor
-    from deployments.replica.model_replica import ModelReplica
 
     settings = ModelSettings.model_validate(args["settings"])
-    replicas = settings.replicas
-    router: Any = {"request_router_class": "deployments.queues.pin_router:PinRouter"}
-    # What a replica may have in hand at most: a stop lets it end.
-    room = 1 + args["gateways"] * (replicas.slots - 1)
-    # A bound that is never to be reached: of each gateway its batches, one sent over them, and for
-    # each a call that drops it or asks for its start. Too many batches get a busy answer instead.
-    calls = args["gateways"] * 2 * (replicas.slots + 1)
+    gateways: int = args["gateways"]
+    own = (_streams if settings.task == "generate" else _batches)(settings, gateways)
     replica: Any = serve.deployment(
-        ModelReplica,
         name=MODEL_DEPLOYMENT,
-        num_replicas=replicas.count,
-        ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
-        max_ongoing_requests=calls + 2,
+        num_replicas=settings.replicas.count,
+        ray_actor_options={
+            "num_cpus": settings.replicas.num_cpus,
+            "num_gpus": settings.replicas.num_gpus,
+        },
         max_queued_requests=-1,
-        max_surge_percent=replicas.surge_percent,
-        graceful_shutdown_timeout_s=replicas.hang_limit_s * room + GRACE_S,
+        max_surge_percent=settings.replicas.surge_percent,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=2,
-        health_check_timeout_s=replicas.hang_limit_s + GRACE_S,  # behind the batch that runs
-        request_router_config=RequestRouterConfig(
-            **router,
-            request_router_kwargs={"key": book_key(args["name"])},
-        ),
-    )
+        health_check_timeout_s=settings.replicas.hang_limit_s + GRACE_S,  # behind what runs
+        request_router_config=_pinned(args["name"]),
+        **own.options,
+    )(own.cls)
     anchor: Any = serve.deployment(
         ModelAnchor,
         name="anchor",
@@ -142,3 +134,50 @@ def model(args: dict[str, Any]) -> Any:
         health_check_period_s=2,
     )
     return anchor.bind(args, replica.bind(args))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is a kind of replica's own: its class, and options of its deployment."""
+
+    cls: type
+    options: dict[str, Any]
+
+
+def _batches(settings: ModelSettings, gateways: int) -> _Kind:
+    from deployments.replica.model_replica import ModelReplica
+
+    replicas = settings.replicas
+    # What a replica may have in hand at most: a stop lets it end.
+    room = 1 + gateways * (replicas.slots - 1)
+    # A bound that is never to be reached: of each gateway its batches, one sent over them, and for
+    # each a call that drops it or asks for its start. Too many batches get a busy answer instead.
+    calls = gateways * 2 * (replicas.slots + 1)
+    return _Kind(
+        ModelReplica,
+        {
+            "max_ongoing_requests": calls + 2,
+            "graceful_shutdown_timeout_s": replicas.hang_limit_s * room + GRACE_S,
+        },
+    )
+
+
+def _streams(settings: ModelSettings, gateways: int) -> _Kind:
+    from deployments.replica.stream_replica import StreamReplica
+
+    # Never to be reached either: a gateway's stream lasts, its calls return at once, and the stream
+    # core bounds the requests.
+    return _Kind(
+        StreamReplica,
+        {
+            "max_ongoing_requests": gateways * _STREAM_CALLS,
+            "graceful_shutdown_timeout_s": settings.timeout_s + GRACE_S,
+        },
+    )
+
+
+def _pinned(name: str) -> Any:
+    from ray.serve.config import RequestRouterConfig
+
+    router: Any = {"request_router_class": "deployments.queues.pin_router:PinRouter"}
+    return RequestRouterConfig(**router, request_router_kwargs={"key": book_key(name)})

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from deployments.description import Ladder, ModelDescription
+from deployments.description import Generating, Ladder, ModelDescription
 from deployments.preprocess import done_here
 from deployments.replica.image_model import (
     classes,
@@ -26,7 +26,7 @@ from runtimes import source as artifacts
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile
 from runtimes.threads import allowed_cpus
-from runtimes.types import Limits, Runtime, RuntimeSettings, TensorSpec
+from runtimes.types import Limits, Runtime, RuntimeSettings, StreamRuntime, TensorSpec
 
 _TOKENIZER = "tokenizer.json"
 
@@ -105,6 +105,50 @@ def describe(
     return page, tokenizer
 
 
+def describe_stream(
+    name: str, model: ModelSettings, digest: str, runtime: StreamRuntime, profile: Profile = ()
+) -> tuple[ModelDescription, bytes]:
+    """As `describe`, of a model that generates: it has no tensors, its lengths are of prompts."""
+    limits = runtime.limits()
+    tokenizer = tokenizer_bytes(_path(model))
+    page = ModelDescription(
+        name=name,
+        version=model.version or _version(model),
+        generation=0,
+        platform=limits.platform,
+        task=model.task,
+        inputs=(),
+        outputs=(),
+        lengths_input=None,
+        lengths_axis=1,
+        mask_input=None,
+        optional_inputs=(),
+        max_length=limits.context_tokens,
+        truncate=False,
+        bucket_edges=_prompt_edges(model, limits.context_tokens),
+        pads=False,
+        precision=limits.precision,
+        device=limits.device,
+        scheduling=scheduling(model),
+        digest=digest,
+        tokenizer_digest=hashlib.sha256(tokenizer).hexdigest() if tokenizer else "",
+        generating=Generating(
+            context_tokens=limits.context_tokens,
+            cache_tokens=limits.cache_tokens,
+            max_sequences=limits.max_sequences,
+            block_tokens=limits.block_tokens,
+            profile=profile,
+        ),
+    )
+    return page, tokenizer
+
+
+def _prompt_edges(model: ModelSettings, context_tokens: int) -> tuple[int, ...]:
+    """The settings' up to the engine's context, which is the last one."""
+    edges = [edge for edge in bucket_edges(model.lengths) if edge < context_tokens]
+    return (*edges, context_tokens)
+
+
 def tokenizer_bytes(source: Path | None) -> bytes:
     """`tokenizer.json` in the model's folder, or beside its file."""
     if source is None:
@@ -120,10 +164,21 @@ def _path(model: ModelSettings) -> Path | None:
 
 def _version(model: ModelSettings) -> str:
     path = _path(model)
-    artifact = "" if path is None else artifacts.inspect(path).digest
     stored = classes_file(path) if model.task == "classify" else b""
     # Labels and temperature shape answers as weights do.
-    return version_digest(model, artifact + hashlib.sha256(stored).hexdigest() * bool(stored))
+    return version_digest(model, _artifact(model, path) + _hex(stored) * bool(stored))
+
+
+def _artifact(model: ModelSettings, path: Path | None) -> str:
+    if path is None:
+        return ""
+    if model.runtime == "synthetic":  # its folder holds a tokeniser, and need be no model's
+        return _hex(tokenizer_bytes(path))
+    return artifacts.inspect(path).digest
+
+
+def _hex(blob: bytes) -> str:
+    return hashlib.sha256(blob).hexdigest()
 
 
 def _edges(model: ModelSettings, limits: Limits) -> tuple[int, ...]:

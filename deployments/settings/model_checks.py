@@ -58,10 +58,10 @@ def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str
     # Precision first and alone: what is then refused can only be an option.
     for at, options in (("precision", {}), ("options", model.options)):
         try:
-            catalog.check(model.runtime, options, model.precision)
+            catalog.check(model.runtime, options, model.precision, model.task)
         except LoadError as error:
             return [(at, str(error))]
-    missing = catalog.available(model.runtime) if here else None
+    missing = catalog.available(model.runtime, model.task) if here else None
     return [("runtime", missing)] if missing else []
 
 

@@ -26,7 +26,8 @@ def chapters() -> dict[str, dict[str, str]]:
             name, default = (cell.strip(" `") for cell in line.split("|")[1:3])
             found.setdefault(title, {})[name] = default
         elif line.startswith("`"):
-            title = line.split("`")[1] if "and" not in line else "both"
+            title = line.split("`")[1] if "and" not in line.split("(")[0] else "both"
+            title += " that generates" if "task `generate`" in line else ""
     return found
 
 
@@ -40,11 +41,12 @@ def declared(cls: type, without: type | None = None) -> dict[str, str]:
 def _written(value: object) -> str:
     if value is None:
         return "unset"
+    if isinstance(value, tuple):
+        value = list(value)
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def options_class(runtime: str) -> type:
-    entry = catalog.ENTRIES[runtime]
+def options_class(entry: catalog.Entry) -> type:
     cls: type = getattr(importlib.import_module(entry.module), f"{entry.prefix}Options")
     return cls
 
@@ -55,13 +57,20 @@ def test_shared_options_are_listed_with_their_defaults():
 
 @pytest.mark.parametrize("runtime", catalog.names())
 def test_own_options_are_listed_with_their_defaults(runtime):
-    cls = options_class(runtime)
+    cls = options_class(catalog.ENTRIES[runtime])
     own = declared(cls, GraphOptions if issubclass(cls, GraphOptions) else None)
     assert chapters()[runtime] == own
 
 
-@pytest.mark.parametrize("runtime", catalog.names())
+@pytest.mark.parametrize("runtime", catalog.names("generate"))
+def test_options_of_those_that_generate_are_listed_with_their_defaults(runtime):
+    own = declared(options_class(catalog.STREAMS[runtime]))
+    assert chapters()[f"{runtime} that generates"] == own
+
+
+@pytest.mark.parametrize("runtime", {**catalog.ENTRIES, **catalog.STREAMS})
 def test_precisions_are_listed(runtime):
     (line,) = (row for row in PAGE.read_text().splitlines() if row.startswith(f"| `{runtime}` |"))
     stated = line.split("|")[3]
-    assert all(precision in stated for precision in catalog.ENTRIES[runtime].precisions)
+    entry = catalog.ENTRIES.get(runtime) or catalog.STREAMS[runtime]
+    assert all(precision in stated for precision in entry.precisions)

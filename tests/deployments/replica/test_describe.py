@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from fake_runtimes import Encoder, Moody, Shout
 
+from deployments.description import Generating
 from deployments.preprocess import done_here
 from deployments.replica import describe
 from deployments.settings import ModelSettings
 from runtimes import fingerprint
 from runtimes.errors import LoadError
-from runtimes.types import Limits, TensorSpec
+from runtimes.types import Limits, StreamLimits, TensorSpec
 
 
 def model(**fields: Any) -> ModelSettings:
@@ -125,3 +126,26 @@ def test_a_model_made_for_another_tokenizer_is_refused_before_it_is_loaded(tmp_p
     (tmp_path / "tokenizer.json").write_text('{"another": 1}')
     with pytest.raises(LoadError, match="tokenizer is"):
         describe.runtime_settings("m", settings, tmp_path, lambda *_: None)
+
+
+class Engine:
+    """A loaded engine, as far as its page needs it."""
+
+    def limits(self) -> StreamLimits:
+        return StreamLimits(256, 4096, 8, 16, device="cpu", platform="headrace_synthetic")
+
+
+def test_the_page_of_a_model_that_generates_says_what_its_engine_holds(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_bytes(b"{}")
+    settings = model(
+        task="generate", source=str(tmp_path), lengths={"max": 256, "buckets": [64, 256]}
+    )
+    profile = ((1, 1, 0.002),)
+    page, tokenizer = describe.describe_stream("m", settings, "d", Engine(), profile)
+    assert page.generating == Generating(256, 4096, 8, 16, profile)
+    assert (page.inputs, page.outputs, page.max_length) == ((), (), 256)
+    assert page.bucket_edges == (64, 256)
+    assert tokenizer == b"{}"
+    assert page.tokenizer_digest
+    assert page.scheduling.generation is not None
