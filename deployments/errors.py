@@ -51,6 +51,20 @@ class BadRequest(HeadraceError):
     status, outcome, code = 400, "bad_request", "invalid_request"
 
 
+class TooManyTokens(BadRequest):
+    """A text is longer than its model takes. `count`: its tokens, or "at least" so many."""
+
+    def __init__(self, message: str, count: str, *, param: str | None = None):
+        super().__init__(message, param=param)
+        self.count = count
+
+
+class ContextTooLong(BadRequest):
+    """A prompt, with the output asked for, is longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
 class Unauthorized(HeadraceError):
     status, outcome, code = 401, "unauthorized", "invalid_api_key"
 
@@ -91,6 +105,13 @@ class CallerLeft(HeadraceError):
     """The client disconnected; nobody reads this answer. Not a latency sample."""
 
     status, outcome, code = 499, "cancelled", "client_closed_request"
+
+
+class ReaderTooSlow(HeadraceError):
+    """The client took its answer in so slowly that keeping it for it had to end. Its headers are
+    out: nobody sees the status but logs."""
+
+    status, outcome, code = 499, "too_slow", "client_too_slow"
 
 
 class Overloaded(HeadraceError):

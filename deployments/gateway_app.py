@@ -15,13 +15,14 @@ from deployments.http.codecs import (
     ClassifyCodec,
     Codec,
     EmbeddingsCodec,
+    GenerationCodec,
     InferCodec,
     PredictCodec,
 )
 from deployments.http.exchange import Exchange
 from deployments.http.fast_path import Receive, Scope, Send
 from deployments.http.pages import Pages
-from deployments.http.protocols import error_shapes
+from deployments.http.protocols import error_shapes, openai_generation
 from deployments.http.protocols.types import Encoded
 from deployments.inflight import Gate
 from deployments.observability.observer import Observer
@@ -31,11 +32,13 @@ from deployments.queues.catalogue import Catalogue
 from deployments.settings import GatewaySettings
 from deployments.tenants import TenantsFile
 
-_CODECS: dict[str, Codec] = {
+_CODECS: dict[str, Codec | GenerationCodec] = {
     "infer": InferCodec(),
     "predict": PredictCodec(),
     "classify": ClassifyCodec(),
     "embeddings": EmbeddingsCodec(),
+    "completions": GenerationCodec("completions", openai_generation.decode_completion),
+    "chat": GenerationCodec("chat", openai_generation.decode_chat),
 }
 logger = logging.getLogger("headrace.gateway")
 

@@ -8,11 +8,13 @@ who is this, may anything start, run this off the loop.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
 from time import monotonic, perf_counter
 from typing import Any, Protocol, TypeVar
 
 from deployments import errors
-from deployments.description import ImageInput
+from deployments.description import ImageInput, Scheduling
 from deployments.http.body_room import BodyRoom
 from deployments.http.exchange import Asked, BodyLimits, Exchange
 from deployments.ladder.rungs import Found
@@ -26,10 +28,36 @@ from deployments.queues.catalogue import Catalogue
 from deployments.rates import Rates
 from deployments.settings import GatewaySettings
 from deployments.tenants import Caller, TenantsFile
+from routers.types import Tokens
 
 T = TypeVar("T")
+_ENGINE_REFUSED = "engine_refused"
 _DRAIN_RETRY_S = 2.0
 UNASKED = Asked(None, "", True)
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What a request to generate has had when it ended. `ttft_s`: from its headers' arrival to its
+    first token at this gateway, None where none came; `tpot_s`: between further ones, None of fewer
+    than two; both are the client's own only of one that `streams`."""
+
+    tokens: Tokens
+    ttft_s: float | None
+    tpot_s: float | None
+    streams: bool
+    promise: Scheduling
+
+    def kept(self, total_s: float) -> bool:
+        """Whether both promises were: the first token in time and the others at their pace. Of an
+        answer that came whole, all of it by then."""
+        tpot_limit_s = inf if self.promise.generation is None else self.promise.generation.tpot_s
+        if not self.streams:
+            further = max(self.tokens.output - 1, 0)
+            return total_s <= self.promise.slo_s + (tpot_limit_s * further if further else 0.0)
+        if self.ttft_s is None or self.ttft_s > self.promise.slo_s:
+            return False
+        return self.tpot_s is None or self.tpot_s <= tpot_limit_s
 
 
 class Flight:
@@ -39,8 +67,8 @@ class Flight:
 
     __slots__ = (
         "_last", "_queued_at", "_shared", "answers", "asked", "counted", "exchange", "fallback",
-        "model", "outcome", "protocol", "queue_wait_s", "ran", "reason", "request_bytes",
-        "response_bytes", "service_s", "stages", "status", "trace", "who",
+        "generated", "model", "outcome", "protocol", "queue_wait_s", "ran", "reason",
+        "request_bytes", "response_bytes", "service_s", "stages", "status", "trace", "who",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:
@@ -51,6 +79,7 @@ class Flight:
         self.model = self.fallback = ""
         self.counted = self.ran = False
         self.answers: tuple[RowAnswer, ...] = ()
+        self.generated: Generated | None = None
         self.stages: dict[str, float] = {}
         self.queue_wait_s = 0.0
         self.service_s = 0.0
@@ -91,6 +120,20 @@ class Flight:
             self.queue_wait_s = max(last.dispatched - self._queued_at, 0.0)
             self.service_s = last.service_s
 
+    def began(self, dispatched_at: float, fallback: str) -> None:
+        """The first of an answer that flows is here."""
+        self._last = perf_counter()
+        self.ran, self.fallback = True, fallback
+        self.queue_wait_s = max(dispatched_at - self._queued_at, 0.0)
+
+    def refused_by_engine(self, status: int) -> None:
+        """Its answer is the engine's own error."""
+        known = errors.BadRequest if status < 500 else errors.RowFailed
+        self.outcome, self.reason, self.status = known.outcome, _ENGINE_REFUSED, status
+
+    def age_s(self) -> float:
+        return perf_counter() - self.exchange.arrived
+
     def failed(self, error: errors.HeadraceError) -> None:
         self.outcome = error.outcome
         self.reason = error.reason
@@ -101,11 +144,10 @@ class Flight:
         head = [(b"traceparent", self.trace.traceparent())]
         if error is not None:
             return head + error.headers()
-        head += [
-            (b"x-queue-wait-ms", b"%.3f" % (self.queue_wait_s * 1e3)),
-            (b"x-service-time-ms", b"%.3f" % (self.service_s * 1e3)),
-        ]
-        if self.ran:
+        head.append((b"x-queue-wait-ms", b"%.3f" % (self.queue_wait_s * 1e3)))
+        if self.answers or self.service_s:
+            head.append((b"x-service-time-ms", b"%.3f" % (self.service_s * 1e3)))
+        if self.ran and self.answers:
             last = max(self.answers, key=_dispatched)
             head += [(b"x-batch-size", b"%d" % last.batch_size), (b"x-bucket", b"%d" % last.bucket)]
         if self.fallback:

@@ -4,7 +4,8 @@
 what can be refused by headers is refused before a body is read, what is heavy leaves the event
 loop, what waits waits in the model's queue and nowhere else. Stages are functions of their own
 modules; this one only orders them and says why. Waiting rows are let in, ordered, batched, placed
-and raced by the model's dispatcher (`routers/`), which sees tenants, lengths and deadlines.
+and raced by the model's dispatcher (`routers/`), which sees tenants, lengths and deadlines. How a
+prompt goes on once it is known whose it is and for which model, `generation` says.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any, TypeVar
 
 from deployments import errors
-from deployments.description import ModelDescription, Scheduling
-from deployments.http.codecs import Codec
+from deployments.demands import check_own_bounds, demand_of
+from deployments.description import ModelDescription
+from deployments.generation import generate
+from deployments.http.codecs import Codec, GenerationCodec
 from deployments.http.exchange import BodyLimits, Exchange
+from deployments.http.leaving import unless_left
 from deployments.http.protocols.inflate import MOST_INFLATION, inflate
 from deployments.inflight import Flight, Gate
 from deployments.ladder.fallback import Way
@@ -32,7 +36,6 @@ from deployments.queues.tickets import Demand, Terms, Ticket
 from deployments.rows.columns import Rows
 from deployments.tenants import Caller
 
-_WATCH_AFTER_S = 0.05
 T = TypeVar("T")
 
 
@@ -43,7 +46,11 @@ class Pipeline:
         self._gate = gate
 
     async def answer(
-        self, exchange: Exchange, codec: Codec, name: str | None, version: str | None = None
+        self,
+        exchange: Exchange,
+        codec: Codec | GenerationCodec,
+        name: str | None,
+        version: str | None = None,
     ) -> None:
         """`name` None: the body names the model. Every ending is one reply and one record."""
         watcher = self._gate.watcher
@@ -52,7 +59,7 @@ class Pipeline:
             await self._walk(flight, codec, name, version)
         except errors.HeadraceError as error:
             flight.failed(error)
-            if not isinstance(error, errors.CallerLeft):
+            if not isinstance(error, errors.CallerLeft) and not exchange.replied:
                 await exchange.reply(error.status, codec.error(error), flight.headers(error))
         except asyncio.CancelledError:
             flight.failed(errors.CallerLeft("the client left"))
@@ -64,7 +71,11 @@ class Pipeline:
             watcher.landed(flight)
 
     async def _walk(
-        self, flight: Flight, codec: Codec, name: str | None, version: str | None
+        self,
+        flight: Flight,
+        codec: Codec | GenerationCodec,
+        name: str | None,
+        version: str | None,
     ) -> None:
         gate, exchange = self._gate, flight.exchange
         # Who, first: it costs a header, and all that follows is somebody's.
@@ -80,7 +91,7 @@ class Pipeline:
         gate.rates.take_request(who.tenant)
         exchange.check_length(gate.limits)
         if way is not None:
-            way.check_room(_demand(flight, way.promise))
+            way.check_room(demand_of(flight, way.promise))
         # The body, bounded in size and time; inflated off the loop.
         body = await self._body(exchange, who)
         # Parse: small bodies at once, large ones in the pool, tenants in turn.
@@ -89,16 +100,13 @@ class Pipeline:
         call = await gate.off_loop(who, len(body), codec.decode, body, exchange, page)
         if way is None:
             way = self._way(flight, who, call.model, None)
-            way.check_room(_demand(flight, way.promise))
+            way.check_room(demand_of(flight, way.promise))
         flight.mark("parse")
-        while True:
-            try:
-                done = await self._answered(flight, way, codec, call)
-                break
-            except errors.HeadraceError as refusal:
-                # A cheaper model, before a refusal: once, on the same clock.
-                way.turn(refusal)
-                flight.turned()
+        if isinstance(codec, GenerationCodec):
+            # A prompt's answer flows, from the model or the cheaper one: `generation`'s page.
+            await _by_either(flight, way, lambda: generate(gate, flight, way, call))
+            return
+        done = await _by_either(flight, way, lambda: self._answered(flight, way, codec, call))
         flight.done(done.answers, way.fallback)
         # Reply, as the model that ran.
         page = _as_answered(done.page, version, done.answers)
@@ -111,7 +119,7 @@ class Pipeline:
         gate, who, model = self._gate, flight.who, way.model
         assert who is not None
         # From here on by one version's page and terms, even if another goes live meanwhile.
-        page, terms = model.description, model.queue.terms
+        page, terms = model.description, model.batches.terms
         texts = codec.texts(call)
         way.check_meaning(texts=texts is not None, named=codec.names_tensors)
         # How long: tokenise texts, decode and resize images, off the loop; rows get their lengths,
@@ -122,7 +130,7 @@ class Pipeline:
             tokens = await gate.prepare_images(flight, page.image, images)
         rows = await gate.off_loop(who, flight.request_bytes, codec.split, call, tokens, page)
         # The tenant's own limits, as soon as lengths are known: its bounds, its rate of tokens.
-        _check_own_bounds(who, rows.lengths)
+        check_own_bounds(who, rows.lengths)
         if not flight.counted:
             gate.rates.take_tokens(who.tenant, sum(rows.lengths))
             flight.counted = True
@@ -131,13 +139,17 @@ class Pipeline:
         if rungs is None:
             # Queue: bounded, by deadline; late binding happens behind this line.
             ticket = submit(rows)
-            left = partial(model.queue.cancel, ticket)
-            return _Answered(page, rows, await _unless_left(flight, ticket.future, left))
+            left = partial(model.batches.cancel, ticket)
+            flight.waits()
+            answers = await unless_left(flight.exchange, ticket.future, left)
+            return _Answered(page, rows, answers)
         # What need not run comes first: rows answered before, then an identical request's run. The
         # queue gets what is left, and whoever was there first waits in it for all.
         wanted = await self._wanted(flight, page, rows)
-        seat = _seat(_demand(flight, way.promise), rows.count)
-        found = await _unless_left(flight, rungs.answers(wanted, seat, submit), seat.leave)
+        seat = _seat(demand_of(flight, way.promise), rows.count)
+        flight.waits()
+        spared = rungs.answers(wanted, seat, submit)
+        found = await unless_left(flight.exchange, spared, seat.leave)
         flight.found(found)
         return _Answered(page, rows, found.answers)
 
@@ -182,7 +194,7 @@ class Pipeline:
 
     def _submit(self, flight: Flight, way: Way, terms: Terms, rows: Rows) -> Ticket:
         """Queues the rows for what is left of the caller's time."""
-        ticket = way.model.queue.submit(rows, terms, _demand(flight, way.promise))
+        ticket = way.model.batches.submit(rows, terms, demand_of(flight, way.promise))
         ticket.trace = flight.trace
         return ticket
 
@@ -196,63 +208,21 @@ class _Answered:
     answers: tuple[RowAnswer, ...]
 
 
-def _demand(flight: Flight, promise: Scheduling) -> Demand:
-    """What a request asks of a queue, some of its time having passed since its headers arrived."""
-    assert flight.who is not None
-    tenant, asked = flight.who.tenant, flight.asked
-    spent_s, budget_s = perf_counter() - flight.exchange.arrived, asked.budget_s
-    return Demand(
-        tenant=tenant.name,
-        priority=flight.who.rank,
-        deadline_s=(promise.slo_s if budget_s is None else budget_s) - spent_s,
-        expires_s=(promise.timeout_s if budget_s is None else budget_s) - spent_s,
-        weight=tenant.weight,
-        tenant_rows=tenant.max_queue_rows,
-        # Sessions of different tenants are different, whatever their callers name them.
-        session=f"{tenant.name}/{asked.session}" if asked.session else "",
-        repeatable=asked.repeatable,
-    )
+async def _by_either(flight: Flight, way: Way, attempt: Callable[[], Awaitable[T]]) -> T:
+    """A cheaper model, before a refusal: once, on the same clock, and not once an answer flows."""
+    while True:
+        try:
+            return await attempt()
+        except errors.HeadraceError as refusal:
+            if flight.exchange.replied:
+                raise
+            way.turn(refusal)
+            flight.turned()
 
 
 def _seat(demand: Demand, rows: int) -> Seat:
     now = monotonic()
     return Seat(rows, demand.priority, now + demand.deadline_s, now + demand.expires_s)
-
-
-async def _unless_left(flight: Flight, answers: Awaitable[T], left: Callable[[], None]) -> T:
-    """What is awaited; `left` is called if the client leaves before. Most answers are there before
-    it pays to look."""
-    flight.waits()
-    watch = _Watch(flight.exchange, left)
-    try:
-        return await answers
-    except asyncio.CancelledError:
-        left()
-        raise
-    finally:
-        watch.end()
-
-
-class _Watch:
-    """Calls `left` if the client disconnects; looks only after a while."""
-
-    def __init__(self, exchange: Exchange, left: Callable[[], None]) -> None:
-        self._exchange = exchange
-        self._left = left
-        self._task: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._look)
-
-    def _look(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._until_gone())
-
-    async def _until_gone(self) -> None:
-        await self._exchange.until_disconnect()
-        self._left()
-
-    def end(self) -> None:
-        self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
 
 
 def _as_answered(
@@ -268,15 +238,3 @@ def _as_answered(
             "the model was replaced by another version meanwhile; ask again", retry_after_s=1.0
         )
     return replace(page, version=ran.pop())
-
-
-def _check_own_bounds(who: Caller, lengths: tuple[int, ...]) -> None:
-    bound, most = who.tenant.max_length, who.tenant.max_queue_rows
-    if most and len(lengths) > most:
-        raise errors.BadRequest(
-            f"the request has {len(lengths)} rows; this tenant's may be {most} (max_queue_rows)"
-        )
-    if bound is not None and max(lengths) > bound:
-        raise errors.BadRequest(
-            f"a row is {max(lengths)} long; this tenant's rows may be {bound} at most (max_length)"
-        )

@@ -62,6 +62,12 @@ class Rates:
                 reason="token_rate",
             )
 
+    def spend(self, tenant: Tenant, tokens: int) -> None:
+        """Counts tokens that were given already: what is over the rate is owed."""
+        if tenant.rate.tokens_per_s is not None and tokens > 0:
+            now = self._clock()
+            self._limit(tenant, now).tokens.take(tokens, now)
+
     def _limit(self, tenant: Tenant, now: float) -> RateLimit:
         kept = self._kept.get(tenant.name)
         if kept is None:

@@ -49,8 +49,15 @@ def _model(
         drift=sum(s["drift"] for s in seen),
         rows_by_bucket=_summed((s["rows_by_bucket"] for s in seen), key=int),
         rows_by_tenant=_summed(s["rows_by_tenant"] for s in seen),
+        tokens_per_s=sum(s.get("tokens_per_s", 0.0) for s in seen),
+        engines=_engines(seen),
         ejected=sorted({replica for s in seen for replica in s["ejected"]}),
     )
+
+
+def _engines(seen: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """By replica; all gateways say the same of it, but for the moment."""
+    return {replica: load for s in seen for replica, load in s.get("engines", {}).items()}
 
 
 def _summed(each: Iterable[dict[str, int]], key: Any = None) -> dict[str, int]:

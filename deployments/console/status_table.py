@@ -19,8 +19,9 @@ _MOST_TENANTS = 10
 
 class ModelStatus(TypedDict):
     """state: declared | starting | ready | failed. The rest sums over all gateways;
-    rows_by_bucket: waiting rows by the upper edge of their length interval, tokens; ejected:
-    replicas that a gateway leaves out as slow."""
+    rows_by_bucket: waiting rows by the upper edge of their length interval, tokens; engines: of a
+    model that generates, by replica, the sequences that run and wait in it and the share of its
+    cache in use; ejected: replicas that a gateway leaves out as slow."""
 
     name: str
     version: str
@@ -36,6 +37,8 @@ class ModelStatus(TypedDict):
     drift: int
     rows_by_bucket: dict[str, int]
     rows_by_tenant: dict[str, int]
+    tokens_per_s: float
+    engines: dict[str, list[float]]
     ejected: list[str]
 
 
@@ -101,8 +104,21 @@ def _details(model: ModelStatus) -> Iterator[Text]:
         rows = [f"{name} {count}" for name, count in most[:_MOST_TENANTS]]
         others = sum(count for _, count in most[_MOST_TENANTS:])
         yield _detail(model, "waiting by tenant", rows + ([f"others {others}"] if others else []))
+    if model["engines"]:
+        yield _detail(model, "generates", _engine_parts(model))
     if model["ejected"]:
         yield _detail(model, "slow replicas left out", model["ejected"])
+
+
+def _engine_parts(model: ModelStatus) -> list[str]:
+    loads = list(model["engines"].values())
+    used = sum(load[2] for load in loads) / len(loads)
+    return [
+        f"{model['tokens_per_s']:.0f} tokens/s",
+        f"{used:.0%} of the cache used",
+        f"{sum(load[0] for load in loads):.0f} running",
+        f"{sum(load[1] for load in loads):.0f} waiting in engines",
+    ]
 
 
 def _detail(model: ModelStatus, what: str, parts: Iterable[str]) -> Text:

@@ -1,11 +1,13 @@
 """The ways to ask for inference, each as one object: bytes → call → rows, answers → bytes.
 
 A codec joins what `protocols/` reads and writes with the rows that the queue carries. It is
-stateless; whatever belongs to one request is in its call. Generation has a codec of its own later.
+stateless; whatever belongs to one request is in its call. Of what generates it only reads requests
+and writes refusals: the answer is the engine's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +25,7 @@ from deployments.http.protocols import (
     openai_embeddings,
     predict,
 )
+from deployments.http.protocols.openai_generation import GenerationCall
 from deployments.http.protocols.types import (
     ClassifyCall,
     EmbeddingsCall,
@@ -194,6 +197,20 @@ class ClassifyCodec:
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         return error_shapes.oip_error(error)
+
+
+class GenerationCodec:
+    """OpenAI's chats and completions."""
+
+    def __init__(self, label: str, decoder: Callable[[bytes], GenerationCall]) -> None:
+        self.label = label
+        self._decoder = decoder
+
+    def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> GenerationCall:
+        return self._decoder(body)
+
+    def error(self, error: errors.HeadraceError) -> Encoded:
+        return error_shapes.openai_error(error)
 
 
 def _by_output(

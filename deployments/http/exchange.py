@@ -212,6 +212,20 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": head})
         await self._send({"type": "http.response.body", "body": body})
 
+    async def start_stream(self, content_type: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        """The head of an answer whose body comes in chunks of unknown number."""
+        self.replied = True
+        named = [] if self._named else [(b"x-request-id", self.request_id)]
+        head = [(b"content-type", content_type), *named, *headers]
+        await self._send({"type": "http.response.start", "status": 200, "headers": head})
+
+    async def send_chunk(self, data: bytes) -> None:
+        """Waits while the client is behind."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end_stream(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
     def _not_worth_reading(self) -> bool:
         """Whether what is left of the body is too much, unknown, or too slow to wait for."""
         declared = self.headers.get(b"content-length", b"0")

@@ -21,6 +21,8 @@ class Route(NamedTuple):
 
 _FIXED = {
     "/v1/embeddings": Route("embeddings", ("POST",)),
+    "/v1/completions": Route("completions", ("POST",)),
+    "/v1/chat/completions": Route("chat", ("POST",)),
     "/v1/models": Route("openai_models", ("GET", "HEAD")),
     "/v2": Route("server_metadata", ("GET", "HEAD")),
     "/v2/health/live": Route("live", ("GET", "HEAD")),

@@ -80,6 +80,11 @@ class Way:
         if not _same_meaning(self._asked, self.model.description, texts, named):
             raise self._refusal
 
+    def only_asked(self) -> None:
+        """What the cheaper model has no equal of is refused as the asked one did."""
+        if self._refusal is not None:
+            raise self._refusal
+
     def _cheaper(self) -> ServedModel | None:
         name = self._models.fallback_of(self._name)
         if not name or self._pinned or not self._tenant.may_use(name):

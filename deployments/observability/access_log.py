@@ -15,7 +15,8 @@ logger = logging.getLogger("headrace.access")
 
 @dataclass(frozen=True, slots=True)
 class AccessLine:
-    """`request_id` as the caller sees it in the answer; never a body, a header or a key."""
+    """`request_id` as the caller sees it in the answer; never a body, a header or a key. Tokens are
+    those of a request that generates."""
 
     request_id: str
     method: str
@@ -26,6 +27,8 @@ class AccessLine:
     model: str
     tenant: str
     total_ms: float
+    input_tokens: int | None = None
+    output_tokens: int | None = None
 
 
 class AccessLog:

@@ -14,6 +14,7 @@ from deployments.preprocess.text_cache import CacheStatistics
 from deployments.preprocess.turns import TurnStatistics
 from routers.cost import Coefficients, CostError
 from routers.types import Snapshot
+from runtimes.types import EngineLoad
 
 _NO_ERROR = CostError(0.0, 0.0, 0)
 _NO_COST = Coefficients(0.0, 0.0, 0.0, 0.0)
@@ -24,7 +25,8 @@ class ModelLevels:
     """`core`: the model's dispatcher as it is now. `cost_error`: relative error of predictions over
     recent batches, `coefficients`: what they are made from. `duty`: service seconds over wall
     seconds by replica, 0 to 1, as it last said. `batch_ends`: how many batches have ended how.
-    `text_cache`: of a model that takes texts; `rungs`: of one that keeps or shares answers.
+    `text_cache`: of a model that takes texts; `rungs`: of one that keeps or shares answers. Of one
+    that generates, `engines`: each replica's own account; `output_tokens`: that came, ever.
     """
 
     model: str
@@ -35,6 +37,8 @@ class ModelLevels:
     text_cache: CacheStatistics | None = None
     batch_ends: Mapping[str, int] = field(default_factory=dict)
     rungs: RungLevels | None = None
+    engines: Mapping[str, EngineLoad] = field(default_factory=dict)
+    output_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from prometheus_client.utils import floatToGoString
 
 from deployments.observability.controller_families import controller_families
 from deployments.observability.core_families import FLOW, core_families
+from deployments.observability.generation_families import generation_families
+from deployments.observability.generation_tables import GenerationTables
 from deployments.observability.histograms import HistogramTable
 from deployments.observability.label_names import LabelNames
 from deployments.observability.ladder_families import ladder_families
@@ -36,6 +38,7 @@ class Recorded:
     requests: RequestTables
     batches: BatchTables
     stages: StageTable
+    generation: GenerationTables
     arrivals: dict[tuple[str, str, str], int] = field(default_factory=dict)
     fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
     connections_opened: int = 0
@@ -44,6 +47,7 @@ class Recorded:
     def flush(self) -> None:
         self.requests.flush()
         self.batches.flush()
+        self.generation.flush()
 
 
 def families(gateway: str, recorded: Recorded, levels: GatewayLevels) -> Iterator[Metric]:
@@ -61,6 +65,7 @@ def families(gateway: str, recorded: Recorded, levels: GatewayLevels) -> Iterato
     )
     yield from _preprocess_levels(gateway, levels)
     yield from ladder_families(gateway, levels.models, recorded.fallbacks)
+    yield from generation_families(gateway, levels.models, recorded.generation)
 
 
 def _counters(gateway: str, recorded: Recorded) -> Iterator[Metric]:
@@ -87,7 +92,7 @@ def _counters(gateway: str, recorded: Recorded) -> Iterator[Metric]:
 
 
 def _histograms(gateway: str, recorded: Recorded) -> Iterator[Metric]:
-    requests, batches = recorded.requests, recorded.batches
+    requests, batches, generation = recorded.requests, recorded.batches, recorded.generation
     for name, text, labels, table in (
         ("request_seconds", "Total time of answered requests.", FLOW, requests.total),
         ("queue_wait_seconds", "Queue wait of answered requests.", FLOW, requests.queue_wait),
@@ -112,6 +117,18 @@ def _histograms(gateway: str, recorded: Recorded) -> Iterator[Metric]:
             "Measured over predicted service time of batches.",
             ("model",),
             batches.cost_ratio,
+        ),
+        (
+            "time_to_first_token_seconds",
+            "From a request's headers to its first token, of answers that streamed.",
+            FLOW,
+            generation.ttft,
+        ),
+        (
+            "time_per_output_token_seconds",
+            "Mean time between an answer's further tokens.",
+            FLOW,
+            generation.tpot,
         ),
     ):
         yield _histogram(gateway, f"headrace_{name}", text, labels, table)

@@ -16,6 +16,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
 from deployments.observability import metric_page
+from deployments.observability.generation_tables import GenerationSample, GenerationTables
 from deployments.observability.label_names import LabelNames
 from deployments.observability.levels import GatewayLevels
 from deployments.observability.metric_families import Recorded, families
@@ -51,6 +52,7 @@ class GatewayMetrics:
             RequestTables(self.names, stages),
             BatchTables(self.names, stages),
             stages,
+            GenerationTables(self.names),
         )
         self._gateway, self._levels = gateway, levels
 
@@ -68,6 +70,10 @@ class GatewayMetrics:
     ) -> None:
         """A request ended, in whichever way."""
         self._recorded.requests.add(labels, times, response_bytes)
+
+    def generated(self, flow: tuple[str, str, str], sample: GenerationSample) -> None:
+        """A request to generate was answered; `flow`: model, tenant and priority."""
+        self._recorded.generation.add(flow, sample)
 
     def fallback(self, model: str, to: str) -> None:
         """A request for `model` was answered by the model it falls back to."""

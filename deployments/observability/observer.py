@@ -12,10 +12,11 @@ import time
 from typing import Any, Protocol
 
 from deployments.http.request_start import upstream_wait_s
-from deployments.inflight import Flight
+from deployments.inflight import Flight, Generated
 from deployments.observability import logs
 from deployments.observability.access_log import AccessLine, AccessLog
-from deployments.observability.gateway_status import model_status
+from deployments.observability.gateway_status import TokenPace, model_status
+from deployments.observability.generation_tables import GenerationSample
 from deployments.observability.levels import GatewayLevels, ModelLevels
 from deployments.observability.metric_tables import ANSWERED, NOT_MEASURED
 from deployments.observability.metrics import (
@@ -57,6 +58,7 @@ class Observer:
         self._metrics = GatewayMetrics(gateway, levels=self._levels, priorities=settings.priorities)
         self._tracing = Tracing("headrace", tracing.otlp_endpoint, tracing.sample_ratio)
         self._access = AccessLog()
+        self._pace = TokenPace()
         self._clients: dict[object, None] = {}
         self._server: MetricsServer | None = None
         if listen:
@@ -120,6 +122,9 @@ class Observer:
         )
         if flight.fallback and flight.outcome == ANSWERED:
             self._metrics.fallback(flight.model, flight.fallback)
+        if flight.generated is not None and flight.outcome == ANSWERED:
+            sample = _sample(flight.generated, total_s)
+            self._metrics.generated((flight.model, tenant, priority), sample)
         if self._access.wants(flight.status, time.monotonic()):
             self._access.write(_line(flight, tenant, total_s))
         if self._tracing.records(flight.trace):
@@ -157,6 +162,10 @@ class Observer:
             "headrace.outcome": flight.outcome,
             "headrace.request_id": flight.exchange.request_id.decode("latin-1"),
         }
+        if flight.generated is not None:
+            tokens = flight.generated.tokens
+            attributes["gen_ai.usage.input_tokens"] = tokens.input
+            attributes["gen_ai.usage.output_tokens"] = tokens.output
         name = f"{flight.exchange.method} {flight.protocol}"
         failed = flight.reason if flight.status >= 500 else ""
         self._tracing.finish_request(
@@ -186,8 +195,12 @@ class Observer:
 
     def snapshot(self) -> dict[str, Any]:
         """For `headrace status` and for draining; plain data."""
+        now = time.monotonic()
         return {
-            "models": {m.model: model_status(m) for m in self._levels().models},
+            "models": {
+                m.model: model_status(m, self._pace.of(m.model, m.output_tokens, now))
+                for m in self._levels().models
+            },
             "inflight": sum(m.queue.inflight for m in self._models.served.values()),
             "draining": self._models.draining,
             "frozen": self._models.frozen,
@@ -220,15 +233,40 @@ def _spans(flight: Flight) -> list[tuple[str, float]]:
     """Stages in the order of the walk, seconds."""
     stages = flight.stages
     named: list[tuple[str, float]] = [(n, stages[n]) for n in ("parse", "tokenize") if n in stages]
+    if flight.generated is not None:
+        return named + _token_spans(flight, flight.generated)
     if flight.ran:
         named += [("queue", flight.queue_wait_s), ("service", flight.service_s)]
     return named + [(n, stages[n]) for n in ("reply",) if n in stages]
 
 
+def _token_spans(flight: Flight, generated: Generated) -> list[tuple[str, float]]:
+    """After the queue: until the first token, and from then on."""
+    before_s = flight.stages.get("parse", 0.0) + flight.stages.get("tokenize", 0.0)
+    spans = [("queue", flight.queue_wait_s)]
+    if generated.ttft_s is not None:
+        first_s = max(generated.ttft_s - before_s - flight.queue_wait_s, 0.0)
+        further = max(generated.tokens.output - 1, 0)
+        spans += [("first_token", first_s), ("stream", (generated.tpot_s or 0.0) * further)]
+    return spans
+
+
+def _sample(generated: Generated, total_s: float) -> GenerationSample:
+    tokens, ttft_s, tpot_s = generated.tokens, generated.ttft_s, generated.tpot_s
+    streams = generated.streams
+    return GenerationSample(
+        ttft_s if streams and ttft_s is not None else NOT_MEASURED,
+        tpot_s if streams and tpot_s is not None else NOT_MEASURED,
+        tokens.input, tokens.cached, tokens.output, int(generated.kept(total_s)),
+    )  # fmt: skip
+
+
 def _line(flight: Flight, tenant: str, total_s: float) -> AccessLine:
+    tokens = None if flight.generated is None else flight.generated.tokens
     return AccessLine(
         flight.exchange.request_id.decode("latin-1"), flight.exchange.method, flight.exchange.path,
         flight.status, flight.outcome, flight.reason, flight.model, tenant, total_s * 1e3,
+        None if tokens is None else tokens.input, None if tokens is None else tokens.output,
     )  # fmt: skip
 
 
@@ -243,4 +281,6 @@ def _model_levels(name: str, model: ServedModel) -> ModelLevels:
         text_cache=tokenizer.statistics() if tokenizer is not None else None,
         batch_ends={end.value: count for end, count in queue.calls.ends.items()},
         rungs=rungs.levels() if rungs is not None else None,
+        engines=queue.loads,
+        output_tokens=queue.output_tokens,
     )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from deployments.errors import BadRequest
+from deployments.errors import BadRequest, TooManyTokens
 from deployments.preprocess.prefix import prefix, splits_at_spaces
 from deployments.preprocess.text_cache import CacheStatistics, IdArray, TextCache
 
@@ -130,9 +130,10 @@ class TextTokenizer:
         self._cache.put(text, ids)
         return ids
 
-    def _too_long(self, index: int, length: str) -> BadRequest:
-        return BadRequest(
+    def _too_long(self, index: int, length: str) -> TooManyTokens:
+        return TooManyTokens(
             f"input[{index}] has {length} tokens; this model takes at most {self.max_length}",
+            length,
             param="input",
         )
 

@@ -36,12 +36,15 @@ from routers.types import (
     Report,
     Request,
 )
+from runtimes.types import EngineLoad
 
 _IDLE_S = 20.0  # a replica that has not answered for so long is not busy
 
 
 class ModelQueue(CoreLoop[Ticket]):
     """`on_batch` hears of every batch that was answered."""
+
+    output_tokens = 0
 
     def __init__(
         self,
@@ -95,6 +98,11 @@ class ModelQueue(CoreLoop[Ticket]):
         """Busy share of wall time by replica, 0..1, as of its last answer; 0 when that is old."""
         now = clock()
         return {r: duty if now - at < _IDLE_S else 0.0 for r, (duty, at) in self._duty.items()}
+
+    @property
+    def loads(self) -> dict[str, EngineLoad]:
+        """Engines' own accounts, which batch replicas have none of."""
+        return {}
 
     # ---- obeying ----------------------------------------------------------------------------
 

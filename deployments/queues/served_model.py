@@ -1,48 +1,59 @@
 """One model as a gateway sees it: its page, its queue, its way to the replicas, its tokeniser.
 
-Lives from the model's first announcement until it is no longer declared; a new version replaces the
-page and keeps the queue. Only replicas of the announced version get batches; rows that were parsed
-for an earlier one go to them only if both take and give the same tensors.
+Lives from the model's first announcement until it is no longer declared; a new version of the same
+kind replaces the page and keeps the queue. Only replicas of the announced version get work; rows
+that were parsed for an earlier one go to them only if both take and give the same tensors. Whether
+its queue is of batches or of streams is known here, and by those who submit to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, Protocol, cast
 
+from deployments import errors
 from deployments.description import ModelDescription
 from deployments.ladder.rungs import Rungs
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.queues.ledger import ReplicaBook, RunningReplica
 from deployments.queues.model_queue import ModelQueue
+from deployments.queues.stream_queue import StreamQueue
 from deployments.queues.tickets import BatchRecord, Terms
-from deployments.queues.transport import ServeTransport
 from deployments.scheduling import Home, dispatcher_settings
 from routers.settings import DispatcherSettings
 
 _CALL_MARGIN_S = 5.0
 
 
+class AnyTransport(Protocol):
+    """A `Transport` or a `StreamTransport`, as far as it is the same."""
+
+    def forget(self, running: set[str]) -> None: ...
+
+
 def terms(d: ModelDescription) -> Terms:
     """Rows of equal inputs, outputs, vocabulary, image operation and labels may go to either
-    version. A call lasts as long as what runs and what this gateway has staged before it: behind
-    another gateway's batch it is returned."""
+    version, prompts of equal vocabulary and context. A call lasts as long as what runs and what
+    this gateway has staged before it: behind another gateway's batch it is returned."""
+    context = 0 if d.generating is None else d.generating.context_tokens
     signature = (
         d.inputs, d.outputs, d.lengths_input, d.lengths_axis, d.mask_input, d.optional_inputs,
-        d.tokenizer_digest, d.image, d.classes,
+        d.tokenizer_digest, d.image, d.classes, context,
     )  # fmt: skip
     s = d.scheduling
     return Terms(d.version, signature, s.retry, s.hang_limit_s * s.slots + _CALL_MARGIN_S)
 
 
 class ServedModel:
-    """`on_batch(name, record)` hears of every finished batch."""
+    """`transport`: of the kind that the model's replicas are. `on_batch(name, record)` hears of
+    every finished batch."""
 
     def __init__(
         self,
         description: ModelDescription,
         tokenizer: TextTokenizer | None,
-        transport: ServeTransport,
+        transport: AnyTransport,
         book: ReplicaBook,
         home: Home,
         on_batch: Callable[[str, BatchRecord], None],
@@ -53,15 +64,48 @@ class ServedModel:
         self._home = home
         self._profile = description.profile
         self._running: tuple[RunningReplica, ...] = ()
-        self.queue = ModelQueue(
-            self._settings(),
-            terms(description),
-            transport,
-            gateway=home.gateway,
-            on_batch=lambda record: on_batch(description.name, record),
-        )
-        self._rungs = Rungs(description, self.queue.cancel)
+        self._rungs: Rungs | None = None
+        self.queue: ModelQueue | StreamQueue
+        if description.generating is not None:
+            self.queue = StreamQueue(
+                self._settings(), terms(description), cast(Any, transport), gateway=home.gateway
+            )
+        else:
+            self.queue = ModelQueue(
+                self._settings(),
+                terms(description),
+                cast(Any, transport),
+                gateway=home.gateway,
+                on_batch=lambda record: on_batch(description.name, record),
+            )
+            self._rungs = Rungs(description, self.queue.cancel)
         self._stop_listening = book.listen(self._heard)
+
+    @property
+    def batches(self) -> ModelQueue:
+        """Raises BadRequest of a model that generates."""
+        if isinstance(self.queue, StreamQueue):
+            raise errors.BadRequest(
+                f"model {self.description.name} generates text: ask it by POST "
+                "/v1/chat/completions or /v1/completions",
+                param="model",
+            )
+        return self.queue
+
+    @property
+    def streams(self) -> StreamQueue:
+        """Raises BadRequest of a model that does not generate."""
+        if isinstance(self.queue, ModelQueue):
+            raise errors.BadRequest(
+                f"model {self.description.name} generates no text; GET /v1/models lists those "
+                "that do",
+                param="model",
+            )
+        return self.queue
+
+    def is_like(self, description: ModelDescription) -> bool:
+        """Whether this may become that: both generate, or neither does."""
+        return (description.generating is None) == (self.description.generating is None)
 
     @property
     def rungs(self) -> Rungs | None:
@@ -77,7 +121,8 @@ class ServedModel:
             self._profile = description.profile
         self.description = description
         self.tokenizer = tokenizer
-        self._rungs.adopt(description)
+        if self._rungs is not None:
+            self._rungs.adopt(description)
         self.queue.adopt(self._settings(), terms(description))
         self._heard(self._running)
 
@@ -105,5 +150,9 @@ class ServedModel:
 
     def _heard(self, running: tuple[RunningReplica, ...]) -> None:
         self._running = running
+        d, live = self.description, self._live()
         self._transport.forget({r.replica_id for r in running})
-        self.queue.set_replicas(self._live(), self.description.scheduling.slots)
+        if isinstance(self.queue, ModelQueue):
+            self.queue.set_replicas(live, d.scheduling.slots)
+        elif d.generating is not None:
+            self.queue.set_replicas(live, d.generating)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from deployments.description import ModelDescription
-from deployments.http.protocols import openapi_examples
+from deployments.http.protocols import openapi_examples, openapi_generation
 from deployments.http.protocols.classify import IMAGE_MEDIA
 from deployments.http.protocols.docs_page import docs_page
 from deployments.http.protocols.metadata import server_version
@@ -85,7 +85,7 @@ def document(descriptions: Descriptions, server_url: str) -> bytes:
 
 def _components() -> Node:
     return {
-        "schemas": schemas(),
+        "schemas": {**schemas(), **openapi_generation.schemas()},
         "parameters": {name: _header(name, text) for name, text in _REQUEST_HEADERS.items()},
         "headers": {
             **{name: {"description": t, "schema": STRING} for name, t in _ANSWER_HEADERS.items()},
@@ -180,6 +180,9 @@ def _inference(descriptions: Descriptions) -> Node:
         "/v1/models/{model}:predict": {"parameters": plain, "post": predict},
         "/v1/models/{model}:classify": {"parameters": plain, "post": _classify(descriptions)},
         "/v1/embeddings": {"post": _embeddings(descriptions)},
+        **{
+            path: {"post": _generates(path, descriptions)} for path in openapi_generation.OPERATIONS
+        },
     }
 
 
@@ -236,6 +239,16 @@ def _embeddings(descriptions: Descriptions) -> Node:
         "200": operation["responses"]["200"],
         **_refusals("openai", _INFERENCE),
     }
+    return operation
+
+
+def _generates(path: str, descriptions: Descriptions) -> Node:
+    name, summary, schema = openapi_generation.OPERATIONS[path]
+    examples = _examples(descriptions, lambda d: openapi_generation.example(path, d))
+    answer = openapi_generation.with_events(_answer(f"{schema}Response", timed=True))
+    body = _json_body(f"{schema}Request", examples)
+    operation = _inference_operation(name, summary, body, answer)
+    operation["responses"] = {"200": answer, **_refusals("openai", _INFERENCE)}
     return operation
 
 

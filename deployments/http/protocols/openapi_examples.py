@@ -23,17 +23,19 @@ _VALUES: dict[str, Any] = {"b": True, "f": 0.5, "V": 0.5, "O": "text"}
 
 
 def infer(d: ModelDescription) -> dict[str, Any] | None:
-    """An Open Inference request, None where the model's inputs have no JSON form or are large."""
+    """An Open Inference request, None where the model's inputs have no JSON form or are large, or
+    it has none."""
     needed = _needed(d)
-    if any(spec.datatype in HALVES for spec in needed) or _are_large(needed, d):
+    if not needed or any(spec.datatype in HALVES for spec in needed) or _are_large(needed, d):
         return None
     return {"inputs": [_tensor(spec, d) for spec in needed]}
 
 
 def predict(d: ModelDescription) -> dict[str, Any] | None:
-    """A `:predict` request in row format, None where the model's inputs are large."""
+    """A `:predict` request in row format, None where the model's inputs are large, or it has
+    none."""
     needed = _needed(d)
-    if _are_large(needed, d):
+    if not needed or _are_large(needed, d):
         return None
     rows = {spec.name: _values(spec, d)[0] for spec in needed}
     return {"instances": [rows[needed[0].name] if len(needed) == 1 else rows]}

@@ -25,6 +25,8 @@ MODEL: ModelStatus = {
     "drift": 0,
     "rows_by_bucket": {"32": 5, "512": 2},
     "rows_by_tenant": {"acme": 2, "batch": 5},
+    "tokens_per_s": 0.0,
+    "engines": {},
     "ejected": [],
 }
 SNAPSHOT: StatusSnapshot = {
@@ -119,3 +121,11 @@ def test_json_is_the_snapshot() -> None:
 )
 def test_times_are_in_the_unit_that_fits(seconds: float, text: str) -> None:
     assert _seconds(seconds) == text
+
+
+def test_a_model_that_generates_says_how_much_and_how_full_it_is() -> None:
+    engines = {"r0": [3, 1, 0.5], "r1": [2, 0, 0.25]}
+    model: ModelStatus = {**MODEL, "name": "chat", "tokens_per_s": 812.4, "engines": engines}
+    page = shown({**SNAPSHOT, "models": [model]})
+    said = "chat generates: 812 tokens/s, 38% of the cache used, 5 running, 1 waiting in engines"
+    assert said in page

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from deployments.description import Classes, ImageInput, ModelDescription
+from deployments.description import Classes, Generating, ImageInput, ModelDescription
 from deployments.errors import BadRequest
 from deployments.http.protocols import (
     classify,
     metadata,
     oip_json,
     openai_embeddings,
+    openai_generation,
     openapi,
     predict,
 )
@@ -41,6 +42,8 @@ PATHS = {
     "/v1/models/{model}:predict",
     "/v1/models/{model}:classify",
     "/v1/embeddings",
+    "/v1/completions",
+    "/v1/chat/completions",
     "/v1/models",
     "/v1/models/{model}",
     "/metrics",
@@ -229,3 +232,23 @@ def test_page_needs_nothing_from_elsewhere_and_sets_no_markup() -> None:
     assert "https://" not in page
     assert "innerHTML" not in page
     assert "prefers-color-scheme" in page
+
+
+@pytest.mark.parametrize(
+    ("path", "schema", "decode"),
+    [
+        ("/v1/chat/completions", "ChatRequest", openai_generation.decode_chat),
+        ("/v1/completions", "CompletionRequest", openai_generation.decode_completion),
+    ],
+)
+def test_examples_of_generation_are_of_models_that_generate_and_decode(
+    page: Page, path: str, schema: str, decode: Callable[[bytes], Any]
+) -> None:
+    writes = page(name="chat", inputs=(), outputs=(), generating=Generating(100, 100, 4))
+    doc = json.loads(openapi.document([page(), writes], "http://127.0.0.1:8000"))
+    (found,) = examples(doc, path).values()
+    conforms(doc, schema, found)
+    assert decode(json.dumps(found).encode()).model == "chat"
+    assert list(examples(doc, "/v2/models/{model}/infer")) == ["device"]
+    answers = doc["paths"][path]["post"]["responses"]["200"]["content"]
+    assert set(answers) == {"application/json", "text/event-stream"}

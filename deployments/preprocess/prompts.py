@@ -1,0 +1,95 @@
+"""How long is a prompt, what may come of it, and which prompts begin like it?
+
+Counted as the engine will count, as far as a gateway can: a chat's template is the engine's, so
+what it adds is an allowance, and only what cannot fit into the context in any case is refused here.
+Prompts that begin alike have equal first blocks; an adapter has blocks of its own, since what it
+makes of a prompt is its own too. A model without a tokeniser counts four bytes as a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from deployments.description import ModelDescription
+from deployments.errors import BadRequest, ContextTooLong, TooManyTokens
+from deployments.http.protocols.openai_generation import GenerationCall
+from deployments.queues.stream_tickets import Prompt
+from routers.prompt_blocks import blocks_of
+from routers.types import Generation
+
+_BYTES_PER_TOKEN = 4
+_PARTS = {"chat": "messages", "completions": "prompt"}
+Ids = Sequence[int] | np.ndarray[Any, Any]
+
+
+def prompt_of(call: GenerationCall, ids: Sequence[Ids], d: ModelDescription) -> Prompt:
+    """`ids`: the tokens of each of the call's prompts. Raises ContextTooLong."""
+    assert d.generating is not None
+    lengths = [_length(call, len(each)) for each in ids]
+    longest, context = max(lengths), d.generating.context_tokens
+    if longest + (call.max_tokens or 0) > context:
+        raise _too_long(call, longest, context)
+    # A row is no longer than the longest one that the model takes, however many prompts it has.
+    tokens = min(sum(lengths) + call.extra_tokens, d.max_length)
+    left = max(context - longest - call.extra_tokens, 1)
+    each = min(_most_output(call, d) or left, left)
+    blocks = _blocks(ids[0], d.generating.block_tokens, call.adapter)
+    # Many sequences may be more than a cache holds at once: the engine then makes them in turn.
+    room = max(d.generating.cache_tokens - tokens, 1)
+    generation = Generation(min(each * call.sequences, room), call.sequences, blocks)
+    return Prompt(call.endpoint, call.body, max(tokens, 1), generation, call.streams)
+
+
+def pseudo_ids(texts: Sequence[str]) -> list[Ids]:
+    """Of texts that no tokeniser is known for: equal beginnings have equal ids."""
+    return [_chunks(text.encode("utf-8", "replace")) for text in texts]
+
+
+def too_many(call: GenerationCall, refusal: TooManyTokens, d: ModelDescription) -> BadRequest:
+    """OpenAI's words for what a tokeniser refused as too long."""
+    assert d.generating is not None
+    return ContextTooLong(
+        f"This model's maximum context length is {d.generating.context_tokens} tokens. However, "
+        f"your {_PARTS[call.endpoint]} resulted in {refusal.count} tokens. Please reduce the "
+        f"length of the {_PARTS[call.endpoint]}.",
+        param=call.param,
+    )
+
+
+def _most_output(call: GenerationCall, d: ModelDescription) -> int:
+    """Output tokens of a sequence, 0: what the context leaves."""
+    if call.max_tokens is not None:
+        return max(call.max_tokens, 1)
+    return d.scheduling.max_output_tokens
+
+
+def _length(call: GenerationCall, tokens: int) -> int:
+    return tokens if call.truncate_tokens is None else min(tokens, call.truncate_tokens)
+
+
+def _blocks(ids: Ids, block_tokens: int, adapter: str) -> tuple[int, ...]:
+    blocks = blocks_of(ids if isinstance(ids, list) else ids.tolist(), block_tokens)  # type: ignore[union-attr]
+    if not adapter:
+        return blocks
+    own = crc32(adapter.encode("utf-8", "replace"))
+    return tuple(block ^ own for block in blocks)
+
+
+def _chunks(data: bytes) -> np.ndarray[Any, Any]:
+    padded = data + bytes(-len(data) % _BYTES_PER_TOKEN)
+    return np.frombuffer(padded, dtype="<u4")
+
+
+def _too_long(call: GenerationCall, tokens: int, context: int) -> ContextTooLong:
+    part = _PARTS[call.endpoint]
+    more = call.max_tokens or 0
+    return ContextTooLong(
+        f"This model's maximum context length is {context} tokens. However, you requested "
+        f"{tokens + more} tokens ({tokens} in the {part}, {more} in the completion). Please reduce "
+        f"the length of the {part} or completion.",
+        param=call.param,
+    )

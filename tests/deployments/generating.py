@@ -1,0 +1,117 @@
+"""A model that generates on the in-process stand, and a client that sees its answer as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from fake_engines import Engines, until
+from in_process import Stand
+
+from deployments.description import Generating, ModelDescription
+from deployments.queues.ledger import ReplicaBook, RunningReplica
+from deployments.queues.served_model import ServedModel
+from deployments.scheduling import scheduling
+from deployments.settings import ModelSettings
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SHAPE = Generating(context_tokens=100, cache_tokens=400, max_sequences=8, block_tokens=4)
+
+
+class Played(Engines):
+    """`cores`: the stand looks for those of batch replicas."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cores: dict[str, Any] = {}
+
+
+def add(
+    stand: Stand,
+    page: Callable[..., ModelDescription],
+    name: str = "chat",
+    replicas: int = 1,
+    shape: Generating = SHAPE,
+    **settings: Any,
+) -> Played:
+    """Serves `name` from played replicas that have no tokeniser: four bytes are a token."""
+    model = ModelSettings.model_validate(
+        {"runtime": "synthetic", "task": "generate", "lengths": {"max": 100}, **settings}
+    )
+    described = page(
+        name=name, task="generate", generating=shape, max_length=100, bucket_edges=(16, 100),
+        inputs=(), outputs=(), scheduling=scheduling(model), digest="digest",
+    )  # fmt: skip
+    if model.fallback:
+        ladder = replace(described.ladder, fallback=model.fallback)
+        described = replace(described, ladder=ladder)
+    engines, book = Played(), ReplicaBook()
+    served = ServedModel(described, None, engines, book, stand.home, stand.observer.batch)
+    stand.models._served[name] = served
+    stand.models._live[name] = described
+    stand.models._declared |= {name}
+    stand.transports[name], stand.books[name] = engines, book  # type: ignore[assignment]
+    ids = tuple(RunningReplica(f"{name}-{n}", (("digest", "digest"),)) for n in range(replicas))
+    book.update(list(ids))
+    stand.observer.refresh()
+    return engines
+
+
+class Client:
+    """One request, sent at once. `heard`: chunks of the body as they came; `leave` disconnects;
+    `reads` cleared: it takes nothing in."""
+
+    def __init__(self, stand: Stand, path: str, body: Any, headers: Any = ()) -> None:
+        self.heard: list[bytes] = []
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.over = False
+        self.leave = asyncio.Event()
+        self.reads = asyncio.Event()
+        self.reads.set()
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self._body: list[bytes] = [raw]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
+        self.task = asyncio.create_task(stand.app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._body:
+            return {"type": "http.request", "body": self._body.pop(), "more_body": False}
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], dict(message["headers"])
+            return
+        await self.reads.wait()
+        if message.get("body"):
+            self.heard.append(message["body"])
+        self.over = not message.get("more_body", False)
+
+    async def hears(self, count: int) -> bytes:
+        """The latest chunk, once so many came."""
+        await until(lambda: len(self.heard) >= count)
+        return self.heard[count - 1]
+
+    async def end(self) -> bytes:
+        await asyncio.wait_for(self.task, 5.0)
+        return b"".join(self.heard)
+
+    async def error(self) -> dict[str, Any]:
+        """The error of an answer that is one."""
+        body: dict[str, Any] = json.loads(await self.end())
+        assert list(body) == ["error"]
+        found: dict[str, Any] = body["error"]
+        return found
+
+
+def chat(text: str = "hello", **more: Any) -> dict[str, Any]:
+    return {"model": "chat", "messages": [{"role": "user", "content": text}], **more}
+
+
+def streamed(text: str = "hello", **more: Any) -> dict[str, Any]:
+    return chat(text, stream=True, **more)

@@ -1,0 +1,86 @@
+"""A queue of streams over played replicas, and how tests submit to it and read from it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from fake_engines import Engines, until
+
+from deployments.description import Generating, ModelDescription
+from deployments.queues.ledger import RunningReplica
+from deployments.queues.served_model import terms
+from deployments.queues.stream_queue import StreamQueue
+from deployments.queues.stream_tickets import Prompt, StreamTicket
+from deployments.queues.tickets import Demand
+from deployments.scheduling import Home, dispatcher_settings
+from routers.types import Generation
+
+SHAPE = Generating(context_tokens=1000, cache_tokens=1000, max_sequences=4)
+
+
+class Bench:
+    def __init__(
+        self, page: Callable[..., ModelDescription], replicas: int, **changes: Any
+    ) -> None:
+        edges = (64, 1000)
+        self.page = page(
+            task="generate", generating=SHAPE, max_length=1000, bucket_edges=edges, **changes
+        )
+        self.engines = Engines()
+        self.terms = terms(self.page)
+        settings = dispatcher_settings(self.page, Home("g0"))
+        self.queue = StreamQueue(settings, self.terms, self.engines, gateway="g0")
+        self.names = [f"r{number}" for number in range(replicas)]
+        self.run(self.names)
+
+    def run(self, names: list[str]) -> None:
+        self.queue.set_replicas([RunningReplica(name) for name in names], SHAPE)
+
+    def submit(
+        self, tokens: int = 10, *, streams: bool = True, expires_s: float = 60.0, **demand: Any
+    ) -> StreamTicket:
+        prompt = Prompt("chat", b"{}", tokens, Generation(50), streams)
+        asked = Demand("t", 1, min(1.0, expires_s), expires_s)
+        return self.queue.submit(prompt, self.terms, replace(asked, **demand))
+
+    async def begun(self, count: int) -> int:
+        """The lease of the latest call, once so many were begun."""
+        _, call = await asyncio.wait_for(self.engines.until_begun(count), 5.0)
+        return call.lease_id
+
+    async def up(self) -> None:
+        await until(lambda: len(self.queue.calls.up) == len(self.names))
+
+    async def settled(self) -> None:
+        """Lets what is under way end, then sees that nothing is left."""
+        await until(lambda: not self.queue.calls.tasks and not self.queue.calls.count)
+        found = self.queue.snapshot()
+        assert self.queue.inflight == found.waiting_rows == found.leases == found.drift == 0
+        assert found.waiting_requests == found.leased_rows == found.unknown_closes == 0
+        assert all(replica.held == 0.0 for replica in found.replicas)
+        assert self.engines.running == 0
+
+
+@asynccontextmanager
+async def bench(page: Any, replicas: int = 1) -> AsyncIterator[Bench]:
+    """Empty at its end."""
+    made = Bench(page, replicas)
+    await made.up()
+    try:
+        yield made
+        await made.settled()
+    finally:
+        made.queue.calls.close()
+        await asyncio.sleep(0)
+
+
+async def read(ticket: StreamTicket) -> bytes:
+    """All of the answer."""
+    parts = []
+    while part := await asyncio.wait_for(ticket.next(), 5.0):
+        parts.append(part)
+    return b"".join(parts)
