@@ -27,7 +27,9 @@ from examples.calibration import expected_calibration_error, fitted_temperature,
 
 SEED = 7
 SIZES = (16, 32)
-EPOCHS = 30
+EPOCHS = 12
+BATCH = 64
+RATE = 1e-2
 HELD_OUT = 0.33
 THRESHOLD = 0.6
 
@@ -91,14 +93,17 @@ def trained(train: Digits) -> Any:
     )  # fmt: skip
     sets = [torch.from_numpy(rows_of(train.images, size)) for size in SIZES]
     wanted = torch.from_numpy(train.digits)
-    optimiser = torch.optim.Adam(network.parameters(), lr=3e-3)
+    optimiser = torch.optim.Adam(network.parameters())
+    steps = EPOCHS * len(sets) * -(-len(wanted) // BATCH)
+    pace = torch.optim.lr_scheduler.OneCycleLR(optimiser, RATE, total_steps=steps)
     order = torch.Generator().manual_seed(SEED)
     for _ in range(EPOCHS):
-        for chosen in torch.randperm(len(wanted), generator=order).split(64):
+        for chosen in torch.randperm(len(wanted), generator=order).split(BATCH):
             for images in sets:
                 optimiser.zero_grad()
                 nn.functional.cross_entropy(network(images[chosen]), wanted[chosen]).backward()
                 optimiser.step()
+                pace.step()
     return network.eval()
 
 

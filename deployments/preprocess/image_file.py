@@ -37,7 +37,8 @@ def opened(data: bytes, label: str, max_pixels: int, grey: bool) -> Image.Image:
         picture = Image.open(io.BytesIO(data), formats=("JPEG", "PNG"))
         _check_header(picture, data, label, max_pixels)
         picture.load()
-        return coloured(ImageOps.exif_transpose(picture), label, grey)
+        ImageOps.exif_transpose(picture, in_place=True)
+        return coloured(picture, label, grey)
     except (BadRequest, MemoryError):
         raise
     except Image.DecompressionBombError:

@@ -73,7 +73,10 @@ class LimitSettings(Section):
 
 class PreprocessSettings(Section):
     workers: int = Field(
-        default=2, ge=1, le=256, description="Threads that tokenise texts and parse large bodies."
+        default=2,
+        ge=1,
+        le=256,
+        description="Threads that tokenise texts, decode images and parse large bodies.",
     )
     cache_bytes: int = Field(
         default=64 * MIB, ge=0, le=65_536 * MIB, description="Memory for tokens of frequent texts."
@@ -145,7 +148,8 @@ class GatewaySettings(Section):
         default_factory=LimitSettings, description="What a request may weigh and take to arrive."
     )
     preprocess: PreprocessSettings = Field(
-        default_factory=PreprocessSettings, description="The pool for texts and large bodies."
+        default_factory=PreprocessSettings,
+        description="The pool for texts, images and large bodies.",
     )
     tracing: TracingSettings = Field(
         default_factory=TracingSettings, description="OpenTelemetry spans."

@@ -23,6 +23,7 @@ ORDER = (
     "compare",
     "overload",
     "ragged_embeddings",
+    "images",
     "memory_start",
     "soak",
     "observability",

@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 from image_models import LABELS, jpeg, picture, png, write_model
 from in_process import Answer, Stand, ask, standing
+from PIL import Image
 
 from deployments.preprocess.images import prepared
 from deployments.preprocess.resize import resized as resize_now
@@ -40,7 +41,8 @@ async def stand(tmp_path: Path, model: Path) -> AsyncIterator[Stand]:
         "image": {"size": [16, "16x48", 32], "mean": [0.4, 0.5, 0.6], "std": 0.25},
     }
     synthetic = {"runtime": "synthetic", "options": {"base_ms": 0}}
-    async with standing({"tiny": settings, "device": synthetic}, tmp_path) as stand:
+    models, tenants = {"tiny": settings, "device": synthetic}, {"default": {}, "other": {}}
+    async with standing(models, tmp_path, tenants=tenants) as stand:
         yield stand
 
 
@@ -263,3 +265,28 @@ async def test_images_are_decoded_and_resized_off_the_event_loop(
     let.set()
     assert (await slow).status == 200
     assert all(name.startswith("preprocess-") for name in threads)
+
+
+@pytest.mark.slow
+async def test_a_20_megapixel_jpeg_delays_no_small_request(stand: Stand) -> None:
+    """Decoding takes some hundred milliseconds; the loop never stands still for a good part of
+    that, and another tenant's images are answered meanwhile."""
+    slope = np.linspace(0, 255, 5000, dtype=np.uint8)
+    wide = np.broadcast_to(slope[None, :, None], (4000, 5000, 3))
+    large = jpeg(Image.fromarray(np.ascontiguousarray(wide)))
+    small = png(picture(12, 12))
+    await post(stand, small, b"image/png")
+    began = time.perf_counter()
+    slow = asyncio.create_task(post(stand, large, b"image/jpeg"))
+    gaps, quick = [], 0
+    while not slow.done():
+        before = time.perf_counter()
+        await asyncio.sleep(0.001)
+        gaps.append(time.perf_counter() - before)
+        if len(gaps) % 10 == 0:
+            head = [(b"content-type", b"image/png"), (b"x-tenant", b"other")]
+            quick += (await ask(stand.app, "POST", PATH, head, small)).status == 200
+    took_s = time.perf_counter() - began
+    assert (await slow).status == 200
+    assert quick >= 3
+    assert max(gaps) < took_s / 3
