@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from deployments import errors
 from deployments.cluster.app_names import book_key, model_app
@@ -20,7 +20,8 @@ from deployments.cluster.registry import View
 from deployments.description import ModelDescription
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.queues.ledger import book_for
-from deployments.queues.served_model import ServedModel
+from deployments.queues.served_model import AnyTransport, ServedModel
+from deployments.queues.stream_transport import ServeStreamTransport
 from deployments.queues.tickets import BatchRecord
 from deployments.queues.transport import ServeTransport
 from deployments.scheduling import Home
@@ -40,9 +41,14 @@ class _Adopting:
     task: asyncio.Task[None]
 
 
+class SeededTransport(AnyTransport, Protocol):
+    async def seed(self, timeout_s: float) -> None: ...
+
+
 class Catalogue:
     """`home`: this gateway, as its queues have to know it. `cache_bytes`: bound of each tokeniser's
-    cache of frequent texts. `connect(application)` makes the way to a model's replicas. `on_change`
+    cache of frequent texts. `connect(application)` makes the way to a model's replicas,
+    `connect_streams(application, gateway)` to those of one that generates. `on_change`
     is called when the set of models changed, before the loop's next turn."""
 
     def __init__(
@@ -51,13 +57,15 @@ class Catalogue:
         home: Home,
         cache_bytes: int,
         on_batch: Callable[[str, BatchRecord], None],
-        connect: Callable[[str], ServeTransport] = ServeTransport,
+        connect: Callable[[str], SeededTransport] = ServeTransport,
+        *,
+        connect_streams: Callable[[str, str], SeededTransport] = ServeStreamTransport,
     ) -> None:
         self._registry = registry
         self._home = home
         self._cache_bytes = cache_bytes
         self._on_batch = on_batch
-        self._connect = connect
+        self._connect, self._connect_streams = connect, connect_streams
         self.on_change: Callable[[], None] = lambda: None
         self._served: dict[str, ServedModel] = {}
         self._live: dict[str, ModelDescription] = {}
@@ -218,15 +226,23 @@ class Catalogue:
         name = description.name
         tokenizer = await self._tokenizer(description)
         served = self._served.get(name)
-        if served is not None:
+        if served is not None and served.is_like(description):
             served.replace(description, tokenizer)
             return
-        transport = self._connect(model_app(name))
+        transport = self._way_to(description)
         await transport.seed(_SEED_S)
+        if served is not None:
+            served.close()
         self._served[name] = ServedModel(
             description, tokenizer, transport, book_for(book_key(name)), self._home,
             self._on_batch,
         )  # fmt: skip
+
+    def _way_to(self, description: ModelDescription) -> SeededTransport:
+        application = model_app(description.name)
+        if description.generating is None:
+            return self._connect(application)
+        return self._connect_streams(application, self._home.gateway)
 
     async def _tokenizer(self, d: ModelDescription) -> TextTokenizer | None:
         if not d.tokenizer_digest or d.task == "tensors":

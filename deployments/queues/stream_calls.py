@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Set
+from collections.abc import AsyncGenerator, Coroutine, Set
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from deployments.queues.stream_tickets import StreamTicket
+from deployments.queues.stream_transport import StreamTransport
 from deployments.queues.stream_wire import GenerateCall, Piece, StepMessage
 from deployments.queues.tickets import BatchEnd
 from deployments.queues.transport import ReplicaDied, ReplicaFault, Unreached
@@ -34,14 +35,6 @@ _COUNTED = {
     LeaseEnd.LOST: BatchEnd.LOST,
 }
 logger = logging.getLogger("headrace.queue")
-
-
-class StreamTransport(Protocol):
-    """All raise Unreached, ReplicaDied or ReplicaFault."""
-
-    async def begin(self, replica_id: str, call: GenerateCall) -> None: ...
-    async def abort(self, replica_id: str, lease_id: int) -> None: ...
-    def messages(self, replica_id: str) -> AsyncIterator[StepMessage]: ...
 
 
 @dataclass(slots=True, eq=False)

@@ -16,8 +16,9 @@ from deployments import errors
 from deployments.description import Generating
 from deployments.queues.core_loop import CoreLoop, clock
 from deployments.queues.ledger import RunningReplica
-from deployments.queues.stream_calls import Run, StreamCalls, StreamTransport
+from deployments.queues.stream_calls import Run, StreamCalls
 from deployments.queues.stream_tickets import MOST_UNREAD_BYTES, Prompt, StreamTicket
+from deployments.queues.stream_transport import StreamTransport
 from deployments.queues.stream_wire import GenerateCall, Piece, StreamEnd
 from deployments.queues.tickets import Demand, Terms, changed
 from routers.settings import DispatcherSettings

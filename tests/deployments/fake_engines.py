@@ -44,6 +44,9 @@ class Engines:
     def forget(self, running: set[str]) -> None:
         pass
 
+    async def seed(self, timeout_s: float) -> None:
+        pass
+
     async def begin(self, replica_id: str, call: GenerateCall) -> None:
         engine = self.engine(replica_id)
         if self.refusal is not None:

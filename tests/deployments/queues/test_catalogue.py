@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from fake_engines import Engines
 
 from deployments import errors
 from deployments.cluster.app_names import book_key
 from deployments.cluster.registry import View
-from deployments.description import ModelDescription
+from deployments.description import Generating, ModelDescription
 from deployments.queues.catalogue import Catalogue
 from deployments.queues.ledger import RunningReplica, book_for
 from deployments.scheduling import Home
@@ -72,13 +73,19 @@ class Following:
             Home("g"),
             1 << 16,
             lambda *_: None,
-            connect=self._connect,  # type: ignore[arg-type]
+            connect=self._connect,
+            connect_streams=self._connect_streams,
         )
+        self.streams_to: list[tuple[str, str]] = []
 
     def _connect(self, application: str) -> Any:
         open_at_once = asyncio.Event()
         open_at_once.set()
         return FakeTransport(self.seeds.get(application, open_at_once))
+
+    def _connect_streams(self, application: str, gateway: str) -> Any:
+        self.streams_to.append((application, gateway))
+        return Engines()
 
     def run(self, page: ModelDescription) -> None:
         metadata = (("digest", page.digest),)
@@ -273,3 +280,29 @@ async def test_a_superseded_announcement_is_given_up(following: Following, page:
     assert following.catalogue.find("device").description.version == "2"
     await following.registry.tell()
     assert following.catalogue.served == {}
+
+
+async def test_a_model_that_generates_is_reached_by_streams(
+    following: Following, page: Page
+) -> None:
+    chat = page(name="chat", task="generate", generating=Generating(8, 64, 4))
+    following.run(chat)
+    await following.registry.tell(chat)
+    assert following.streams_to == [("model-chat", "g")]
+    assert following.catalogue.find("chat").streams.waiting_rows == 0
+
+
+async def test_a_model_that_begins_to_generate_has_a_queue_of_the_other_kind(
+    following: Following, page: Page
+) -> None:
+    following.run(page())
+    await following.registry.tell(page())
+    assert following.catalogue.find("device").batches.waiting_rows == 0
+    other = page(version="2", task="generate", generating=Generating(8, 64, 4))
+    await following.registry.tell(other)
+    served = following.catalogue.find("device")
+    assert served.streams.waiting_rows == 0
+    with pytest.raises(errors.BadRequest):
+        _ = served.batches
+    await following.registry.tell(page(version="3"))
+    assert following.catalogue.find("device").batches.waiting_rows == 0
