@@ -103,6 +103,15 @@ async def test_all_ways_to_send_an_image_give_the_same_answer(stand: Stand) -> N
     assert all(one == found[0] for one in found)
 
 
+async def test_the_path_may_say_how_many_labels(stand: Stand) -> None:
+    async with stand.client() as client:
+        answer = await client.post(
+            f"{PATH}?top_k=2", content=png(picture(9, 9)), headers={"content-type": "image/png"}
+        )
+    (found,) = answer.json()["predictions"]
+    assert len(found["labels"]) == 2
+
+
 async def test_mixed_sizes_in_one_request_change_no_answer(stand: Stand, model: Path) -> None:
     sides = [(10, 10), (200, 300), (16, 40), (31, 17), (5, 48), (64, 64)]
     files = [png(picture(*each, seed=at)) for at, each in enumerate(sides)]
