@@ -161,3 +161,11 @@ def test_the_list_of_applications_fits_serves_rest_schema():
     details = schema.ApplicationDetails.model_fields
     assert {"status", "message"} <= set(details)
     assert {"RUNNING", "DEPLOY_FAILED"} <= {s.value for s in schema.ApplicationStatus}
+
+
+def test_haproxy_passes_small_chunks_on_at_once_and_lets_a_stream_be_silent():
+    assert constants.RAY_SERVE_HAPROXY_TCP_NODELAY
+    assert constants.RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S is None
+    assert constants.RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S >= 3600
+    assert "http-buffer" not in HAPROXY_CONFIG_TEMPLATE
+    assert "timeout tunnel" not in HAPROXY_CONFIG_TEMPLATE
