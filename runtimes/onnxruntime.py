@@ -79,9 +79,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
                 f"onnxruntime has no {settings.precision} on CPU: set precision to fp32, or use "
                 "openvino or torch for bf16"
             )
-        if settings.source is None:
-            raise LoadError("the onnxruntime runtime needs a source")
-        source = inspect(settings.source, settings.cache_dir)
+        source = self._source()
         settings.progress("staging", 0.0)
         entry = staging.staged(settings.cache_dir, self._parts(source), self._stage(source))
         settings.progress("staging", 1.0)
@@ -89,6 +87,15 @@ class ONNXRuntimeRuntime(GraphRuntime):
         engine = ONNXRuntimeEngine(library, entry, self._session_options())
         settings.progress("compiling", 1.0)
         return engine
+
+    def graph(self) -> Any:
+        """The `ModelProto` before the library's optimisations, weights in memory."""
+        return onnx_model.read(self._source(), self._settings, self._options)
+
+    def _source(self) -> Source:
+        if self._settings.source is None:
+            raise LoadError("the onnxruntime runtime needs a source")
+        return inspect(self._settings.source, self._settings.cache_dir)
 
     def _stage(self, source: Source) -> Callable[[Path], None]:
         def build(folder: Path) -> None:
@@ -194,6 +201,15 @@ def _optimise(folder: Path) -> None:
     _session(library, folder / "plain.onnx", made)
     for file in folder.glob("plain.*"):
         file.unlink()
+
+
+def plain_session(file: Path) -> Any:
+    """Of the graph as it is stored, without optimisations."""
+    library = _library()
+    made = library.SessionOptions()
+    made.log_severity_level = ERRORS_ONLY
+    made.graph_optimization_level = library.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return _session(library, file, made)
 
 
 def _session(library: Any, file: Path, session_options: Any) -> Any:

@@ -39,20 +39,23 @@ Array = np.ndarray[Any, Any]
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 CAPABILITIES = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16"}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-LAYOUT = "1"  # of a staged entry; raised when what is built for the same inputs changes
+LAYOUT = "4"  # of a staged entry; raised when what is built for the same inputs changes
 
 
 @dataclass(frozen=True, slots=True)
 class OpenVINOOptions(GraphOptions):
     """streams: batches that the device would work on at once; a replica runs one. shapes: compiled
     for any, or once for each bucket edge. pin: what its threads keep to. mlock: the weights' file
-    stays in memory. shape_cache: how many kernels, over all shapes, stay compiled."""
+    stays in memory. shape_cache: how many kernels, over all shapes, stay compiled. keep_fp32: names
+    of operations that compute in fp32 whatever the precision is, as `verify --layers` proposes
+    them."""
 
     streams: int = 1
     shapes: Literal["dynamic", "buckets"] = "dynamic"
     pin: Pin = "off"
     mlock: bool = False
     shape_cache: int = 5000
+    keep_fp32: tuple[str, ...] = ()
 
 
 class OpenVINORuntime(GraphRuntime):
@@ -65,11 +68,8 @@ class OpenVINORuntime(GraphRuntime):
     def _open(self) -> Engine:
         settings, core = self._settings, library().Core()
         _check_precision(core, settings.precision)
-        if settings.source is None:
-            raise LoadError("the openvino runtime needs a source")
-        source = inspect(settings.source, settings.cache_dir)
         settings.progress("staging", 0.0)
-        entry = staging.staged(settings.cache_dir, self._parts(source), self._stage(source))
+        entry, source = self.staged(), self._source()
         settings.progress("staging", 1.0)
         settings.progress("compiling", 0.0)
         claim = pinning.claim(self._own.pin, self._threads(), settings.cache_dir / "pins")
@@ -85,16 +85,27 @@ class OpenVINORuntime(GraphRuntime):
         settings.progress("compiling", 1.0)
         return engine
 
+    def staged(self) -> Path:
+        """The folder of model.xml, converted now or earlier. Raises `LoadError`."""
+        source = self._source()
+        return staging.staged(self._settings.cache_dir, self._parts(source), self._stage(source))
+
+    def _source(self) -> Source:
+        if self._settings.source is None:
+            raise LoadError("the openvino runtime needs a source")
+        return inspect(self._settings.source, self._settings.cache_dir)
+
     def _stage(self, source: Source) -> Any:
         def build(folder: Path) -> None:
             model = openvino_model.read(source, self._settings, self._options)
-            openvino_model.save(model, folder / "model.xml")
+            openvino_model.save(model, folder / "model.xml", self._own.keep_fp32)
 
         return build
 
     def _parts(self, source: Source) -> list[str]:
         chosen, mask = self._options, self._settings.mask_input
-        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask}"
+        kept = " ".join(self._own.keep_fp32)
+        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask} {kept}"
         version = library().get_version()
         precision = f"{self._settings.task} {self._settings.precision}"
         return [source.digest, "openvino", LAYOUT, version, precision, graph, staging.processor()]

@@ -66,6 +66,10 @@ def said(settings: RuntimeSettings) -> str:
 def named(against: str, *, here: bool = True) -> tuple[str, str]:
     """Runtime and precision. Raises `CannotVerify`. `here`: it must be installed."""
     runtime, _, precision = against.partition(":")
+    if runtime in catalog.names() and not any(runtime in able for able in PREFERRED.values()):
+        raise CannotVerify(
+            f"{against!r} can be no reference; {', '.join(PREFERRED[SourceKind.HUGGING_FACE])} can"
+        )
     try:
         catalog.check(runtime, {}, precision or "fp32")
     except LoadError as error:

@@ -10,7 +10,6 @@ Nothing is unpickled.
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,11 @@ from deployments.errors import BadRequest
 from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.verify.errors import CannotVerify
 from deployments.verify.samples import Sample
+from runtimes import ragged_file
 from runtimes.datatypes import DTYPES
+from runtimes.errors import LoadError
 from runtimes.types import Limits, TensorSpec
 
-RECORDED = "samples.npz"
-SHAPES = ".shapes"
 _CACHE_BYTES = 0
 
 Array = np.ndarray[Any, Any]
@@ -41,7 +40,7 @@ class SampleFile:
 
     def read(self, path: Path) -> list[Sample]:
         """Every row of the file. Raises `CannotVerify` with its line or row."""
-        file = path / RECORDED if path.is_dir() else path
+        file = path / ragged_file.FILE if path.is_dir() else path
         if not file.is_file():
             raise CannotVerify(f"{file}: no such file; must be .jsonl, .npz or a recorded folder")
         if file.suffix == ".npz":
@@ -121,36 +120,22 @@ class SampleFile:
 
     def _arrays(self, file: Path) -> Iterator[tuple[str, Mapping[str, Array]]]:
         try:
-            with np.load(file, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise CannotVerify(f"{file}: cannot be read: {error}") from None
-        columns = {
-            name: self._column(file, name, array, arrays.get(name + SHAPES))
-            for name, array in arrays.items()
-            if not name.endswith(SHAPES)
-        }
-        counts = {name: len(rows) for name, rows in columns.items()}
-        if len(set(counts.values())) > 1:
-            raise CannotVerify(f"{file}: its arrays have unlike numbers of rows: {counts}")
-        for row in range(next(iter(counts.values()), 0)):
+            stored = ragged_file.read(file)
+        except LoadError as error:
+            raise CannotVerify(str(error)) from None
+        columns = {name: self._column(file, name, rows) for name, rows in stored.items()}
+        for row in range(min(map(len, columns.values()), default=0)):
             yield f"{file}, row {row}", {name: rows[row] for name, rows in columns.items()}
 
-    def _column(self, file: Path, name: str, array: Array, shapes: Array | None) -> list[Array]:
-        spec = self._spec(str(file), name)
-        if array.dtype.kind == "S":
-            array = array.astype(object)
-        elif not np.can_cast(array.dtype, DTYPES[spec.datatype], "same_kind"):
-            raise CannotVerify(f"{file}: {name} is {array.dtype}, it must be {spec.datatype}")
-        else:
-            array = array.astype(DTYPES[spec.datatype])
-        if shapes is None:
-            return list(array)
-        sizes = shapes.prod(axis=1)
-        if array.ndim != 1 or int(sizes.sum()) != array.size:
-            raise CannotVerify(f"{file}: {name}{SHAPES} does not fit {name}")
-        parts = np.split(array, np.cumsum(sizes)[:-1])
-        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    def _column(self, file: Path, name: str, rows: list[Array]) -> list[Array]:
+        wanted = DTYPES[self._spec(str(file), name).datatype]
+        found = rows[0].dtype if rows else wanted
+        if found.kind == "S" and wanted.kind == "O":
+            return [row.astype(object) for row in rows]
+        if not np.can_cast(found, wanted, "same_kind"):
+            datatype = self._spec(str(file), name).datatype
+            raise CannotVerify(f"{file}: {name} is {found}, it must be {datatype}")
+        return [row.astype(wanted) for row in rows]
 
     def _sample(self, where: str, row: Mapping[str, Array]) -> Sample:
         limits = self._limits

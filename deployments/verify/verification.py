@@ -73,6 +73,20 @@ def verify(
     return Report(settings.name, said(settings), said(wanted), verdict, asked.tolerances, given)
 
 
+def samples_of(
+    settings: RuntimeSettings, candidate: Runtime, asked: Asked, tokenizer: bytes
+) -> tuple[Limits, list[Sample]]:
+    """What `verify` runs, in its order, with limits that hold for both sides."""
+    wanted = reference_for(settings, asked.against, asked.artifact)
+    reference = catalog.create(wanted)
+    reference.load()
+    try:
+        limits = _known_bounds(reference.limits(), candidate.limits())
+    finally:
+        reference.close()
+    return limits, samples_for(asked, limits, intervals(limits, settings.edges), tokenizer)
+
+
 def samples_for(
     asked: Asked, limits: Limits, among: Sequence[Interval], tokenizer: bytes
 ) -> list[Sample]:
