@@ -197,6 +197,14 @@ def verify(model: str, file: Path | None, **asked: Any) -> None:
 @main.command()
 @click.argument("model")
 @_file_of_model
+def record(model: str, file: Path | None) -> None:
+    """Join what was recorded of MODEL (models.<name>.record), for calibration and replay."""
+    _call("deployments.record.command", "show", file or built_in_example(), model)
+
+
+@main.command()
+@click.argument("model")
+@_file_of_model
 @click.option("--write", is_flag=True, help="Store it beside the model, as preprocessing.json.")
 def fingerprint(model: str, file: Path | None, write: bool) -> None:
     """Show what will be done to MODEL's inputs here; a stored one is compared at every start."""

@@ -42,7 +42,7 @@ def _shown(node: Any) -> bool:
 
 
 def _name(node: Any) -> str:
-    return min(node.output(0).get_names(), default=node.get_friendly_name())
+    return str(min(node.output(0).get_names(), default=node.get_friendly_name()))
 
 
 def _layer(node: Any, request: Any, names: Mapping[str, str]) -> Layer:
