@@ -30,7 +30,8 @@ TRACERS: Mapping[str, str] = {
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A tensor and the operation that made it. `node`: its name, as the option `keep_fp32` takes
-    it. `inputs`: names of the tensors it was made of, stored weights left out."""
+    it, "" where none could be kept. `inputs`: names of the tensors it was made of, stored weights
+    left out."""
 
     name: str
     node: str

@@ -19,6 +19,7 @@ from runtimes.onnxruntime import ONNXRuntimeRuntime, plain_session
 from runtimes.types import RuntimeSettings
 
 Array = np.ndarray[Any, Any]
+CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
 REAL = ("tensor(float16)", "tensor(float)", "tensor(double)")
 
 
@@ -36,12 +37,8 @@ def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]
         known = {value.name for value in session.get_inputs()}
         values = session.run(wanted, {n: array for n, array in arrays.items() if n in known})
     stored = {weight.name for weight in model.graph.initializer}
-    return [
-        _layer(name, made[name], stored, value)
-        for name, value in sorted(
-            zip(wanted, values, strict=True), key=lambda pair: list(made).index(pair[0])
-        )
-    ]
+    found = dict(zip(wanted, values, strict=True))
+    return [_layer(name, made, stored, found[name]) for name in made if name in found]
 
 
 def _expose(model: Any, names: list[str]) -> None:
@@ -54,6 +51,18 @@ def _expose(model: Any, names: list[str]) -> None:
             model.graph.output.append(onnx.ValueInfoProto(name=name))
 
 
-def _layer(name: str, node: Any, stored: set[str], value: Array) -> Layer:
-    inputs = tuple(each for each in node.input if each and each not in stored)
-    return Layer(name, node.name or name, node.op_type, inputs, value)
+def _layer(name: str, made: Mapping[str, Any], stored: set[str], value: Array) -> Layer:
+    inputs = tuple(each for each in made[name].input if each and each not in stored)
+    node = _computed_by(name, made)
+    if node is None:
+        return Layer(name, "", made[name].op_type, inputs, value)
+    return Layer(name, node.name or node.output[0], node.op_type, inputs, value)
+
+
+def _computed_by(name: str, made: Mapping[str, Any]) -> Any:
+    """The operation before a quantised graph's conversions; None where they convert what is stored
+    or given."""
+    node = made.get(name)
+    while node is not None and node.op_type in CONVERSIONS:
+        node = made.get(node.input[0])
+    return node

@@ -19,12 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.record.recorder import HEADER, PARTS, TRACE
+from deployments.replica.image_model import row_shapes, with_image_lengths
 from deployments.settings import ModelSettings, bucket_edges
 from deployments.verify.agreement import Interval
 from deployments.verify.command import chosen
 from deployments.verify.errors import CannotVerify
 from deployments.verify.samples import interval_of
 from runtimes import ragged_file
+from runtimes.bert_graph import INPUT_IDS
 
 Line = tuple[float, int, str]
 
@@ -64,10 +66,8 @@ def joined(folder: Path, model: ModelSettings) -> Recorded:
     if columns:
         with open(folder / ragged_file.FILE, "wb", opener=_owner_only) as stream:
             ragged_file.write(stream, columns)
-    among = _intervals(model)
-    axis = (model.lengths.axis or 1) - 1
-    rows = columns.get(model.lengths.input or "input_ids") or next(iter(columns.values()), [])
-    lengths = [row.shape[axis] if row.ndim > axis else 1 for row in rows]
+    among = _intervals(with_image_lengths(model))
+    lengths = _lengths(model, columns)
     return Recorded(
         folder,
         Counter(interval_of(length, among) for length in lengths),
@@ -80,6 +80,17 @@ def joined(folder: Path, model: ModelSettings) -> Recorded:
 def _intervals(model: ModelSettings) -> tuple[Interval, ...]:
     tops = bucket_edges(model.lengths)
     return tuple(Interval(low + 1, top) for low, top in zip((0, *tops), tops, strict=False))
+
+
+def _lengths(model: ModelSettings, columns: dict[str, list[ragged_file.Array]]) -> list[int]:
+    """Of the rows that are kept, as the model counts them."""
+    rows = columns.get(model.lengths.input or INPUT_IDS) or next(iter(columns.values()), [])
+    shapes = row_shapes(model.image)
+    if shapes is not None:
+        known = {shape: length for length, shape in shapes.shapes}
+        return [known.get(row.shape, 1) for row in rows]
+    axis = (model.lengths.axis or 1) - 1
+    return [row.shape[axis] if row.ndim > axis else 1 for row in rows]
 
 
 def _columns(parts: list[Path]) -> dict[str, list[ragged_file.Array]]:

@@ -24,6 +24,7 @@ from deployments.settings.made import cache_dir
 from deployments.verify.errors import CannotVerify
 from deployments.verify.layers import lines as layer_lines
 from deployments.verify.layers import look
+from deployments.verify.sample_file import Reading
 from deployments.verify.verification import Asked, Report, verify
 from deployments.verify.wishes import of_command_line
 from runtimes import catalog
@@ -49,10 +50,10 @@ def run(file: Path, name: str, given: Mapping[str, Any], written: Written) -> in
     asked = of_command_line(model.accept, given)
     with shown_progress(name) as note:
         settings = describe.runtime_settings(name, model, cache_dir(), note)
-        tokenizer = describe.tokenizer_bytes(settings.source)
-        report = verified(settings, asked, tokenizer)
+        reading = Reading(describe.tokenizer_bytes(settings.source), model.image)
+        report = verified(settings, asked, reading)
         note("layers", 0.0)
-        looked = look(settings, report, asked, tokenizer) if written.layers else None
+        looked = look(settings, report, asked, reading) if written.layers else None
     if written.report is not None:
         verify_report.write(report, written.report)
     if written.as_json:
@@ -72,12 +73,12 @@ def chosen(file: Path, name: str) -> ModelSettings:
     return models[name]
 
 
-def verified(settings: RuntimeSettings, asked: Asked, tokenizer: bytes) -> Report:
+def verified(settings: RuntimeSettings, asked: Asked, reading: Reading) -> Report:
     candidate = catalog.create(settings)
     candidate.load()
     try:
         progress = partial(settings.progress, "verifying")
-        return verify(settings, candidate, asked, tokenizer, progress)
+        return verify(settings, candidate, asked, reading, progress)
     finally:
         candidate.close()
 

@@ -17,6 +17,7 @@ import numpy as np
 from deployments.verify.drift import Drift, Drifts, around, drifts
 from deployments.verify.errors import CannotVerify
 from deployments.verify.reference import reference_for, said
+from deployments.verify.sample_file import Reading
 from deployments.verify.samples import Sample, batch_of
 from deployments.verify.verification import Asked, Report, samples_of, verify
 from runtimes import catalog, layers, source
@@ -46,17 +47,17 @@ class Looked:
     healed: Report | None
 
 
-def look(settings: RuntimeSettings, report: Report, asked: Asked, tokenizer: bytes) -> Looked:
+def look(settings: RuntimeSettings, report: Report, asked: Asked, reading: Reading) -> Looked:
     """`report`: of the candidate, which is closed by now. Raises `CannotVerify` where tensors
     cannot be laid side by side, and what loading raises."""
     quiet = replace(settings, progress=lambda phase, fraction: None)
     wanted = _side(quiet, asked)
-    limits, number, sample = _sample(quiet, report, asked, tokenizer)
+    limits, number, sample = _sample(quiet, report, asked, reading)
     arrays = _arrays(limits, sample)
     reference = layers.trace(wanted, arrays)
     traced = layers.trace(quiet, arrays)
     found = drifts(reference, traced, quiet.precision)
-    keep, healed = _healing(quiet, list(_proposals(found, traced)), asked, tokenizer)
+    keep, healed = _healing(quiet, list(_proposals(found, traced)), asked, reading)
     return Looked(said(wanted), (number, sample.length), found, keep, healed)
 
 
@@ -94,6 +95,11 @@ def _side(settings: RuntimeSettings, asked: Asked) -> RuntimeSettings:
     plain = {KEEP, "calibration", "short_calibration"}
     options = {name: value for name, value in settings.options.items() if name not in plain}
     own = replace(settings, precision="fp32", options=options)
+    if (settings.runtime, settings.precision) == ("openvino", "int8"):
+        raise CannotVerify(
+            "openvino int8 computes another graph than openvino fp32: look at the layers of "
+            "onnxruntime int8, which quantises alike"
+        )
     if settings.precision == "fp32" or settings.runtime not in layers.TRACERS:
         raise CannotVerify(
             f"the tensors of {said(settings)} and {said(wanted)} have no names in common; "
@@ -109,13 +115,13 @@ def _is_graph(settings: RuntimeSettings) -> bool:
 
 
 def _sample(
-    settings: RuntimeSettings, report: Report, asked: Asked, tokenizer: bytes
+    settings: RuntimeSettings, report: Report, asked: Asked, reading: Reading
 ) -> tuple[Limits, int, Sample]:
     """The sample in which the first broken tolerance is broken most, else the longest."""
     candidate = catalog.create(settings)
     candidate.load()
     try:
-        limits, samples = samples_of(settings, candidate, asked, tokenizer)
+        limits, samples = samples_of(settings, candidate, asked, reading)
     finally:
         candidate.close()
     worst = [breach.sample[0] for breach in report.verdict.breaches if breach.sample]
@@ -140,12 +146,12 @@ def _proposals(found: Drifts, traced: list[layers.Layer]) -> Iterator[tuple[str,
     """The worst origin with its neighbours, then more origins and wider around them."""
     for count, steps in SHARES:
         nodes = [node for drift in found.origins[:count] for node in around(drift, traced, steps)]
-        if nodes:
-            yield tuple(dict.fromkeys(nodes))
+        if named := tuple(dict.fromkeys(node for node in nodes if node)):
+            yield named
 
 
 def _healing(
-    settings: RuntimeSettings, proposals: list[tuple[str, ...]], asked: Asked, tokenizer: bytes
+    settings: RuntimeSettings, proposals: list[tuple[str, ...]], asked: Asked, reading: Reading
 ) -> tuple[tuple[str, ...], Report | None]:
     """The first proposal with which the model is accepted, else the last; with its report."""
     tried: tuple[str, ...] = ()
@@ -155,7 +161,7 @@ def _healing(
     for nodes in proposals:
         tried = tuple(dict.fromkeys((*settings.options.get(KEEP, ()), *nodes)))
         try:
-            report = _verified(settings, tried, asked, tokenizer)
+            report = _verified(settings, tried, asked, reading)
         except LoadError:
             return tried, None
         if report.verdict.accepted:
@@ -164,12 +170,12 @@ def _healing(
 
 
 def _verified(
-    settings: RuntimeSettings, keep: tuple[str, ...], asked: Asked, tokenizer: bytes
+    settings: RuntimeSettings, keep: tuple[str, ...], asked: Asked, reading: Reading
 ) -> Report:
     kept = replace(settings, options={**settings.options, KEEP: list(keep)})
     candidate = catalog.create(kept)
     candidate.load()
     try:
-        return verify(kept, candidate, asked, tokenizer)
+        return verify(kept, candidate, asked, reading)
     finally:
         candidate.close()

@@ -24,7 +24,8 @@ PREFERRED: dict[SourceKind, tuple[str, ...]] = {
     SourceKind.OPENVINO_IR: ("openvino",),
     SourceKind.TORCH_EXPORT: ("torch",),
 }
-GRAPH_OPTIONS = ("pooling", "normalize", "embed_output")
+POOLING = ("pooling", "normalize", "embed_output")
+GRAPH_OPTIONS = (*POOLING, "layout")
 GRAPH_RUNTIMES = ("onnxruntime", "openvino")
 
 
@@ -95,7 +96,7 @@ def _chosen(candidate: RuntimeSettings, place: Path) -> tuple[str, str]:
 
 
 def _fit(candidate: RuntimeSettings, kind: SourceKind) -> Iterator[str]:
-    asks_pooling = any(candidate.options.get(name) is not None for name in GRAPH_OPTIONS)
+    asks_pooling = any(candidate.options.get(name) is not None for name in POOLING)
     for runtime in PREFERRED[kind]:
         if runtime in GRAPH_RUNTIMES or not asks_pooling:
             yield runtime

@@ -1,23 +1,27 @@
 """Which rows did the user give to be compared?
 
-Three kinds: JSON lines, each `{"text": …}` (tokenised as the service would), `{"ids": […]}` or
-`{"inputs": {name: nested lists}}`; `.npz` with an array of rows for each input; the folder that
-`headrace record` writes, whose `.npz` is ragged: `NAME` flat, `NAME.shapes` a line a row. Rows are
-checked against what the model declares, so that a mistake is the file's line and not a failed run.
-Nothing is unpickled.
+Three kinds: JSON lines, each `{"text": …}` or `{"image": file}` (made into tensors as the service
+would), `{"ids": […]}` or `{"inputs": {name: nested lists}}`; `.npz` with an array of rows for each
+input; the folder that `headrace record` writes, whose `.npz` is ragged (`runtimes.ragged_file`).
+Rows are checked against what the model declares, so that a mistake is the file's line and not a
+failed run. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from deployments.errors import BadRequest
+from deployments.preprocess.images import prepared
 from deployments.preprocess.tokenizer import TextTokenizer
+from deployments.replica.image_model import image_input
+from deployments.settings.image import ImageSettings
 from deployments.verify.errors import CannotVerify
 from deployments.verify.samples import Sample
 from runtimes import ragged_file
@@ -26,16 +30,25 @@ from runtimes.errors import LoadError
 from runtimes.types import Limits, TensorSpec
 
 _CACHE_BYTES = 0
+KINDS = {"text", "image", "ids", "inputs"}
 
 Array = np.ndarray[Any, Any]
 
 
-class SampleFile:
-    """`tokenizer`: tokenizer.json's bytes, empty for a model without texts."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How texts and images become rows: tokenizer.json's bytes, empty for a model without texts;
+    the settings' image section, None for a model without images."""
 
-    def __init__(self, limits: Limits, tokenizer: bytes) -> None:
+    tokenizer: bytes = b""
+    image: ImageSettings | None = None
+
+
+class SampleFile:
+    def __init__(self, limits: Limits, reading: Reading) -> None:
         self._limits = limits
-        self._tokenizer = tokenizer
+        self._tokenizer = reading.tokenizer
+        self._image = image_input(reading.image, limits)
         self._texts: TextTokenizer | None = None
 
     def read(self, path: Path) -> list[Sample]:
@@ -58,19 +71,21 @@ class SampleFile:
         for number, line in enumerate(file.read_text("utf-8", "replace").splitlines(), 1):
             if line.strip():
                 where = f"{file}:{number}"
-                yield where, self._of_line(where, line)
+                yield where, self._of_line(where, line, file.parent)
 
-    def _of_line(self, where: str, line: str) -> Mapping[str, Array]:
+    def _of_line(self, where: str, line: str, folder: Path) -> Mapping[str, Array]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise CannotVerify(f"{where}: is no JSON: {error}") from None
-        kinds = {"text", "ids", "inputs"} & set(row) if isinstance(row, dict) else set()
+        kinds = KINDS & set(row) if isinstance(row, dict) else set()
         if len(kinds) != 1:
-            raise CannotVerify(f"{where}: must be an object with text, ids or inputs")
+            raise CannotVerify(f"{where}: must be an object with text, image, ids or inputs")
         (kind,) = kinds
         if kind == "text":
             return self._of_text(where, row["text"])
+        if kind == "image":
+            return self._of_image(where, row["image"], folder)
         if kind == "ids":
             return {self._length_input(where): self._array(where, "ids", row["ids"])}
         if not isinstance(row["inputs"], dict):
@@ -90,6 +105,16 @@ class SampleFile:
         except BadRequest as error:
             raise CannotVerify(f"{where}: {str(error).replace('input[0]', 'the text')}") from None
         return {self._length_input(where): ids}
+
+    def _of_image(self, where: str, named: Any, folder: Path) -> Mapping[str, Array]:
+        if self._image is None or not isinstance(named, str):
+            raise CannotVerify(
+                f"{where}: image must be a file, of a model whose settings say image"
+            )
+        try:
+            return {self._image.input: prepared(self._image, (folder / named).read_bytes(), named)}
+        except (OSError, BadRequest) as error:
+            raise CannotVerify(f"{where}: {error}") from None
 
     def _length_input(self, where: str) -> str:
         if self._limits.length_input is None:
@@ -152,6 +177,8 @@ class SampleFile:
         missing = [n for n in specs if n not in row and n not in limits.optional_inputs]
         if missing:
             raise CannotVerify(f"{where}: lacks the input {', '.join(missing)}")
+        if limits.row_shapes is not None:
+            return Sample(row, self._shaped(where, row[limits.row_shapes.input or ""]), drawn=False)
         if limits.length_input is None:
             return Sample(row, 1, drawn=False)
         length = row[limits.length_input].shape[limits.length_axis - 1]
@@ -160,3 +187,11 @@ class SampleFile:
                 f"{where}: has {length} tokens; the model takes 1 to {limits.max_length}"
             )
         return Sample(row, length, drawn=False)
+
+    def _shaped(self, where: str, array: Array) -> int:
+        """The length of a row whose shape decides it."""
+        assert self._limits.row_shapes is not None
+        known = {shape: length for length, shape in self._limits.row_shapes.shapes}
+        if array.shape not in known:
+            raise CannotVerify(f"{where}: is {array.shape}, it must be one of {list(known)}")
+        return known[array.shape]
