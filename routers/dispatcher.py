@@ -82,13 +82,11 @@ class Dispatcher:
         if now < outlook.quiet_until and isinstance(event, Arrive):
             self._join(event, now, actions)
             return actions
-        if isinstance(event, Progress):
-            if not self._progress(event, now) and now < outlook.asked < inf:
-                return actions
-            self._advance(now)
-        else:
-            self._advance(now)
+        self._advance(now)
+        if not isinstance(event, Progress):
             self._handle(event, now, actions)
+        elif not self._progress(event, now) and now < outlook.asked < inf:
+            return actions
         self._settle(now, actions)
         return actions
 

@@ -23,6 +23,7 @@ from routers.types import Generation, GenerationSnapshot, Request, Tokens
 
 _MEDIAN = 0.5
 _TRUST_GAIN = 0.05
+_LEAST_TRUST = 0.02  # so that an engine that begins to cache is noticed
 _SESSION_SAVES = 0.5  # of a prompt, what the replica that its session used last is taken to know
 
 
@@ -138,7 +139,7 @@ class Generations:
         """So many of its prompt's tokens were cached after all."""
         if predicted > 0 and not self.frozen:
             share = min(1.0, cached / predicted * self.trust)
-            self.trust += _TRUST_GAIN * (share - self.trust)
+            self.trust += _TRUST_GAIN * (max(_LEAST_TRUST, share) - self.trust)
 
     def answered(self, plan: Plan, output: int) -> None:
         self.lengths.learn(plan.tenant, plan.prompt, output / plan.sequences)

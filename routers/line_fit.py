@@ -1,8 +1,8 @@
 """What line do the latest points lie on?
 
 Least squares over exponentially forgotten points: y = base + slope * x, the slope never negative.
-Until points lie far enough apart to tell, the slope is the one to start from. O(1) a point. Plain
-numbers, the caller's units.
+While the latest points lie too close together to tell, the slope stays what it was, at first the
+one to start from, and the base follows. O(1) a point. Plain numbers, the caller's units.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ _LEAST = 8
 
 @dataclass(slots=True)
 class LineFit:
-    """`slope`, and `base` to go with it, are to be read only; `first`: the slope to start from."""
+    """`slope`, and `base` to go with it, are to be read only; `first`: the slope to start from;
+    `is_known`: points have shown it."""
 
     first: float = 0.0
     points: int = 0
     base: float = 0.0
     slope: float = 0.0
+    is_known: bool = False
     _weight: float = 0.0
     _x: float = 0.0
     _y: float = 0.0
@@ -42,10 +44,5 @@ class LineFit:
         spread = self._xx - self._x * self._x
         if self.points >= _LEAST and spread > (_APART * self._x) ** 2:
             self.slope = max(0.0, (self._xy - self._x * self._y) / spread)
+            self.is_known = True
         self.base = max(0.0, self._y - self.slope * self._x)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether points have shown the slope."""
-        spread = self._xx - self._x * self._x
-        return self.points >= _LEAST and spread > (_APART * self._x) ** 2

@@ -58,6 +58,10 @@ class Requests:
         """Whether it waits now; else it was refused."""
         if request.request_id in self.live or not request.lengths:
             raise BadRequestEvent(f"request {request.request_id} is live already or has no rows")
+        if request.generation is not None and len(request.lengths) > 1:
+            raise BadRequestEvent(
+                f"request {request.request_id} generates, so it must have one row"
+            )
         self.arrivals.follow(request.lengths, self._replicas.running, now)
         refused = self._at_the_door(request, now)
         if refused is None:

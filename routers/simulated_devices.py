@@ -15,7 +15,31 @@ from typing import Any, Protocol
 
 from routers.simulated_traffic import Parcel
 from routers.staging import Staged, Staging, Turn
-from routers.types import LeaseEnd, ReplicaKind, Report
+from routers.types import LeaseEnd, ReplicaKind, Report, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How a replica that batches by itself works; see `simulated_engines`. `told_every`: output
+    tokens of a sequence between two messages to its gateway, the first one apart. `chunk_tokens`:
+    the most that one sequence reads in a step, 0: as much as the step has left."""
+
+    base_s: float
+    sequence_s: float
+    token_s: float
+    cache_tokens: int
+    max_sequences: int = 256
+    step_tokens: int = 2048
+    block_tokens: int = 16
+    told_every: int = 16
+    chunk_tokens: int = 0
+
+    def profile(self) -> tuple[tuple[int, int, float], ...]:
+        """(running sequences, tokens of the step, seconds), as measured while warming up."""
+        running = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= self.max_sequences]
+        decodes = [(n, n, self.base_s + n * self.sequence_s) for n in running]
+        most = self.step_tokens
+        return (*decodes, (1, most, self.base_s + most * self.token_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +49,8 @@ class Device:
     `service_s(rows, width)` is its time for a batch, the width being the longest row or, where
     batches are packed, their mean; `drag(now)` is what that time is multiplied with. From
     `hangs_at` on it finishes nothing, and is given up `hang_limit_s` after it began. A stream
-    replica holds `capacity` tokens instead of `slots` batches.
+    replica holds `capacity` tokens instead of `slots` batches; one with an `engine` has that one's
+    times and cache.
     """
 
     replica_id: str
@@ -39,6 +64,7 @@ class Device:
     hang_limit_s: float = 30.0
     kind: ReplicaKind = ReplicaKind.BATCH
     capacity: float = 0.0
+    engine: Engine | None = None
 
     def time_s(self, rows: int, width: int, now: float) -> float:
         seconds = self.service_s(rows, width)
@@ -56,8 +82,8 @@ class Scene(Protocol):
 
     def opened(self, parcel: Parcel) -> None: ...
 
-    def progressed(self, parcel: Parcel) -> None:
-        """A stream is half-way through."""
+    def progressed(self, moved: tuple[Parcel, float, Tokens]) -> None:
+        """A stream holds so much, and has had so many tokens so far."""
 
     def closed(self, end: tuple[Parcel, LeaseEnd, Report]) -> None: ...
 

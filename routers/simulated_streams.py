@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from routers.simulated_devices import Device, Scene
 from routers.simulated_traffic import Parcel
-from routers.types import LeaseEnd, Report
+from routers.types import LeaseEnd, Report, Tokens
 
 
 class StreamReplica:
@@ -61,7 +61,8 @@ class StreamReplica:
     def _half_way(self, parcel: Parcel) -> None:
         if not self._dead and (parcel.gateway, parcel.lease.lease_id) in self._held:
             scene = self._scene
-            scene.at(scene.now + self.device.transport_s / 2, scene.progressed, parcel)
+            moved = (parcel, parcel.padded_tokens / 2, Tokens())
+            scene.at(scene.now + self.device.transport_s / 2, scene.progressed, moved)
 
     def _finish(self, run: tuple[Parcel, float]) -> None:
         parcel, service_s = run

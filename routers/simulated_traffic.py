@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol
 
-from routers.types import Dispatch, Reason, Snapshot
+from routers.types import Dispatch, Generation, Reason, Snapshot, Tokens
 
 
 @dataclass(slots=True)
 class Arrival:
     """One request; nobody changes it. `leaves_at`: when its caller gives up without an answer;
     inf: never. `gateway`: index of the one it comes to. `attempt`: which try of its caller's this
-    is, from 1; `caller`: whatever its maker wants to know again. The rest as in `types.Request`.
+    is, from 1; `caller`: whatever its maker wants to know again. `output`: the tokens that it will
+    have had, if it is left to generate. The rest as in `types.Request`.
     """
 
     at: float
@@ -36,6 +37,11 @@ class Arrival:
     gateway: int = 0
     attempt: int = 1
     caller: object = None
+    generation: Generation | None = None
+    output: int = 0
+
+
+_NO_TOKENS = Tokens()
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +50,8 @@ class Fate:
 
     `missing`: one bit a row that has no answer yet, 0 once it has ended. `started_at`: when a
     device began with the last of its rows. `answers`: how often it ended, its caller's leaving
-    aside: 1, or the simulated service is broken.
+    aside: 1, or the simulated service is broken. `first_at`: when its gateway had the first token;
+    `tokens`: what it has had.
     """
 
     arrival: Arrival
@@ -55,11 +62,22 @@ class Fate:
     retry_after_s: float = 0.0
     left: bool = False
     answers: int = 0
+    first_at: float | None = None
+    tokens: Tokens = _NO_TOKENS
 
     @property
     def in_slo(self) -> bool:
+        """Whether it was answered, and the answer, or its first token, came by the deadline."""
         arrival = self.arrival
-        return self.answered_at is not None and self.answered_at <= arrival.at + arrival.slo_s
+        at = self.answered_at if arrival.generation is None else self.first_at
+        return self.answered_at is not None and at is not None and at <= arrival.at + arrival.slo_s
+
+    @property
+    def token_s(self) -> float:
+        """Seconds for each output token after the first; 0.0 where there was no other."""
+        if self.answered_at is None or self.first_at is None or self.tokens.output < 2:
+            return 0.0
+        return (self.answered_at - self.first_at) / (self.tokens.output - 1)
 
 
 Follow = Callable[[Fate, float], Arrival | None]

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
 from routers.simulated_devices import BatchReplica, Device
+from routers.simulated_engines import EngineReplica
 from routers.simulated_streams import StreamReplica
 from routers.simulated_traffic import Arrival, Door, Fate, Follow, Keeper, Outcome, Parcel, Witness
 from routers.types import (
@@ -41,10 +42,13 @@ from routers.types import (
     Request,
     Snapshot,
     Tick,
+    Tokens,
     WakeAt,
 )
 
 __all__ = ["Arrival", "Core", "Device", "Fate", "Outcome", "World", "run", "simulate"]
+
+AnyReplica = BatchReplica | StreamReplica | EngineReplica
 
 
 class Core(Protocol):
@@ -58,7 +62,7 @@ class Core(Protocol):
 @dataclass(frozen=True, slots=True)
 class World:
     """What surrounds the requests. `core` makes a gateway's; `inspect` is called with one after
-    each of its steps."""
+    each of its steps; `built` takes in each replica, as it is made."""
 
     devices: tuple[Device, ...]
     gateways: int = 1
@@ -67,6 +71,7 @@ class World:
     door: Door | None = None
     core: Callable[[DispatcherSettings], Core] = Dispatcher
     inspect: Callable[[Any], None] | None = None
+    built: list[AnyReplica] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -94,8 +99,8 @@ class _Simulation:
         self._entries = 0
         self._live: dict[int, Fate] = {}
         self._requests = 0
-        self._replicas: dict[str, BatchReplica | StreamReplica] = {}  # all that ever ran
-        self._running: dict[str, BatchReplica | StreamReplica] = {}  # those believed to
+        self._replicas: dict[str, AnyReplica] = {}  # all that ever ran
+        self._running: dict[str, AnyReplica] = {}  # those believed to
         for device in world.devices:
             self._plan(device)
 
@@ -133,7 +138,7 @@ class _Simulation:
         request = Request(
             request_id, lengths, now, now + arrival.slo_s, now + arrival.timeout_s,
             arrival.tenant, arrival.priority, arrival.retryable, "", arrival.weight,
-            arrival.tenant_rows, arrival.session,
+            arrival.tenant_rows, arrival.session, arrival.generation,
         )  # fmt: skip
         self._step(self.gateways[arrival.gateway], Arrive(request))
 
@@ -230,15 +235,25 @@ class _Simulation:
     def opened(self, parcel: Parcel) -> None:
         self._step(self._named[parcel.gateway], Opened(parcel.lease.lease_id))
 
-    def progressed(self, parcel: Parcel) -> None:
-        half = parcel.lease.predicted_s / 2
-        progress = Progress(parcel.lease.lease_id, half, parcel.padded_tokens / 2)
-        self._step(self._named[parcel.gateway], progress)
+    def progressed(self, moved: tuple[Parcel, float, Tokens]) -> None:
+        parcel, held, tokens = moved
+        gateway, lease_id = self._named[parcel.gateway], parcel.lease.lease_id
+        if lease_id in gateway.parcels:
+            self._note(parcel, tokens)
+            self._step(gateway, Progress(lease_id, 0.0, held, tokens))
+
+    def _note(self, parcel: Parcel, tokens: Tokens) -> None:
+        for fate, _ in parcel.members:
+            fate.tokens = tokens
+            if tokens.output and fate.first_at is None:
+                fate.first_at = self.now
 
     def closed(self, closed: tuple[Parcel, LeaseEnd, Report]) -> None:
         parcel, end, report = closed
         gateway, lease_id = self._named[parcel.gateway], parcel.lease.lease_id
         del gateway.parcels[lease_id]
+        if report.tokens.output:
+            self._note(parcel, report.tokens)
         if end is LeaseEnd.DONE:
             for of, (fate, _) in zip(parcel.lease.rows, parcel.members, strict=True):
                 self._row_done(of, fate)
@@ -253,18 +268,25 @@ class _Simulation:
     # -- the running set
 
     def _plan(self, device: Device) -> None:
-        streams = device.kind is ReplicaKind.STREAM
-        replica = StreamReplica(device, self) if streams else BatchReplica(device, self)
+        replica = self._made(device)
+        if self._world.built is not None:
+            self._world.built.append(replica)
         self.at(device.joins_at, self._join, replica)
         if device.dies_at < inf:
             self.at(device.dies_at, replica.die, None)
 
-    def _join(self, replica: BatchReplica | StreamReplica) -> None:
+    def _made(self, device: Device) -> AnyReplica:
+        if device.engine is not None:
+            return EngineReplica(device, device.engine, self)
+        streams = device.kind is ReplicaKind.STREAM
+        return StreamReplica(device, self) if streams else BatchReplica(device, self)
+
+    def _join(self, replica: AnyReplica) -> None:
         replica_id = replica.device.replica_id
         self._replicas[replica_id] = self._running[replica_id] = replica
         self._publish()
 
-    def _bury(self, replica: BatchReplica | StreamReplica) -> None:
+    def _bury(self, replica: AnyReplica) -> None:
         del self._running[replica.device.replica_id]
         replica.lose_all()
         self._publish()
@@ -279,6 +301,10 @@ class _Simulation:
 
 
 def _as_listed(device: Device) -> Replica:
+    engine = device.engine
+    if engine is not None:
+        capacity = float(engine.cache_tokens)
+        return Replica(device.replica_id, capacity, ReplicaKind.STREAM, engine.max_sequences)
     capacity = device.capacity if device.kind is ReplicaKind.STREAM else float(device.slots)
     return Replica(device.replica_id, capacity, device.kind)
 

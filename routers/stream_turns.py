@@ -25,46 +25,50 @@ def next_row(
 ) -> Row | None:
     """Still queued; None when the replica may take none of those that were asked. Sets
     `requests.wants_room` to the first one, where room is what it lacks."""
-    queue = lane.order.first()
-    if queue is None:
-        return None
-    row = _head(requests, queue.in_turn(), now, actions)
-    if row is None:  # it left: whose turn it is now is another question
-        return next_row(requests, lane, offer, now, actions)
-    if _takes(requests, offer, row):
-        return row
+    while (queue := lane.order.first()) is not None:
+        row = _head(requests, queue.in_turn(), actions)
+        if row is None:
+            continue  # it left: whose turn it is now is another question
+        if not _takes(requests, offer, row):
+            return _passes(requests, lane, offer, row, now, actions)
+        if not _sheds(requests, row, now, actions):
+            return row
+    return None
+
+
+def _passes(
+    requests: Requests, lane: Lane, offer: Offer, row: Row, now: float, actions: list[Action]
+) -> Row | None:
+    """One that may go before this one, which cannot be taken."""
     if row.ticket.plan is None:
         return None
     if not offer.has_room(row):
         requests.wants_room = requests.wants_room or row
-    return _that_passes(requests, lane, offer, now, actions)
-
-
-def _that_passes(
-    requests: Requests, lane: Lane, offer: Offer, now: float, actions: list[Action]
-) -> Row | None:
     for queue in lane.order.firsts(_FLOWS):
         for bucket in queue.by_turn():
-            row = _head(requests, bucket, now, actions) if bucket.rows else None
-            if row is not None and _takes(requests, offer, row):
-                return row
+            other = _head(requests, bucket, actions) if bucket.rows else None
+            if other is None or not _takes(requests, offer, other):
+                continue
+            if not _sheds(requests, other, now, actions):
+                return other
     return None
 
 
-def _head(requests: Requests, bucket: Bucket, now: float, actions: list[Action]) -> Row | None:
-    """Its first row, or None if that had to leave just now."""
+def _head(requests: Requests, bucket: Bucket, actions: list[Action]) -> Row | None:
+    """Its first row, or None if that had to leave: what no running replica can hold."""
     row = bucket.head()
     assert row is not None
-    ticket = row.ticket
-    if not ticket.late and requests.sheds(ticket, now, actions):
-        return None
-    plan, most = ticket.plan, requests.largest
+    plan, most = row.ticket.plan, requests.largest
     if plan is not None and plan.room > most > 0.0:
         if plan.prompt >= most:
-            requests.evict(ticket, Reason.TOO_LONG, actions)
+            requests.evict(row.ticket, Reason.TOO_LONG, actions)
             return None
         plan.reserve = most - plan.prompt  # the replica that would have held more is gone
     return row
+
+
+def _sheds(requests: Requests, row: Row, now: float, actions: list[Action]) -> bool:
+    return not row.ticket.late and requests.sheds(row.ticket, now, actions)
 
 
 def _takes(requests: Requests, offer: Offer, row: Row) -> bool:

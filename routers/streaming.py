@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from routers.choice import load_of
 from routers.types import LeaseEnd, Progress, Tokens
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from routers.snapshots import State
 
 _NOTHING = Tokens()
+_FULL = 0.8  # of a replica's room
 _MOST_TOKENS = 1_000_000_000
 
 
@@ -74,11 +76,12 @@ def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
         _stepped(generations, lease, running, tokens, now)
     running.tokens = tokens
     _pay(state.requests, lease, running, tokens, now)
-    waits = state.requests.waiting.rows > 0
     served = generations.weighted(tokens) - generations.weighted(before)
-    full = waits or not lease.holder.has_room()
+    full = _is_full(state.requests, lease)
     generations.pace.worked(lease.replica_id, served, now, full=full)
     held, share = event.held, lease.share
+    if not 0.0 <= held <= _MOST_TOKENS:  # of a NaN neither is true
+        held = running.plan.prompt + tokens.output
     if not tokens.output and held < running.plan.prompt:
         held = running.plan.prompt  # the rest of it has yet to be read
     state.leases.resize(lease, held + generations.left(running.plan, tokens.output))
@@ -88,7 +91,7 @@ def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
 def _first_token(state: State, lease: Lease, running: Running, tokens: Tokens, now: float) -> None:
     generations = state.requests.generations
     assert generations is not None
-    running.first_at = now
+    running.first_at = running.at = now
     seconds = now - lease.sent_at
     read = max(0, tokens.input - tokens.cached)
     generations.pace.began(running.ahead + read, seconds)
@@ -143,11 +146,12 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
     before = running.tokens
     has_said = tokens.input > 0 or tokens.output > 0
     tokens = _believable(tokens, before) if has_said else before
-    if tokens.output and running.first_at is None and end is LeaseEnd.DONE:
-        _first_token(state, lease, running, tokens, now)
+    if running.first_at is None and end is LeaseEnd.DONE:
+        generations.found(running.cached, tokens.cached)  # when its first token came nobody said
     has_read(lease)
     served = generations.weighted(tokens) - generations.weighted(before)
-    generations.pace.worked(lease.replica_id, served, now, full=requests.waiting.rows > 0)
+    full = _is_full(requests, lease)
+    generations.pace.worked(lease.replica_id, served, now, full=full)
     if not lease.holder.leases:
         generations.pace.idle(lease.replica_id)
     if end is LeaseEnd.DONE and tokens.output:
@@ -172,6 +176,11 @@ def _settle(requests: Requests, lease: Lease, running: Running, end: LeaseEnd, n
         served_s = requests.generations.weighted(tokens) * running.token_s
     requests.settle_stream(goods, served_s, served_s - running.told_s, now)
     running.told_s = served_s
+
+
+def _is_full(requests: Requests, lease: Lease) -> bool:
+    """Whether its replica works as fast as it can: what waits, waits for room there."""
+    return requests.waiting.rows > 0 and load_of(lease.holder) > _FULL
 
 
 def _believable(tokens: Tokens, before: Tokens) -> Tokens:

@@ -65,14 +65,25 @@ def show(
     console.print(_groups("tenant", summary.tenants().items()))
     buckets = [(f"up to {edge}", group) for edge, group in summary.buckets().items()]
     console.print(_groups("length", buckets))
+    if summary.total().first.total:
+        console.print(_tokens("tenant", summary.tenants().items()))
+        console.print(_tokens("prompt", buckets))
     console.print(_facts(played))
     console.print(_over_time(summary))
     if any(played.left_over.values()):
         console.print(Text(f"left over, which is a fault: {played.left_over}", style="bold red"))
     if beside is not None:
-        console.print(Text("the same through one queue, first in, first out", style="bold"))
+        tokens = beside.summary.total().first.total
+        what = (
+            "straight to the engines, in turn"
+            if tokens
+            else "through one queue, first in, first out"
+        )
+        console.print(Text(f"the same {what}", style="bold"))
         console.print(_headline(beside.summary))
         console.print(_groups("tenant", beside.summary.tenants().items()))
+        if tokens:
+            console.print(_tokens("tenant", beside.summary.tenants().items()))
 
 
 def _headline(summary: Summary) -> Text:
@@ -100,6 +111,20 @@ def _groups(noun: str, groups: Iterable[tuple[str, Group]]) -> Table:
     return table
 
 
+def _tokens(noun: str, groups: Iterable[tuple[str, Group]]) -> Table:
+    """Of generations: until the first token, and each one after it."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(noun)
+    for name in ("first p50 ms", "first p90", "first p99", "a token p50 ms", "a token p99"):
+        table.add_column(name, justify="right")
+    for name, group in groups:
+        if group.first.total:
+            first = [group.first.percentile_s(percent) for percent in (50, 90, 99)]
+            each = [group.per_token.percentile_s(percent) for percent in (50, 99)]
+            table.add_row(name, *map(_ms, (*first, *each)))
+    return table
+
+
 def _facts(played: Played) -> Text:
     summary = played.summary
     work, jain = summary.work, summary.fairness.least_jain
@@ -107,10 +132,13 @@ def _facts(played: Played) -> Text:
     rows = work.rows / work.batches if work.batches else 0.0
     reasons = summary.total().reasons.most_common()
     unanswered = ", ".join(f"{count:,} {reason}" for reason, count in reasons) or "none"
+    busy = f"replicas    {played.utilisation:.1%} busy\n"
+    if summary.total().first.total:  # no batches, padding and copies; served over many windows
+        return Text(f"{busy}unanswered  {unanswered}; tries after the first {summary.retries:,}")
     return Text(
         f"batches     {rows:.1f} rows on average, the longest {_ms(work.longest_s)} ms\n"
         f"padding     {work.padding_ratio:.1%}\n"
-        f"replicas    {played.utilisation:.1%} busy\n"
+        f"{busy}"
         f"fairness    {fair} (Jain's index, the worst 10 s)\n"
         f"copies      {work.hedge_ratio:.2%} of batches, {work.extra_work:.2%} more work, "
         f"{sum(core.hedges_won for core in played.cores):,} of them first\n"

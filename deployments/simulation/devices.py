@@ -16,6 +16,7 @@ from deployments.simulation.stage import Stage, StageError
 from loadtests.traffic.scenario import Scenario
 from routers.simulated_drag import Drag, Ramp, Slow
 from routers.simulator import Device
+from routers.types import ReplicaKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,8 @@ def _lives(
             hangs_at=inf if death is None or not death.hangs else death.at_s,
             hang_limit_s=stage.hang_limit_s,
             drag=_drag(scenario, place, life, start),
+            kind=ReplicaKind.BATCH if stage.engine is None else ReplicaKind.STREAM,
+            engine=stage.engine,
         )
         start = inf if death is None else _replaced_at(death, stage.hang_limit_s)
 

@@ -22,8 +22,10 @@ from loadtests.traffic.plan import Plan
 from loadtests.traffic.scenario import Scenario
 from loadtests.traffic.scenario_file import ScenarioErrors
 from routers.dispatcher import Dispatcher
+from routers.settings import DispatcherSettings
 from routers.simulated_fifo import Fifo
-from routers.simulator import Device, World, run
+from routers.simulated_round_robin import RoundRobin
+from routers.simulator import Core, Device, World, run
 from routers.types import Snapshot
 
 _OF_SETTINGS = "settings."
@@ -105,7 +107,8 @@ class Play:
         callers = [tenant for _, tenant in self.scenario.callers()]
         rubbish = any(tenant.rubbish for tenant in callers)
         output = any(self.scenario.output_of(tenant) for tenant in callers)
-        return ["rubbish"] * rubbish + ["output (generations count by their input)"] * output
+        unheard = output and self.stage.engine is None
+        return ["rubbish"] * rubbish + ["output (the model generates nothing)"] * unheard
 
     def run(self, advance: Callable[[float, int], None], *, fifo: bool = False) -> Played:
         """`advance` hears of virtual seconds and requests so far. Raises TraceError."""
@@ -119,12 +122,17 @@ class Play:
             scenario.faults.detect_s,
             callers.follow,
             callers.door if callers.are_limited else None,
-            Fifo if fifo else Dispatcher,
+            self._beside if fifo else Dispatcher,
         )
         watcher = Watcher(summary, stage, scenario.network_ms / 1e3, advance)
         cores = run(stage.core, callers.arrivals(), world, watcher)
         summary.finish(end_s)
         return Played(summary, self._utilisation(summary), cores)
+
+    @property
+    def _beside(self) -> Callable[[DispatcherSettings], Core]:
+        """What the dispatcher is compared with."""
+        return Fifo if self.stage.engine is None else RoundRobin
 
     def _utilisation(self, summary: Summary) -> float:
         begin_s, end_s = self.scenario.warmup_s, self.scenario.run_s

@@ -68,6 +68,10 @@ class Callers:
         lengths = planned.lengths
         if longest is not None and max(lengths) > longest:
             lengths = tuple([min(length, longest) for length in lengths])
+        prompts, generation, output = self._stage.prompts, None, 0
+        if prompts is not None:
+            lengths = lengths[:1]
+            generation, output = prompts.asked(planned, lengths[0])
         return Arrival(
             planned.at_s,
             lengths,
@@ -83,6 +87,8 @@ class Callers:
             planned.gateway,
             planned.attempt,
             planned,
+            generation,
+            output,
         )
 
 
@@ -97,6 +103,7 @@ class Watcher:
         on_progress: Callable[[float, int], None],
     ) -> None:
         self._summary = summary
+        self._stage = stage
         self._network_s = network_s
         self._on_progress = on_progress
         self._row_cost_s = lru_cache(maxsize=65_536)(stage.row_cost_s)
@@ -118,6 +125,9 @@ class Watcher:
             ending.latency_s = fate.answered_at - arrival.at + self._network_s
             started_at = now if fate.started_at is None else fate.started_at
             ending.wait_s = started_at - arrival.at
+            if fate.first_at is not None:
+                ending.first_s = fate.first_at - arrival.at + self._network_s
+                ending.per_token_s = fate.token_s
         else:
             ending.reason = _LEFT if fate.reason is None else fate.reason.value
             ending.refused = fate.reason in _REFUSED
@@ -138,6 +148,8 @@ class Watcher:
 
     def _cost_s(self, arrival: Arrival) -> float:
         lengths = arrival.lengths
+        if arrival.generation is not None:
+            return self._stage.generation_cost_s(lengths[0], arrival.output)
         if len(lengths) == 1:
             return self._row_cost_s(lengths[0])
         return sum(map(self._row_cost_s, lengths))

@@ -15,10 +15,13 @@ from deployments.description import ModelDescription
 from deployments.replica.describe import describe, runtime_settings
 from deployments.scheduling import Home, dispatcher_settings
 from deployments.settings import ModelSettings, Settings
+from deployments.simulation.engines import Prompts, engine_of, page_of
+from deployments.simulation.engines import row_cost_s as generation_cost_s
 from deployments.tenants import Tenant, Tenants
 from loadtests.results.fairness import Claim
 from loadtests.traffic.scenario import Scenario
 from routers.settings import DispatcherSettings
+from routers.simulated_devices import Engine
 from runtimes import options
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile, measure
@@ -50,7 +53,8 @@ class Terms:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """`service_s(rows, width)`: the device's time; `longest`: rows are cut to it, None: they are
-    not. `replicas`: how many run at the start."""
+    not. `replicas`: how many run at the start. `engine`: of a model that generates, with what its
+    requests ask for."""
 
     core: DispatcherSettings
     service_s: Callable[[int, int], float]
@@ -60,9 +64,17 @@ class Stage:
     gateways: int
     slots: int
     hang_limit_s: float
+    engine: Engine | None = None
+    prompts: Prompts | None = None
 
     def claims(self) -> dict[str, Claim]:
         return {name: Claim(each.weight, each.priority) for name, each in self.terms.items()}
+
+    def generation_cost_s(self, prompt: int, output: int) -> float:
+        """Device seconds that a generation is worth."""
+        assert self.engine is not None
+        assert self.core.generation is not None
+        return generation_cost_s(self.core.generation, self.engine, prompt, output)
 
     def row_cost_s(self, length: int) -> float:
         """Device seconds of a row that is one of a full batch of its length."""
@@ -78,6 +90,10 @@ def set_up(scenario: Scenario, settings: Settings, *, cut: bool = False) -> Stag
     """`cut`: rows that are too long for the model are cut, as if its settings truncated them.
     Raises StageError."""
     name, model = _model(scenario, settings)
+    if model.task == "generate":
+        return _generating(scenario, settings, name, model)
+    if scenario.engine is not None:
+        raise StageError(f"engine: must be left out; {name} generates nothing")
     device = _device(scenario, name, model)
     page = _page(name, model, device)
     priorities = settings.gateway.priorities
@@ -92,6 +108,31 @@ def set_up(scenario: Scenario, settings: Settings, *, cut: bool = False) -> Stag
         gateways=scenario.gateways or settings.gateway.replicas,
         slots=model.replicas.slots,
         hang_limit_s=model.replicas.hang_limit_s,
+    )
+
+
+def _generating(scenario: Scenario, settings: Settings, name: str, model: ModelSettings) -> Stage:
+    if scenario.device is not None:
+        raise StageError(f"device: must be left out; {name} generates, say engine instead")
+    engine = engine_of(scenario)
+    if engine.cache_tokens < model.lengths.max:
+        raise StageError(
+            f"engine.cache_tokens: is {engine.cache_tokens}; must hold a request of "
+            f"{model.lengths.max} tokens, which is {name}'s lengths.max"
+        )
+    page = page_of(name, model, engine)
+    home = Home("simulated", len(settings.gateway.priorities), settings.controllers.frozen)
+    return Stage(
+        core=dispatcher_settings(page, home),
+        service_s=lambda rows, width: 0.0,
+        terms=_terms(scenario, settings, page),
+        longest=model.lengths.max - 1,
+        replicas=model.replicas.count if scenario.replicas is None else scenario.replicas,
+        gateways=scenario.gateways or settings.gateway.replicas,
+        slots=model.replicas.slots,
+        hang_limit_s=model.replicas.hang_limit_s,
+        engine=engine,
+        prompts=Prompts(scenario, model.lengths.max, engine.block_tokens),
     )
 
 

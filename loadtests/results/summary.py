@@ -23,7 +23,8 @@ from loadtests.results.latency_histogram import LatencyHistogram
 @dataclass(slots=True)
 class Group:
     """What some requests came to. `reasons`: of those without an answer; `rejected`: of them, those
-    turned away for load or limits; `cost_s`: of the answered ones, see `fairness`."""
+    turned away for load or limits; `cost_s`: of the answered ones, see `fairness`. `first`,
+    `per_token`: of generations, until the first token and for each one after it."""
 
     offered: int = 0
     in_slo: int = 0
@@ -31,6 +32,8 @@ class Group:
     reasons: Counter[str] = field(default_factory=Counter)
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     wait: LatencyHistogram = field(default_factory=LatencyHistogram)
+    first: LatencyHistogram = field(default_factory=LatencyHistogram)
+    per_token: LatencyHistogram = field(default_factory=LatencyHistogram)
     cost_s: float = 0.0
 
     @property
@@ -47,6 +50,10 @@ class Group:
         self.latency.add(ending.latency_s)
         if ending.wait_s is not None:
             self.wait.add(ending.wait_s)
+        if ending.first_s is not None:
+            self.first.add(ending.first_s)
+        if ending.per_token_s > 0.0:
+            self.per_token.add(ending.per_token_s)
         self.in_slo += ending.in_slo
         self.cost_s += ending.cost_s
 
@@ -57,6 +64,8 @@ class Group:
         self.reasons += other.reasons
         self.latency.merge(other.latency)
         self.wait.merge(other.wait)
+        self.first.merge(other.first)
+        self.per_token.merge(other.per_token)
         self.cost_s += other.cost_s
 
     def as_json(self) -> dict[str, Any]:
@@ -71,14 +80,23 @@ class Group:
             "p99_ms": _ms(self.latency.percentile_s(99)),
             "max_ms": _ms(self.latency.most_s if self.latency.total else None),
             "wait_p99_ms": _ms(self.wait.percentile_s(99)),
+            **(self._tokens_as_json() if self.first.total else {}),
             "cost_s": round(self.cost_s, 6),
+        }
+
+    def _tokens_as_json(self) -> dict[str, Any]:
+        return {
+            f"{name}_p{percent}_ms": _ms(times.percentile_s(percent))
+            for name, times in (("first", self.first), ("per_token", self.per_token))
+            for percent in (50, 90, 99)
         }
 
 
 @dataclass(slots=True)
 class Ending:
     """How one request ended; nobody changes it. `latency_s`: None when it was not answered, for
-    `reason`. `wait_s`: until a device began with it; None when nobody knows."""
+    `reason`. `wait_s`: until a device began with it; None when nobody knows. `first_s`: of a
+    generation, until its first token, which is what was due; `per_token_s`: each one after it."""
 
     tenant: str
     sent_s: float
@@ -89,10 +107,13 @@ class Ending:
     wait_s: float | None = None
     reason: str = ""
     refused: bool = False
+    first_s: float | None = None
+    per_token_s: float = 0.0
 
     @property
     def in_slo(self) -> bool:
-        return self.latency_s is not None and self.latency_s <= self.slo_s
+        due_s = self.latency_s if self.first_s is None else self.first_s
+        return self.latency_s is not None and due_s is not None and due_s <= self.slo_s
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from loadtests.traffic.scenario_faults import DevicePart, FaultsPart, JoinPart
+from loadtests.traffic.scenario_faults import DevicePart, EnginePart, FaultsPart, JoinPart
 from loadtests.traffic.scenario_traffic import (
     ArrivalsPart,
     LengthsPart,
@@ -44,6 +44,19 @@ class TenantPart(Part):
     )
     output: LengthsPart | None = Field(
         default=None, description="Tokens its generations ask for; unset, the scenario's."
+    )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_048_576,
+        description="What its generations ask for when they are simulated, `output` being what "
+        "they come to; unset, `output`.",
+    )
+    prefix_tokens: int = Field(
+        default=0,
+        ge=0,
+        le=1_048_576,
+        description="Tokens that all of its simulated prompts begin with.",
     )
     rows: int = Field(default=1, ge=1, le=10_000, description="Rows in each request.")
     priority: str | None = Field(
@@ -103,7 +116,8 @@ class Scenario(Part):
     )
     output: LengthsPart | None = Field(
         default=None,
-        description="How many tokens generations ask for (`max_tokens`); not simulated.",
+        description="How many tokens generations ask for (`max_tokens`), and come to where they "
+        "are simulated.",
     )
     tenants: dict[str, TenantPart] = Field(
         default_factory=dict, description="Who calls; none means one, `default`."
@@ -120,6 +134,10 @@ class Scenario(Part):
     device: DevicePart | None = Field(
         default=None,
         description="The simulated device; unset, the options of a `synthetic` model.",
+    )
+    engine: EnginePart | None = Field(
+        default=None,
+        description="The simulated device of a model that generates; unset, one with the defaults.",
     )
     transport_ms: Pause = Field(
         default=1, description="Simulated round trip between a gateway and a replica."

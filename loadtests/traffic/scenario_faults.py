@@ -12,6 +12,8 @@ from pydantic import BeforeValidator, Field
 
 from loadtests.traffic.scenario_traffic import Factor, Moment, Part, Pause, Period, Span, listed
 
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
 
 class HiccupsPart(Part):
     share: float = Field(ge=0, le=1, description="Share of the batches.")
@@ -72,6 +74,26 @@ class FaultsPart(Part):
         default=None, description="Replicas that start meanwhile do so slowly."
     )
     detect_s: Pause = Field(default=0.5, description="How long until a dead replica is found out.")
+
+
+class EnginePart(Part):
+    """A device that batches by itself, step by step. A step of N sequences that are given a token,
+    reading P tokens of prompts, takes base_ms + per_sequence_ms · N + per_token_us · P."""
+
+    base_ms: Pause = Field(default=8, description="Each step.")
+    per_sequence_ms: Pause = Field(
+        default=0.1, description="Each sequence that is given a token in it."
+    )
+    per_token_us: Pause = Field(default=50, description="Each token of a prompt that it reads.")
+    cache_tokens: Count = Field(default=120_000, description="Tokens that a replica holds at once.")
+    max_sequences: Count = Field(default=128, description="Sequences that it runs at once.")
+    step_tokens: Count = Field(default=2048, description="Tokens of a step at most.")
+    chunk_tokens: Count | None = Field(
+        default=None, description="Of one prompt in a step at most; unset, what the step has left."
+    )
+    block_tokens: Count = Field(
+        default=16, description="Prompts that begin alike share the cache in blocks of so many."
+    )
 
 
 class DevicePart(Part):

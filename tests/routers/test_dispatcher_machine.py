@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings, HedgeSettings
+from routers.settings import DispatcherSettings, GenerationSettings, HedgeSettings
 from routers.types import (
     Abort,
     Arrive,
@@ -21,6 +21,7 @@ from routers.types import (
     Closed,
     Dispatch,
     Evict,
+    Generation,
     LeaseEnd,
     Opened,
     Progress,
@@ -32,6 +33,7 @@ from routers.types import (
     Report,
     Request,
     Tick,
+    Tokens,
     WakeAt,
 )
 
@@ -66,6 +68,16 @@ class DispatcherMachine(RuleBasedStateMachine):
         initial_cost_s=st.sampled_from((0.0, 0.5)),
         preempt_streams=st.booleans(),
         warm=st.sampled_from((False, True, True)),
+        generation=st.none()
+        | st.builds(
+            GenerationSettings,
+            output_tokens=st.sampled_from((None, 3)),
+            reserve_quantile=st.sampled_from((0.5, 0.9, 1.0)),
+            block_tokens=st.just(2),
+            long_tokens=st.sampled_from((4, 100)),
+            max_long_tokens=st.sampled_from((0.0, 12.0, float("inf"))),
+            affinity=st.sampled_from(("off", "session", "prefix")),
+        ),
         hedge=st.builds(
             HedgeSettings,
             mode=st.sampled_from(("off", "hedge", "hedge", "tied", "tied")),
@@ -110,13 +122,21 @@ class DispatcherMachine(RuleBasedStateMachine):
         extra=st.sampled_from((0.0, 1.0, 20.0)),
         retryable=st.booleans(),
         priority=st.integers(0, 2),
+        most=st.integers(0, 12),
+        start=st.integers(0, 2),
     )
-    def arrive(self, lengths, slo, extra, retryable, priority=1):
+    def arrive(self, lengths, slo, extra, retryable, priority=1, most=0, start=0):
+        """`most`: output tokens, where it generates; prompts with the same `start` begin alike."""
         self.arrivals += 1
         deadline = self.now + slo
+        generation = None
+        if self.settings.generation is not None and most:
+            lengths = lengths[:1]
+            blocks = tuple(100 * start + n for n in range(lengths[0] // 2))
+            generation = Generation(most, 1, blocks)
         request = Request(
             self.arrivals, tuple(lengths), self.now, deadline, deadline + extra,
-            priority=priority, retryable=retryable,
+            priority=priority, retryable=retryable, generation=generation,
         )  # fmt: skip
         rows = set(range(len(lengths)))
         self.known[self.arrivals] = Known(request, self.now, rows, self.arrivals)
@@ -196,9 +216,14 @@ class DispatcherMachine(RuleBasedStateMachine):
                 known.leased[index] = {lease_id}
 
     @precondition(lambda self: self.leases)
-    @rule(data=st.data(), held=st.floats(0, 30))
-    def stream_moves(self, data, held):
-        self.step(Progress(data.draw(st.sampled_from(sorted(self.leases))), 1.0, held))
+    @rule(
+        data=st.data(),
+        held=st.floats(0, 30),
+        tokens=st.builds(Tokens, st.integers(-1, 17), st.integers(-1, 17), st.integers(-1, 14)),
+    )
+    def stream_moves(self, data, held, tokens):
+        lease_id = data.draw(st.sampled_from(sorted(self.leases)))
+        self.step(Progress(lease_id, 1.0, held, tokens))
 
     @precondition(lambda self: self.leases)
     @rule(
@@ -337,11 +362,20 @@ class DispatcherMachine(RuleBasedStateMachine):
         others = [each for each in self.leases.values() if each.replica_id == replica.replica_id]
         if replica.kind is not ReplicaKind.BATCH:
             assert len(rows) == 1
+            self.judge_cache(replica, rows[0][0].request)
         elif len(others) + 1 > replica.capacity:
             assert len(others) == replica.capacity >= 2, "more leases than slots"
             assert any(
                 each.rank[:2] > (0, 0) and each.lease_id not in self.opened for each in others
             )
+
+    def judge_cache(self, replica, request):
+        """What is predicted to be held fits, unless it is the only one there."""
+        holder = self.dispatcher._replicas.holders[replica.replica_id]
+        if request.generation is not None and self.settings.generation is not None:
+            assert holder.held <= max(replica.capacity, 0)
+        else:
+            assert holder.held <= replica.capacity or len(holder.leases) == 1
 
     def judge_limits(self, rows):
         lengths = [known.request.lengths[index] for known, index in rows]
@@ -352,13 +386,15 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     def judge_order(self, rows):
         """Earliest deadline first in a flow's bucket, no late row in front of one on time."""
+        if any(known.request.generation is not None for known, _ in rows):
+            return  # one that has no room is passed by those that have
         taken = {
             (self.queue(known, index), self.place(known), index)
             for known, index in rows
             if not self.is_late(known.request.request_id) and index not in known.retried
         }
         for known in self.known.values():
-            if self.is_late(known.request.request_id):
+            if self.is_late(known.request.request_id) or known.request.generation is not None:
                 continue
             for index in known.waiting - known.retried:
                 queue = self.queue(known, index)

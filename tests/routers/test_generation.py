@@ -8,8 +8,19 @@ from typing import Any
 
 import pytest
 
+from routers.errors import BadRequestEvent
 from routers.settings import GenerationSettings
-from routers.types import Abort, Action, Dispatch, Evict, LeaseEnd, Reason, Reject, Tokens
+from routers.types import (
+    Abort,
+    Action,
+    Dispatch,
+    Evict,
+    Generation,
+    LeaseEnd,
+    Reason,
+    Reject,
+    Tokens,
+)
 from tests.routers.conftest import Driver
 
 EDGES = (64, 256, 1024, 4096, 16384, 65536)
@@ -117,6 +128,7 @@ def test_impossible_counts_spoil_no_account(start: Start) -> None:
     driver.moves(lease, -5, -7, held=100)
     driver.moves(lease, 100, 10)
     driver.moves(lease, 3, 2, cached=10**12, held=110)
+    driver.moves(lease, 100, 10, held=float("nan"))
     driver.close(lease, tokens=Tokens(-1, 5, float("nan")))  # type: ignore[arg-type]
     assert 0.0 <= start_of(driver, "default") <= 0.2
 
@@ -217,6 +229,20 @@ def test_room_is_saved_for_a_large_row_however_many_small_ones_come(start: Start
         assert held(driver) <= 1000
 
 
+def test_short_generation_does_not_wait_behind_its_own_tenants_long_ones(start: Start) -> None:
+    """Prompts are alike; what may come of them is not."""
+    driver = begin(start, most_leases=1)
+    running = one(driver.generate(0, 50, 3000))
+    for n in range(1, 9):
+        driver.generate(n, 50, 3000)
+    driver.generate(100, 50, 30)
+    order = []
+    for _ in range(3):
+        running = one(driver.close(running, tokens=Tokens(50, 0, 10)))
+        order.append(running.rows[0][0])
+    assert 100 in order
+
+
 # ---- long prompts
 
 
@@ -312,6 +338,10 @@ def test_engine_that_caches_nothing_is_soon_not_counted_on(start: Start) -> None
         lease = one(driver.generate(n, 1000, 10, BLOCKS))
         driver.close(lease, tokens=Tokens(1000, 0, 10))
     assert lease.predicted_s == pytest.approx(1.02, rel=0.05)
+    for n in range(100, 300):
+        lease = one(driver.generate(n, 1000, 10, BLOCKS))
+        driver.close(lease, tokens=Tokens(1000, 992, 10))
+    assert lease.predicted_s == pytest.approx(0.028, rel=0.1), "it caches again"
 
 
 # ---- time
@@ -336,6 +366,21 @@ def test_first_token_is_awaited_before_the_deadline(start: Start) -> None:
     driver.generate(101, 1000, 10, slo_s=2.0)
     ticket = driver.dispatcher._requests.live[101]
     assert 0.3 <= ticket.request.deadline - ticket.latest_start <= 0.5
+
+
+def test_answers_that_come_whole_say_nothing_of_first_tokens(start: Start) -> None:
+    driver = begin(start, generation=GenerationSettings())
+    before = driver.dispatcher.snapshot(0.0).generation
+    for n in range(20):
+        lease = one(driver.generate(n, 1000 + 100 * n, 400, at=20.0 * n))
+        driver.close(lease, at=20.0 * n + 10.0, tokens=Tokens(1000, 0, 400))
+    after = driver.dispatcher.snapshot(driver.now).generation
+    assert before is not None
+    assert after is not None
+    assert after.prompt_tokens_per_s == before.prompt_tokens_per_s
+    driver.generate(100, 1000, 400, slo_s=2.0)
+    ticket = driver.dispatcher._requests.live[100]
+    assert ticket.latest_start == ticket.request.deadline
 
 
 def test_newcomer_that_cannot_have_its_first_token_in_time_is_late(start: Start) -> None:
@@ -373,6 +418,12 @@ def test_more_urgent_row_stops_none_that_has_a_token(start: Start) -> None:
     lease = one(driver.generate(1, 100, 50, priority=2))
     driver.moves(lease, 100, 1)
     assert driver.generate(2, 100, 50, priority=0) == []
+
+
+def test_request_that_generates_has_one_row(start: Start) -> None:
+    driver = begin(start)
+    with pytest.raises(BadRequestEvent, match="must have one row"):
+        driver.arrive(1, 10, 10, generation=Generation(5))
 
 
 def test_lost_row_runs_again_elsewhere(start: Start) -> None:

@@ -91,6 +91,16 @@ def test_frozen_paces_stay() -> None:
     assert (pace.token_s, pace.prompt_s) == before
 
 
+def test_slope_is_kept_while_points_lie_close_together_and_the_base_follows() -> None:
+    line = LineFit()
+    for n in range(1, 20):
+        line.learn(float(n), 2.0 * n)
+    for _ in range(500):
+        line.learn(10.0, 50.0)
+    assert line.is_known
+    assert line.slope * 10.0 + line.base == pytest.approx(50.0, rel=1e-3)
+
+
 def test_line_is_not_believed_before_its_points_lie_apart() -> None:
     line = LineFit(first=2.0)
     for _ in range(50):
