@@ -176,9 +176,12 @@ _file_of_model = click.option(
 @click.option("--mean-rel", type=_LIMIT, help="Largest mean relative error allowed.")
 @click.option("--cosine", type=click.FloatRange(-1, 1), help="Least cosine of a row.")
 @click.option("--top1", type=_SHARE, help="Least share of equal best classes.")
+@click.option(
+    "--layers", is_flag=True, help="Find the first tensor inside that drifts, and a cure."
+)
 @click.option("--report", type=FILE, help="Write the report there (.md, else JSON).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def verify(model: str, file: Path | None, report: Path | None, as_json: bool, **asked: Any) -> None:
+def verify(model: str, file: Path | None, **asked: Any) -> None:
     """Compare MODEL with a reference, length bucket by length bucket (docs/verify.md).
 
     Bounds left out are the model's `accept`, or 1e-3 of absolute and relative error.
@@ -187,8 +190,16 @@ def verify(model: str, file: Path | None, report: Path | None, as_json: bool, **
 
     _call(
         "deployments.verify.command", "run", file or built_in_example(), model, asked,
-        Written(report, as_json),
+        Written(asked["report"], asked["as_json"], asked["layers"]),
     )  # fmt: skip
+
+
+@main.command()
+@click.argument("model")
+@_file_of_model
+def record(model: str, file: Path | None) -> None:
+    """Join what was recorded of MODEL (models.<name>.record), for calibration and replay."""
+    _call("deployments.record.command", "show", file or built_in_example(), model)
 
 
 @main.command()

@@ -84,6 +84,19 @@ class Generating:
 
 
 @dataclass(frozen=True, slots=True)
+class Recording:
+    """What gateways keep of callers' requests, each in a part of `folder`: inputs of `max_rows`
+    rows and `max_bytes`, spread over the buckets that end with `edges`; time, length and tenant of
+    the first `max_requests`."""
+
+    folder: str
+    edges: tuple[int, ...]
+    max_rows: int
+    max_bytes: int
+    max_requests: int
+
+
+@dataclass(frozen=True, slots=True)
 class ImageInput:
     """What an image becomes before the model sees it, as in the settings (`image`).
 
@@ -134,7 +147,8 @@ class ModelDescription:
     embedding, `embed_width` its size. `digest`: of the settings that the replica was started with,
     by which an anchor knows its own replicas. `profile`: seconds of (rows, length) batches.
     `image`: of a model that takes images; a row's length is then its patches. `classes`: of one
-    whose task is to classify. `generating`: of a model whose replicas stream; it has no tensors.
+    whose task is to classify. `recording`: None keeps nothing. `generating`: of a model whose
+    replicas stream; it has no tensors.
     """
 
     name: str
@@ -164,4 +178,5 @@ class ModelDescription:
     ladder: Ladder = Ladder()
     image: ImageInput | None = None
     classes: Classes | None = None
+    recording: Recording | None = None
     generating: Generating | None = None

@@ -81,6 +81,8 @@ class Gateway:
     async def __del__(self) -> None:
         for task in self._tasks:
             task.cancel()
+        for served in self._models.served.values():
+            served.end_recording()
         self._observer.close()
         self._pool.close()
 

@@ -135,6 +135,9 @@ class Pipeline:
             gate.rates.take_tokens(who.tenant, sum(rows.lengths))
             flight.counted = True
         flight.mark("tokenize")
+        # Kept only where the settings say so; before the cache, which hides what is asked often.
+        if model.recorder is not None and who.tenant.record:
+            model.recorder.offer(who.tenant.name, rows)
         submit, rungs = partial(self._submit, flight, way, terms), model.rungs
         if rungs is None:
             # Queue: bounded, by deadline; late binding happens behind this line.

@@ -29,7 +29,8 @@ from deployments.settings import (
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """`priority`: its highest. `max_length` in tokens, None: the model's; `models` it may use,
-    None: all; `max_queue_rows`: that may wait for one model at one gateway, 0: no bound."""
+    None: all; `max_queue_rows`: that may wait for one model at one gateway, 0: no bound; `record`:
+    whether models that record may keep its requests."""
 
     name: str
     weight: float = 1.0
@@ -38,6 +39,7 @@ class Tenant:
     models: frozenset[str] | None = None
     max_queue_rows: int = 0
     rate: RateSettings = field(default_factory=RateSettings)
+    record: bool = True
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -134,6 +136,7 @@ def _tenant(name: str, given: TenantSettings, middle: str) -> Tenant:
         models=None if given.models is None else frozenset(given.models),
         max_queue_rows=given.max_queue_rows or 0,
         rate=given.rate,
+        record=given.record,
     )
 
 

@@ -21,6 +21,7 @@ from loadtests.client.protocols.types import Place, Wire
 from loadtests.results.keeper import Keeper, Terms
 from loadtests.results.record import Client, Record
 from loadtests.results.report_table import this_machine
+from loadtests.results.token_limits import TokenLimits
 from loadtests.traffic import scenario_file
 from loadtests.traffic.scenario import Scenario
 from loadtests.workers import Account, Glimpse, Order, play
@@ -44,6 +45,8 @@ class Asked:
     changes: tuple[str, ...] = ()
     trace: Path | None = None
     slo_ms: float | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -64,6 +67,7 @@ class Ready:
     wire: Wire
     slo_s: float | None
     edges: tuple[int, ...]
+    tokens: TokenLimits = field(default_factory=TokenLimits)
 
     def order(self) -> Order:
         scenario, asked = self.scenario, self.asked
@@ -72,6 +76,8 @@ class Ready:
             self.edges,
             scenario.warmup_s,
             scenario.run_s,
+            self.tokens,
+            asked.stream,
         )
         folder, processes = asked.scenario.parent, asked.processes
         return Order(
@@ -95,7 +101,7 @@ class Ready:
         order = self.order()
         accounts = play(order, watch)
         record = self._blank(f"{started:%Y-%m-%d %H:%M:%S} UTC")
-        fill(record, order, accounts, self.slo_s)
+        fill(record, order, accounts, self.slo_s or self.tokens.first_s)
         return record
 
     def _slo_s(self, tenant: str) -> float | None:
@@ -115,7 +121,9 @@ class Ready:
             started=started,
             machine=this_machine(),
             versions=versions(),
-            slo_ms=None if self.slo_s is None else self.slo_s * 1e3,
+            slo_ms=_ms(self.slo_s),
+            ttft_ms=_ms(self.tokens.first_s),
+            tpot_ms=_ms(self.tokens.each_s),
         )
 
 
@@ -144,11 +152,22 @@ def prepare(asked: Asked) -> Ready:
     settings = _settings(asked.scenario.parent, scenario)
     name = asked.model or scenario.model or _only_model(settings)
     model = settings.get("models", {}).get(name) or {}
-    slo_ms = asked.slo_ms or (model.get("slo") or {}).get("latency_ms")
+    slo = model.get("slo") or {}
+    slo_ms = asked.slo_ms or slo.get("latency_ms")
+    first_ms, each_ms = asked.ttft_ms or slo.get("ttft_ms"), asked.tpot_ms or slo.get("tpot_ms")
+    tokens = TokenLimits(_s(first_ms), _s(each_ms))
     buckets = (model.get("lengths") or {}).get("buckets")
     edges = tuple(buckets) if isinstance(buckets, list) and buckets else EDGES
     wire = _wire(asked, scenario, name)
-    return Ready(asked, scenario, wire, None if slo_ms is None else slo_ms / 1e3, edges)
+    return Ready(asked, scenario, wire, _s(slo_ms), edges, tokens)
+
+
+def _s(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1e3
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
 
 
 def versions() -> dict[str, str]:

@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any, cast
 
+from runtimes import calibration
 from runtimes import options as option_parser
 from runtimes.equal_shapes import EqualShapes
 from runtimes.errors import LoadError, MissingBackend
+from runtimes.graph_options import GraphOptions
 from runtimes.types import Runtime, RuntimeSettings, StreamRuntime
 
 GENERATE = "generate"
@@ -36,8 +38,10 @@ class Entry:
 
 
 ENTRIES: Mapping[str, Entry] = {
-    "onnxruntime": Entry("runtimes.onnxruntime", "ONNXRuntime", "onnxruntime", ("fp32",)),
-    "openvino": Entry("runtimes.openvino", "OpenVINO", "openvino", ("fp32", "bf16", "fp16")),
+    "onnxruntime": Entry("runtimes.onnxruntime", "ONNXRuntime", "onnxruntime", ("fp32", "int8")),
+    "openvino": Entry(
+        "runtimes.openvino", "OpenVINO", "openvino", ("fp32", "bf16", "fp16", "int8")
+    ),
     "synthetic": Entry("runtimes.synthetic", "Synthetic", "", ("fp32",)),
     "torch": Entry("runtimes.torch", "Torch", "torch", ("fp32", "bf16", "fp16", "int8")),
 }
@@ -82,6 +86,15 @@ def check(runtime: str, options: Mapping[str, Any], precision: str, task: str = 
         raise LoadError(f"{runtime} has no precision '{precision}', {_listed(entry.precisions)}")
     cls = getattr(importlib.import_module(entry.module), f"{entry.prefix}Options")
     option_parser.parse(cls, options)
+
+
+def calibration_complaint(runtime: str, options: Mapping[str, Any], precision: str) -> str | None:
+    """What is wrong with how a backend that computes in eight bits is calibrated, None where
+    nothing is or it needs none. Of batch runtimes, for options that `check` has passed."""
+    entry = _entry(runtime, "tensors")
+    cls = getattr(importlib.import_module(entry.module), f"{entry.prefix}Options")
+    chosen = option_parser.parse(cls, options)
+    return calibration.missing(precision, chosen) if isinstance(chosen, GraphOptions) else None
 
 
 def available(runtime: str, task: str = "tensors") -> str | None:

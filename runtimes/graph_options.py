@@ -19,7 +19,10 @@ class GraphOptions:
     """pooling, normalize: how task `embed` makes one vector, over what the model declares.
     embed_output: which of several outputs holds the embedding or the hidden states.
     pad_multiple: lengths are padded up to a multiple of this. layout: where images have their
-    channels. warm_s: warm-up starts no new batch after so many seconds.
+    channels. warm_s: warm-up starts no new batch after so many seconds. calibration: of precision
+    int8, the folder of recorded rows; short_calibration: also where no long ones are among them.
+    keep_fp32: names of operations that compute in fp32 whatever the precision is, as `headrace
+    verify --layers` proposes them.
     """
 
     pooling: Literal["mean", "cls"] | None = None
@@ -28,6 +31,9 @@ class GraphOptions:
     pad_multiple: int = 1
     layout: Layout | None = None
     warm_s: float = WARM_S
+    calibration: str | None = None
+    short_calibration: bool = False
+    keep_fp32: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.pad_multiple < 1:

@@ -86,6 +86,12 @@ def _built(source: Source, task: str, options: GraphOptions) -> Any:
     return model(ops, named, source.path.name)
 
 
+def load(path: Path) -> Any:
+    """The stored `ModelProto`, weights in memory. Raises `LoadError`."""
+    _require_onnx()
+    return _loaded(path)
+
+
 def _loaded(path: Path) -> Any:
     import onnx
     from google.protobuf.message import DecodeError

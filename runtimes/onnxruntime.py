@@ -23,7 +23,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from runtimes import bert_graph, onnx_model, options, staging
+from runtimes import bert_graph, calibration, onnx_int8, onnx_model, options, staging
 from runtimes.errors import BadRows, LoadError, MissingBackend, RunError
 from runtimes.graph_options import GraphOptions
 from runtimes.graph_runtime import Engine, GraphRuntime
@@ -74,35 +74,55 @@ class ONNXRuntimeRuntime(GraphRuntime):
 
     def _open(self) -> Engine:
         settings, library = self._settings, _library()
-        if settings.precision != "fp32":
+        if settings.precision not in ("fp32", "int8"):
             raise LoadError(
-                f"onnxruntime has no {settings.precision} on CPU: set precision to fp32, or use "
-                "openvino or torch for bf16"
+                f"onnxruntime has no {settings.precision} on CPU: set precision to fp32 or int8, "
+                "or use openvino or torch for bf16"
             )
-        if settings.source is None:
-            raise LoadError("the onnxruntime runtime needs a source")
-        source = inspect(settings.source, settings.cache_dir)
+        calibration.check(settings.precision, self._options)
+        source = self._source()
         settings.progress("staging", 0.0)
-        entry = staging.staged(settings.cache_dir, self._parts(source), self._stage(source))
+        entry = self._staged(source)
         settings.progress("staging", 1.0)
         settings.progress("compiling", 0.0)
         engine = ONNXRuntimeEngine(library, entry, self._session_options())
         settings.progress("compiling", 1.0)
         return engine
 
+    def graph(self) -> Any:
+        """The `ModelProto` before the library's optimisations, weights in memory."""
+        source = self._source()
+        if self._settings.precision == "int8":
+            return onnx_model.load(self._staged(source) / onnx_int8.FILE)
+        return onnx_model.read(source, self._settings, self._options)
+
+    def _staged(self, source: Source) -> Path:
+        return staging.staged(self._settings.cache_dir, self._parts(source), self._stage(source))
+
+    def _source(self) -> Source:
+        if self._settings.source is None:
+            raise LoadError("the onnxruntime runtime needs a source")
+        return inspect(self._settings.source, self._settings.cache_dir)
+
     def _stage(self, source: Source) -> Callable[[Path], None]:
         def build(folder: Path) -> None:
             model = onnx_model.read(source, self._settings, self._options)
             facts = {"id_bounds": onnx_model.id_bounds(model), "max_length": _longest(source)}
             (folder / FACTS).write_text(json.dumps(facts))
+            if self._settings.precision == "int8":
+                _optimise(onnx_int8.build(model, folder, self._settings, self._options))
+                return
             onnx_model.save(model, folder / "plain.onnx")
-            _optimise(folder)
+            _optimise(folder / "plain.onnx")
+            for file in folder.glob("plain.*"):
+                file.unlink()
 
         return build
 
     def _parts(self, source: Source) -> list[str]:
         chosen, mask = self._options, self._settings.mask_input
-        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask}"
+        kept = f"{' '.join(chosen.keep_fp32)} {calibration.identity(chosen, self._settings)}"
+        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask} {kept}"
         version, task = str(_library().__version__), self._settings.task
         return [source.digest, "onnxruntime", LAYOUT, version, task, graph, staging.processor()]
 
@@ -181,9 +201,9 @@ class ONNXRuntimeEngine:
         return values.ortvalue_from_numpy(array)
 
 
-def _optimise(folder: Path) -> None:
-    """plain.onnx becomes model.onnx, with its weights in model.weights."""
-    library = _library()
+def _optimise(plain: Path) -> None:
+    """Writes model.onnx beside it, with its weights in model.weights."""
+    library, folder = _library(), plain.parent
     made = library.SessionOptions()
     made.log_severity_level = ERRORS_ONLY
     made.graph_optimization_level = library.GraphOptimizationLevel.ORT_ENABLE_ALL
@@ -191,9 +211,16 @@ def _optimise(folder: Path) -> None:
     made.add_session_config_entry(
         "session.optimized_model_external_initializers_file_name", "model.weights"
     )
-    _session(library, folder / "plain.onnx", made)
-    for file in folder.glob("plain.*"):
-        file.unlink()
+    _session(library, plain, made)
+
+
+def plain_session(file: Path) -> Any:
+    """Of the graph as it is stored, without optimisations."""
+    library = _library()
+    made = library.SessionOptions()
+    made.log_severity_level = ERRORS_ONLY
+    made.graph_optimization_level = library.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return _session(library, file, made)
 
 
 def _session(library: Any, file: Path, session_options: Any) -> Any:

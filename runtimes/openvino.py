@@ -12,6 +12,7 @@ of dynamic shapes and of model caching.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -23,7 +24,17 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from runtimes import bert_graph, openvino_model, options, pinning, shapes, staging
+from runtimes import (
+    bert_graph,
+    calibration,
+    onnx_int8,
+    onnx_model,
+    openvino_model,
+    options,
+    pinning,
+    shapes,
+    staging,
+)
 from runtimes.dense import follows_length
 from runtimes.errors import LoadError, RunError
 from runtimes.graph_options import GraphOptions
@@ -36,10 +47,11 @@ from runtimes.source import Source, SourceKind, inspect
 from runtimes.types import Limits, RuntimeSettings, StageTimes
 
 Array = np.ndarray[Any, Any]
-HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
-CAPABILITIES = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16"}
+# Of int8, what is not in 8 bits computes in fp32.
+HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "f32"}
+CAPABILITIES = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16", "int8": "INT8"}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-LAYOUT = "1"  # of a staged entry; raised when what is built for the same inputs changes
+LAYOUT = "4"  # of a staged entry; raised when what is built for the same inputs changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +77,9 @@ class OpenVINORuntime(GraphRuntime):
     def _open(self) -> Engine:
         settings, core = self._settings, library().Core()
         _check_precision(core, settings.precision)
-        if settings.source is None:
-            raise LoadError("the openvino runtime needs a source")
-        source = inspect(settings.source, settings.cache_dir)
+        calibration.check(settings.precision, self._options)
         settings.progress("staging", 0.0)
-        entry = staging.staged(settings.cache_dir, self._parts(source), self._stage(source))
+        entry, source = self.staged(), self._source()
         settings.progress("staging", 1.0)
         settings.progress("compiling", 0.0)
         claim = pinning.claim(self._own.pin, self._threads(), settings.cache_dir / "pins")
@@ -85,16 +95,42 @@ class OpenVINORuntime(GraphRuntime):
         settings.progress("compiling", 1.0)
         return engine
 
+    def staged(self) -> Path:
+        """The folder of model.xml, converted now or earlier. Raises `LoadError`."""
+        source = self._source()
+        return staging.staged(self._settings.cache_dir, self._parts(source), self._stage(source))
+
+    def _source(self) -> Source:
+        if self._settings.source is None:
+            raise LoadError("the openvino runtime needs a source")
+        return inspect(self._settings.source, self._settings.cache_dir)
+
     def _stage(self, source: Source) -> Any:
         def build(folder: Path) -> None:
+            if self._settings.precision == "int8":
+                self._quantise(source, folder)
+                return
             model = openvino_model.read(source, self._settings, self._options)
-            openvino_model.save(model, folder / "model.xml")
+            openvino_model.save(model, folder / "model.xml", self._own.keep_fp32)
 
         return build
 
+    def _quantise(self, source: Source, folder: Path) -> None:
+        """From the same ONNX graph that ONNX Runtime would quantise."""
+        if source.kind is SourceKind.OPENVINO_IR:
+            raise LoadError(
+                f"{source.path}: precision int8 takes a folder or an ONNX file, not OpenVINO IR; "
+                "an IR that is quantised already runs at fp32"
+            )
+        graph = onnx_model.read(source, self._settings, self._options)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            file = onnx_int8.build(graph, Path(scratch), self._settings, self._options)
+            openvino_model.save(library().Core().read_model(str(file)), folder / "model.xml")
+
     def _parts(self, source: Source) -> list[str]:
         chosen, mask = self._options, self._settings.mask_input
-        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask}"
+        kept = f"{' '.join(chosen.keep_fp32)} {calibration.identity(chosen, self._settings)}"
+        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask} {kept}"
         version = library().get_version()
         precision = f"{self._settings.task} {self._settings.precision}"
         return [source.digest, "openvino", LAYOUT, version, precision, graph, staging.processor()]

@@ -9,9 +9,12 @@ It compiles nothing. What cannot be read is a `LoadError` that names what would 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from runtimes import bert_graph, pooling
 from runtimes.errors import LoadError
@@ -55,9 +58,30 @@ def read(source: Source, settings: RuntimeSettings, options: GraphOptions) -> An
     return _embedding(model, settings, options) if settings.task == "embed" else model
 
 
-def save(model: Any, file: Path) -> None:
-    """IR beside its weights, which stay float32: compressed ones cost accuracy unasked."""
+def save(model: Any, file: Path, keep_fp32: Sequence[str] = ()) -> None:
+    """IR beside its weights, which stay float32: compressed ones cost accuracy unasked.
+    `keep_fp32`: operations that compute in float32 at any precision; `LoadError` for none such."""
+    _number(model)
     library().save_model(model, str(file), compress_to_fp16=False)
+    if keep_fp32:
+        _mark_precise(file, keep_fp32)
+
+
+def _mark_precise(file: Path, names: Sequence[str]) -> None:
+    """OpenVINO's own mark, which its Python API cannot set and its stored form can."""
+    tree = ElementTree.parse(file)
+    layers = {layer.get("name"): layer for layer in tree.iter("layer")}
+    for name in names:
+        if name not in layers:
+            close = difflib.get_close_matches(name, [each for each in layers if each], n=3)
+            hint = f", did you mean {' or '.join(close)}?" if close else ""
+            raise LoadError(f"option 'keep_fp32': the model has no operation '{name}'{hint}")
+        info = layers[name].find("rt_info")
+        if info is None:
+            info = ElementTree.Element("rt_info")
+            layers[name].insert(0, info)
+        ElementTree.SubElement(info, "attribute", {"name": "precise", "version": "0"})
+    tree.write(file)
 
 
 def facts(model: Any, max_length: int | None) -> GraphFacts:
@@ -77,6 +101,16 @@ def _spec(port: Any) -> TensorSpec:
         raise LoadError(f"'{name}' has no fixed number of axes")
     sizes = tuple(-1 if size.is_dynamic else size.get_length() for size in shape)
     return TensorSpec(name, DATATYPES[kind], sizes)
+
+
+def _number(model: Any) -> None:
+    """Operations that were given no name are called by kind and place: the numbers that the library
+    gives them differ from run to run."""
+    for place, node in enumerate(model.get_ordered_ops()):
+        kind = node.get_type_name()
+        unnamed = re.fullmatch(rf"{kind}_\d+", node.get_friendly_name())
+        if unnamed and kind not in ("Parameter", "Constant", "Result"):
+            node.set_friendly_name(f"{kind}_{place}")
 
 
 def _name_ports(model: Any) -> None:

@@ -8,6 +8,7 @@ its queue is of batches or of streams is known here, and by those who submit to 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol, cast
@@ -20,6 +21,7 @@ from deployments.queues.ledger import ReplicaBook, RunningReplica
 from deployments.queues.model_queue import ModelQueue
 from deployments.queues.stream_queue import StreamQueue
 from deployments.queues.tickets import BatchRecord, Terms
+from deployments.record.recorder import Recorder
 from deployments.scheduling import Home, dispatcher_settings
 from routers.settings import DispatcherSettings
 
@@ -79,6 +81,7 @@ class ServedModel:
                 on_batch=lambda record: on_batch(description.name, record),
             )
             self._rungs = Rungs(description, self.queue.cancel)
+        self.recorder = self._recorder()
         self._stop_listening = book.listen(self._heard)
 
     @property
@@ -123,6 +126,9 @@ class ServedModel:
         self.tokenizer = tokenizer
         if self._rungs is not None:
             self._rungs.adopt(description)
+        if description.recording != known.recording:
+            self.end_recording()
+            self.recorder = self._recorder()
         self.queue.adopt(self._settings(), terms(description))
         self._heard(self._running)
 
@@ -139,6 +145,18 @@ class ServedModel:
     def close(self) -> None:
         self._stop_listening()
         self.queue.close()
+        self.end_recording()
+
+    def _recorder(self) -> Recorder | None:
+        """None where the model's settings do not ask for one."""
+        recording = self.description.recording
+        return None if recording is None else Recorder(recording, self._home.gateway)
+
+    def end_recording(self) -> None:
+        """What was kept is written, in a while."""
+        if self.recorder is not None:
+            # It may wait for a disk, the loop may not.
+            threading.Thread(target=self.recorder.close, name="record-end").start()
 
     def _settings(self) -> DispatcherSettings:
         """A profile is kept as long as the model is the same: one that another replica measured

@@ -156,6 +156,10 @@ class StreamCalls:
             self._close(run, LeaseEnd.LOST)
             await self._abort(replica_id, lease_id)  # it may have taken it all the same
             return
+        except Exception:
+            logger.exception("a request could not be sent")
+            self._close(run, LeaseEnd.LOST)
+            return
         run.begun = True
         if lease_id not in self._runs:
             return  # it was short: its last piece came first
@@ -178,6 +182,8 @@ class StreamCalls:
                 await self._read(link)
             except _BROKEN as broken:
                 logger.warning("the stream of replica %s broke: %s", link.replica_id, broken)
+            except Exception:
+                logger.exception("what replica %s said could not be taken in", link.replica_id)
             self._broke(link)
             await asyncio.sleep(_AGAIN_S)
         self._links.pop(link.replica_id, None)

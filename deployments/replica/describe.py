@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from deployments.description import Generating, Ladder, ModelDescription
+from deployments.description import Generating, Ladder, ModelDescription, Recording
 from deployments.preprocess import done_here
 from deployments.replica.image_model import (
     classes,
@@ -99,6 +99,7 @@ def describe(
         max_rows=limits.max_rows,
         profile=profile,
         ladder=_ladder(model),
+        recording=_recording(model),
         image=image_input(model.image, limits),
         classes=classes(model.classify, limits, path) if model.task == "classify" else None,
     )
@@ -194,6 +195,14 @@ def _embed_output(limits: Limits) -> TensorSpec:
         if len(spec.shape) == 2 and spec.shape[-1] > 0:
             return spec
     raise LoadError("task embed needs an output of shape [batch, width]; the model has none")
+
+
+def _recording(model: ModelSettings) -> Recording | None:
+    record = model.record
+    if record.folder is None:
+        return None
+    edges = bucket_edges(model.lengths)
+    return Recording(record.folder, edges, record.max_rows, record.max_bytes, record.max_requests)
 
 
 def _ladder(model: ModelSettings) -> Ladder:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from deployments.settings.generation import GenerationSettings
 from deployments.settings.ladder import CacheSettings
 from deployments.settings.lengths import LengthSettings
+from deployments.settings.record import RecordSettings
 from deployments.settings.scheduling import BatchSettings, HedgeSettings
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ def _of_streams(model: ModelSettings) -> Iterator[Complaint]:
         yield ("cache",), "must be left out: answers that stream are not kept"
     if model.accept.asked:
         yield ("accept",), "must be left out: answers of an engine have no bounds to be held to"
+    if model.record != RecordSettings():
+        yield ("record",), "must be left out: prompts are not kept"
     if model.coalesce:
         yield ("coalesce",), "must be left out: answers that stream are not shared"
     plain = LengthSettings(max=model.lengths.max)

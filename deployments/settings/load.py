@@ -120,6 +120,9 @@ def _make_sources_absolute(data: Any, folder: Path) -> None:
             accept = model.get("accept")
             _make_absolute(model, ("source",), folder)
             _make_absolute(accept if isinstance(accept, dict) else {}, PATHS, folder)
+            record, options = model.get("record"), model.get("options")
+            _make_absolute(record if isinstance(record, dict) else {}, ("folder",), folder)
+            _make_absolute(options if isinstance(options, dict) else {}, ("calibration",), folder)
 
 
 def _make_absolute(section: dict[str, Any], names: Collection[str], folder: Path) -> None:

@@ -18,6 +18,7 @@ from deployments.settings.generation import GenerationSettings
 from deployments.settings.image import ImageSettings
 from deployments.settings.ladder import CacheSettings
 from deployments.settings.lengths import LengthSettings
+from deployments.settings.record import RecordSettings
 from deployments.settings.scheduling import (
     AdmissionSettings,
     BatchSettings,
@@ -195,6 +196,10 @@ class ModelSettings(Section):
         default_factory=AcceptSettings,
         description="What the model must agree with before it may serve; left out or empty, "
         "nothing: see docs/verify.md.",
+    )
+    record: RecordSettings = Field(
+        default_factory=RecordSettings,
+        description="What is kept of callers' requests, for calibration and replay.",
     )
     cache: CacheSettings = Field(
         default_factory=CacheSettings,

@@ -61,6 +61,14 @@ def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str
             catalog.check(model.runtime, options, model.precision, model.task)
         except LoadError as error:
             return [(at, str(error))]
+    generates = model.task == catalog.GENERATE
+    wrong = (
+        None
+        if generates
+        else catalog.calibration_complaint(model.runtime, model.options, model.precision)
+    )
+    if wrong:
+        return [("options", wrong)]
     missing = catalog.available(model.runtime, model.task) if here else None
     return [("runtime", missing)] if missing else []
 

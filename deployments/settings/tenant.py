@@ -84,6 +84,10 @@ class TenantSettings(Section):
     models: Annotated[tuple[str, ...], BeforeValidator(listed)] | None = Field(
         default=None, description="Models it may use; unset, all of them."
     )
+    record: bool = Field(
+        default=True,
+        description="Whether models that record (`models.<name>.record`) may keep its requests.",
+    )
     keys: Annotated[tuple[KeyHash, ...], BeforeValidator(listed)] = Field(
         default=(), description="Hashes of its keys, `sha256:` and 64 hex digits each."
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,25 @@ from deployments.replica import describe
 from deployments.settings import ModelSettings, load
 from deployments.settings.made import cache_dir
 from deployments.verify.errors import CannotVerify
+from deployments.verify.layers import lines as layer_lines
+from deployments.verify.layers import look
+from deployments.verify.sample_file import Reading
 from deployments.verify.verification import Asked, Report, verify
 from deployments.verify.wishes import of_command_line
 from runtimes import catalog
+from runtimes.types import RuntimeSettings
 
 Note = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where the report goes besides the terminal. `as_json`: printed instead of tables."""
+    """Where the report goes besides the terminal. `as_json`: printed instead of tables. `layers`:
+    whether the tensors inside are looked at too."""
 
     report: Path | None = None
     as_json: bool = False
+    layers: bool = False
 
 
 def run(file: Path, name: str, given: Mapping[str, Any], written: Written) -> int:
@@ -42,13 +49,19 @@ def run(file: Path, name: str, given: Mapping[str, Any], written: Written) -> in
     model = chosen(file, name)
     asked = of_command_line(model.accept, given)
     with shown_progress(name) as note:
-        report = verified(name, model, asked, note)
+        settings = describe.runtime_settings(name, model, cache_dir(), note)
+        reading = Reading(describe.tokenizer_bytes(settings.source), model.image)
+        report = verified(settings, asked, reading)
+        note("layers", 0.0)
+        looked = look(settings, report, asked, reading) if written.layers else None
     if written.report is not None:
         verify_report.write(report, written.report)
     if written.as_json:
         click.echo(verify_report.as_json(report))
     else:
         verify_report.show(report)
+    for line in [] if looked is None else layer_lines(looked):
+        click.echo(line, err=written.as_json)
     return 0 if report.verdict.accepted else 1
 
 
@@ -60,13 +73,12 @@ def chosen(file: Path, name: str) -> ModelSettings:
     return models[name]
 
 
-def verified(name: str, model: ModelSettings, asked: Asked, note: Note) -> Report:
-    settings = describe.runtime_settings(name, model, cache_dir(), note)
+def verified(settings: RuntimeSettings, asked: Asked, reading: Reading) -> Report:
     candidate = catalog.create(settings)
     candidate.load()
     try:
-        tokenizer = describe.tokenizer_bytes(settings.source)
-        return verify(settings, candidate, asked, tokenizer, lambda share: note("verifying", share))
+        progress = partial(settings.progress, "verifying")
+        return verify(settings, candidate, asked, reading, progress)
     finally:
         candidate.close()
 

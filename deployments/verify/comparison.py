@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from deployments.verify.agreement import Gathered, Interval, Tolerances, Verdict
-from deployments.verify.errors import CannotVerify
+from deployments.verify.errors import CannotVerify, NotAccepted
 from deployments.verify.samples import Sample, batch_of, batches
-from runtimes.errors import RunError, RuntimeFault
+from runtimes.errors import LoadError, RunError, RuntimeFault
 from runtimes.types import Batch, Limits, Ragged, Result, Runtime
 
 Array = np.ndarray[Any, Any]
@@ -38,15 +38,15 @@ def compare(
     reference: Runtime, candidate: Runtime, plan: Plan, progress: Callable[[float], None]
 ) -> Verdict:
     """Both loaded. `progress`: share of the samples that have run. Raises `CannotVerify` where one
-    side does not take them."""
+    side does not take them, `NotAccepted` where the candidate fails on them."""
     limits, gathered = candidate.limits(), Gathered()
     pairs = matched(reference.limits(), limits)
     done = 0
     for interval, places in batches(plan.samples, plan.among, plan.max_size, plan.max_tokens):
         chosen = [plan.samples[place] for place in places]
         batch = batch_of(limits, chosen)
-        wanted = _run(reference, batch, "the reference")
-        found = _run(candidate, batch, "the model")
+        wanted = _run(reference, batch, "the reference", CannotVerify)
+        found = _run(candidate, batch, "the model", NotAccepted)
         for theirs, ours in pairs:
             left, right = (
                 rows_of(wanted.outputs[theirs]),
@@ -86,10 +86,10 @@ def rows_of(ragged: Ragged) -> list[Array]:
     return rows
 
 
-def _run(runtime: Runtime, batch: Batch, who: str) -> Result:
+def _run(runtime: Runtime, batch: Batch, who: str, failed: type[LoadError]) -> Result:
     try:
         return runtime.run(batch)
     except RunError as error:
-        raise CannotVerify(f"{who} fails on a batch of {batch.rows}: {error}") from error
+        raise failed(f"{who} fails on a batch of {batch.rows}: {error}") from error
     except RuntimeFault as error:
         raise CannotVerify(f"{who} does not take the samples: {error}") from error

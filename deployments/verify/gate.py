@@ -18,9 +18,10 @@ from deployments.replica.describe import tokenizer_bytes
 from deployments.settings import ModelSettings
 from deployments.verify.errors import NotAccepted
 from deployments.verify.reference import reference_for
+from deployments.verify.sample_file import Reading
 from deployments.verify.verification import Asked, verify
 from deployments.verify.wishes import of_settings
-from runtimes import catalog, fingerprint, source, staging
+from runtimes import calibration, catalog, fingerprint, source, staging
 from runtimes.digest import digest_of
 from runtimes.types import Runtime, RuntimeSettings
 
@@ -37,9 +38,9 @@ def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> 
     settings.progress("verifying", 0.0)
 
     def build(folder: Path) -> None:
-        tokenizer = tokenizer_bytes(settings.source)
+        reading = Reading(tokenizer_bytes(settings.source), model.image)
         report = verify(
-            settings, runtime, asked, tokenizer, lambda share: settings.progress("verifying", share)
+            settings, runtime, asked, reading, lambda share: settings.progress("verifying", share)
         )
         (folder / FILE).write_text(verify_report.as_json(report), encoding="utf-8")
 
@@ -72,7 +73,18 @@ def _side(settings: RuntimeSettings) -> list[str]:
     options = json.dumps(dict(settings.options), sort_keys=True, default=str)
     version = catalog.version(settings.runtime)
     texts = str(fingerprint.tokenizer(settings.source))
-    return [artifact, texts, settings.runtime, version, settings.precision, settings.task, options]
+    ranges = _ranges(settings)
+    how = [settings.runtime, version, settings.precision, settings.task]
+    return [artifact, texts, ranges, options, *how]
+
+
+def _ranges(settings: RuntimeSettings) -> str:
+    """The content of what the model is calibrated with."""
+    named = settings.options.get("calibration")
+    if named is None:
+        return ""
+    file = calibration.file_of(named)
+    return digest_of([file], file.parent, settings.cache_dir)
 
 
 def _contents(files: Sequence[Path]) -> list[Path]:

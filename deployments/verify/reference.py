@@ -24,7 +24,8 @@ PREFERRED: dict[SourceKind, tuple[str, ...]] = {
     SourceKind.OPENVINO_IR: ("openvino",),
     SourceKind.TORCH_EXPORT: ("torch",),
 }
-GRAPH_OPTIONS = ("pooling", "normalize", "embed_output")
+POOLING = ("pooling", "normalize", "embed_output")
+GRAPH_OPTIONS = (*POOLING, "layout")
 GRAPH_RUNTIMES = ("onnxruntime", "openvino")
 
 
@@ -66,6 +67,10 @@ def said(settings: RuntimeSettings) -> str:
 def named(against: str, *, here: bool = True) -> tuple[str, str]:
     """Runtime and precision. Raises `CannotVerify`. `here`: it must be installed."""
     runtime, _, precision = against.partition(":")
+    if runtime in catalog.names() and not any(runtime in able for able in PREFERRED.values()):
+        raise CannotVerify(
+            f"{against!r} can be no reference; {', '.join(PREFERRED[SourceKind.HUGGING_FACE])} can"
+        )
     try:
         catalog.check(runtime, {}, precision or "fp32")
     except LoadError as error:
@@ -91,7 +96,7 @@ def _chosen(candidate: RuntimeSettings, place: Path) -> tuple[str, str]:
 
 
 def _fit(candidate: RuntimeSettings, kind: SourceKind) -> Iterator[str]:
-    asks_pooling = any(candidate.options.get(name) is not None for name in GRAPH_OPTIONS)
+    asks_pooling = any(candidate.options.get(name) is not None for name in POOLING)
     for runtime in PREFERRED[kind]:
         if runtime in GRAPH_RUNTIMES or not asks_pooling:
             yield runtime

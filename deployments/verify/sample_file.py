@@ -1,47 +1,59 @@
 """Which rows did the user give to be compared?
 
-Three kinds: JSON lines, each `{"text": …}` (tokenised as the service would), `{"ids": […]}` or
-`{"inputs": {name: nested lists}}`; `.npz` with an array of rows for each input; the folder that
-`headrace record` writes, whose `.npz` is ragged: `NAME` flat, `NAME.shapes` a line a row. Rows are
-checked against what the model declares, so that a mistake is the file's line and not a failed run.
-Nothing is unpickled.
+Three kinds: JSON lines, each `{"text": …}` or `{"image": file}` (made into tensors as the service
+would), `{"ids": […]}` or `{"inputs": {name: nested lists}}`; `.npz` with an array of rows for each
+input; the folder that `headrace record` writes, whose `.npz` is ragged (`runtimes.ragged_file`).
+Rows are checked against what the model declares, so that a mistake is the file's line and not a
+failed run. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from deployments.errors import BadRequest
+from deployments.preprocess.images import prepared
 from deployments.preprocess.tokenizer import TextTokenizer
+from deployments.replica.image_model import image_input
+from deployments.settings.image import ImageSettings
 from deployments.verify.errors import CannotVerify
 from deployments.verify.samples import Sample
+from runtimes import ragged_file
 from runtimes.datatypes import DTYPES
+from runtimes.errors import LoadError
 from runtimes.types import Limits, TensorSpec
 
-RECORDED = "samples.npz"
-SHAPES = ".shapes"
 _CACHE_BYTES = 0
+KINDS = {"text", "image", "ids", "inputs"}
 
 Array = np.ndarray[Any, Any]
 
 
-class SampleFile:
-    """`tokenizer`: tokenizer.json's bytes, empty for a model without texts."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How texts and images become rows: tokenizer.json's bytes, empty for a model without texts;
+    the settings' image section, None for a model without images."""
 
-    def __init__(self, limits: Limits, tokenizer: bytes) -> None:
+    tokenizer: bytes = b""
+    image: ImageSettings | None = None
+
+
+class SampleFile:
+    def __init__(self, limits: Limits, reading: Reading) -> None:
         self._limits = limits
-        self._tokenizer = tokenizer
+        self._tokenizer = reading.tokenizer
+        self._image = image_input(reading.image, limits)
         self._texts: TextTokenizer | None = None
 
     def read(self, path: Path) -> list[Sample]:
         """Every row of the file. Raises `CannotVerify` with its line or row."""
-        file = path / RECORDED if path.is_dir() else path
+        file = path / ragged_file.FILE if path.is_dir() else path
         if not file.is_file():
             raise CannotVerify(f"{file}: no such file; must be .jsonl, .npz or a recorded folder")
         if file.suffix == ".npz":
@@ -59,19 +71,21 @@ class SampleFile:
         for number, line in enumerate(file.read_text("utf-8", "replace").splitlines(), 1):
             if line.strip():
                 where = f"{file}:{number}"
-                yield where, self._of_line(where, line)
+                yield where, self._of_line(where, line, file.parent)
 
-    def _of_line(self, where: str, line: str) -> Mapping[str, Array]:
+    def _of_line(self, where: str, line: str, folder: Path) -> Mapping[str, Array]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise CannotVerify(f"{where}: is no JSON: {error}") from None
-        kinds = {"text", "ids", "inputs"} & set(row) if isinstance(row, dict) else set()
+        kinds = KINDS & set(row) if isinstance(row, dict) else set()
         if len(kinds) != 1:
-            raise CannotVerify(f"{where}: must be an object with text, ids or inputs")
+            raise CannotVerify(f"{where}: must be an object with text, image, ids or inputs")
         (kind,) = kinds
         if kind == "text":
             return self._of_text(where, row["text"])
+        if kind == "image":
+            return self._of_image(where, row["image"], folder)
         if kind == "ids":
             return {self._length_input(where): self._array(where, "ids", row["ids"])}
         if not isinstance(row["inputs"], dict):
@@ -91,6 +105,16 @@ class SampleFile:
         except BadRequest as error:
             raise CannotVerify(f"{where}: {str(error).replace('input[0]', 'the text')}") from None
         return {self._length_input(where): ids}
+
+    def _of_image(self, where: str, named: Any, folder: Path) -> Mapping[str, Array]:
+        if self._image is None or not isinstance(named, str):
+            raise CannotVerify(
+                f"{where}: image must be a file, of a model whose settings say image"
+            )
+        try:
+            return {self._image.input: prepared(self._image, (folder / named).read_bytes(), named)}
+        except (OSError, BadRequest) as error:
+            raise CannotVerify(f"{where}: {error}") from None
 
     def _length_input(self, where: str) -> str:
         if self._limits.length_input is None:
@@ -121,36 +145,22 @@ class SampleFile:
 
     def _arrays(self, file: Path) -> Iterator[tuple[str, Mapping[str, Array]]]:
         try:
-            with np.load(file, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise CannotVerify(f"{file}: cannot be read: {error}") from None
-        columns = {
-            name: self._column(file, name, array, arrays.get(name + SHAPES))
-            for name, array in arrays.items()
-            if not name.endswith(SHAPES)
-        }
-        counts = {name: len(rows) for name, rows in columns.items()}
-        if len(set(counts.values())) > 1:
-            raise CannotVerify(f"{file}: its arrays have unlike numbers of rows: {counts}")
-        for row in range(next(iter(counts.values()), 0)):
+            stored = ragged_file.read(file)
+        except LoadError as error:
+            raise CannotVerify(str(error)) from None
+        columns = {name: self._column(file, name, rows) for name, rows in stored.items()}
+        for row in range(min(map(len, columns.values()), default=0)):
             yield f"{file}, row {row}", {name: rows[row] for name, rows in columns.items()}
 
-    def _column(self, file: Path, name: str, array: Array, shapes: Array | None) -> list[Array]:
-        spec = self._spec(str(file), name)
-        if array.dtype.kind == "S":
-            array = array.astype(object)
-        elif not np.can_cast(array.dtype, DTYPES[spec.datatype], "same_kind"):
-            raise CannotVerify(f"{file}: {name} is {array.dtype}, it must be {spec.datatype}")
-        else:
-            array = array.astype(DTYPES[spec.datatype])
-        if shapes is None:
-            return list(array)
-        sizes = shapes.prod(axis=1)
-        if array.ndim != 1 or int(sizes.sum()) != array.size:
-            raise CannotVerify(f"{file}: {name}{SHAPES} does not fit {name}")
-        parts = np.split(array, np.cumsum(sizes)[:-1])
-        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    def _column(self, file: Path, name: str, rows: list[Array]) -> list[Array]:
+        wanted = DTYPES[self._spec(str(file), name).datatype]
+        found = rows[0].dtype if rows else wanted
+        if found.kind == "S" and wanted.kind == "O":
+            return [row.astype(object) for row in rows]
+        if not np.can_cast(found, wanted, "same_kind"):
+            datatype = self._spec(str(file), name).datatype
+            raise CannotVerify(f"{file}: {name} is {found}, it must be {datatype}")
+        return [row.astype(wanted) for row in rows]
 
     def _sample(self, where: str, row: Mapping[str, Array]) -> Sample:
         limits = self._limits
@@ -167,6 +177,8 @@ class SampleFile:
         missing = [n for n in specs if n not in row and n not in limits.optional_inputs]
         if missing:
             raise CannotVerify(f"{where}: lacks the input {', '.join(missing)}")
+        if limits.row_shapes is not None:
+            return Sample(row, self._shaped(where, row[limits.row_shapes.input or ""]), drawn=False)
         if limits.length_input is None:
             return Sample(row, 1, drawn=False)
         length = row[limits.length_input].shape[limits.length_axis - 1]
@@ -175,3 +187,11 @@ class SampleFile:
                 f"{where}: has {length} tokens; the model takes 1 to {limits.max_length}"
             )
         return Sample(row, length, drawn=False)
+
+    def _shaped(self, where: str, array: Array) -> int:
+        """The length of a row whose shape decides it."""
+        assert self._limits.row_shapes is not None
+        known = {shape: length for length, shape in self._limits.row_shapes.shapes}
+        if array.shape not in known:
+            raise CannotVerify(f"{where}: is {array.shape}, it must be one of {list(known)}")
+        return known[array.shape]

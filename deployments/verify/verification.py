@@ -17,7 +17,7 @@ from deployments.verify.agreement import Interval, Tolerances, Verdict
 from deployments.verify.comparison import Plan, compare
 from deployments.verify.errors import CannotVerify
 from deployments.verify.reference import reference_for, said
-from deployments.verify.sample_file import SampleFile
+from deployments.verify.sample_file import Reading, SampleFile
 from deployments.verify.samples import LEAST, Sample, completed, drawn, intervals
 from runtimes import catalog
 from runtimes.types import Limits, Runtime, RuntimeSettings
@@ -52,10 +52,10 @@ def verify(
     settings: RuntimeSettings,
     candidate: Runtime,
     asked: Asked,
-    tokenizer: bytes,
+    reading: Reading,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Report:
-    """`candidate` is loaded from `settings`. `tokenizer`: tokenizer.json's bytes or none.
+    """`candidate` is loaded from `settings`. `reading`: what samples of a file become.
     `progress`: share done. Raises `CannotVerify`, and what loading the reference raises."""
     quiet = replace(settings, progress=lambda phase, fraction: None)
     wanted = reference_for(quiet, asked.against, asked.artifact)
@@ -64,8 +64,9 @@ def verify(
     try:
         limits = _known_bounds(reference.limits(), candidate.limits())
         among = intervals(limits, settings.edges)
-        samples = samples_for(asked, limits, among, tokenizer)
-        plan = Plan(samples, among, settings.max_size, settings.max_tokens, asked.tolerances)
+        samples = samples_for(asked, limits, among, reading)
+        size = min(settings.max_size, limits.max_rows or settings.max_size)
+        plan = Plan(samples, among, size, settings.max_tokens, asked.tolerances)
         verdict = compare(reference, candidate, plan, progress)
     finally:
         reference.close()
@@ -73,14 +74,28 @@ def verify(
     return Report(settings.name, said(settings), said(wanted), verdict, asked.tolerances, given)
 
 
+def samples_of(
+    settings: RuntimeSettings, candidate: Runtime, asked: Asked, reading: Reading
+) -> tuple[Limits, list[Sample]]:
+    """What `verify` runs, in its order, with limits that hold for both sides."""
+    wanted = reference_for(settings, asked.against, asked.artifact)
+    reference = catalog.create(wanted)
+    reference.load()
+    try:
+        limits = _known_bounds(reference.limits(), candidate.limits())
+    finally:
+        reference.close()
+    return limits, samples_for(asked, limits, intervals(limits, settings.edges), reading)
+
+
 def samples_for(
-    asked: Asked, limits: Limits, among: Sequence[Interval], tokenizer: bytes
+    asked: Asked, limits: Limits, among: Sequence[Interval], reading: Reading
 ) -> list[Sample]:
     """The file's, with drawn ones where it leaves a length bucket empty; or drawn ones alone."""
     rng = np.random.default_rng(asked.seed)
     if asked.file is None:
         return drawn(limits, among, asked.count, rng)
-    given = SampleFile(limits, tokenizer).read(asked.file)
+    given = SampleFile(limits, reading).read(asked.file)
     if len(given) < asked.count:
         raise CannotVerify(
             f"{asked.file} has {len(given)} samples, a verdict takes {asked.count} at least"
@@ -89,8 +104,9 @@ def samples_for(
 
 
 def _known_bounds(reference: Limits, candidate: Limits) -> Limits:
-    """The candidate's limits; ids stay within both sides' tables."""
+    """The candidate's limits; ids stay within both sides' tables, batches within both sides'."""
     bounds = dict(candidate.id_bounds)
     for name, bound in reference.id_bounds.items():
         bounds[name] = min(bound, bounds.get(name, bound))
-    return replace(candidate, id_bounds=bounds)
+    rows = [side.max_rows for side in (reference, candidate) if side.max_rows is not None]
+    return replace(candidate, id_bounds=bounds, max_rows=min(rows, default=None))

@@ -14,7 +14,7 @@ from loadtests.commands.options import FILE, playing
 from loadtests.goodput import LEAST, Search, search
 from loadtests.goodput_trials import Trials
 from loadtests.results.record import Record
-from loadtests.run import Asked, AskedWrongly, prepare
+from loadtests.run import Asked, AskedWrongly, Ready, prepare
 
 
 @click.command()
@@ -33,15 +33,23 @@ def goodput(asked: Asked, pause_s: float, path: Path | None, **bounds: float) ->
     except ValueError as error:
         raise AskedWrongly(str(error)) from None
     ready = prepare(asked)
-    if ready.slo_s is None:
+    if ready.slo_s is None and not ready.tokens:
         raise AskedWrongly("--slo-ms is missing; neither it nor the settings file says a limit")
     found = search(Trials(ready, pause_s, tell).measure, wanted)
-    click.echo(f"goodput within {ready.slo_s * 1e3:g} ms: {found}")
+    click.echo(f"goodput {limits(ready)}: {found}")
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         said = asdict(found) | {"fails": None if found.fails == inf else found.fails}
-        path.write_text(json.dumps(said | {"slo_ms": ready.slo_s * 1e3}, indent=1) + "\n")
+        slo_ms = None if ready.slo_s is None else ready.slo_s * 1e3
+        path.write_text(json.dumps(said | {"slo_ms": slo_ms}, indent=1) + "\n")
     sys.exit(0 if found.holds else 1)
+
+
+def limits(ready: Ready) -> str:
+    parts = [] if ready.slo_s is None else [f"within {ready.slo_s * 1e3:g} ms"]
+    if ready.tokens:
+        parts.append(f"with {ready.tokens.words()}")
+    return " ".join(parts)
 
 
 def tell(rate: float, record: Record) -> None:

@@ -26,6 +26,8 @@ _OPTIONS = (
     click.option("--adapter", default="", help="YAML of a `custom` protocol."),
     click.option("--model", default="", help="The model; unset, the scenario's."),
     click.option("--slo-ms", type=float, help="Latency limit, instead of the settings file's."),
+    click.option("--ttft-ms", type=float, help="Limit of the first token, as --slo-ms."),
+    click.option("--tpot-ms", type=float, help="Limit of the mean time a further token takes."),
     click.option("--seed", type=int, help="Decides every random choice, not the scenario's."),
     click.option(
         "--set", "changes", multiple=True, metavar="PATH=VALUE",
@@ -57,8 +59,9 @@ def playing(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _NAMES = {
-    "scenario", "url", "protocol", "adapter", "model", "slo_ms", "seed", "changes", "trace",
-    "headers", "keys", "extra", "stream", "processes", "connections", "timeout_s",
+    "scenario", "url", "protocol", "adapter", "model", "slo_ms", "ttft_ms", "tpot_ms", "seed",
+    "changes", "trace", "headers", "keys", "extra", "stream", "processes", "connections",
+    "timeout_s",
 }  # fmt: skip
 
 

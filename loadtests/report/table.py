@@ -35,12 +35,23 @@ def verdict(record: Record) -> str:
     total = record.total()
     if record.client.behind:
         return f"This run does not count: {record.client.behind}."
-    limit = "in time" if record.slo_ms is None else f"within {number(record.slo_ms)} ms"
+    limit = _limit(record)
     rate = total.offered / record.seconds if record.seconds else 0.0
     return (
         f"The run counts. {share(total)} of {total.offered:,} offered requests were answered "
         f"{limit}; {number(rate)}/s were offered for {record.seconds:,.4g} s."
     )
+
+
+def _limit(record: Record) -> str:
+    parts = []
+    if record.slo_ms is not None:
+        parts.append(f"within {number(record.slo_ms)} ms")
+    if record.ttft_ms is not None:
+        parts.append(f"with a first token within {number(record.ttft_ms)} ms")
+    if record.tpot_ms is not None:
+        parts.append(f"with {number(record.tpot_ms)} ms or less a further token")
+    return " and ".join(parts) or "in time"
 
 
 def tables(record: Record) -> list[Table]:

@@ -72,6 +72,8 @@ def warnings(a: Record, b: Record) -> Iterator[str]:
         ("protocol", a.protocol, b.protocol),
         ("model", a.model, b.model),
         ("SLO in ms", a.slo_ms, b.slo_ms),
+        ("SLO of the first token in ms", a.ttft_ms, b.ttft_ms),
+        ("SLO of further tokens in ms", a.tpot_ms, b.tpot_ms),
         ("measured time in s", a.seconds, b.seconds),
         ("number of generators", a.client.processes, b.client.processes),
     ):

@@ -1,9 +1,10 @@
 """How does a record come about? Try by try while a run goes on, in several processes, added up.
 
 A try counts by when it was meant to be sent, if that was in the measured time, retries as further
-requests. In time is an answer within its tenant's limit, all of it for a stream; without a limit
-every answer is. Rubbish counts apart. What the answers' own headers say of batches, buckets and
-waits costs about a microsecond a try. Times are the player's: seconds from the warm-up's start.
+requests. In time is an answer within its tenant's limit, all of it for a stream, and whose tokens
+kept theirs; without a limit every answer is. Rubbish counts apart. What the answers' own headers
+say of batches, buckets and waits costs about a microsecond a try. Times are the player's: seconds
+from the warm-up's start.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from loadtests.client.player import Played
 from loadtests.client.protocols.types import Heard
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.record import Cell, Client, Record, Second
+from loadtests.results.token_limits import TokenLimits
 
 TURNED_AWAY = (429, 503)
 LEAST_LAG_S = 0.005
@@ -28,12 +30,15 @@ MOST_CPU = 0.9
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What counts, and how. `slos_s`: limits by tenant, None: any answer is in time. `edges`: of
-    the length intervals; a longer length counts with the last."""
+    the length intervals; a longer length counts with the last. `tokens`: limits that a generated
+    answer has besides."""
 
     slos_s: Mapping[str, float | None]
     edges: tuple[int, ...]
     begin_s: float
     end_s: float
+    tokens: TokenLimits = field(default_factory=TokenLimits)
+    streams: bool = True
 
 
 @dataclass(slots=True)
@@ -140,7 +145,7 @@ class Keeper:
     def _answered(self, played: Played, cell: Cell, moment: _Moment) -> None:
         planned = played.planned
         slo_s = self.terms.slos_s[planned.tenant]
-        in_slo = slo_s is None or played.latency_s <= slo_s
+        in_slo = (slo_s is None or played.latency_s <= slo_s) and self._tokens_in_time(played)
         cell.in_slo += in_slo
         moment.second.in_slo += in_slo
         cell.latency.add(played.latency_s)
@@ -150,6 +155,10 @@ class Keeper:
             self._headers(played, cell)
         if played.heard is not None:
             _heard(played.heard, planned.at_s, cell)
+
+    def _tokens_in_time(self, played: Played) -> bool:
+        terms, at_s = self.terms, played.planned.at_s
+        return terms.tokens.kept(played.heard, at_s, played.latency_s, streams=terms.streams)
 
     def _headers(self, played: Played, cell: Cell) -> None:
         if (wait_ms := header(played.head, b"x-queue-wait-ms")) is not None:

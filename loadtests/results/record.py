@@ -99,6 +99,8 @@ class Record:
     versions: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     slo_ms: float | None = None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
     edges: tuple[int, ...] = ()
     cells: dict[str, dict[int, Cell]] = field(default_factory=dict)
     course: list[Second] = field(default_factory=list)

@@ -6,6 +6,7 @@ from loadtests.client.player import Played
 from loadtests.client.protocols.types import Heard
 from loadtests.results.keeper import Keeper, Terms
 from loadtests.results.record import Client, Record
+from loadtests.results.token_limits import TokenLimits
 from loadtests.traffic.plan import Planned
 
 TERMS = Terms({"a": 0.1, "b": None}, (32, 128), 10.0, 13.0)
@@ -118,3 +119,47 @@ def test_accounts_of_processes_add_up():
 def test_run_does_not_count_where_the_generator_fell_behind(late_s, left_s, cpu, full, said):
     _, keeper = kept(played(10, 1.0, taken_s=10 + late_s, left_s=10 + left_s))
     assert said in keeper.behind(0.1, cpu, full) if said else not keeper.behind(0.1, cpu, full)
+
+
+LIMITS = TokenLimits(first_s=0.5, each_s=0.02)
+
+
+@pytest.mark.parametrize(
+    ("first_s", "last_s", "tokens", "in_time"),
+    [
+        (10.5, 10.7, 11, True),
+        (10.51, 10.6, 11, False),
+        (10.1, 10.31, 11, False),
+        (10.1, 10.1, 1, True),
+        (None, None, 0, False),
+    ],
+)
+def test_a_stream_is_in_time_if_its_first_and_its_further_tokens_are(
+    first_s: float | None, last_s: float | None, tokens: int, in_time: bool
+) -> None:
+    heard = Heard(first_s, last_s, tokens)
+    assert LIMITS.kept(heard, 10.0, 9.0, streams=True) is in_time
+
+
+@pytest.mark.parametrize(("latency_s", "in_time"), [(0.7, True), (0.71, False)])
+def test_an_answer_that_is_not_streamed_has_the_time_that_both_give_it(
+    latency_s: float, in_time: bool
+) -> None:
+    heard = Heard(tokens_out=11)
+    assert LIMITS.kept(heard, 10.0, latency_s, streams=False) is in_time
+
+
+def test_limits_of_tokens_are_for_answers_that_have_some() -> None:
+    assert LIMITS.kept(None, 10.0, 9.0, streams=True)
+    assert TokenLimits().kept(Heard(), 10.0, 9.0, streams=True)
+    assert not TokenLimits()
+    assert LIMITS.words() == "a first token within 500 ms and further ones every 20 ms"
+
+
+def test_in_time_counts_both_promises() -> None:
+    keeper = Keeper(Terms({"a": None}, (32,), 10.0, 13.0, LIMITS))
+    keeper.ended(played(10, 2.0, heard=Heard(10.4, 10.5, 11)))
+    keeper.ended(played(10, 2.0, heard=Heard(10.6, 10.7, 11)))
+    record = Record("x")
+    keeper.fill(record, Client(), 3.0)
+    assert (record.total().in_slo, record.total().offered) == (1, 2)

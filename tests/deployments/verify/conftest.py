@@ -34,12 +34,21 @@ def settings_file(tmp_path: Path) -> Settings:
 @pytest.fixture
 def tokens_onnx(tmp_path: Path) -> Callable[..., Path]:
     """`input_ids` [-1, -1] → `y` [-1, 4]: the sum of its tokens' vectors of a table of 50, scaled
-    and scaled back through one intermediate tensor `large`; in float16 where `half`."""
+    and scaled back through one intermediate tensor `large`; all in float16 where `half`, `large`
+    alone where `between_half`."""
     pytest.importorskip("onnx")
     from onnx import TensorProto, helper, numpy_helper
 
-    def make(name: str = "tokens.onnx", *, scale: float = 1.0, half: bool = False) -> Path:
+    def make(
+        name: str = "tokens.onnx",
+        *,
+        scale: float = 1.0,
+        half: bool = False,
+        between_half: bool = False,
+    ) -> Path:
         dtype = np.float16 if half else np.float32
+        between = TensorProto.FLOAT16 if half or between_half else TensorProto.DOUBLE
+        real = TensorProto.FLOAT16 if half else TensorProto.FLOAT
         table = np.random.default_rng(0).normal(1, 0.1, (50, 4)).astype(dtype)
         constants = [
             numpy_helper.from_array(table, "table"),
@@ -51,7 +60,9 @@ def tokens_onnx(tmp_path: Path) -> Callable[..., Path]:
             helper.make_node("Gather", ["table", "input_ids"], ["vectors"], name="look_up"),
             helper.make_node("ReduceSum", ["vectors", "axes"], ["sum"], "add_up", keepdims=0),
             helper.make_node("Mul", ["sum", "up"], ["large"], name="scale_up"),
-            helper.make_node("Mul", ["large", "down"], ["small"], name="scale_down"),
+            helper.make_node("Cast", ["large"], ["kept"], name="narrow", to=between),
+            helper.make_node("Cast", ["kept"], ["again"], name="widen", to=real),
+            helper.make_node("Mul", ["again", "down"], ["small"], name="scale_down"),
             helper.make_node("Cast", ["small"], ["y"], name="to_float", to=TensorProto.FLOAT),
         ]
         ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["rows", "length"])

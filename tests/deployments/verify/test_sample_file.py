@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.verify.errors import CannotVerify
-from deployments.verify.sample_file import SampleFile
+from deployments.verify.sample_file import Reading, SampleFile
 from runtimes.types import Limits, TensorSpec
 
 TEXT = Limits(
@@ -37,21 +37,21 @@ def lines(tmp_path, *rows):
 
 
 def test_texts_are_tokenised_as_the_service_would(tmp_path, tokenizer):
-    (sample,) = SampleFile(TEXT, tokenizer).read(lines(tmp_path, {"text": "b a c"}))
+    (sample,) = SampleFile(TEXT, Reading(tokenizer)).read(lines(tmp_path, {"text": "b a c"}))
     assert sample.inputs["input_ids"].tolist() == [2, 1, 0]
     assert (sample.length, sample.drawn) == (3, False)
 
 
 def test_ids_and_inputs_are_taken_as_they_are(tmp_path):
     file = lines(tmp_path, {"ids": [5, 6]}, "", {"inputs": {"input_ids": [7]}})
-    one, two = SampleFile(TEXT, b"").read(file)
+    one, two = SampleFile(TEXT, Reading()).read(file)
     assert one.inputs["input_ids"].tolist() == [5, 6]
     assert two.inputs["input_ids"].dtype == np.int64
 
 
 def test_rows_without_length_have_length_one(tmp_path):
     file = lines(tmp_path, {"inputs": {"pixels": [[1, 2], [3, 4]]}})
-    (sample,) = SampleFile(IMAGE, b"").read(file)
+    (sample,) = SampleFile(IMAGE, Reading()).read(file)
     assert sample.length == 1
     assert sample.inputs["pixels"].dtype == np.float32
 
@@ -60,8 +60,8 @@ def test_rows_without_length_have_length_one(tmp_path):
     ("row", "said"),
     [
         ("{", "is no JSON"),
-        ("3", "must be an object with text, ids or inputs"),
-        ({"ids": [1], "text": "a"}, "must be an object with text, ids or inputs"),
+        ("3", "must be an object with text, image, ids or inputs"),
+        ({"ids": [1], "text": "a"}, "must be an object with text, image, ids or inputs"),
         ({"text": "a"}, "no tokenizer.json"),
         ({"ids": [1.5]}, "ids is no INT64"),
         ({"ids": ["x"]}, "ids is no INT64"),
@@ -76,20 +76,20 @@ def test_rows_without_length_have_length_one(tmp_path):
 def test_a_line_that_is_wrong_is_named_with_what_would_be_right(tmp_path, row, said):
     file = lines(tmp_path, {"ids": [1]}, row)
     with pytest.raises(CannotVerify) as refused:
-        SampleFile(TEXT, b"").read(file)
+        SampleFile(TEXT, Reading()).read(file)
     assert f"{file}:2: " in str(refused.value)
     assert said in str(refused.value)
 
 
 def test_a_text_that_is_too_long_is_refused_not_cut(tmp_path, tokenizer):
     with pytest.raises(CannotVerify, match="the text has 9 tokens; this model takes at most 8"):
-        SampleFile(TEXT, tokenizer).read(lines(tmp_path, {"text": "a " * 9}))
+        SampleFile(TEXT, Reading(tokenizer)).read(lines(tmp_path, {"text": "a " * 9}))
 
 
 def test_dense_arrays_are_a_row_each(tmp_path):
     file = tmp_path / "samples.npz"
     np.savez(file, pixels=np.arange(12, dtype=np.float32).reshape(3, 2, 2))
-    samples = SampleFile(IMAGE, b"").read(file)
+    samples = SampleFile(IMAGE, Reading()).read(file)
     assert [sample.inputs["pixels"].tolist() for sample in samples[:1]] == [[[0, 1], [2, 3]]]
     assert len(samples) == 3
 
@@ -97,7 +97,7 @@ def test_dense_arrays_are_a_row_each(tmp_path):
 def test_recorded_arrays_are_ragged(tmp_path):
     shapes = np.array([[2], [1]])
     np.savez(tmp_path / "samples.npz", **{"input_ids": [1, 2, 3], "input_ids.shapes": shapes})
-    samples = SampleFile(TEXT, b"").read(tmp_path)
+    samples = SampleFile(TEXT, Reading()).read(tmp_path)
     assert [sample.inputs["input_ids"].tolist() for sample in samples] == [[1, 2], [3]]
 
 
@@ -113,18 +113,18 @@ def test_recorded_arrays_are_ragged(tmp_path):
 def test_arrays_that_are_wrong_are_named(tmp_path, arrays, said):
     np.savez(tmp_path / "s.npz", **arrays)
     with pytest.raises(CannotVerify) as refused:
-        SampleFile(TEXT, b"").read(tmp_path / "s.npz")
+        SampleFile(TEXT, Reading()).read(tmp_path / "s.npz")
     assert said in str(refused.value)
 
 
 def test_a_pickle_is_not_opened(tmp_path):
     np.savez(tmp_path / "s.npz", input_ids=np.array([{}], object))
     with pytest.raises(CannotVerify, match="cannot be read"):
-        SampleFile(TEXT, b"").read(tmp_path / "s.npz")
+        SampleFile(TEXT, Reading()).read(tmp_path / "s.npz")
 
 
 @pytest.mark.parametrize("name", ["none.npz", "model.onnx", "."])
 def test_what_is_no_file_of_samples_says_what_would_be(tmp_path, name):
     (tmp_path / "model.onnx").write_bytes(b"")
     with pytest.raises(CannotVerify, match=r"must be \.jsonl, \.npz or a recorded folder"):
-        SampleFile(TEXT, b"").read(tmp_path / name)
+        SampleFile(TEXT, Reading()).read(tmp_path / name)

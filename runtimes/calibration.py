@@ -1,0 +1,166 @@
+"""Which rows does a backend see before it rounds to eight bits, and are they what it will serve?
+
+Read from what `headrace record` kept of real traffic, or from an `.npz` of like shape. Ranges are
+taken from these rows: values that only long rows reach are cut off where none was among them, and
+nothing in the averages would show it. So a calibration without rows of the longest length bucket is
+refused unless the settings insist; verification then has the last word.
+
+It measures no ranges itself. Rows are spread evenly over the length buckets, 256 at most.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtimes import ragged_file
+from runtimes.bert_graph import ATTENTION_MASK, INPUT_IDS
+from runtimes.digest import digest_of
+from runtimes.errors import LoadError
+from runtimes.graph_options import GraphOptions
+from runtimes.types import RuntimeSettings
+
+LEAST_ROWS = 32
+LEAST_LONGEST = 4
+MOST_ROWS = 256
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInput:
+    """An input of the graph to be calibrated: its name, numpy type and number of axes."""
+
+    name: str
+    dtype: np.dtype[Any]
+    axes: int
+
+
+def missing(precision: str, options: GraphOptions) -> str | None:
+    """What is wrong with the options for this precision, None where nothing is."""
+    if precision == "int8" and options.calibration is None:
+        return (
+            "precision int8 needs the option calibration: a folder that `headrace record` wrote; "
+            "ranges are never taken from made-up rows"
+        )
+    if precision != "int8" and options.calibration is not None:
+        return f"option 'calibration' is for precision int8, not {precision}"
+    return None
+
+
+def check(precision: str, options: GraphOptions) -> None:
+    """Raises `LoadError` for what `missing` finds."""
+    wrong = missing(precision, options)
+    if wrong:
+        raise LoadError(wrong)
+
+
+def identity(options: GraphOptions, settings: RuntimeSettings) -> str:
+    """What a staged entry depends on: the rows' content and the buckets they are spread over; ""
+    where there is no calibration. Raises `LoadError`."""
+    if options.calibration is None:
+        return ""
+    file = file_of(options.calibration)
+    contents = digest_of([file], file.parent, settings.cache_dir)
+    return f"{contents} {options.short_calibration} {settings.edges} {settings.max_length}"
+
+
+def file_of(named: str) -> Path:
+    """The file of rows. Raises `LoadError` where it is not there."""
+    path = Path(named).expanduser()
+    file = path / ragged_file.FILE if path.is_dir() else path
+    if not file.is_file():
+        raise LoadError(
+            f"option 'calibration': {file} does not exist; `headrace record MODEL` writes it once "
+            "the model has recorded traffic"
+        )
+    return file
+
+
+def rows(
+    settings: RuntimeSettings, options: GraphOptions, inputs: Sequence[GraphInput]
+) -> list[dict[str, Array]]:
+    """Feeds of one row each, [1, ...], every input of the graph. Raises `LoadError`."""
+    assert options.calibration is not None
+    file = file_of(options.calibration)
+    columns = ragged_file.read(file)
+    _check_names(file, columns, inputs)
+    lengths = _lengths(settings, columns)
+    if len(lengths) < LEAST_ROWS:
+        raise LoadError(
+            f"{file} has {len(lengths)} rows, a calibration takes {LEAST_ROWS} at least"
+        )
+    if not options.short_calibration:
+        _check_longest(file, lengths, settings)
+    chosen = _spread(lengths, settings.edges)
+    return [_feed(columns, row, lengths[row], inputs, settings) for row in chosen]
+
+
+def _check_names(file: Path, columns: Mapping[str, Any], inputs: Sequence[GraphInput]) -> None:
+    known = [each.name for each in inputs]
+    for name in columns:
+        if name not in known:
+            raise LoadError(f"{file} has rows of '{name}'; the model takes {', '.join(known)}")
+
+
+def _lengths(settings: RuntimeSettings, columns: Mapping[str, list[Array]]) -> list[int]:
+    """Of each row; 1 where the model's rows have no length."""
+    measured = columns.get(settings.length_input or INPUT_IDS)
+    axis = (settings.length_axis or 1) - 1
+    if measured is None:
+        return [1] * len(next(iter(columns.values()), []))
+    return [row.shape[axis] if row.ndim > axis else 1 for row in measured]
+
+
+def _check_longest(file: Path, lengths: Sequence[int], settings: RuntimeSettings) -> None:
+    longest = settings.max_length or max(settings.edges, default=1)
+    below = [edge for edge in settings.edges if edge < longest]
+    if set(lengths) == {1} or not below:
+        return
+    enough = sum(length > below[-1] for length in lengths)
+    if enough < LEAST_LONGEST:
+        raise LoadError(
+            f"{file}: of {len(lengths)} rows {enough or 'none'} are longer than {below[-1]} tokens "
+            f"(the longest has {max(lengths)}), and the model takes {longest}: what only long rows "
+            f"reach would be cut off. Record longer ones, or set lengths.max to {max(lengths)}, or "
+            "the option short_calibration to true and let verification decide"
+        )
+
+
+def _spread(lengths: Sequence[int], edges: Sequence[int]) -> list[int]:
+    """Places of the rows: buckets in turn, from each in its order."""
+    tops = sorted(edges) or [1]
+    by_bucket: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        by_bucket.setdefault(min(bisect_left(tops, length), len(tops) - 1), []).append(row)
+    chosen: list[int] = []
+    for turn in range(len(lengths)):
+        chosen += [places[turn] for places in by_bucket.values() if turn < len(places)]
+        if len(chosen) >= MOST_ROWS:
+            break
+    return chosen[:MOST_ROWS]
+
+
+def _feed(
+    columns: Mapping[str, list[Array]],
+    row: int,
+    length: int,
+    inputs: Sequence[GraphInput],
+    settings: RuntimeSettings,
+) -> dict[str, Array]:
+    mask = settings.mask_input or ATTENTION_MASK
+    feed = {}
+    for each in inputs:
+        if each.name in columns:
+            feed[each.name] = columns[each.name][row][None].astype(each.dtype)
+        elif each.axes == 2:
+            fill = np.ones if each.name == mask else np.zeros
+            feed[each.name] = fill((1, length), each.dtype)
+        else:
+            raise LoadError(f"the calibration has no rows of input '{each.name}'")
+    return feed
