@@ -22,6 +22,7 @@ MAX_SIZE, LONGEST, TOLERANCE = 8, 64, 1e-5
 # A row alone and in a batch: a value next to a rounding step may fall to either side of it.
 TOLERANCES = {"fp32": TOLERANCE, "bf16": 3e-2, "fp16": 4e-3, "int8": 5e-2}
 MODES = ("mode", "shapes", "io_binding", "pin", "device", "tensorrt")  # options that name a case
+FOLDERS = ("calibration",)  # options that name a source of the suite's
 LENGTHS = (3, 1, 17, LONGEST, 2)
 
 
@@ -60,6 +61,8 @@ TEXTS = (
     Case("openvino", "bert", "embed", {"shapes": "buckets"}),
     Case("openvino", "bert", "embed", {"pin": "cores"}),
     Case("openvino", "bert", "embed", {"pin": "numa"}),
+    Case("onnxruntime", "bert", "embed", {"calibration": "recorded"}, "int8"),
+    Case("openvino", "bert", "embed", {"calibration": "recorded"}, "int8"),
     Case("synthetic", None, "embed", options={"base_ms": 0, "embed_width": 4}),
 )
 STACKED = (
@@ -91,13 +94,14 @@ def settings(case: Case, sources: Sources, cache: Path, **fields: Any) -> Runtim
     missing = catalog.available(case.runtime)
     if missing:
         pytest.skip(missing)
+    folders = {name: str(sources(case.options[name])) for name in FOLDERS if name in case.options}
     return RuntimeSettings(
         name="tiny",
         runtime=case.runtime,
         source=sources(case.source) if case.source else None,
         cache_dir=cache,
         task=case.task,
-        options=case.options,
+        options=case.options | folders,
         precision=case.precision,
         **{"threads": 1, "edges": (8, LONGEST), "max_size": MAX_SIZE, "max_tokens": 256, **fields},
     )

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from runtimes import ragged_file
+
 HIDDEN, LAYERS, VOCABULARY, POSITIONS, LABELS = 32, 2, 100, 64, 3
 CONFIG = {
     "model_type": "bert",
@@ -160,8 +162,18 @@ def text_archive(file: Path) -> Path:
     return file
 
 
+def recorded_rows(folder: Path) -> Path:
+    """What `headrace record` would have written of the small BERT's traffic."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(5)
+    rows = [random.integers(1, VOCABULARY, 1 + at % POSITIONS) for at in range(2 * POSITIONS)]
+    ragged_file.write(folder / ragged_file.FILE, {"input_ids": rows})
+    return folder
+
+
 BUILDERS: dict[str, Callable[[Path], Path]] = {
     "bert": bert_folder,
+    "recorded": recorded_rows,
     "heavy.onnx": heavy_onnx,
     "image.onnx": image_onnx,
     "pair.onnx": pair_onnx,
