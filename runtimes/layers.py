@@ -24,6 +24,7 @@ Array = np.ndarray[Any, Any]
 TRACERS: Mapping[str, str] = {
     "onnxruntime": "runtimes.onnx_layers",
     "openvino": "runtimes.openvino_layers",
+    "torch": "runtimes.torch_layers",
 }
 
 
@@ -45,7 +46,7 @@ def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]
     what loading raises."""
     if settings.runtime not in TRACERS:
         raise LoadError(
-            f"{settings.runtime} shows no layers; {' and '.join(TRACERS)} do, also of this artifact"
+            f"{settings.runtime} shows no layers; {', '.join(TRACERS)} do, also of this artifact"
         )
     tracer = importlib.import_module(TRACERS[settings.runtime])
     return cast(list[Layer], tracer.trace(settings, arrays))

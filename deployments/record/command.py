@@ -131,5 +131,5 @@ def _print(name: str, recorded: Recorded) -> None:
     Console().print(table)
     most = ", ".join(f"{tenant} {count}" for tenant, count in recorded.tenants.most_common(10))
     click.echo(f"tenants: {most or 'none'}")
-    click.echo(f"replay:    headrace load SCENARIO --url … with file: {recorded.folder / TRACE}")
+    click.echo(f"replay:    headrace load SCENARIO --url … --trace {recorded.folder / TRACE}")
     click.echo(f"calibrate: options: {{calibration: {recorded.folder}}}")

@@ -16,7 +16,7 @@ import numpy as np
 
 from deployments.verify.drift import Drift, Drifts, around, drifts
 from deployments.verify.errors import CannotVerify
-from deployments.verify.reference import reference_for, said
+from deployments.verify.reference import GRAPH_RUNTIMES, reference_for, said
 from deployments.verify.sample_file import Reading
 from deployments.verify.samples import Sample, batch_of
 from deployments.verify.verification import Asked, Report, samples_of, verify
@@ -72,6 +72,8 @@ def lines(looked: Looked) -> list[str]:
         return [head, "  none drifts: the tolerances are tighter than this precision's rounding"]
     said_ = [head, f"  first: {_said(found.first)}"]
     said_ += [f"  origin: {_said(drift)}" for drift in found.origins[:MOST_SHOWN]]
+    if not looked.keep:
+        said_.append("  none of these can be kept in fp32 by a setting of this runtime")
     if looked.keep:
         said_.append(f"  to keep in fp32: options: {{{KEEP}: [{', '.join(looked.keep)}]}}")
     if looked.healed is not None:
@@ -81,16 +83,18 @@ def lines(looked: Looked) -> list[str]:
 
 
 def _said(drift: Drift) -> str:
+    made_by = f"{drift.kind} {drift.node}".strip()
     return (
-        f"{drift.name} ({drift.kind} {drift.node}): error {drift.error:.3g}, of its inputs "
-        f"{drift.given:.3g}; values up to {drift.largest:.4g}"
+        f"{drift.name} ({made_by}): error {drift.error:.3g}, of its inputs {drift.given:.3g}; "
+        f"values up to {drift.largest:.4g}"
     )
 
 
 def _side(settings: RuntimeSettings, asked: Asked) -> RuntimeSettings:
     wanted = reference_for(settings, asked.against, asked.artifact)
     alike = wanted.runtime == settings.runtime
-    if wanted.runtime in layers.TRACERS and (alike or _is_graph(wanted)):
+    both = {wanted.runtime, settings.runtime} <= set(GRAPH_RUNTIMES) and _is_graph(wanted)
+    if wanted.runtime in layers.TRACERS and (alike or both):
         return wanted
     plain = {KEEP, "calibration", "short_calibration"}
     options = {name: value for name, value in settings.options.items() if name not in plain}
@@ -103,8 +107,8 @@ def _side(settings: RuntimeSettings, asked: Asked) -> RuntimeSettings:
     if settings.precision == "fp32" or settings.runtime not in layers.TRACERS:
         raise CannotVerify(
             f"the tensors of {said(settings)} and {said(wanted)} have no names in common; "
-            f"--layers compares {' and '.join(layers.TRACERS)} on one ONNX graph, or one of them "
-            "with itself in fp32"
+            "--layers compares onnxruntime and openvino on one ONNX graph, or one of "
+            f"{', '.join(layers.TRACERS)} with itself in fp32"
         )
     return own
 

@@ -94,14 +94,27 @@ def test_an_operation_that_the_model_lacks_cannot_be_kept(settings_file, tokens_
     assert "option 'keep_fp32': the model has no operation 'scale_upp', did you mean" in done.output
 
 
-def test_a_folder_s_tensors_have_names_of_their_own_in_each_backend(settings_file, tmp_path):
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
     pytest.importorskip("torch")
     import sys
 
     sys.path.append(str(Path(__file__).parents[2] / "conformance"))
     from tiny_models import bert_folder
 
-    bert_folder(tmp_path / "bert")
+    return bert_folder(tmp_path / "bert")
+
+
+@pytest.mark.usefixtures("bert")
+def test_torch_names_its_tensors_by_operation_and_weight_and_can_keep_none(settings_file):
+    file = settings_file(runtime="torch", source="bert", task="embed", precision="bf16")
+    done = verify(file, "--layers", "--max-abs", "1e-6")
+    assert done.exit_code == 1
+    assert "against torch fp32, drift is a relative error above 0.039" in done.output
+
+
+@pytest.mark.usefixtures("bert")
+def test_a_folder_s_tensors_have_names_of_their_own_in_each_backend(settings_file):
     file = settings_file(source="bert", task="embed")
     done = verify(file, "--layers")
     assert done.exit_code == 2
