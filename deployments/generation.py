@@ -80,12 +80,16 @@ async def _ids(
     if tokenizer is None or call.truncate_tokens is not None:
         return pseudo_ids(call.texts)
     assert flight.who is not None
-    texts = [text for text in call.texts if text]
+    # Of nothing but space an engine may make a prompt all the same: it is the judge of that.
+    texts = [text for text in call.texts if text.strip()]
     try:
         found = iter(await gate.tokenize(flight.who, tokenizer, texts))
     except errors.TooManyTokens as refusal:
         raise too_many(call, refusal, page) from None
-    return [next(found) if text else [] for text in call.texts]
+    except errors.BadRequest as refusal:
+        said = refusal.message.replace("input[", f"{call.param}[")
+        raise errors.BadRequest(said, param=call.param) from None
+    return [next(found) if text.strip() else [] for text in call.texts]
 
 
 def _as_sent(call: GenerationCall, way: Way, page: ModelDescription) -> GenerationCall:

@@ -12,6 +12,7 @@ from fake_engines import Engines, until
 from in_process import Stand
 
 from deployments.description import Generating, ModelDescription
+from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.queues.ledger import ReplicaBook, RunningReplica
 from deployments.queues.served_model import ServedModel
 from deployments.scheduling import scheduling
@@ -35,9 +36,10 @@ def add(
     name: str = "chat",
     replicas: int = 1,
     shape: Generating = SHAPE,
+    tokenizer: TextTokenizer | None = None,
     **settings: Any,
 ) -> Played:
-    """Serves `name` from played replicas that have no tokeniser: four bytes are a token."""
+    """Serves `name` from played replicas; without a tokeniser four bytes are a token."""
     model = ModelSettings.model_validate(
         {"runtime": "synthetic", "task": "generate", "lengths": {"max": 100}, **settings}
     )
@@ -49,7 +51,7 @@ def add(
         ladder = replace(described.ladder, fallback=model.fallback)
         described = replace(described, ladder=ladder)
     engines, book = Played(), ReplicaBook()
-    served = ServedModel(described, None, engines, book, stand.home, stand.observer.batch)
+    served = ServedModel(described, tokenizer, engines, book, stand.home, stand.observer.batch)
     stand.models._served[name] = served
     stand.models._live[name] = described
     stand.models._declared |= {name}

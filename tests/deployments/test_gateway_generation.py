@@ -14,8 +14,12 @@ import pytest
 from fake_engines import until
 from generating import CHAT, COMPLETIONS, SHAPE, Client, Played, add, chat, streamed
 from in_process import Stand, ask, standing
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from deployments.description import ModelDescription
+from deployments.preprocess.tokenizer import TextTokenizer
 from deployments.queues.stream_wire import StreamEnd
 
 Page = Callable[..., ModelDescription]
@@ -318,5 +322,63 @@ async def test_several_prompts_and_sequences_are_one_row_of_all_their_tokens(
     assert ticket.request.lengths == (11,)
     assert ticket.request.generation is not None
     assert (ticket.request.generation.sequences, ticket.request.generation.max_tokens) == (4, 12)
+    engines.say(lease, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
+    await client.end()
+
+
+def words() -> TextTokenizer:
+    """One that takes each word for a token."""
+    made = Tokenizer(WordLevel({"?": 0, "a": 1, "b": 2}, unk_token="?"))
+    made.pre_tokenizer = WhitespaceSplit()
+    return TextTokenizer(made.to_str().encode(), 100, False, 1 << 16)
+
+
+async def test_prompts_are_measured_by_the_models_own_tokeniser(stand: Stand, page: Page) -> None:
+    engines = add(stand, page, tokenizer=words())
+    client = Client(stand, COMPLETIONS, {"model": "chat", "prompt": ["a b " * 4, "", "b"]})
+    lease = await begun(engines)
+    (ticket,) = stand.models.served["chat"].queue._tickets.values()
+    assert ticket.request.lengths == (9,)
+    assert ticket.request.generation is not None
+    assert len(ticket.request.generation.blocks) == 2
+    engines.say(lease, b"{}", tokens=(9, 0, 1), end=StreamEnd.DONE)
+    await client.end()
+
+
+@pytest.mark.parametrize("count", [101, 5000])
+async def test_a_text_that_is_too_long_is_refused_in_openais_words(
+    stand: Stand, page: Page, count: int
+) -> None:
+    add(stand, page, tokenizer=words())
+    error = await Client(stand, CHAT, chat("a " * count)).error()
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+    assert "maximum context length is 100 tokens" in error["message"]
+
+
+async def test_a_text_that_no_tokeniser_looks_at_is_refused_by_the_parameters_name(
+    stand: Stand, page: Page
+) -> None:
+    add(stand, page, tokenizer=words())
+    body = {"model": "chat", "prompt": ["a", "a" * (1 << 20) + "a"]}
+    error = await Client(stand, COMPLETIONS, body).error()
+    assert error["param"] == "prompt"
+    assert error["message"].startswith("prompt[1] has 1048577 characters")
+
+
+async def test_whether_nothing_is_a_prompt_is_for_the_engine_to_say(
+    stand: Stand, page: Page
+) -> None:
+    engines = add(stand, page, tokenizer=words())
+    client = Client(stand, CHAT, chat("  "))
+    engines.say(await begun(engines), b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
+    await client.end()
+    assert client.status == 200
+
+
+async def test_a_users_requests_are_one_session(stand: Stand, engines: Played) -> None:
+    client = Client(stand, CHAT, chat(user="ann"))
+    lease = await begun(engines)
+    (ticket,) = stand.models.served["chat"].queue._tickets.values()
+    assert ticket.request.session == "default/ann"
     engines.say(lease, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
     await client.end()

@@ -22,11 +22,12 @@ from deployments.errors import BadRequest, HeadraceError
 from deployments.http.protocols import error_shapes, malformed
 
 MAX_PROMPTS = 2048
+MAX_SEQUENCES = 128  # of one prompt, as at OpenAI
 _COMPLETION_TOKENS = 16  # what OpenAI's completions give where nothing is said
 _MESSAGE_TOKENS = 4  # what a chat template puts around each message, and before the answer
 
 Endpoint = Literal["chat", "completions"]
-_Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+_Many = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCES)]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Tokens = Annotated[list[_Token], msgspec.Meta(min_length=1)]
@@ -48,7 +49,7 @@ class _Message(msgspec.Struct, gc=False):
 class _Body(msgspec.Struct, gc=False):
     model: Annotated[str, msgspec.Meta(min_length=1)]
     stream: bool | None = None
-    n: _Count | None = None
+    n: _Many | None = None
     max_tokens: _Size | None = None
     user: str | None = None
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -56,7 +57,7 @@ class _Body(msgspec.Struct, gc=False):
 
 class _Completion(_Body, gc=False):
     prompt: msgspec.Raw = _ABSENT
-    best_of: _Count | None = None
+    best_of: _Many | None = None
 
 
 class _Chat(_Body, gc=False):
@@ -186,7 +187,8 @@ def _given(raw: msgspec.Raw) -> bool:
 
 
 def _text_of(raw: msgspec.Raw) -> str:
-    return bytes(raw).decode()
+    """For measuring alone: whether it is valid is the engine's question."""
+    return bytes(raw).decode(errors="replace")
 
 
 def with_fields(call: GenerationCall, fields: Mapping[str, str | int]) -> GenerationCall:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.description import ModelDescription
-from deployments.http.protocols.openai_generation import MAX_PROMPTS
+from deployments.http.protocols.openai_generation import MAX_PROMPTS, MAX_SEQUENCES
 from deployments.http.protocols.openapi_schemas import BOOLEAN, NUMBER, STRING, array, record
 
 Node = dict[str, Any]
-_COUNT: Node = {"type": ["integer", "null"], "minimum": 1}
+_COUNT: Node = {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_SEQUENCES}
 _SIZE: Node = {"type": ["integer", "null"], "minimum": 0}
 OPERATIONS = {
     "/v1/chat/completions": ("chatCompletions", "Answer a conversation (OpenAI's form).", "Chat"),

@@ -98,6 +98,7 @@ def test_an_adapter_stands_behind_a_colon() -> None:
     ("more", "param"),
     [
         ({"n": 0}, "n"),
+        ({"n": openai_generation.MAX_SEQUENCES + 1}, "n"),
         ({"n": "2"}, "n"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.description import ModelDescription
+from deployments.description import Generating, ModelDescription
 from deployments.errors import HeadraceError
 from deployments.http.protocols import (
     inflate,
@@ -18,8 +19,11 @@ from deployments.http.protocols import (
     oip_binary,
     oip_json,
     openai_embeddings,
+    openai_generation,
     predict,
 )
+from deployments.http.protocols.openai_generation import GenerationCall
+from deployments.preprocess.prompts import prompt_of, pseudo_ids
 from deployments.rows.split import from_tokens, split
 
 SEEDS = [
@@ -43,6 +47,9 @@ SEEDS = [
     b'{"inputs": {"ids": [[1, 2], [3]]}, "signature_name": "s"}',
     b'{"model": "m", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 2}',
     b'{"model": "m", "input": [[1, 2], [3]]}',
+    b'{"model": "m", "prompt": ["a", "b"], "n": 2, "best_of": 3, "max_tokens": 5, "stream": true}',
+    b'{"model": "m", "tools": [{"x": "\xff"}], "messages": [{"role": "user", "content": [{"type":'
+    b' "text", "text": "a"}], "tool_calls": [1]}], "max_completion_tokens": 7, "user": "u"}',
     gzip.compress(b'{"ready": true}'),
 ]
 PIECES = [
@@ -92,6 +99,12 @@ invented = st.fixed_dictionaries(
         "instances": st.lists(values, max_size=3),
         "outputs": values,
         "input": values,
+        "prompt": values | st.lists(st.text(max_size=3) | st.lists(st.integers(0, 9)), max_size=3),
+        "messages": st.lists(
+            st.fixed_dictionaries({"role": scalars}, optional={"content": values}), max_size=3
+        ),
+        "max_tokens": scalars,
+        "n": scalars,
         "model": scalars,
         "parameters": values,
     },
@@ -99,6 +112,14 @@ invented = st.fixed_dictionaries(
 
 
 def readings(body: bytes, header: int, d: ModelDescription) -> list[Callable[[], Any]]:
+    def generation(decode: Callable[[bytes], GenerationCall]) -> Any:
+        call = decode(body)
+        sent = openai_generation.with_fields(call, {"model": "n"})
+        ids = pseudo_ids(call.texts) if call.texts is not None else call.tokens or ()
+        return prompt_of(sent, ids, generates)
+
+    generates = replace(d, generating=Generating(64, 128, 4, 16))
+
     def embeddings() -> None:
         call = openai_embeddings.decode(body)
         openai_embeddings.check_dimensions(call, d)
@@ -110,6 +131,8 @@ def readings(body: bytes, header: int, d: ModelDescription) -> list[Callable[[],
         lambda: split(oip_binary.decode(body, header), d),
         lambda: predict.rows_of(predict.decode(body), d),
         embeddings,
+        lambda: generation(openai_generation.decode_chat),
+        lambda: generation(openai_generation.decode_completion),
         lambda: metadata.ready_only(body),
         lambda: inflate.inflate(body, 64),
     ]
