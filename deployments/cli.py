@@ -1,4 +1,4 @@
-"""The command line: `headrace serve | check | apply | status | stop | simulate | load | …`.
+"""The command line: `headrace serve | check | apply | status | simulate | profile | load | …`.
 
 Each command translates its arguments, calls one function and prints the outcome; the work is done
 elsewhere, imported only by the command that needs it, so that `--help` stays instant. Exit codes:
@@ -46,6 +46,8 @@ def _explained(error: Exception) -> int | None:
         ("loadtests.traffic.scenario_file", "ScenarioErrors", 2),
         ("loadtests.traffic.traces", "TraceError", 2),
         ("deployments.simulation.plots", "NoPlots", 1),
+        ("deployments.profile.errors", "AskedWrongly", 2),
+        ("deployments.profile.errors", "CannotProfile", 1),
         ("deployments.cluster.state_file", "NoServer", 1),
         ("deployments.cluster.control", "Refused", 1),
         ("deployments.verify.errors", "CannotVerify", 2),
@@ -209,6 +211,55 @@ def record(model: str, file: Path | None) -> None:
 def fingerprint(model: str, file: Path | None, write: bool) -> None:
     """Show what will be done to MODEL's inputs here; a stored one is compared at every start."""
     _call("deployments.verify.stamp", "stamp", file or built_in_example(), model, write=write)
+
+
+@main.command()
+@click.argument("model", required=False)
+@_file_of_model
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, 86_400),
+    default=60.0,
+    show_default=True,
+    help="How long to measure, beside loading and warm-up.",
+)
+@click.option(
+    "--lengths",
+    type=FILE,
+    help="How long rows are: one length a line, a recording (.csv, .jsonl) or a scenario.",
+)
+@click.option(
+    "--compare", metavar="RUNTIME[:PRECISION],…", help="Find the fastest backend instead."
+)
+@click.option("--dry-run", is_flag=True, help="Store nothing for serve.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option("--html", type=FILE, help="Write tables and pictures into this file.")
+@click.option("--trace", type=FILE, help="Write a Chrome trace of every batch into this file.")
+@click.option("--seed", type=int, default=0, help="Decides every random choice.")
+def profile(
+    model: str | None,
+    file: Path | None,
+    seconds: float,
+    lengths: Path | None,
+    seed: int,
+    compare: str | None,
+    **wanted: Any,
+) -> None:
+    """Measure what MODEL costs on this machine, and store what serve starts from.
+
+    MODEL may be left out where the settings have only one.
+    """
+    from deployments.profile.command import Wanted
+    from deployments.profile.subject import Asked
+
+    if seconds != seconds:
+        raise click.BadParameter("nan is no number of seconds", param_hint="--seconds")
+    asked = Asked(file or built_in_example(), model, seconds, lengths, seed)
+    if compare is None:
+        _call("deployments.profile.command", "profile", asked, Wanted(**wanted))
+    else:
+        names = [name.strip() for name in compare.split(",")]
+        _call("deployments.profile.compare.command", "compare", asked, names, Wanted(**wanted))
 
 
 @main.command(

@@ -145,7 +145,8 @@ class ModelDescription:
     `bucket_edges`: ascending, tokens. `tokenizer_digest`: key of the tokeniser's bytes in the
     registry, "" when the model takes no text. `embed_output`: name of the output that holds the
     embedding, `embed_width` its size. `digest`: of the settings that the replica was started with,
-    by which an anchor knows its own replicas. `profile`: seconds of (rows, length) batches.
+    by which an anchor knows its own replicas. `profile`: seconds of (rows, length) batches;
+    `profile_from`: where it comes from, for people.
     `image`: of a model that takes images; a row's length is then its patches. `classes`: of one
     whose task is to classify. `recording`: None keeps nothing. `generating`: of a model whose
     replicas stream; it has no tensors.
@@ -175,6 +176,7 @@ class ModelDescription:
     embed_width: int = 0
     max_rows: int | None = None
     profile: tuple[tuple[int, int, float], ...] = ()
+    profile_from: str = ""
     ladder: Ladder = Ladder()
     image: ImageInput | None = None
     classes: Classes | None = None

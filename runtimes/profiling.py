@@ -10,7 +10,7 @@ what a stream runtime takes is no matter of batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from time import perf_counter
 
@@ -37,16 +37,17 @@ def measure(
     Raises `LoadError` where a batch fails: callers would meet the same."""
     end = clock() + seconds
     found: list[tuple[int, int, float]] = []
-    for rows, length in _in_order(settings, limits):
+    for rows, length in in_order(settings, limits):
         left = end - clock()
-        if left <= 0.0 or _LEAST_RUNS * _at_most(rows, length, found) > left:
+        if left <= 0.0 or _LEAST_RUNS * at_most(rows, length, found) > left:
             continue
         tried = warmup.batch(limits, rows, length)
         found.append((rows, length, _least(run, tried, length, clock)))
     return tuple(found)
 
 
-def _in_order(settings: RuntimeSettings, limits: Limits) -> Iterator[tuple[int, int]]:
+def in_order(settings: RuntimeSettings, limits: Limits) -> Iterator[tuple[int, int]]:
+    """(rows, length) of what is measured: extremes first, then what lies between."""
     shapes = warmup.shapes(replace(settings, edges=_edges(settings, limits)), limits)
     most: dict[int, int] = {}
     for rows, length in shapes:
@@ -67,7 +68,7 @@ def _edges(settings: RuntimeSettings, limits: Limits) -> tuple[int, ...]:
     return (*settings.edges, max(1, (below + last) // 2))
 
 
-def _at_most(rows: int, length: int, found: list[tuple[int, int, float]]) -> float:
+def at_most(rows: int, length: int, found: Iterable[tuple[int, int, float]]) -> float:
     """Seconds that the batch takes at most, judged by those measured; 0 before there are any."""
     bounds = (
         took_s * max(1.0, rows / known_rows) * max(1.0, length / known_length) ** 2

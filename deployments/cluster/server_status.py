@@ -52,6 +52,7 @@ def _model(
         tokens_per_s=sum(s.get("tokens_per_s", 0.0) for s in seen),
         engines=_engines(seen),
         ejected=sorted({replica for s in seen for replica in s["ejected"]}),
+        profile=live.profile_from if live else "",
     )
 
 

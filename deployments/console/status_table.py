@@ -21,7 +21,8 @@ class ModelStatus(TypedDict):
     """state: declared | starting | ready | failed. The rest sums over all gateways;
     rows_by_bucket: waiting rows by the upper edge of their length interval, tokens; engines: of a
     model that generates, by replica, the sequences that run and wait in it and the share of its
-    cache in use; ejected: replicas that a gateway leaves out as slow."""
+    cache in use; ejected: replicas that a gateway leaves out as slow; profile: where the model's
+    costs come from."""
 
     name: str
     version: str
@@ -40,6 +41,7 @@ class ModelStatus(TypedDict):
     tokens_per_s: float
     engines: dict[str, list[float]]
     ejected: list[str]
+    profile: str
 
 
 class StatusSnapshot(TypedDict):
@@ -108,6 +110,8 @@ def _details(model: ModelStatus) -> Iterator[Text]:
         yield _detail(model, "generates", _engine_parts(model))
     if model["ejected"]:
         yield _detail(model, "slow replicas left out", model["ejected"])
+    if model["profile"]:
+        yield _detail(model, "costs", [model["profile"]])
 
 
 def _engine_parts(model: ModelStatus) -> list[str]:

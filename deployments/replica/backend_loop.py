@@ -84,6 +84,22 @@ def batch_of(limits: Limits, lengths: Sequence[int], seed: int) -> Batch:
     return Batch(len(lengths), np.array(lengths, np.int64), inputs)
 
 
+def plain_batch(limits: Limits, lengths: Sequence[int]) -> Batch:
+    """Rows of these lengths; zeros, which every model can take."""
+    if len(set(lengths)) == 1:
+        return zeros_batch(limits, len(lengths), lengths[0])
+    rows = [zeros_batch(limits, 1, length).inputs for length in lengths]
+    joined = {
+        name: Ragged(
+            first.datatype,
+            np.concatenate([row[name].data for row in rows]),
+            tuple(shape for row in rows for shape in row[name].shapes),
+        )
+        for name, first in rows[0].items()
+    }
+    return Batch(len(lengths), np.array(lengths, np.int64), joined)
+
+
 def run_sorted(runtime: Runtime, batches: Sequence[Batch], seconds: float) -> LoopResult:
     """Whole passes over all batches, at least one, until `seconds` have gone by."""
     start = time.perf_counter()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from deployments.description import Generating, Ladder, ModelDescription, Recording
+from deployments.description import Generating, Ladder, ModelDescription, Recording, Scheduling
 from deployments.preprocess import done_here
 from deployments.replica.image_model import (
     classes,
@@ -19,6 +20,7 @@ from deployments.replica.image_model import (
     row_shapes,
     with_image_lengths,
 )
+from deployments.replica.known_costs import KnownCosts
 from deployments.scheduling import scheduling
 from deployments.settings import ModelSettings, bucket_edges, source_path
 from deployments.settings import digest as version_digest
@@ -29,6 +31,7 @@ from runtimes.threads import allowed_cpus
 from runtimes.types import Limits, Runtime, RuntimeSettings, StreamRuntime, TensorSpec
 
 _TOKENIZER = "tokenizer.json"
+UNKNOWN = KnownCosts()
 
 
 def runtime_settings(
@@ -65,7 +68,11 @@ def runtime_settings(
 
 
 def describe(
-    name: str, model: ModelSettings, digest: str, runtime: Runtime, profile: Profile = ()
+    name: str,
+    model: ModelSettings,
+    digest: str,
+    runtime: Runtime,
+    costs: KnownCosts = UNKNOWN,
 ) -> tuple[ModelDescription, bytes]:
     """The page (generation 0: the anchor sets it) and the tokeniser's bytes (empty without one)."""
     limits, path = runtime.limits(), _path(model)
@@ -87,17 +94,18 @@ def describe(
         optional_inputs=limits.optional_inputs,
         max_length=model.lengths.max,
         truncate=model.lengths.truncate,
-        bucket_edges=_edges(model, limits),
+        bucket_edges=_edges(model, limits, costs),
         pads=limits.pads,
         precision=limits.precision,
         device=limits.device,
-        scheduling=scheduling(model, fixed_shapes=bool(limits.fixed_edges)),
+        scheduling=_scheduling(model, limits, costs),
         digest=digest,
         tokenizer_digest=hashlib.sha256(tokenizer).hexdigest() if tokenizer else "",
         embed_output=embed.name if embed else "",
         embed_width=embed.shape[-1] if embed else 0,
         max_rows=limits.max_rows,
-        profile=profile,
+        profile=costs.points,
+        profile_from=costs.said,
         ladder=_ladder(model),
         recording=_recording(model),
         image=image_input(model.image, limits),
@@ -182,11 +190,21 @@ def _hex(blob: bytes) -> str:
     return hashlib.sha256(blob).hexdigest()
 
 
-def _edges(model: ModelSettings, limits: Limits) -> tuple[int, ...]:
+def _scheduling(model: ModelSettings, limits: Limits, costs: KnownCosts) -> Scheduling:
+    """A batch target is one more bound on rows; the SLO's share bounds batches as before."""
+    found = scheduling(model, fixed_shapes=bool(limits.fixed_edges))
+    if costs.target_rows is None:
+        return found
+    return replace(found, max_size=min(found.max_size, costs.target_rows))
+
+
+def _edges(model: ModelSettings, limits: Limits, costs: KnownCosts) -> tuple[int, ...]:
     """A backend compiled for certain lengths pins the edges."""
     if limits.fixed_edges:
         return limits.fixed_edges
     has_lengths = limits.length_input or limits.row_shapes
+    if costs.edges is not None and has_lengths:
+        return costs.edges
     return bucket_edges(model.lengths) if has_lengths else (1,)
 
 

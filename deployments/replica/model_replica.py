@@ -21,12 +21,12 @@ from deployments.observability import logs
 from deployments.queues.wire import BatchCall, BatchReply
 from deployments.replica import compiler_cache, describe
 from deployments.replica.device_worker import DeviceWorker
+from deployments.replica.known_costs import KnownCosts, known_costs, start_of
 from deployments.replica.notes import Notes
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
 from deployments.settings import ModelSettings
 from deployments.verify import gate
 from runtimes import catalog
-from runtimes.profiling import Profile, measure
 from runtimes.types import Runtime
 
 HUNG_EXIT_CODE = 70
@@ -44,9 +44,9 @@ class ModelReplica:
         self._loop = asyncio.get_running_loop()
         self._notes = Notes(self._name, serve.get_replica_context().replica_id.unique_id)
         try:
-            profile = await self._loop.run_in_executor(None, self._start, Path(args["cache_dir"]))
+            costs = await self._loop.run_in_executor(None, self._start, Path(args["cache_dir"]))
             self._description, self._tokenizer = describe.describe(
-                self._name, self._settings, args["digest"], self._runtime, profile
+                self._name, self._settings, args["digest"], self._runtime, costs
             )
         except Exception as fault:
             await self._notes.failed(fault)
@@ -63,17 +63,19 @@ class ModelReplica:
         )
         self._notes.tell("ready", 1.0)
 
-    def _start(self, cache_dir: Path) -> Profile:
+    def _start(self, cache_dir: Path) -> KnownCosts:
         compiler_cache.keep_in(cache_dir)
-        settings = describe.runtime_settings(
-            self._name, self._settings, cache_dir, self._notes.tell
-        )
-        self._runtime: Runtime = catalog.create(settings)
+        model = self._settings
+        settings = describe.runtime_settings(self._name, model, cache_dir, self._notes.tell)
+        start = start_of(settings, model, cache_dir)
+        self._runtime: Runtime = catalog.create(start.settings)
         runtime = self._runtime
         runtime.load()
         gate.admit(self._settings, settings, runtime)
         runtime.warm()
-        return measure(settings, runtime.limits(), runtime.run, self._settings.profile_s)
+        return known_costs(
+            start, model, runtime, lambda said: logger.info(said, extra={"model": self._name})
+        )
 
     def _hung(self) -> None:
         logger.error(

@@ -216,12 +216,19 @@ class ModelSettings(Section):
         description="Cheaper model of the same task that answers what this one would refuse "
         "because of load or because it is not ready.",
     )
+    profile: Literal["stored", "start"] = Field(
+        default="stored",
+        description="Where a starting replica knows from what batches cost: from what `headrace "
+        "profile` stored for this model on this processor, where it did, with its batch target and "
+        "(where `lengths.buckets` is auto) its edges; or from its own timing at each start.",
+    )
     profile_s: float = Field(
         default=2,
         ge=0,
         le=600,
         description="Seconds a starting replica may spend on timing batches of several sizes, "
-        "from which gateways predict what a batch takes; 0 learns it from callers' batches.",
+        "from which gateways predict what a batch takes; 0 learns it from callers' batches. Not "
+        "spent where a stored profile is used.",
     )
     retry: bool = Field(
         default=True, description="Whether a request may run again after its replica died or hung."

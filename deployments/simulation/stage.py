@@ -13,6 +13,7 @@ from pathlib import Path
 
 from deployments.description import ModelDescription
 from deployments.replica.describe import describe, runtime_settings
+from deployments.replica.known_costs import KnownCosts
 from deployments.scheduling import Home, dispatcher_settings
 from deployments.settings import ModelSettings, Settings
 from deployments.simulation.engines import Prompts, engine_of, page_of
@@ -175,7 +176,7 @@ def _page(name: str, model: ModelSettings, device: SyntheticOptions) -> ModelDes
     runtime = SyntheticRuntime(settled)
     runtime.load()
     profile = _profile(settled, runtime.limits(), device, model.profile_s)
-    page, _ = describe(name, stand_in, "", runtime, profile)
+    page, _ = describe(name, stand_in, "", runtime, KnownCosts(profile))
     runtime.close()
     return page
 

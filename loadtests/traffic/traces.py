@@ -91,6 +91,11 @@ def columns_of(header: list[str], given: Columns, *, outputs: bool = False) -> C
     )
 
 
+def columns_in(path: Path) -> int:
+    """How many columns the first row has, 0 of a file without rows. Raises TraceError."""
+    return len(next(_rows(path), {}))
+
+
 def exact_s(path: Path) -> float:
     """What the times of a trace are exact to, 0 of a format that is not known. Raises TraceError
     where there is nothing to read."""

@@ -27,6 +27,7 @@ from deployments.queues.transport import ReplicaDied, ReplicaFault, Unreached
 from deployments.queues.wire import BatchCall, BatchReply
 from deployments.replica import describe
 from deployments.replica.device_worker import DeviceWorker
+from deployments.replica.known_costs import KnownCosts
 from deployments.replica.replica_core import ReplicaCore
 from deployments.scheduling import Home
 from deployments.settings import GatewaySettings, ModelSettings, TenantSettings
@@ -158,7 +159,7 @@ class Stand:
             worker = DeviceWorker(runtime, slots, hang_limit_s=limit_s, on_hang=lambda: None)
             self._workers.append(worker)
             transport.cores[f"{name}-{index}"] = ReplicaCore(worker)
-        page, tokenizer = describe.describe(name, model, "digest", runtime, PROFILE)
+        page, tokenizer = describe.describe(name, model, "digest", runtime, KnownCosts(PROFILE))
         reader = None
         if tokenizer and page.task != "tensors":
             reader = TextTokenizer(tokenizer, page.max_length, page.truncate, 1 << 20)

@@ -28,6 +28,7 @@ MODEL: ModelStatus = {
     "tokens_per_s": 0.0,
     "engines": {},
     "ejected": [],
+    "profile": "",
 }
 SNAPSHOT: StatusSnapshot = {
     "url": "http://127.0.0.1:8000",

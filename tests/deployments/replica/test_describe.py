@@ -11,6 +11,7 @@ from fake_runtimes import Encoder, Moody, Shout
 from deployments.description import Generating
 from deployments.preprocess import done_here
 from deployments.replica import describe
+from deployments.replica.known_costs import KnownCosts
 from deployments.settings import ModelSettings
 from runtimes import fingerprint
 from runtimes.errors import LoadError
@@ -60,8 +61,22 @@ def test_the_page_joins_settings_and_limits() -> None:
 
 def test_the_page_carries_the_profile() -> None:
     profile = ((1, 16, 0.005),)
-    page, _ = describe.describe("m", model(), "d", Encoder(), profile)  # type: ignore[arg-type]
-    assert page.profile == profile
+    costs = KnownCosts(profile, "stored, yesterday")
+    page, _ = describe.describe("m", model(), "d", Encoder(), costs)  # type: ignore[arg-type]
+    assert (page.profile, page.profile_from) == (profile, "stored, yesterday")
+
+
+@pytest.mark.parametrize(("target", "rows"), [(None, 32), (8, 8), (64, 32)])
+def test_a_batch_target_is_one_more_bound_on_rows(target: int | None, rows: int) -> None:
+    costs = KnownCosts(((1, 16, 0.005),), "stored", None, target)
+    page, _ = describe.describe("m", model(), "d", Encoder(), costs)  # type: ignore[arg-type]
+    assert (page.scheduling.max_size, page.scheduling.fixed_size) == (rows, None)
+
+
+def test_stored_edges_are_those_to_start_from() -> None:
+    costs = KnownCosts(((1, 16, 0.005),), "stored", (40, 512))
+    page, _ = describe.describe("m", model(), "d", Encoder(), costs)  # type: ignore[arg-type]
+    assert page.bucket_edges == (40, 512)
 
 
 def test_a_model_without_lengths_has_one_bucket() -> None:

@@ -1,0 +1,182 @@
+"""What did an earlier `headrace profile` find for exactly this model, and may it be used here?
+
+One JSON file a profile in the cache folder, written whole or not at all. It counts only where all
+that the numbers depend on is the same: artifact, backend and its version, precision, task, threads,
+options, processor. Another one of the same artifact is not used, and what differs is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from runtimes import catalog, source, staging
+from runtimes.types import RuntimeSettings
+
+FORMAT = 1
+FOLDER = "profiles"
+Profile = tuple[tuple[int, int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """All that a profile's numbers depend on. `artifact`: a digest, "" of a model without one;
+    `version`: of the backend's package; `options`: as JSON, keys in order; `gpus`:
+    those of the machine, "" of one without."""
+
+    artifact: str
+    runtime: str
+    version: str
+    precision: str
+    task: str
+    threads: int
+    options: str
+    processor: str
+    gpus: str
+
+    def differs(self, other: Identity) -> tuple[str, ...]:
+        """What is not the same, by name, as sentences' parts."""
+        pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return tuple(f"{name} {theirs!r}, not {ours!r}" for name, ours, theirs in pairs
+                     if ours != theirs)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProfile:
+    """`measured_at`: UTC, ISO 8601. `points`: (rows, width, seconds), from which gateways fit their
+    costs; `coefficients`: that fit (launch, row, token, square, seconds each), for people.
+    `target_rows`: rows beyond which throughput gains nothing, None where `max_size` still gains.
+    `edges`: for the lengths that were given, () where none were; the last is `lengths.max`.
+    `error`: median and 99th percentile of the fit's relative error, None where nobody looked."""
+
+    identity: Identity
+    measured_at: str
+    points: Profile
+    coefficients: tuple[float, float, float, float]
+    target_rows: int | None = None
+    edges: tuple[int, ...] = ()
+    error: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """`found`: the profile, where one may be used; `said`: why not, or "" where there is none of
+    this artifact at all."""
+
+    found: StoredProfile | None = None
+    said: str = ""
+
+
+def identity_of(settings: RuntimeSettings) -> Identity:
+    """Raises `LoadError` and `RefusedArtifact`, as loading would."""
+    artifact = ""
+    if settings.source is not None and settings.runtime != "synthetic":
+        artifact = source.inspect(settings.source, settings.cache_dir).digest
+    return Identity(
+        artifact=artifact,
+        runtime=settings.runtime,
+        version=_version(settings.runtime),
+        precision=settings.precision,
+        task=settings.task,
+        threads=settings.threads,
+        options=json.dumps(dict(settings.options), sort_keys=True, default=str),
+        processor=staging.processor(),
+        gpus=_gpus(),
+    )
+
+
+def save(profile: StoredProfile, cache_dir: Path) -> Path:
+    """Where it now is. Raises OSError; then nothing has changed."""
+    path = _path(profile.identity, cache_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"format": FORMAT, **asdict(profile)}, indent=1) + "\n"
+    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.stem}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(unfinished).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(unfinished).unlink()
+        raise
+    return path
+
+
+def look_up(wanted: Identity, cache_dir: Path) -> Lookup:
+    """The profile of exactly this identity; else what is wrong with the nearest one."""
+    path = _path(wanted, cache_dir)
+    if path.is_file():
+        try:
+            found = _read(path)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return Lookup(None, f"{path} cannot be used: {error}")
+        if found.identity == wanted:
+            return Lookup(found)
+    others = [wanted.differs(other) for other in _others(path.parent)]
+    if not others:
+        return Lookup()
+    nearest = min(others, key=len)
+    return Lookup(None, f"the stored profile is of {' and of '.join(nearest)}")
+
+
+def _path(identity: Identity, cache_dir: Path) -> Path:
+    parts = json.dumps(list(asdict(identity).values()))
+    name = hashlib.sha256(parts.encode()).hexdigest()[:32]
+    return cache_dir / FOLDER / (identity.artifact[:32] or identity.runtime) / f"{name}.json"
+
+
+def _others(folder: Path) -> Iterator[Identity]:
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            yield _read(path).identity
+
+
+def _read(path: Path) -> StoredProfile:
+    """Raises OSError, ValueError, KeyError or TypeError where the file is not of this format."""
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if data["format"] != FORMAT:
+        raise ValueError(f"its format is {data['format']}, this version reads {FORMAT}")
+    error, target = data["error"], data["target_rows"]
+    launch, row, token, square = map(float, data["coefficients"])
+    points = tuple((int(rows), int(width), float(s)) for rows, width, s in data["points"])
+    edges = tuple(map(int, data["edges"]))
+    if not points or min(s for *_, s in points) <= 0.0 or list(edges) != sorted(set(edges)):
+        raise ValueError("its points or edges make no sense")
+    return StoredProfile(
+        identity=Identity(**data["identity"]),
+        measured_at=str(data["measured_at"]),
+        points=points,
+        coefficients=(launch, row, token, square),
+        target_rows=None if target is None else max(1, int(target)),
+        edges=edges,
+        error=None if error is None else (float(error[0]), float(error[1])),
+    )
+
+
+def _gpus() -> str:
+    """The models of NVIDIA's, as its driver lists them."""
+    lines = [
+        line
+        for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
+    ]
+    return ", ".join(line.partition(":")[2].strip() for line in lines if line.startswith("Model:"))
+
+
+def _version(runtime: str) -> str:
+    """Of the backend's package; "" of one without, or that is not installed."""
+    package = catalog.ENTRIES[runtime].package
+    try:
+        return importlib.metadata.version(package) if package else ""
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,81 @@
+"""Where does a starting replica know from what its batches cost: a stored profile, or its own time?
+
+A profile that `headrace profile` stored for exactly this model on this processor saves the timing
+at the start, and brings the edges and the batch target that were found with it. What the settings
+say themselves (listed edges, `batch.fixed_size`) it never changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deployments.profile.stored import Lookup, StoredProfile, identity_of, look_up
+from deployments.settings import ModelSettings
+from runtimes.profiling import Profile, measure
+from runtimes.types import Runtime, RuntimeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCosts:
+    """`points`: (rows, width, seconds) that gateways start from; `said`: where they come from, for
+    the log, `status` and the model's page. `edges`: to start from, None: as the settings say;
+    `target_rows`: bound on a batch's rows beside the settings' own, None: none."""
+
+    points: Profile = ()
+    said: str = "none; learnt from callers' batches"
+    edges: tuple[int, ...] | None = None
+    target_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a replica starts with: its backend's settings, and the stored profile if there is one.
+    `why_not`: why a stored one is not used."""
+
+    settings: RuntimeSettings
+    stored: StoredProfile | None = None
+    why_not: str = ""
+
+
+def start_of(settings: RuntimeSettings, model: ModelSettings, cache_dir: Path) -> Start:
+    """Raises `LoadError` and `RefusedArtifact`, as loading would."""
+    if model.profile == "start":
+        return Start(settings)
+    lookup: Lookup = look_up(identity_of(settings), cache_dir)
+    stored = lookup.found
+    if stored is None:
+        return Start(settings, None, lookup.said)
+    edges = _edges(stored, model)
+    return Start(settings if edges is None else replace(settings, edges=edges), stored)
+
+
+def known_costs(
+    start: Start, model: ModelSettings, runtime: Runtime, log: Callable[[str], None]
+) -> KnownCosts:
+    """Of a warm runtime; measures for `profile_s` where nothing is stored. `log` is told which."""
+    if start.why_not:
+        log(f"no stored profile is used: {start.why_not}")
+    if start.stored is not None:
+        known = _of_stored(start.stored, model)
+    else:
+        points = measure(start.settings, runtime.limits(), runtime.run, model.profile_s)
+        said = f"measured at the start, {model.profile_s:g} s"
+        known = KnownCosts(points, said) if points else KnownCosts()
+    log(f"costs: {known.said}")
+    return known
+
+
+def _of_stored(stored: StoredProfile, model: ModelSettings) -> KnownCosts:
+    target = stored.target_rows if model.batch.fixed_size is None else None
+    edges, said = _edges(stored, model), f"stored, {stored.measured_at}"
+    if stored.edges and edges is None and model.lengths.buckets == "auto":
+        said += f"; its edges end at {stored.edges[-1]}, not at lengths.max, and are not used"
+    return KnownCosts(stored.points, said, edges, target)
+
+
+def _edges(stored: StoredProfile, model: ModelSettings) -> tuple[int, ...] | None:
+    lengths = model.lengths
+    fits = bool(stored.edges) and stored.edges[-1] == lengths.max
+    return stored.edges if fits and lengths.buckets == "auto" else None
