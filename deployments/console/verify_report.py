@@ -29,7 +29,9 @@ def show(report: Report, console: Console | None = None) -> None:
     for output in dict.fromkeys(found.output for found in report.verdict.measured):
         target.print(_table(report, output))
     for line in verdict_lines(report):
-        target.print(Text(line, style="green" if report.verdict.accepted else "red"))
+        # Whole, so that it can be copied; a terminal wraps it.
+        style = "green" if report.verdict.accepted else "red"
+        target.print(Text(line, style=style), soft_wrap=True)
 
 
 def _table(report: Report, output: str) -> Table:
