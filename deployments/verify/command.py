@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from deployments.console import verify_report
 from deployments.replica import describe
 from deployments.settings import ModelSettings, load
 from deployments.settings.made import cache_dir
+from deployments.verify.agreement import MEASURES
 from deployments.verify.errors import CannotVerify
 from deployments.verify.layers import lines as layer_lines
 from deployments.verify.layers import look
@@ -47,6 +49,7 @@ def run(file: Path, name: str, given: Mapping[str, Any], written: Written) -> in
     """The exit code. `given`: see `of_command_line`. Raises SettingsErrors, `CannotVerify` and what
     loading raises."""
     model = chosen(file, name)
+    _check(given, written)
     asked = of_command_line(model.accept, given)
     with shown_progress(name) as note:
         settings = describe.runtime_settings(name, model, cache_dir(), note)
@@ -63,6 +66,16 @@ def run(file: Path, name: str, given: Mapping[str, Any], written: Written) -> in
     for line in [] if looked is None else layer_lines(looked):
         click.echo(line, err=written.as_json)
     return 0 if report.verdict.accepted else 1
+
+
+def _check(given: Mapping[str, Any], written: Written) -> None:
+    """What would come to light only after the work."""
+    for measure in MEASURES:
+        if given[measure] is not None and not isfinite(given[measure]):
+            option = measure.replace("_", "-")
+            raise CannotVerify(f"--{option} is {given[measure]}; must be a finite number")
+    if written.report is not None and not written.report.absolute().parent.is_dir():
+        raise CannotVerify(f"--report {written.report}: its folder does not exist")
 
 
 def chosen(file: Path, name: str) -> ModelSettings:
