@@ -34,6 +34,7 @@ STALL_S = 60.0  # a client that takes nothing for so long is gone
 _SSE = b"text/event-stream; charset=utf-8"
 _UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _OK = 200
+_WORD = "a"
 
 
 async def generate(gate: Gate, flight: Flight, way: Way, call: GenerationCall) -> None:
@@ -80,16 +81,17 @@ async def _ids(
     if tokenizer is None or call.truncate_tokens is not None:
         return pseudo_ids(call.texts)
     assert flight.who is not None
-    # Of nothing but space an engine may make a prompt all the same: it is the judge of that.
-    texts = [text for text in call.texts if text.strip()]
+    # Of nothing but space an engine may make a prompt all the same: it is the judge of that. Here
+    # a word stands in for it, so that a refusal counts the texts as the caller does.
+    texts = [text if text.strip() else _WORD for text in call.texts]
     try:
-        found = iter(await gate.tokenize(flight.who, tokenizer, texts))
+        found = await gate.tokenize(flight.who, tokenizer, texts)
     except errors.TooManyTokens as refusal:
         raise too_many(call, refusal, page) from None
     except errors.BadRequest as refusal:
         said = refusal.message.replace("input[", f"{call.param}[")
         raise errors.BadRequest(said, param=call.param) from None
-    return [next(found) if text.strip() else [] for text in call.texts]
+    return [ids if text.strip() else [] for ids, text in zip(found, call.texts, strict=True)]
 
 
 def _as_sent(call: GenerationCall, way: Way, page: ModelDescription) -> GenerationCall:

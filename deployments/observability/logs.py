@@ -21,7 +21,7 @@ from deployments.observability import log_socket
 FIELDS = (
     "gateway", "model", "version", "replica", "tenant", "priority", "protocol", "request_id",
     "trace_id", "method", "path", "status", "outcome", "reason", "total_ms", "queue_wait_ms",
-    "rows", "batch_size", "bucket", "suppressed",
+    "rows", "batch_size", "bucket", "input_tokens", "output_tokens", "suppressed",
 )  # fmt: skip
 ROOT = "headrace"
 _LONGEST_TEXT = 8192

@@ -185,7 +185,9 @@ async def test_an_unknown_model_is_openais_404(stand: Stand) -> None:
 
 async def test_a_model_that_generates_is_listed(stand: Stand, engines: Played) -> None:
     answer = await ask(stand.app, "GET", "/v1/models")
-    assert "chat" in [model["id"] for model in json.loads(answer.body)["data"]]
+    listed = {model["id"]: model for model in json.loads(answer.body)["data"]}
+    assert listed["chat"]["max_model_len"] == 100
+    assert "max_model_len" not in listed["device"]
 
 
 async def test_a_stream_whose_replica_dies_ends_with_an_error_event(
@@ -359,7 +361,7 @@ async def test_a_text_that_no_tokeniser_looks_at_is_refused_by_the_parameters_na
     stand: Stand, page: Page
 ) -> None:
     add(stand, page, tokenizer=words())
-    body = {"model": "chat", "prompt": ["a", "a" * (1 << 20) + "a"]}
+    body = {"model": "chat", "prompt": ["", "a" * (1 << 20) + "a"]}
     error = await Client(stand, COMPLETIONS, body).error()
     assert error["param"] == "prompt"
     assert error["message"].startswith("prompt[1] has 1048577 characters")

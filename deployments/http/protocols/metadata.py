@@ -2,7 +2,8 @@
 
 Bodies only, from `ModelDescription`s and, for models that are declared and not ready, a
 `ModelState` with the reason. Which model exists and which is ready is the caller's knowledge.
-`created` in OpenAI's model objects is 0: a description holds no wall-clock time.
+`created` in OpenAI's model objects is 0: a description holds no wall-clock time. One that generates
+has its context as `max_model_len`, by which vLLM's clients know it.
 
 Source: Open Inference Protocol, metadata and health; Triton's model repository extension (its
 index only: models come and go by declaration, not by load and unload); OpenAI API, "Models".
@@ -153,7 +154,10 @@ def openai_models(descriptions: Iterable[ModelDescription]) -> Encoded:
 
 
 def _openai(d: ModelDescription) -> dict[str, Any]:
-    return {"id": d.name, "object": "model", "created": 0, "owned_by": "headrace"}
+    model: dict[str, Any] = {"id": d.name, "object": "model", "created": 0, "owned_by": "headrace"}
+    if d.generating is not None:
+        model["max_model_len"] = d.generating.context_tokens
+    return model
 
 
 def live(alive: bool = True) -> Encoded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from in_process import Stand, ask, standing
 
 from deployments.description import ModelDescription
 from deployments.observability.gateway_status import TokenPace
+from deployments.observability.logs import fields_of
 from deployments.queues.stream_wire import StreamEnd
 from runtimes.types import EngineLoad
 
@@ -123,6 +125,24 @@ async def test_a_cancelled_stream_is_counted_as_such(
     assert any('protocol="chat"' in x and 'outcome="cancelled"' in x for x in lines)
     assert any("batches_total{" in x and 'end="dropped"' in x and x.endswith(" 1.0") for x in lines)
     assert "headrace_slo_kept_total" not in await values(stand)
+
+
+async def test_an_answer_that_was_cut_off_has_its_line_with_its_tokens(
+    stand: Stand, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[logging.LogRecord] = []
+    access = logging.getLogger("headrace.access")
+    monkeypatch.setattr(access, "handle", lines.append)
+    engines = add(stand, page)
+    client = Client(stand, CHAT, streamed())
+    (_, call) = await engines.until_begun(1)
+    engines.say(call.lease_id, b"data: a\n\n", tokens=(10, 0, 2))
+    await client.hears(1)
+    engines.kill("chat-0")
+    await client.end()
+    said = fields_of(lines[0])
+    assert (said["status"], said["reason"]) == (503, "replica_lost")
+    assert (said["input_tokens"], said["output_tokens"]) == (10, 2)
 
 
 def test_tokens_a_second_are_between_one_look_and_the_next() -> None:
