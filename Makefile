@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev digits-example serve lint types test unit integration bench compare wheel clean
+.PHONY: install dev digits-example serve lint types test unit integration bench compare gpu-check wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -61,6 +61,10 @@ compare: dev
 	$(BIN)/python -m loadtests.peers.venvs
 	$(BIN)/python -m loadtests.benches.compare --works device minilm; kept=$$?; \
 	$(BIN)/python -m loadtests.benches.document && exit $$kept
+
+# On a machine with an NVIDIA GPU: all that could not be verified without one; writes out/gpu-check.
+gpu-check: dev
+	$(BIN)/python -m loadtests.benches.gpu_check
 
 wheel: dev
 	$(PIP) wheel --quiet --no-deps --wheel-dir dist .

@@ -1,9 +1,9 @@
 """Which batches run as a graph that the device captured beforehand?
 
 A captured graph replays one fixed shape with no work by the processor. `CapturedShapes` captures
-each shape that warm-up runs, largest first so that the graphs share the memory that the first one
-took, and replays the smallest that holds a batch. A shape that was not captured, because warm-up's
-time was up or the batch is larger than any, has none and is run by its caller as it comes.
+shapes that it is told, largest first so that the graphs share the memory that the first one took,
+and replays the smallest that holds a batch. A batch that no captured shape holds is run by its
+caller as it comes.
 
 It knows no library: a capture is a callable that gives a replay.
 """
@@ -26,9 +26,11 @@ class CapturedShapes(Generic[Replay]):
         self._capture = capture
         self._kept: dict[Shape, Replay] = {}
 
-    def shape_for(self, rows: int, length: int) -> Shape:
-        """The shape to pad a batch to: the smallest captured one that holds it, else its own."""
-        return fitting(rows, length, tuple(self._kept)) or (rows, length)
+    def shape_for(self, rows: int, length: int, *, same_length: bool = False) -> Shape:
+        """The shape to pad a batch to: the smallest captured one that holds it, else its own.
+        `same_length`: its rows are padded already, and only more rows can be added."""
+        kept = [shape for shape in self._kept if not same_length or shape[1] == length]
+        return fitting(rows, length, kept) or (rows, length)
 
     def replay_of(self, shape: Shape) -> Replay | None:
         return self._kept.get(shape)

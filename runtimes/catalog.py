@@ -38,11 +38,14 @@ class Entry:
 
 
 ENTRIES: Mapping[str, Entry] = {
-    "onnxruntime": Entry("runtimes.onnxruntime", "ONNXRuntime", "onnxruntime", ("fp32", "int8")),
+    "onnxruntime": Entry(
+        "runtimes.onnxruntime", "ONNXRuntime", "onnxruntime", ("fp32", "fp16", "int8")
+    ),
     "openvino": Entry(
         "runtimes.openvino", "OpenVINO", "openvino", ("fp32", "bf16", "fp16", "int8")
     ),
     "synthetic": Entry("runtimes.synthetic", "Synthetic", "", ("fp32",)),
+    "tensorrt": Entry("runtimes.tensorrt", "TensorRT", "tensorrt", ("fp32", "fp16", "bf16")),
     "torch": Entry("runtimes.torch", "Torch", "torch", ("fp32", "bf16", "fp16", "int8")),
 }
 STREAMS: Mapping[str, Entry] = {

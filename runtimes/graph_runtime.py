@@ -35,6 +35,7 @@ class Engine(Protocol):
 
     facts: GraphFacts
     platform: str
+    device: str
 
     def infer(
         self, arrays: Mapping[str, Array], outputs: Sequence[str], times: StageTimes
@@ -141,6 +142,7 @@ class GraphRuntime(ABC):
         return with_length_axes(signature, lengths, (short, long))
 
     def _fixed(self, engine: Engine, signature: Signature) -> Signature:
+        signature = replace(signature, limits=replace(signature.limits, device=engine.device))
         limits = signature.limits
         layout.check(self._options.layout, limits.inputs)
         edges = engine.prepare(limits)

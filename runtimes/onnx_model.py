@@ -9,7 +9,7 @@ It optimises nothing and opens no session. The `onnx` package is imported on use
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,22 @@ if TYPE_CHECKING:  # at run time it would import onnx
 
 LEAST_OPSET = 13  # ReduceSum and Unsqueeze take their axes as an input from here on
 FLOAT = 1  # TensorProto.FLOAT
+DATATYPES: Mapping[int, str] = {  # by TensorProto's numbers
+    1: "FP32",
+    2: "UINT8",
+    3: "INT8",
+    4: "UINT16",
+    5: "INT16",
+    6: "INT32",
+    7: "INT64",
+    8: "BYTES",
+    9: "BOOL",
+    10: "FP16",
+    11: "FP64",
+    12: "UINT32",
+    13: "UINT64",
+    16: "BF16",
+}
 THROUGH = frozenset({"Cast", "Identity"})
 
 
@@ -47,6 +63,38 @@ def save(model: Any, file: Path) -> None:
     import onnx
 
     onnx.save(model, str(file), save_as_external_data=True, location=f"{file.stem}.weights")
+
+
+def input_shapes(model: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Each input's name and shape, -1 where it is dynamic."""
+    return [(name, shape) for name, _, shape in specs(model.graph.input, model)]
+
+
+def specs(values: Any, model: Any) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Name, Open Inference datatype and shape of inputs or outputs; stored weights that old graphs
+    list among their inputs are left out. Raises `LoadError`."""
+    stored = {weight.name for weight in model.graph.initializer}
+    found = []
+    for value in values:
+        kind = value.type.tensor_type.elem_type
+        if value.name in stored:
+            continue
+        if kind not in DATATYPES:
+            raise LoadError(
+                f"'{value.name}' has ONNX's element type {kind}, which is not known here"
+            )
+        found.append((value.name, DATATYPES[kind], _spec(value).shape))
+    return found
+
+
+def halved(model: Any, kept: Sequence[str] = ()) -> Any:
+    """The same model computing in float16, its inputs and outputs and the operations `kept` as they
+    were."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    return convert_float_to_float16(
+        model, keep_io_types=True, disable_shape_infer=True, node_block_list=list(kept)
+    )
 
 
 def id_bounds(model: Any) -> dict[str, int]:

@@ -1,12 +1,14 @@
-"""How does a model run in ONNX Runtime on this machine's processors?
+"""How does a model run in ONNX Runtime, on the processors or on a GPU?
 
-Optimised once a host: the optimised graph is stored, with weights beside it, and replicas load that
-without optimising again; it holds code choices for the processor, so the processor is in its key.
-One batch at a time, its operators in turn, each over as many threads as the control group allows.
+For the processors it is optimised once a host: the optimised graph is stored, with weights beside
+it, and replicas load that without optimising again; it holds code choices for the processor, so the
+processor is in its key. For a GPU the graph is stored as it is and optimised where it is loaded;
+TensorRT's engines are kept beside it. One batch at a time, its operators in turn, each over as many
+threads as the control group allows.
 
-Precision is the graph's own, fp32 for what is built here: the CPU provider has no bf16 arithmetic.
-Other providers are not offered. Source: ONNX Runtime's documentation of graph optimisation and of
-thread management.
+Precision is the graph's own, fp32 for what is built here, fp16 on a GPU: the CPU provider has no
+arithmetic in half precision. Source: ONNX Runtime's documentation of graph optimisation, of
+execution providers and of I/O binding.
 """
 
 from __future__ import annotations
@@ -18,15 +20,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from runtimes import bert_graph, calibration, onnx_int8, onnx_model, options, staging
+from runtimes import (
+    bert_graph,
+    calibration,
+    device,
+    onnx_int8,
+    onnx_model,
+    onnxruntime_options,
+    options,
+    staging,
+)
+from runtimes.cuda_driver import gpus
+from runtimes.device import Device
 from runtimes.errors import BadRows, LoadError, MissingBackend, RunError
-from runtimes.graph_options import GraphOptions
 from runtimes.graph_runtime import Engine, GraphRuntime
+from runtimes.onnxruntime_options import (
+    CPU,
+    CUDA,
+    ERRORS_ONLY,
+    TENSORRT,
+    ONNXRuntimeOptions,
+    Profile,
+    Provider,
+)
 from runtimes.signature import GraphFacts
 from runtimes.source import Source, SourceKind, inspect
 from runtimes.types import Limits, RuntimeSettings, StageTimes, TensorSpec
@@ -34,8 +55,7 @@ from runtimes.types import Limits, RuntimeSettings, StageTimes, TensorSpec
 Array = np.ndarray[Any, Any]
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BFLOAT16_ELEMENT = 16  # TensorProto.BFLOAT16
-ERRORS_ONLY = 3  # the log level: storing an optimised graph warns each time that it is hardware's
-LAYOUT = "1"  # of a staged entry; raised when what is built for the same inputs changes
+LAYOUT = "2"  # of a staged entry; raised when what is built for the same inputs changes
 FACTS = "facts.json"
 DATATYPES: Mapping[str, str] = {
     "tensor(bool)": "BOOL",
@@ -55,16 +75,6 @@ DATATYPES: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ONNXRuntimeOptions(GraphOptions):
-    """execution: operators in turn, or independent ones at once on inter_op_threads. spinning:
-    idle threads wait actively, which gains a little latency and takes processors from others."""
-
-    execution: Literal["sequential", "parallel"] = "sequential"
-    inter_op_threads: int = 1
-    spinning: bool = False
-
-
 class ONNXRuntimeRuntime(GraphRuntime):
     """`runtimes.types.Runtime` on ONNX Runtime."""
 
@@ -74,18 +84,14 @@ class ONNXRuntimeRuntime(GraphRuntime):
 
     def _open(self) -> Engine:
         settings, library = self._settings, _library()
-        if settings.precision not in ("fp32", "int8"):
-            raise LoadError(
-                f"onnxruntime has no {settings.precision} on CPU: set precision to fp32 or int8, "
-                "or use openvino or torch for bf16"
-            )
+        place = self._place(library)
         calibration.check(settings.precision, self._options)
         source = self._source()
         settings.progress("staging", 0.0)
-        entry = self._staged(source)
+        entry = self._staged(source, place)
         settings.progress("staging", 1.0)
         settings.progress("compiling", 0.0)
-        engine = ONNXRuntimeEngine(library, entry, self._session_options())
+        engine = ONNXRuntimeEngine(library, entry, self._opening(library, entry, place))
         settings.progress("compiling", 1.0)
         return engine
 
@@ -93,22 +99,32 @@ class ONNXRuntimeRuntime(GraphRuntime):
         """The `ModelProto` before the library's optimisations, weights in memory."""
         source = self._source()
         if self._settings.precision == "int8":
-            return onnx_model.load(self._staged(source) / onnx_int8.FILE)
+            return onnx_model.load(self._staged(source, self._place(_library())) / onnx_int8.FILE)
         return onnx_model.read(source, self._settings, self._options)
 
-    def _staged(self, source: Source) -> Path:
-        return staging.staged(self._settings.cache_dir, self._parts(source), self._stage(source))
+    def _staged(self, source: Source, place: Device) -> Path:
+        parts, build = self._parts(source, place), self._stage(source, place)
+        return staging.staged(self._settings.cache_dir, parts, build)
 
     def _source(self) -> Source:
         if self._settings.source is None:
             raise LoadError("the onnxruntime runtime needs a source")
         return inspect(self._settings.source, self._settings.cache_dir)
 
-    def _stage(self, source: Source) -> Callable[[Path], None]:
+    def _stage(self, source: Source, place: Device) -> Callable[[Path], None]:
         def build(folder: Path) -> None:
             model = onnx_model.read(source, self._settings, self._options)
-            facts = {"id_bounds": onnx_model.id_bounds(model), "max_length": _longest(source)}
+            facts = {
+                "id_bounds": onnx_model.id_bounds(model),
+                "max_length": _longest(source),
+                "inputs": onnx_model.input_shapes(model),
+            }
             (folder / FACTS).write_text(json.dumps(facts))
+            if place.is_cuda:
+                half = self._settings.precision == "fp16" and not self._own_options.tensorrt_engines
+                made = onnx_model.halved(model, self._options.keep_fp32) if half else model
+                onnx_model.save(made, folder / "model.onnx")
+                return
             if self._settings.precision == "int8":
                 _optimise(onnx_int8.build(model, folder, self._settings, self._options))
                 return
@@ -119,28 +135,70 @@ class ONNXRuntimeRuntime(GraphRuntime):
 
         return build
 
-    def _parts(self, source: Source) -> list[str]:
+    def _parts(self, source: Source, place: Device) -> list[str]:
         chosen, mask = self._options, self._settings.mask_input
         kept = f"{' '.join(chosen.keep_fp32)} {calibration.identity(chosen, self._settings)}"
         graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask} {kept}"
         version, task = str(_library().__version__), self._settings.task
-        return [source.digest, "onnxruntime", LAYOUT, version, task, graph, staging.processor()]
+        parts = [source.digest, "onnxruntime", LAYOUT, version, task, graph, staging.processor()]
+        if place.is_cuda:
+            own = f"{self._settings.precision} {self._own_options.tensorrt_engines}"
+            parts += [str(gpus()[place.index]), own]
+        return parts
 
-    def _session_options(self) -> Any:
-        """For the stored graph, which needs no further optimisation."""
-        library, chosen = _library(), self._own_options
-        made = library.SessionOptions()
-        made.log_severity_level = ERRORS_ONLY
-        made.graph_optimization_level = library.GraphOptimizationLevel.ORT_DISABLE_ALL
-        made.intra_op_num_threads = self._threads()
-        made.inter_op_num_threads = chosen.inter_op_threads
-        modes = library.ExecutionMode
-        parallel = chosen.execution == "parallel"
-        made.execution_mode = modes.ORT_PARALLEL if parallel else modes.ORT_SEQUENTIAL
-        spinning = "1" if chosen.spinning else "0"
-        made.add_session_config_entry("session.intra_op.allow_spinning", spinning)
-        made.add_session_config_entry("session.inter_op.allow_spinning", spinning)
-        return made
+    def _place(self, library: Any) -> Device:
+        """Raises `LoadError` for a device or a precision that is not there."""
+        chosen, precision = self._own_options, self._settings.precision
+        able = library.get_available_providers()
+        place = device.chosen(chosen.device, len(gpus()) if CUDA in able else 0, "onnxruntime")
+        able_to = ("fp32", "fp16") if place.is_cuda else ("fp32", "int8")
+        if precision not in able_to:
+            raise LoadError(
+                f"onnxruntime has no {precision} on {place}: set precision to "
+                f"{' or '.join(able_to)}, or use openvino or torch for bf16"
+            )
+        if chosen.tensorrt_engines and (not place.is_cuda or TENSORRT not in able):
+            raise MissingBackend(
+                "option 'tensorrt_engines' is true, but onnxruntime sees no TensorRT: it needs a "
+                "GPU, onnxruntime-gpu and TensorRT's libraries; or set it to false"
+            )
+        return place
+
+    def _opening(self, library: Any, entry: Path, place: Device) -> Opening:
+        chosen, settings = self._own_options, self._settings
+        stored = json.loads((entry / FACTS).read_text())
+        inputs = [TensorSpec(name, "", tuple(shape)) for name, shape in stored["inputs"]]
+        longest = settings.max_length or stored["max_length"] or max(settings.edges, default=1)
+        usual = min(longest, max(settings.edges[: len(settings.edges) // 2 + 1], default=longest))
+        profile = Profile(
+            inputs,
+            settings.length_axis or 1,
+            (1, settings.max_size, settings.max_size),
+            (1, usual, longest),
+        )
+        engines = entry / "engines"
+        if chosen.tensorrt_engines:
+            engines.mkdir(exist_ok=True)
+        return Opening(
+            onnxruntime_options.session_options(
+                library, chosen, self._threads(), not place.is_cuda
+            ),
+            onnxruntime_options.providers(chosen, place, settings.precision, engines, profile),
+            onnxruntime_options.run_options(library, chosen, place),
+            chosen.io_binding or place.is_cuda,
+            str(place),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a session is opened and run; `device` as `Limits` names it."""
+
+    session: Any
+    providers: list[Provider]
+    run: Any
+    io_binding: bool
+    device: str = "cpu"
 
 
 class ONNXRuntimeEngine:
@@ -148,10 +206,14 @@ class ONNXRuntimeEngine:
 
     platform = "onnxruntime_onnx"
 
-    def __init__(self, library: Any, entry: Path, session_options: Any) -> None:
-        self._library = library
-        self._session: Any = _session(library, entry / "model.onnx", session_options)
+    def __init__(self, library: Any, entry: Path, opening: Opening) -> None:
+        self._library, self._opening = library, opening
+        self.device = opening.device
+        self._session: Any = _session(
+            library, entry / "model.onnx", opening.session, opening.providers
+        )
         stored = json.loads((entry / FACTS).read_text())
+        del stored["inputs"]
         self.facts = GraphFacts(
             inputs=tuple(map(_spec, self._session.get_inputs())),
             outputs=tuple(map(_spec, self._session.get_outputs())),
@@ -160,6 +222,9 @@ class ONNXRuntimeEngine:
         specs = (*self.facts.inputs, *self.facts.outputs)
         # numpy has no bfloat16 of its own, so the library's short way in and out does not take it
         self._has_bf16 = any(spec.datatype == "BF16" for spec in specs)
+        # texts are Python objects, which have no memory to bind
+        texts = any(spec.datatype == "BYTES" for spec in specs)
+        self._binds = opening.io_binding and not texts
 
     def infer(
         self, arrays: Mapping[str, Array], outputs: Sequence[str], times: StageTimes
@@ -182,12 +247,27 @@ class ONNXRuntimeEngine:
         self._session = None
 
     def _run(self, feeds: dict[str, Any], outputs: Sequence[str]) -> list[Any]:
-        session = self._session
-        run = session.run_with_ort_values if self._has_bf16 else session.run
         try:
-            return list(run(list(outputs), feeds))
+            if self._binds:
+                return self._run_bound(feeds, outputs)
+            session = self._session
+            run = session.run_with_ort_values if self._has_bf16 else session.run
+            return list(run(list(outputs), feeds, self._opening.run))
         except Exception as error:  # the library's errors share no base class
             raise RunError(f"ONNX Runtime: {error}") from error
+
+    def _run_bound(self, feeds: dict[str, Any], outputs: Sequence[str]) -> list[Any]:
+        """Inputs are read where they lie and copied to the device on the way, outputs come to the
+        processors' memory at once."""
+        binding = self._session.io_binding()
+        for name, value in feeds.items():
+            if isinstance(value, np.ndarray):
+                value = self._library.OrtValue.ortvalue_from_numpy(value)
+            binding.bind_ortvalue_input(name, value)
+        for name in outputs:
+            binding.bind_output(name, "cpu")
+        self._session.run_with_iobinding(binding, self._opening.run)
+        return list(binding.get_outputs())
 
     def _fed(self, array: Array) -> Any:
         if array.dtype.kind == "O":
@@ -223,13 +303,21 @@ def plain_session(file: Path) -> Any:
     return _session(library, file, made)
 
 
-def _session(library: Any, file: Path, session_options: Any) -> Any:
+def _session(
+    library: Any, file: Path, session_options: Any, wanted: Sequence[Provider] = ((CPU, {}),)
+) -> Any:
     try:
-        return library.InferenceSession(
-            str(file), session_options, providers=["CPUExecutionProvider"]
-        )
+        made = library.InferenceSession(str(file), session_options, providers=list(wanted))
     except Exception as error:  # the library's errors share no base class
         raise LoadError(f"ONNX Runtime cannot load the model: {error}") from error
+    # The library goes on without a provider that it cannot start.
+    missing = [name for name, _ in wanted if name not in made.get_providers()]
+    if missing:
+        raise LoadError(
+            f"ONNX Runtime could not start {' and '.join(missing)}, see its log: its libraries "
+            "(CUDA, cuDNN, TensorRT) must be of the versions that this build asks for"
+        )
+    return made
 
 
 def _spec(value: Any) -> TensorSpec:

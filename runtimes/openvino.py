@@ -164,6 +164,7 @@ class OpenVINOEngine:
     inputs are read where they lie. Owns the claim and the locked file."""
 
     platform = "openvino"
+    device = "cpu"
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class TorchRuntime:
         self._model, self._runner = modes.opened(model, settings, self._options)
 
     def warm(self) -> None:
-        warmup.warm(self._settings, self.limits(), self._warm_one, self._options.warm_s)
+        warmup.warm(self._settings, self.limits(), self.run, self._options.warm_s)
 
     def limits(self) -> Limits:
         return self._loaded()[0].limits
@@ -125,11 +125,6 @@ class TorchRuntime:
         of_folder = source.kind is SourceKind.HUGGING_FACE
         made = (builder.from_folder if of_folder else builder.from_archive)(source, self._settings)
         return cast("TorchModel", made)
-
-    def _warm_one(self, batch: Batch) -> Result:
-        model, runner = self._loaded()
-        runner.capture((batch.rows, torch_batch.longest(batch, model.limits)))
-        return self.run(batch)
 
     def _put(self, batch: Batch, times: StageTimes) -> _Put:
         with self._putting:

@@ -7,13 +7,15 @@ anything runs. torch is imported with this module.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
 from runtimes import device, layout, shapes, torch_batch, torch_compile, torch_model, warmup
-from runtimes.errors import LoadError
+from runtimes.errors import BadRows, LoadError, RunError
+from runtimes.shapes import Shape
 from runtimes.torch_compile import CompiledCall
 from runtimes.torch_cuda import CudaRunner, gpus, settle_memory
 from runtimes.torch_model import TorchModel
@@ -65,10 +67,25 @@ def _runner(
         return HostRunner(network)
     captured = warmup.shapes(settings, limits) if options.mode == "cuda_graphs" else ()
     place, examples = torch.device(limits.device), partial(_example, model)
-    return CudaRunner(network, place, examples, captured, options.pinned)
+    runner = CudaRunner(network, place, examples, captured, options.pinned)
+    _capture(runner, captured, settings)
+    return runner
 
 
-def _example(model: TorchModel, shape: shapes.Shape) -> list[Array]:
+def _capture(runner: CudaRunner, wanted: Sequence[Shape], settings: RuntimeSettings) -> None:
+    """Largest first: the others share its memory."""
+    for done, (rows, length) in enumerate(wanted):
+        settings.progress("compiling", done / len(wanted))
+        try:
+            runner.capture((rows, length))
+        except (BadRows, RunError) as error:
+            raise LoadError(
+                f"torch cannot capture {rows} rows of {length}, set option mode to compile or "
+                f"eager, or lower batch.max_size: {error}"
+            ) from error
+
+
+def _example(model: TorchModel, shape: Shape) -> list[Array]:
     """Zeros that the model takes, in the shape that a runner would be given."""
     rows, length = shape
     return torch_batch.arrays(warmup.batch(model.limits, rows, length), model, rows, length)

@@ -37,13 +37,11 @@ class Network:
 
 class Runner(Protocol):
     """`shape_for`: what to pad a batch of rows x length to. `put` may be called by one thread while
-    another is in `compute`, which gives the outputs asked for, arrays of the caller's own.
-    `capture`: prepares a shape, where the runner can."""
+    another is in `compute`, which gives the outputs asked for, arrays of the caller's own."""
 
     def shape_for(self, rows: int, length: int) -> Shape: ...
     def put(self, arrays: Sequence[Array], shape: Shape) -> Any: ...
     def compute(self, put: Any, names: Sequence[str], times: StageTimes) -> list[Array]: ...
-    def capture(self, shape: Shape) -> None: ...
     def close(self) -> None: ...
 
 
@@ -70,9 +68,6 @@ class HostRunner:
         times.run_s += computed - begin
         times.copy_out_s += perf_counter() - computed
         return found
-
-    def capture(self, shape: Shape) -> None:
-        pass
 
     def close(self) -> None:
         pass

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -159,6 +159,15 @@ class Runtime(Protocol):
     def run(self, batch: Batch) -> Result: ...
     def health(self) -> None: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Prefetching(Protocol):
+    """Beside `Runtime`, of a backend whose device copies while it computes: `prefetch` puts a batch
+    there for the `run` that follows with the very same object. Another thread than the one that
+    runs may call it; it never raises for what is wrong with a batch, `run` does."""
+
+    def prefetch(self, batch: Batch) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """How many tokens a second does a backend do when nothing is in its way?
 
-`python -m deployments.replica.backend_loop SETTINGS MODEL --lengths FILE` loads the model exactly
+`python -m deployments.replica.backend_loop SETTINGS MODEL… --lengths FILE` loads a model exactly
 as a replica would (same settings, threads, staged artifact), packs the rows of FILE (one length a
 line, tokens) perfectly sorted into batches of `max_size` and `max_tokens`, and runs them in a loop.
-That is the ceiling for everything that serves the same rows one by one. Prints JSON; no HTTP, no
-Ray.
+That is the ceiling for everything that serves the same rows one by one. Several models take turns,
+`--rounds` times, so that what slows the machine meets them all. Prints a line of JSON for each
+model and round; no HTTP, no Ray.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,18 +119,29 @@ def run_sorted(runtime: Runtime, batches: Sequence[Batch], seconds: float) -> Lo
     )
 
 
-def loop(settings: RuntimeSettings, lengths: Sequence[int], seconds: float) -> LoopResult:
-    """Loads, warms, runs one pass uncounted, then counts."""
+def loop(
+    models: Sequence[RuntimeSettings], lengths: Sequence[int], seconds: float, rounds: int = 1
+) -> Iterator[tuple[str, LoopResult]]:
+    """Loads and warms all, runs one pass of each uncounted, then counts in turn: name and result,
+    `rounds` times each."""
+    with ExitStack() as opened:
+        ready = [(settings, _ready(settings, lengths, opened)) for settings in models]
+        for _ in range(rounds):
+            for settings, (runtime, batches) in ready:
+                yield settings.name, run_sorted(runtime, batches, seconds)
+
+
+def _ready(
+    settings: RuntimeSettings, lengths: Sequence[int], opened: ExitStack
+) -> tuple[Runtime, list[Batch]]:
     runtime = catalog.create(settings)
+    opened.callback(runtime.close)
     runtime.load()
-    try:
-        runtime.warm()
-        groups = sorted_groups(lengths, settings.max_size, settings.max_tokens)
-        batches = [batch_of(runtime.limits(), group, seed) for seed, group in enumerate(groups)]
-        run_sorted(runtime, batches, 0.0)
-        return run_sorted(runtime, batches, seconds)
-    finally:
-        runtime.close()
+    runtime.warm()
+    groups = sorted_groups(lengths, settings.max_size, settings.max_tokens)
+    batches = [batch_of(runtime.limits(), group, seed) for seed, group in enumerate(groups)]
+    run_sorted(runtime, batches, 0.0)
+    return runtime, batches
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -136,15 +149,20 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m deployments.replica.backend_loop", description=__doc__
     )
     parser.add_argument("settings", type=Path)
-    parser.add_argument("model")
+    parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--lengths", type=Path, required=True, help="one length a line")
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=1)
     asked = parser.parse_args(argv)
-    model = load(asked.settings).models[asked.model]
+    known = load(asked.settings).models
     lengths = [int(line) for line in asked.lengths.read_text().split()]
     compiler_cache.keep_in(cache_dir())
-    settings = runtime_settings(asked.model, model, cache_dir(), lambda phase, fraction: None)
-    print(json.dumps(loop(settings, lengths, asked.seconds).record()))
+    models = [
+        runtime_settings(name, known[name], cache_dir(), lambda phase, fraction: None)
+        for name in asked.models
+    ]
+    for name, result in loop(models, lengths, asked.seconds, asked.rounds):
+        print(json.dumps({"model": name, **result.record()}), flush=True)
     return 0
 
 

@@ -12,6 +12,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from deployments.replica.jobs import Job, Key, Probe
@@ -23,9 +24,11 @@ News = list[tuple[asyncio.Future[Any], Any]]
 
 class DeviceLine:
     """Make it on the loop; `take` and `finish` are for the device's thread, the rest for the loop.
-    `slots`: batches that each gateway may have here, the running one included."""
+    `slots`: batches that each gateway may have here, the running one included. `on_staged`: told,
+    on the loop, of each job that waits behind the running one."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, on_staged: Callable[[Job], None] = lambda job: None) -> None:
+        self._on_staged = on_staged
         self._loop = asyncio.get_running_loop()
         self._staging = Staging(slots)
         self._lock = threading.Lock()
@@ -40,7 +43,10 @@ class DeviceLine:
         with self._lock:
             self._jobs[job.key] = job
             news = self._carried_out(self._staging.arrive(job.staged, waiting, job.arrived))
+            waits = job.key in self._jobs and job.staged is not self._staging.running
         _tell(news)
+        if waits:
+            self._on_staged(job)
 
     def drop(self, key: Key) -> bool:
         """Returns a job that has not started; whether there was such."""

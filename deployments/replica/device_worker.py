@@ -4,11 +4,15 @@ A runtime is used by one thread at a time, so health is asked on the same thread
 run that lasts longer than `hang_limit_s` calls `on_hang`: nothing in Python can end it, so the
 replica's process ends instead. A batch that nobody waits for any longer is not run. Which job is
 next is the line's question, what becomes of bad rows the bisection's.
+
+Where the runtime can put a batch on its device while another computes, a second thread has it do so
+for each batch that waits: the copy is then done by the time the device is free.
 """
 
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +21,7 @@ from deployments.queues.wire import RowError
 from deployments.replica.bisection import run_bisected
 from deployments.replica.device_line import DeviceLine
 from deployments.replica.jobs import Job, Probe
-from runtimes.types import Runtime
+from runtimes.types import Batch, Prefetching, Runtime
 
 _DUTY_WINDOW_S = 10.0
 _TOO_LATE = "its time was up before its turn came"
@@ -29,8 +33,10 @@ class DeviceWorker:
     def __init__(
         self, runtime: Runtime, slots: int, *, hang_limit_s: float, on_hang: Callable[[], None]
     ) -> None:
-        self.line = DeviceLine(slots)
+        self.line = DeviceLine(slots, self._stage)
         self._runtime = runtime
+        self._staged: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._prefetch = _prefetch_of(runtime)
         self._hang_limit_s = hang_limit_s
         self._on_hang = on_hang
         self._loop = asyncio.get_running_loop()
@@ -39,6 +45,8 @@ class DeviceWorker:
         self._marks = ((time.perf_counter(), 0.0),) * 2
         self._thread = threading.Thread(target=self._work, name="device", daemon=True)
         self._thread.start()
+        if self._prefetch is not None:
+            threading.Thread(target=self._put_staged, name="staging", daemon=True).start()
 
     async def health(self) -> None:
         """Raises what the runtime's `health` raises; waits for the batch that runs."""
@@ -66,8 +74,20 @@ class DeviceWorker:
             self._on_hang()
 
     def close(self) -> None:
+        self._staged.put(None)
         self.line.close()
         self._thread.join(timeout=self._hang_limit_s)
+
+    def _stage(self, job: Job) -> None:
+        if self._prefetch is not None:
+            self._staged.put(job)
+
+    def _put_staged(self) -> None:
+        """What has started or gone meanwhile is left alone."""
+        assert self._prefetch is not None
+        while (job := self._staged.get()) is not None:
+            if not job.started and not job.returned:
+                self._prefetch(job.batch)
 
     def _work(self) -> None:
         while (item := self.line.take()) is not None:
@@ -98,3 +118,10 @@ class DeviceWorker:
         except Exception as fault:
             return fault
         return None
+
+
+def _prefetch_of(runtime: Runtime) -> Callable[[Batch], None] | None:
+    """None where nothing is gained: the processors would copy while they compute."""
+    if isinstance(runtime, Prefetching) and runtime.limits().device != "cpu":
+        return runtime.prefetch
+    return None

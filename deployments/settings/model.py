@@ -131,7 +131,7 @@ class ReplicaSettings(Section):
 
 
 class ModelSettings(Section):
-    runtime: Literal["onnxruntime", "openvino", "torch", "vllm", "synthetic"] = Field(
+    runtime: Literal["onnxruntime", "openvino", "tensorrt", "torch", "vllm", "synthetic"] = Field(
         description="Backend that runs the model."
     )
     source: Annotated[str, StringConstraints(min_length=1)] | None = Field(

@@ -24,6 +24,7 @@ ORDER = (
     "overload",
     "ragged_embeddings",
     "images",
+    "backend_modes",
     "memory_start",
     "soak",
     "observability",

@@ -85,7 +85,8 @@ def looped(settings: Settings, lengths: list[int], seconds: float) -> dict[str, 
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600)
     if done.returncode:
         raise RuntimeError(f"the loop ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    record: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    record: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    del record["model"]
     return record
 
 

@@ -21,8 +21,9 @@ from runtimes.types import Batch, Limits, Ragged, Result, Runtime, RuntimeSettin
 MAX_SIZE, LONGEST, TOLERANCE = 8, 64, 1e-5
 # A row alone and in a batch: a value next to a rounding step may fall to either side of it.
 TOLERANCES = {"fp32": TOLERANCE, "bf16": 3e-2, "fp16": 4e-3, "int8": 5e-2}
-MODES = ("mode", "shapes", "io_binding", "pin", "device", "tensorrt")  # options that name a case
-FOLDERS = ("calibration",)  # options that name a source of the suite's
+# Options that name a case; options that name a source of the suite's.
+MODES = ("mode", "shapes", "io_binding", "pin", "device", "tensorrt_engines")
+FOLDERS = ("calibration",)
 LENGTHS = (3, 1, 17, LONGEST, 2)
 
 
@@ -58,11 +59,22 @@ TEXTS = (
     Case("torch", "text.pt2", options={"mode": "compile"}),
     Case("torch", "bert", "embed", precision="int8"),
     Case("torch", "bert", "classify", precision="fp16"),
+    Case("onnxruntime", "bert", "embed", {"io_binding": True}),
+    Case("onnxruntime", "bert", options={"io_binding": True, "arena": "shrunk"}),
     Case("openvino", "bert", "embed", {"shapes": "buckets"}),
     Case("openvino", "bert", "embed", {"pin": "cores"}),
     Case("openvino", "bert", "embed", {"pin": "numa"}),
     Case("onnxruntime", "bert", "embed", {"calibration": "recorded"}, "int8"),
     Case("openvino", "bert", "embed", {"calibration": "recorded"}, "int8"),
+    Case("torch", "bert", "embed", {"device": "cuda"}),
+    Case("torch", "bert", "embed", {"device": "cuda", "mode": "compile"}),
+    Case("torch", "bert", "embed", {"device": "cuda", "mode": "cuda_graphs"}),
+    Case("torch", "bert", "embed", {"device": "cuda"}, "int8"),
+    Case("torch", "text.pt2", options={"device": "cuda", "mode": "cuda_graphs"}),
+    Case("onnxruntime", "bert", "embed", {"device": "cuda"}),
+    Case("onnxruntime", "bert", "embed", {"device": "cuda", "tensorrt_engines": True}),
+    Case("tensorrt", "bert", "embed"),
+    Case("tensorrt", "bert", "embed", precision="fp16"),
     Case("synthetic", None, "embed", options={"base_ms": 0, "embed_width": 4}),
 )
 STACKED = (

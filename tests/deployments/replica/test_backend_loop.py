@@ -46,6 +46,17 @@ def test_loop_counts_rows_tokens_and_padding():
     settings = RuntimeSettings(
         "device", "synthetic", None, Path(), max_size=2, max_tokens=100, options={"base_ms": 0}
     )
-    record = loop(settings, [4, 4, 2, 1], seconds=0.0).record()
+    ((name, result),) = loop([settings], [4, 4, 2, 1], seconds=0.0)
+    record = result.record()
+    assert name == "device"
     assert (record["passes"], record["batches"], record["rows"]) == (1, 2, 4)
     assert record["padding"] == pytest.approx(1 - 11 / 12)
+
+
+def test_models_take_turns():
+    first, second = (
+        RuntimeSettings(name, "synthetic", None, Path(), options={"base_ms": 0})
+        for name in ("first", "second")
+    )
+    names = [name for name, _ in loop([first, second], [1, 2], seconds=0.0, rounds=2)]
+    assert names == ["first", "second", "first", "second"]

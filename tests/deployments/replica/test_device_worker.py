@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from fake_runtimes import Gated, Moody
 
 from deployments.replica.device_worker import DeviceWorker
 from runtimes.errors import Unhealthy
+from runtimes.types import Batch, Limits
 
 
 async def test_batches_run_one_after_another_in_order() -> None:
@@ -126,3 +128,47 @@ async def test_a_batch_whose_budget_ran_out_is_not_run_and_counts_as_not_served(
     assert [(error.row, error.callers_fault) for error in late.errors] == [(0, False)]
     assert (late.outputs, values(runtime)) == ({}, [7])
     assert worker.line.report("other").served == ()
+
+
+class Ahead(Gated):
+    """Puts a batch on its device while another runs; remembers which."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+        self.ahead: list[int] = []
+        self.copied = threading.Event()
+
+    def limits(self) -> Limits:
+        return Limits((), (), device=self._device)
+
+    def prefetch(self, batch: Batch) -> None:
+        self.ahead.append(int(batch.inputs["x"].data[0]))
+        self.copied.set()
+
+
+async def test_batch_that_waits_is_put_on_the_device_while_another_computes() -> None:
+    runtime = Ahead("cuda:0")
+    worker = worker_of(runtime)
+    runs, waits = job_of(1), job_of(2)
+    worker.line.put(runs)
+    assert runtime.begun.wait(5.0)
+    worker.line.put(waits)
+    assert runtime.copied.wait(5.0)
+    assert runtime.ahead == [2]
+    runtime.let.set()
+    await asyncio.gather(runs.done, waits.done)
+    assert values(runtime) == [1, 2]
+    worker.close()
+
+
+async def test_nothing_is_put_ahead_where_the_processors_compute() -> None:
+    runtime = Ahead("cpu")
+    worker = worker_of(runtime)
+    jobs = [job_of(n) for n in (1, 2)]
+    for job in jobs:
+        worker.line.put(job)
+    runtime.let.set()
+    await asyncio.gather(*(job.done for job in jobs))
+    assert runtime.ahead == []
+    worker.close()

@@ -94,7 +94,10 @@ def test_unlike_name_lists_what_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("    runtime: synthetik", "must be onnxruntime, openvino, torch, vllm or synthetic"),
+        (
+            "    runtime: synthetik",
+            "must be onnxruntime, openvino, tensorrt, torch, vllm or synthetic",
+        ),
         ("    runtime: synthetik", "did you mean synthetic?"),
         ("    runtime:", "runtime: is empty; must be onnxruntime"),
         ("    batch: {max_size: 0}", "max_size: is 0; must be a whole number, 1 to 65536"),

@@ -1,0 +1,213 @@
+"""What works on this machine's GPU? Everything that could not be run where it was written.
+
+`make gpu-check` (`python -m loadtests.benches.gpu_check`) runs the conformance suite over all
+backends, then `headrace verify` and `headrace profile` for MiniLM on each backend's GPU ways, and
+writes what it saw to `out/gpu-check`: GPU, driver, versions, what passed, was skipped and failed,
+and how long each took, as JSON and as Markdown. A command that is not there is said to be missing.
+
+It ends with 1 where something failed, 2 where there is no NVIDIA GPU and `--without-gpu` is not
+given; that option tries the check itself, on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import yaml
+
+from loadtests.benches.server import changed, example
+from loadtests.results.report_table import this_machine
+
+OUT = Path("out/gpu-check")
+PACKAGES = (
+    "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "cuda-python", "openvino", "numpy",
+)  # fmt: skip
+QUERY = ("name", "driver_version", "memory.total", "compute_cap", "mig.mode.current")
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "torch eager": {"runtime": "torch", "options": {"device": "cuda"}},
+    "torch compile": {"runtime": "torch", "options": {"device": "cuda", "mode": "compile"}},
+    "torch cuda_graphs fp16": {
+        "runtime": "torch",
+        "precision": "fp16",
+        "options": {"device": "cuda", "mode": "cuda_graphs"},
+    },
+    "torch int8": {"runtime": "torch", "precision": "int8", "options": {"device": "cuda"}},
+    "onnxruntime cuda": {"runtime": "onnxruntime", "options": {"device": "cuda"}},
+    "onnxruntime tensorrt": {
+        "runtime": "onnxruntime",
+        "options": {"device": "cuda", "tensorrt_engines": True},
+    },
+    "tensorrt fp16": {"runtime": "tensorrt", "precision": "fp16", "options": {}},
+}
+SUITE = ("tests/conformance", "tests/runtimes")
+TAIL = 1500  # characters kept of what a failed command said
+LONGEST_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`outcome`: passed, failed or missing; `counts`: of tests, by outcome; `said`: why."""
+
+    name: str
+    outcome: str
+    seconds: float
+    counts: Mapping[str, int] = field(default_factory=dict)
+    said: str = ""
+
+
+def gpus(text: str) -> list[dict[str, str]]:
+    """One dict a line of `nvidia-smi --query-gpu … --format=csv,noheader`."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return [
+        dict(zip(QUERY, (cell.strip() for cell in line.split(",")), strict=False)) for line in lines
+    ]
+
+
+def seen_gpus() -> list[dict[str, str]]:
+    command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return gpus(done.stdout) if done.returncode == 0 else []
+
+
+def versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def suite_step(report: Path, seconds: float, code: int, said: str) -> Step:
+    """From pytest's own report; its reasons for skipping are what was not verified."""
+    if not report.is_file():
+        return Step("conformance", "failed", seconds, said=said[-TAIL:])
+    counts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        skipped = case.find("skipped")
+        broken = case.find("failure") is not None or case.find("error") is not None
+        counts["failed" if broken else "passed" if skipped is None else "skipped"] += 1
+        if skipped is not None:
+            reasons[skipped.get("message", "")] += 1
+    why = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
+    return Step("conformance", "failed" if code else "passed", seconds, dict(counts), why)
+
+
+def command_step(name: str, command: Sequence[str]) -> Step:
+    begin = time.perf_counter()
+    code, said = ran(command)
+    seconds = time.perf_counter() - begin
+    if "No such command" in said:
+        return Step(name, "missing", seconds, said=f"this version has no `headrace {command[3]}`")
+    return Step(name, "failed" if code else "passed", seconds, said=said[-TAIL:] if code else "")
+
+
+def ran(command: Sequence[str]) -> tuple[int, str]:
+    """Its exit code and what it said, both streams together."""
+    try:
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LONGEST_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        return 124, f"it took longer than {LONGEST_S:.0f} s: {late.stdout!r}"
+    return done.returncode, done.stdout
+
+
+def steps(out: Path, ways: Mapping[str, Mapping[str, Any]]) -> Iterable[Step]:
+    """One after the other; each is printed by whoever takes it."""
+    report = out / "conformance.xml"
+    report.unlink(missing_ok=True)
+    begin = time.perf_counter()
+    code, said = ran([sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *SUITE])
+    yield suite_step(report, time.perf_counter() - begin, code, said)
+    for name, way in ways.items():
+        file = settings_file(out, name, way)
+        for verb in ("verify", "profile"):
+            result = out / f"{slug(name)}-{verb}.json"
+            command = [sys.executable, "-m", "deployments.cli", verb, "minilm", "-f", str(file)]
+            yield command_step(f"{verb}: {name}", [*command, "--report", str(result)])
+
+
+def settings_file(out: Path, name: str, way: Mapping[str, Any]) -> Path:
+    changes = {f"models.minilm.{key}": value for key, value in way.items()}
+    file = out / f"{slug(name)}.yaml"
+    file.write_text(yaml.safe_dump(changed(example("minilm"), changes)))
+    return file
+
+
+def slug(name: str) -> str:
+    return name.replace(" ", "-").replace("_", "-")
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """The record as Markdown, for docs and for whoever asked."""
+    lines = [f"# What works on this machine's GPU ({record['date']})", "", record["machine"], ""]
+    lines += [", ".join(gpu.values()) for gpu in record["gpus"]] or ["No NVIDIA GPU."]
+    lines += ["", ", ".join(f"{name} {version}" for name, version in record["versions"].items())]
+    lines += ["", "| step | outcome | s | tests | what it said |", "|---|---|---:|---|---|"]
+    for step in record["steps"]:
+        counts = ", ".join(f"{count} {what}" for what, count in step["counts"].items())
+        said = " ".join(step["said"].split()).replace("|", "\\|")
+        cells = (step["name"], step["outcome"], f"{step['seconds']:.1f}", counts, said)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.benches.gpu_check", description=__doc__
+    )
+    parser.add_argument("--out", type=Path, default=OUT, help="folder (%(default)s)")
+    parser.add_argument("--ways", default=",".join(WAYS), help="some of: %(default)s")
+    parser.add_argument("--without-gpu", action="store_true", help="try the check itself")
+    asked = parser.parse_args(argv)
+    names = [name.strip() for name in asked.ways.split(",") if name.strip()]
+    unknown = [name for name in names if name not in WAYS]
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(WAYS)}")
+    found = seen_gpus()
+    if not found and not asked.without_gpu:
+        print("no NVIDIA GPU here: nvidia-smi shows none; nothing was checked", file=sys.stderr)
+        return 2
+    asked.out.mkdir(parents=True, exist_ok=True)
+    taken = []
+    for step in steps(asked.out, {name: WAYS[name] for name in names}):
+        print(f"{step.outcome:8} {step.seconds:7.1f} s  {step.name}", flush=True)
+        taken.append(step)
+    record = {
+        "date": datetime.date.today().isoformat(),
+        "machine": this_machine(),
+        "gpus": found,
+        "versions": versions(),
+        "steps": [asdict(step) for step in taken],
+    }
+    (asked.out / "record.json").write_text(json.dumps(record, indent=1) + "\n")
+    (asked.out / "record.md").write_text(page(record))
+    print(f"written to {asked.out}/record.json and record.md")
+    return 1 if any(step.outcome == "failed" for step in taken) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

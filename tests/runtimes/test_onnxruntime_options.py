@@ -1,0 +1,125 @@
+"""What ONNX Runtime is told: providers in order, TensorRT's profiles, arenas, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtimes import catalog, onnxruntime
+from runtimes.cuda_driver import Gpu
+from runtimes.device import CPU, Device
+from runtimes.errors import LoadError, MissingBackend
+from runtimes.onnxruntime_options import (
+    ONNXRuntimeOptions,
+    Profile,
+    providers,
+    run_options,
+    session_options,
+)
+from runtimes.types import RuntimeSettings, TensorSpec
+
+GPU = Device("cuda", 1)
+IDS = TensorSpec("ids", "INT64", (-1, -1))
+IMAGE = TensorSpec("x", "FP32", (-1, 3, -1))
+PROFILE = Profile((IDS,), 1, (1, 8, 8), (1, 16, 64))
+
+
+def named(chosen: ONNXRuntimeOptions, place: Device, profile: Profile = PROFILE) -> dict[str, Any]:
+    return dict(providers(chosen, place, "fp16", Path("/engines"), profile))
+
+
+def test_processors_come_alone_or_last():
+    assert list(named(ONNXRuntimeOptions(), CPU)) == ["CPUExecutionProvider"]
+    found = named(ONNXRuntimeOptions(tensorrt_engines=True), GPU)
+    assert list(found) == [
+        "TensorrtExecutionProvider",
+        "CUDAExecutionProvider",
+        "CPUExecutionProvider",
+    ]
+
+
+def test_gpu_is_told_its_number_and_its_memory():
+    chosen = ONNXRuntimeOptions(gpu_memory_mb=512, arena_growth="exact")
+    cuda = named(chosen, GPU)["CUDAExecutionProvider"]
+    assert cuda["device_id"] == 1
+    assert cuda["gpu_mem_limit"] == 512 * 2**20
+    assert cuda["arena_extend_strategy"] == "kSameAsRequested"
+    assert "gpu_mem_limit" not in named(ONNXRuntimeOptions(), GPU)["CUDAExecutionProvider"]
+
+
+def test_tensorrt_builds_for_the_least_usual_and_most_shapes_and_keeps_them():
+    found = named(ONNXRuntimeOptions(tensorrt_engines=True), GPU)["TensorrtExecutionProvider"]
+    assert found["trt_profile_min_shapes"] == "ids:1x1"
+    assert found["trt_profile_opt_shapes"] == "ids:8x16"
+    assert found["trt_profile_max_shapes"] == "ids:8x64"
+    assert found["trt_engine_cache_path"] == found["trt_timing_cache_path"] == "/engines"
+    assert found["trt_fp16_enable"] is True
+
+
+def test_shapes_that_nobody_knows_are_left_to_tensorrt():
+    profile = Profile((IDS, IMAGE), 1, (1, 8, 8), (1, 16, 64))
+    found = named(ONNXRuntimeOptions(tensorrt_engines=True), GPU, profile)
+    assert not any("profile" in name for name in found["TensorrtExecutionProvider"])
+
+
+def test_arena_is_kept_shrunk_or_off():
+    library = pytest.importorskip("onnxruntime", reason="pip install 'headrace[onnxruntime]'")
+    kept, shrunk, off = (ONNXRuntimeOptions(arena=arena) for arena in ("kept", "shrunk", "off"))
+    assert run_options(library, kept, CPU) is None
+    asked = "memory.enable_memory_arena_shrinkage"
+    assert run_options(library, shrunk, CPU).get_run_config_entry(asked) == "cpu:0"
+    assert run_options(library, shrunk, GPU).get_run_config_entry(asked) == "cpu:0;gpu:1"
+    assert session_options(library, kept, 1, True).enable_cpu_mem_arena
+    assert not session_options(library, off, 1, True).enable_cpu_mem_arena
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"device": "rocm"}, "cpu, cuda, cuda:N or auto"),
+        ({"tensorrt_engines": True, "device": "cpu"}, "which option 'device' cpu has not"),
+        ({"arena": "big"}, "one of kept, shrunk, off"),
+        ({"gpu_memory_mb": -1}, "0 or more"),
+        ({"inter_op_threads": -1}, "0 or more"),
+        ({"layout": "HWC"}, "one of NCHW, NHWC"),
+        ({"pad_multiple": 0}, "1 or more"),
+    ],
+)
+def test_wrong_options_are_told_what_is_right(chosen, message):
+    with pytest.raises(LoadError, match=message):
+        catalog.check("onnxruntime", chosen, "fp32")
+
+
+def place(able: list[str], seen: int, monkeypatch: Any, **fields: Any) -> Device:
+    monkeypatch.setattr(onnxruntime, "gpus", lambda: (Gpu("G", "9.0", "1"),) * seen)
+    settings = RuntimeSettings("m", "onnxruntime", None, Path("unused"), **fields)
+    library = SimpleNamespace(get_available_providers=lambda: able)
+    return onnxruntime.ONNXRuntimeRuntime(settings)._place(library)
+
+
+WITH_CUDA = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+
+def test_auto_takes_a_gpu_only_where_library_and_driver_have_one(monkeypatch):
+    assert place(WITH_CUDA, 1, monkeypatch).is_cuda
+    assert not place(WITH_CUDA, 0, monkeypatch).is_cuda
+    assert not place(WITH_CUDA[1:], 1, monkeypatch).is_cuda
+
+
+def test_gpu_that_the_build_cannot_use_is_an_error_that_says_so(monkeypatch):
+    with pytest.raises(MissingBackend, match="onnxruntime sees no CUDA GPU"):
+        place(WITH_CUDA[1:], 1, monkeypatch, options={"device": "cuda"})
+
+
+def test_tensorrt_without_its_provider_is_an_error_that_says_so(monkeypatch):
+    with pytest.raises(MissingBackend, match="onnxruntime sees no TensorRT"):
+        place(WITH_CUDA, 1, monkeypatch, options={"tensorrt_engines": True})
+
+
+def test_half_precision_is_for_gpus(monkeypatch):
+    assert place(WITH_CUDA, 1, monkeypatch, precision="fp16").is_cuda
+    with pytest.raises(LoadError, match="onnxruntime has no fp16 on cpu"):
+        place(WITH_CUDA, 0, monkeypatch, precision="fp16")
