@@ -37,7 +37,7 @@ def prompt_of(call: GenerationCall, ids: Sequence[Ids], d: ModelDescription) -> 
     tokens = min(sum(lengths) + call.extra_tokens, d.max_length)
     left = max(context - longest - call.extra_tokens, 1)
     each = min(_most_output(call, d) or left, left)
-    blocks = _blocks(ids[0], d.generating.block_tokens, call.adapter)
+    blocks = () if call.truncate_tokens is not None else _blocks(ids[0], call, d)
     # Many sequences may be more than a cache holds at once: the engine then makes them in turn.
     room = max(d.generating.cache_tokens - tokens, 1)
     generation = Generation(min(each * call.sequences, room), call.sequences, blocks)
@@ -71,7 +71,9 @@ def _length(call: GenerationCall, tokens: int) -> int:
     return tokens if call.truncate_tokens is None else min(tokens, call.truncate_tokens)
 
 
-def _blocks(ids: Ids, block_tokens: int, adapter: str) -> tuple[int, ...]:
+def _blocks(ids: Ids, call: GenerationCall, d: ModelDescription) -> tuple[int, ...]:
+    assert d.generating is not None
+    block_tokens, adapter = d.generating.block_tokens, call.adapter
     blocks = blocks_of(ids if isinstance(ids, list) else ids.tolist(), block_tokens)  # type: ignore[union-attr]
     if not adapter:
         return blocks

@@ -71,7 +71,8 @@ def test_several_prompts_are_one_row_that_is_no_longer_than_the_model_takes(
 
 
 def test_a_prompt_that_the_engine_cuts_is_counted_so(d: ModelDescription) -> None:
-    assert prompt_of(replace(CALL, truncate_tokens=16), [list(range(100))], d).tokens == 16
+    prompt = prompt_of(replace(CALL, truncate_tokens=16), [list(range(100))], d)
+    assert (prompt.tokens, prompt.generation.blocks) == (16, ())
 
 
 def test_an_empty_prompt_is_one_token_long(d: ModelDescription) -> None:
