@@ -44,7 +44,7 @@ def profile(asked: Asked, wanted: Wanted) -> int:
     must_be_writable(wanted)
     found = chosen(asked)
     if found.model.task == "generate":
-        return engine_report.show(found, as_json=wanted.as_json)
+        return engine_report.show(found, asked.seconds, as_json=wanted.as_json)
     console = Console(stderr=True)
     with Advance(found.name, console) as advance:
         course = Course(found, asked.seconds, asked.seed, advance)

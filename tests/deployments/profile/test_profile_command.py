@@ -171,16 +171,21 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> No
     assert [each.name for each in tmp_path.iterdir()] == ["old.json"]
 
 
-def test_an_engine_is_proposed_a_context_by_what_it_served(file: Path) -> None:
-    file.write_text("models: {chat: {runtime: synthetic, task: generate, lengths: {max: 4096}}}\n")
+def test_an_engine_is_proposed_bounds_by_what_it_served_and_what_steps_take(file: Path) -> None:
+    # A step of n sequences takes 2 + 0.5 n ms: ten fit into 7 ms, eight of the measured ones.
+    file.write_text(
+        "models: {chat: {runtime: synthetic, task: generate, lengths: {max: 4096}, "
+        "slo: {tpot_ms: 7}, options: {base_ms: 2, per_sequence_us: 500, max_sequences: 32}}}\n"
+    )
     trace = file.parent / "served.csv"
     rows = "".join(f"{n},100,{20 if n < 9 else 1900}\n" for n in range(10))
     trace.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
-    done = run(file, "--lengths", str(trace))
+    done = run(file, "--lengths", str(trace), "--seconds", "3")
     assert done.exit_code == 0, done.output
     table = [[c.strip() for c in line.split("|")[1:-1]] for line in done.stdout.splitlines()
              if line.startswith("|")]  # fmt: skip
-    assert table[2:] == [["2,300", "0.00 %", "proposed"], ["120", "10.00 %", ""]]
+    assert table[-2:] == [["2,300", "0.00 %", "proposed"], ["120", "10.00 %", ""]]
     assert "lengths.max is 4,096, more than they need" in done.stdout
+    assert "max_num_seqs: 8 instead of 32" in done.stdout
     assert run(file).exit_code == 2
     assert "--lengths is missing" in run(file).stderr
