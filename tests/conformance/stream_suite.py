@@ -109,7 +109,7 @@ class StreamSuite:
         assert load.cache_used <= 0.01
 
     async def test_a_cancelled_task_frees_the_engine(self, runtime: StreamRuntime) -> None:
-        task = asyncio.create_task(hear(runtime, completion(max_tokens=400, n=2)))
+        task = asyncio.create_task(hear(runtime, completion(max_tokens=400, n=2, temperature=0.5)))
         await running(runtime, 2)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

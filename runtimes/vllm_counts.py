@@ -1,0 +1,154 @@
+"""How many tokens has each request had, and how is the engine doing, by vLLM's own account?
+
+Counts by request come from the engine's outputs on their way to the serving layer, and for answers
+that come whole, which have one output at the end, from the engine's books after each step. The
+engine's account comes from its scheduler's statistics, one a step. Leans on vLLM 0.32's insides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+from runtimes.types import Chunk, EngineLoad
+
+
+class Tally:
+    """One request's counts, over all its prompts and sequences. `moved` is set when they change."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.moved = asyncio.Event()
+        self.generators: list[AsyncGenerator[Any, None]] = []
+        self.names: list[str] = []  # of its prompts at the engine
+        self._block = max(block_tokens, 1)
+        self._inputs: dict[str, int] = {}
+        self._cached: dict[str, int] = {}
+        self._outputs: dict[tuple[str, int], int] = {}
+        self._ended: set[str] = set()
+        self._held = 0
+
+    def note(self, output: Any, kind: RequestOutputKind) -> None:
+        """One of the engine's outputs: of a prompt, for some of its sequences."""
+        name = output.request_id
+        if output.prompt_token_ids is not None:
+            self._inputs[name] = len(output.prompt_token_ids)
+        if output.num_cached_tokens is not None:
+            self._cached[name] = output.num_cached_tokens
+        for part in output.outputs:
+            before = self._outputs.get((name, part.index), 0)
+            more = len(part.token_ids)
+            added = before + more if kind is RequestOutputKind.DELTA else more
+            self._outputs[name, part.index] = added
+        if output.finished:
+            self._ended.add(name)
+
+    def refresh(self, books: Any) -> None:
+        """From the engine's books: for a request whose outputs come at its end."""
+        for name in self.names:
+            for index, own in enumerate(books.external_req_ids.get(name, ())):
+                state = books.request_states.get(own)
+                if state is not None and not state.is_prefilling:
+                    self._inputs[name] = state.prompt_len
+                    self._cached[name] = state.num_cached_tokens
+                    index = getattr(state, "request_index", index) or 0
+                    self._outputs[name, index] = state.stats.num_generation_tokens
+        held = self._places()
+        if held != self._held:
+            self._held = held
+            self.moved.set()
+
+    def chunk(self, data: bytes, status: int = 200) -> Chunk:
+        inputs, cached = sum(self._inputs.values()), sum(self._cached.values())
+        outputs = sum(self._outputs.values())
+        return Chunk(data, inputs, cached, outputs, self._places(), status)
+
+    def _places(self) -> int:
+        """Each sequence's prompt and output, in whole blocks, of the prompts that are not done."""
+        held = 0
+        for (name, _), output in self._outputs.items():
+            if name not in self._ended:
+                held += -(-(self._inputs.get(name, 0) + output) // self._block) * self._block
+        return held
+
+
+TALLY: contextvars.ContextVar[Tally | None] = contextvars.ContextVar("tally", default=None)
+
+
+class Counted:
+    """The engine as the serving layer sees it: itself, but that its outputs are noted."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def generate(self, prompt: Any, sampling_params: Any, request_id: str, **more: Any) -> Any:
+        outputs = self._engine.generate(prompt, sampling_params, request_id, **more)
+        tally = TALLY.get()
+        if tally is None:
+            return outputs
+        tally.names.append(request_id)
+        noted = _noted(tally, outputs, sampling_params.output_kind)
+        tally.generators.append(noted)
+        return noted
+
+
+async def _noted(
+    tally: Tally, outputs: AsyncGenerator[Any, None], kind: RequestOutputKind
+) -> AsyncGenerator[Any, None]:
+    async with aclosing(outputs):
+        async for output in outputs:
+            tally.note(output, kind)
+            yield output
+
+
+class Account:
+    """The engine's, kept up by its statistics. `on_step` is called after each of its steps."""
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self.load = EngineLoad()
+        self._on_step = on_step
+
+    def logger(self) -> Any:
+        """For the engine: makes what is told of every step, in the place of vLLM's own metrics,
+        which nobody could read here."""
+        account = self
+
+        class Logger(PrometheusStatLogger):  # type: ignore[misc]
+            def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:
+                pass
+
+            def record(
+                self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **more: Any
+            ) -> None:
+                account.take(scheduler_stats, iteration_stats)
+
+            def log(self, *args: Any) -> None:
+                pass
+
+            log_engine_initialized = record_sleep_state = record_admission_rejection = log
+
+        return Logger
+
+    def take(self, scheduler: Any, iteration: Any) -> None:
+        if scheduler is None:
+            return
+        old, prefix = self.load, scheduler.prefix_cache_stats
+        preempted = 0 if iteration is None else iteration.num_preempted_reqs
+        self.load = EngineLoad(
+            running=scheduler.num_running_reqs,
+            waiting=scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs,
+            cache_used=scheduler.kv_cache_usage,
+            preemptions=old.preemptions + preempted,
+            prefix_queries=old.prefix_queries + (prefix.queries if prefix else 0),
+            prefix_hits=old.prefix_hits + (prefix.hits if prefix else 0),
+            steps=old.steps + 1,
+        )
+        self._on_step()

@@ -1,0 +1,124 @@
+"""The stream suite over vLLM's real engine, on this machine's processor, and what is its alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from stream_cases import CONTEXT, SEQUENCES, StreamCase, chat, completion, hear, settings
+from stream_suite import StreamSuite, settled
+
+from deployments.replica import engine_env
+from examples import make_llm
+from runtimes import catalog
+from runtimes.errors import LoadError
+from runtimes.types import StreamRuntime
+
+MISSING = catalog.available("vllm", "generate")
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+]
+
+VLLM = StreamCase(
+    "vllm",
+    {
+        "max_num_seqs": SEQUENCES,
+        "block_size": 32,
+        "kv_cache_gib": 0.25,
+        "tool_call_parser": "hermes",
+        "enforce_eager": True,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llm.make(tmp_path_factory.mktemp("made") / "llm")
+
+
+@pytest.fixture(scope="module")
+def environment(cache: Path) -> Iterator[None]:
+    patch = pytest.MonkeyPatch()
+    with patch.context() as changed:
+        import os
+
+        environ = dict(os.environ)
+        engine_env.prepare(settings(VLLM, None, cache, threads=1), environ)
+        for name, value in environ.items():
+            changed.setenv(name, value)
+        yield
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def runtime(model: Path, cache: Path, environment: None) -> AsyncIterator[StreamRuntime]:
+    runtime = catalog.create_stream(settings(VLLM, model, cache, threads=1))
+    await runtime.load()
+    await runtime.warm()
+    yield runtime
+    await runtime.close()
+
+
+class TestVLLM(StreamSuite):
+    pass
+
+
+async def test_one_seed_draws_one_text(runtime: StreamRuntime) -> None:
+    asked = completion(temperature=1.0, seed=11, max_tokens=20)
+    first, second = [await hear(runtime, asked) for _ in range(2)]
+    other = await hear(runtime, completion(temperature=1.0, seed=12, max_tokens=20))
+    assert first.page()["choices"] == second.page()["choices"]
+    assert other.page()["choices"] != first.page()["choices"]
+
+
+async def test_logprobs_come_with_the_tokens(runtime: StreamRuntime) -> None:
+    heard = await hear(runtime, completion(logprobs=2, max_tokens=3))
+    logprobs = heard.page()["choices"][0]["logprobs"]
+    assert len(logprobs["token_logprobs"]) == 3
+    assert all(value <= 0 for value in logprobs["token_logprobs"])
+
+
+async def test_a_stop_ends_the_text_before_it(runtime: StreamRuntime) -> None:
+    whole = (await hear(runtime, completion(max_tokens=30))).page()["choices"][0]["text"]
+    stop = whole[10:14]
+    stopped = (await hear(runtime, completion(max_tokens=30, stop=[stop]))).page()["choices"][0]
+    assert stopped["finish_reason"] == "stop"
+    assert stopped["text"] == whole[: whole.index(stop)]
+
+
+async def test_structured_output_keeps_to_its_choices(runtime: StreamRuntime) -> None:
+    asked = chat(structured_outputs={"choice": ["stone", "mill"]}, ignore_eos=False, max_tokens=20)
+    heard = await hear(runtime, asked, "chat")
+    assert heard.page()["choices"][0]["message"]["content"] in ("stone", "mill")
+
+
+async def test_many_cancelled_streams_leave_nothing_running(runtime: StreamRuntime) -> None:
+    bodies = [completion(f"number {i}", stream=True, max_tokens=400) for i in range(200)]
+    tasks = [asyncio.create_task(hear(runtime, body)) for body in bodies]
+    await asyncio.sleep(0.3)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    load = await settled(runtime, within_s=2.0)
+    assert load.cache_used <= 0.01
+
+
+async def test_a_context_beyond_the_models_is_refused_in_vllms_words(
+    model: Path, cache: Path, environment: None
+) -> None:
+    chosen = replace(settings(VLLM, model, cache), max_length=CONTEXT * 100)
+    with pytest.raises(LoadError, match="max_model_len"):
+        await catalog.create_stream(chosen).load()
+
+
+async def test_an_unknown_tool_parser_is_refused(
+    model: Path, cache: Path, environment: None
+) -> None:
+    chosen = settings(VLLM, model, cache, options={"tool_call_parser": "nobodys"})
+    with pytest.raises(LoadError, match="nobodys"):
+        await catalog.create_stream(chosen).load()
