@@ -29,7 +29,7 @@ SEED = 7
 SIZES = (16, 32)
 EPOCHS = 12
 BATCH = 64
-RATE = 1e-2
+RATE = 3e-3
 HELD_OUT = 0.33
 THRESHOLD = 0.6
 
@@ -80,7 +80,7 @@ def rows_of(images: Array, size: int) -> Array:
 
 
 def trained(train: Digits) -> Any:
-    """Convolutions, pooled over all places at the end, so that any resolution does."""
+    """Convolutions, the strongest of all places at the end, so that any resolution does."""
     import torch
     from torch import nn
 
@@ -89,7 +89,8 @@ def trained(train: Digits) -> Any:
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10),
+        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(64, 10),
     )  # fmt: skip
     sets = [torch.from_numpy(rows_of(train.images, size)) for size in SIZES]
     wanted = torch.from_numpy(train.digits)
@@ -143,7 +144,7 @@ _NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "Conv2d": ("Conv", {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
     "ReLU": ("Relu", {}),
     "MaxPool2d": ("MaxPool", {"kernel_shape": [2, 2], "strides": [2, 2]}),
-    "AdaptiveAvgPool2d": ("GlobalAveragePool", {}),
+    "AdaptiveMaxPool2d": ("GlobalMaxPool", {}),
     "Flatten": ("Flatten", {}),
     "Linear": ("Gemm", {"transB": 1}),
 }

@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parents[1] / "deployments"))
 from in_process import Stand, ask, standing
 
 pytestmark = pytest.mark.slow
-LEAST_RIGHT = 0.85
+LEAST_RIGHT = 0.95
 EXAMPLE = Path(examples.__file__).parent / "digits.yaml"
 
 
