@@ -25,13 +25,14 @@ ORDER = (
     "ragged_embeddings",
     "images",
     "backend_modes",
+    "generation",
     "memory_start",
     "soak",
     "observability",
     "simulated_against_real",
     "policies",
 )
-APART = ("compare",)  # needs other servers' environments: `make compare`
+APART = ("compare", "generation")  # need other environments: `make compare`, `make vllm`
 SIMULATED = ("edges",)  # in virtual time; these import the core, and so live with its tests
 HEADER = """# Benchmarks
 

@@ -1,0 +1,209 @@
+"""What does Headrace cost around vLLM, against vLLM's own server on the same machine and engine?
+
+`python -m loadtests.benches.generation`: streams of completions, closed loop, from one process; the
+two servers in turn within each repeat, with the same engine settings, over a toy whose steps take
+about 2 ms and a larger random Llama whose steps take 30 ms and more. Output tokens a second, p50
+and p99 of the time to the first token. Greedy outputs are compared token for token, and 200 streams
+that are left at once must leave nothing running within 2 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+
+from loadtests.benches.launched import Launch, Running, free_port, launched
+from loadtests.benches.server import HOME_DIR, changed, example, headrace
+from loadtests.benches.streams_client import Streamed, abandoned, texts, throughput
+from loadtests.results.report_table import (
+    Report,
+    Table,
+    Verdict,
+    at_least,
+    at_most,
+    median_of,
+    number,
+    publish,
+    ratio,
+    spread_of,
+)
+
+HEADRACE, VLLM = "headrace", "vllm"
+MODELS_DIR = Path("out/bench/llm")
+SIZES = {"toy": (128, 2), "large": (1024, 16)}  # hidden width, layers
+LEAST_SHARE = {"toy": 0.0, "large": 0.95}
+JUDGED = ("large",)  # engine steps of 30 ms and more
+MOST_TIMES, MOST_MORE_MS = 1.05, 10.0
+GONE_S = 2.0
+_SEQUENCES, _CONTEXT, _BLOCK = 32, 2048, 32
+
+
+def made(size: str) -> Path:
+    """The model's folder, made on the first call."""
+    hidden, layers = SIZES[size]
+    folder = MODELS_DIR / f"{hidden}x{layers}"
+    if not (folder / "model.safetensors").is_file():
+        command = [sys.executable, "-m", "examples.make_llm", str(folder)]
+        sizes = [f"--hidden={hidden}", f"--layers={layers}", f"--context={_CONTEXT}"]
+        subprocess.run([*command, *sizes], check=True)
+    return folder.absolute()
+
+
+def ours(size: str) -> AbstractContextManager[Running]:
+    settings = changed(
+        example("llm"),
+        {
+            "models.llm.source": str(made(size)),
+            "models.llm.slo": {"ttft_ms": 60_000},
+            "models.llm.options.max_num_seqs": _SEQUENCES,
+            "models.llm.options.block_size": _BLOCK,
+            "models.llm.options.kv_cache_gib": 1,
+        },
+    )
+    return headrace(settings, name=f"{HEADRACE}-{size}")
+
+
+def theirs(size: str) -> AbstractContextManager[Running]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server",
+        "--host", "127.0.0.1", "--port", str(port),
+        "--model", str(made(size)), "--served-model-name", "llm", "--dtype", "float32",
+        "--max-model-len", str(_CONTEXT), "--max-num-seqs", str(_SEQUENCES),
+        "--block-size", str(_BLOCK), "--kv-cache-memory-bytes", str(2**30),
+        "--scheduling-policy", "priority", "--enable-prefix-caching", "--seed", "0",
+        "--enable-prompt-tokens-details",
+        "--tool-call-parser", "hermes", "--enable-auto-tool-choice",
+        "--disable-log-requests", "--disable-uvicorn-access-log",
+    ]  # fmt: skip
+    environ = {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_CACHE_ROOT": str(HOME_DIR.absolute() / "vllm"),
+    }  # fmt: skip
+    return launched(Launch(f"{VLLM}-{size}", command, url, f"{url}/health", environ))
+
+
+def trials(asked: argparse.Namespace) -> Iterator[Streamed]:
+    for size in asked.sizes:
+        for repeat in range(asked.repeats):
+            order = (HEADRACE, VLLM) if repeat % 2 == 0 else (VLLM, HEADRACE)
+            for name in order:
+                with (ours if name == HEADRACE else theirs)(size) as running:
+                    yield trial(name, size, running, asked)
+
+
+def trial(name: str, size: str, running: Running, asked: argparse.Namespace) -> Streamed:
+    async def all_of_it() -> Streamed:
+        await throughput(running.url, asked.clients, asked.warmup)
+        found = await throughput(running.url, asked.clients, asked.seconds)
+        found.system, found.size = name, size
+        found.texts = await texts(running.url)
+        found.gone_s = await abandoned(running.url, name == HEADRACE)
+        return found
+
+    found = asyncio.run(all_of_it())
+    print(
+        f"  {size:>6} {name:>9} {found.tokens_per_s:8.0f} tokens/s first token p50 "
+        f"{found.first_ms(50):7.1f} ms p99 {found.first_ms(99):7.1f} ms, gap "
+        f"{found.gap_ms:5.1f} ms, left {found.gone_s:.2f} s",
+        file=sys.stderr,
+    )
+    return found
+
+
+def of(done: Sequence[Streamed], name: str, size: str) -> list[Streamed]:
+    return [each for each in done if (each.system, each.size) == (name, size)]
+
+
+def table(done: Sequence[Streamed], size: str, clients: int) -> Table:
+    rows = []
+    for name in (HEADRACE, VLLM):
+        mine = of(done, name, size)
+        speed = median_of(mine, lambda each: each.tokens_per_s)
+        rows.append(
+            (
+                name,
+                speed,
+                spread_of(mine, lambda each: each.tokens_per_s),
+                median_of(mine, lambda each: each.first_ms(50)),
+                median_of(mine, lambda each: each.first_ms(99)),
+                median_of(mine, lambda each: each.gap_ms),
+                median_of(mine, lambda each: each.gone_s),
+            )
+        )
+    headers = (
+        *("system", "output tokens/s", "least–most", "first token p50 ms", "p99 ms"),
+        *("between tokens, median ms", "200 left streams gone, s"),
+    )
+    hidden, layers = SIZES[size]
+    caption = f"{size}: {layers} layers of {hidden}, {clients} streams at once"
+    return Table(caption, headers, tuple(rows))
+
+
+def verdicts(done: Sequence[Streamed], sizes: Sequence[str]) -> Iterator[Verdict]:
+    for size in sizes:
+        mine, other = of(done, HEADRACE, size), of(done, VLLM, size)
+        share = ratio(
+            median_of(mine, lambda each: each.tokens_per_s),
+            median_of(other, lambda each: each.tokens_per_s),
+        )
+        claim = f"{size}: output tokens/s against vLLM's own server"
+        yield at_least(claim, share, LEAST_SHARE[size], " ×")
+        if size in JUDGED:
+            yield from first_token_verdicts(mine, other, size)
+        same = all(each.texts == other[0].texts for each in (*mine, *other))
+        yield Verdict(f"{size}: greedy outputs alike, token for token", str(same), same)
+        gone_s = max(each.gone_s for each in mine)
+        yield at_most(f"{size}: nothing runs after 200 left streams", gone_s, GONE_S, " s")
+
+
+def first_token_verdicts(
+    mine: Sequence[Streamed], other: Sequence[Streamed], size: str
+) -> Iterator[Verdict]:
+    """At most 5 % more, or 10 ms."""
+    for percent in (50, 99):
+        ours_ms = median_of(mine, lambda each, p=percent: each.first_ms(p))
+        theirs_ms = median_of(other, lambda each, p=percent: each.first_ms(p))
+        claim = f"{size}: first token's p{percent} at most 5 % or 10 ms more"
+        most_ms = max(MOST_TIMES * theirs_ms, theirs_ms + MOST_MORE_MS)
+        said = f"{number(ours_ms)} against {number(theirs_ms)} ms"
+        yield Verdict(claim, said, ours_ms <= most_ms)
+
+
+def report(done: Sequence[Streamed], asked: argparse.Namespace) -> Report:
+    return Report(
+        name="generation",
+        title="Streams of tokens, beside vLLM's own server",
+        tables=tuple(table(done, size, asked.clients) for size in asked.sizes),
+        verdicts=tuple(verdicts(done, asked.sizes)),
+        notes=(
+            "Prompts of 8 to 200 tokens, outputs of 32 to 128; float32; the client, the servers "
+            "and the engine share the machine.",
+        ),
+        raw={"trials": [asdict(each) for each in done]},
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.benches.generation", description=__doc__
+    )
+    parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=list(SIZES))
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=15.0, help="a trial (%(default)s)")
+    parser.add_argument("--warmup", type=float, default=4.0, help="s before it (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3)
+    asked = parser.parse_args(argv)
+    done = list(trials(asked))
+    return publish(report(done, asked), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

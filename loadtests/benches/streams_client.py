@@ -1,0 +1,150 @@
+"""How fast do streams of completions come, and what is left of those that are abandoned?
+
+A closed loop of streams over HTTP from one event loop: each client asks again when its answer has
+ended. A token is an event with text; its time is when the event's bytes were read. Prompts and
+lengths are drawn from a seed, the same for every server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from loadtests.benches import metrics_page
+
+MODEL = "llm"
+_SEED = 11
+_LEFT = 200
+_POLL_S = 0.05
+_LIMIT_S = 30.0
+_RUNNING = {True: "headrace_replica_running_sequences", False: "vllm:num_requests_running"}
+
+
+@dataclass(slots=True)
+class Streamed:
+    """`first_s`: to each stream's first token; `gaps_s`: between two of a stream; `texts`: greedy
+    ones, of fixed prompts; `gone_s`: until nothing ran after streams were abandoned."""
+
+    seconds: float
+    tokens: int = 0
+    first_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    gone_s: float = 0.0
+    system: str = ""
+    size: str = ""
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def gap_ms(self) -> float:
+        return _percentile(self.gaps_s, 50) * 1e3
+
+    def first_ms(self, percent: int) -> float:
+        return _percentile(self.first_s, percent) * 1e3
+
+
+async def throughput(url: str, clients: int, seconds: float) -> Streamed:
+    """Streams that began within the time count until it is over."""
+    found = Streamed(seconds)
+    async with _client() as http:
+        end = time.perf_counter() + seconds
+        await asyncio.gather(*(_ask_until(http, url, n, end, found) for n in range(clients)))
+    return found
+
+
+async def _ask_until(
+    http: httpx.AsyncClient, url: str, number: int, end: float, found: Streamed
+) -> None:
+    drawn = random.Random(_SEED * 1000 + number)
+    while (began := time.perf_counter()) < end:
+        prompt = [drawn.randrange(10, 250) for _ in range(drawn.randrange(8, 200))]
+        last = 0.0
+        async with _stream(http, url, prompt, drawn.randrange(32, 128)) as lines:
+            async for _ in lines:
+                now = time.perf_counter()
+                if now > end:
+                    return
+                found.tokens += 1
+                (found.gaps_s if last else found.first_s).append(now - (last or began))
+                last = now
+
+
+async def texts(url: str) -> list[str]:
+    """What 16 fixed prompts are greedily answered, asked all at once."""
+    drawn = random.Random(_SEED)
+    prompts = [[drawn.randrange(10, 250) for _ in range(24)] for _ in range(16)]
+    async with _client() as http:
+        asked = (_text(http, url, prompt) for prompt in prompts)
+        return list(await asyncio.gather(*asked))
+
+
+async def _text(http: httpx.AsyncClient, url: str, prompt: list[int]) -> str:
+    async with _stream(http, url, prompt, 64) as lines:
+        return "".join([text async for text in lines])
+
+
+async def abandoned(url: str, ours: bool) -> float:
+    """Begins 200 long streams, leaves all of them, and asks the server's metrics until it says that
+    nothing runs. Seconds; `inf` where something still did after half a minute."""
+    async with _client() as http:
+        tasks = [asyncio.create_task(_leave(http, url, n)) for n in range(_LEFT)]
+        await asyncio.sleep(1.5)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    left = time.perf_counter()
+    while (taken := time.perf_counter() - left) < _LIMIT_S:
+        samples = await asyncio.to_thread(metrics_page.fetch, url)
+        if not metrics_page.total(samples, _RUNNING[ours]):
+            return taken
+        await asyncio.sleep(_POLL_S)
+    return float("inf")
+
+
+async def _leave(http: httpx.AsyncClient, url: str, number: int) -> None:
+    async with _stream(http, url, [10 + number % 200] * 8, 1500) as lines:
+        async for _ in lines:
+            pass
+
+
+@asynccontextmanager
+async def _stream(
+    http: httpx.AsyncClient, url: str, prompt: list[int], tokens: int
+) -> AsyncIterator[AsyncIterator[str]]:
+    """The texts of a completion, one an event."""
+    body: dict[str, Any] = {
+        "model": MODEL, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True,
+        "temperature": 0, "stream": True,
+    }  # fmt: skip
+    async with http.stream("POST", f"{url}/v1/completions", json=body) as answer:
+        if answer.status_code != 200:
+            raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode()[:300]}")
+        yield _texts(answer)
+
+
+async def _texts(answer: httpx.Response) -> AsyncIterator[str]:
+    async for line in answer.aiter_lines():
+        if line.startswith("data: {"):
+            for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                yield choice["text"]
+
+
+def _client() -> Any:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(120.0))
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0
