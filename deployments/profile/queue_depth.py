@@ -1,8 +1,9 @@
 """How deep is the queue when so many clients each wait for their answer before they ask again?
 
 The real dispatcher on virtual time, its device taking what was measured: closed-loop clients, one
-row each at a time, no pause in between. The start, when all come at once, is not counted. What the
-network and the gateway's own work add is not in it.
+row each at a time, no pause in between. The start, when all come at once, is not counted. A device
+that answers very many in that time is simulated for a shorter one. What the network and the
+gateway's own work add is not in it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from routers.simulator import Arrival, Device, Fate, World, run
 CLIENTS = (50, 100, 200)
 MEASURED_S = 5.0
 _SETTLED_S = 1.0  # beside the timeout: by then those of the start have ended, one way or the other
+_MOST_ANSWERS = 30_000  # simulated for one number of clients: a few seconds of this machine's
 _LEAST_PAUSE_S = 0.05  # of a caller that was refused
 
 
@@ -51,8 +53,9 @@ class Service:
 
 def depth(service: Service, clients: int, lengths: Sequence[int], rng: Random) -> Depth:
     """Same input, same outcome."""
-    core, begin_s = service.core, service.timeout_s + _SETTLED_S
-    count = _Count(begin_s, begin_s + MEASURED_S)
+    core, share = service.core, _share_of_time(service, max(lengths))
+    begin_s = share * (service.timeout_s + _SETTLED_S)
+    count = _Count(begin_s, begin_s + share * MEASURED_S)
 
     def arrival(at: float) -> Arrival:
         return Arrival(at, (rng.choice(lengths),), core.slo_s, service.timeout_s)
@@ -68,6 +71,14 @@ def depth(service: Service, clients: int, lengths: Sequence[int], rng: Random) -
     # A hair apart, as no two requests reach a process at the same instant.
     run(core, [arrival(n * 1e-6) for n in range(clients)], World(devices, follow=follow), count)
     return count.depth(clients)
+
+
+def _share_of_time(service: Service, longest: int) -> float:
+    """Of the time that it would be simulated for, what so many answers of full batches take."""
+    rows = service.core.fixed_size or service.core.max_size
+    rate = service.replicas * rows / max(service.seconds(rows, longest), 1e-9)
+    all_s = service.timeout_s + _SETTLED_S + MEASURED_S
+    return min(1.0, _MOST_ANSWERS / (rate * all_s))
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ ORDER = (
     "ragged_embeddings",
     "images",
     "backend_modes",
+    "generation_routing",
     "generation",
     "memory_start",
     "soak",

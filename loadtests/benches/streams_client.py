@@ -1,8 +1,10 @@
-"""How fast do streams of completions come, and what is left of those that are abandoned?
+"""How fast do streams of completions come, when is their first token there, and what is left of
+those that are abandoned?
 
-A closed loop of streams over HTTP from one event loop: each client asks again when its answer has
-ended. A token is an event with text; its time is when the event's bytes were read. Prompts and
-lengths are drawn from a seed, the same for every server.
+Streams over HTTP from one event loop: a closed loop, in which each client asks again when its
+answer has ended, or an open one, in which each is sent at its time. A token is an event with text;
+its time is when the event's bytes were read. Prompts and lengths are drawn from a seed, the same
+for every server.
 """
 
 from __future__ import annotations
@@ -48,10 +50,10 @@ class Streamed:
 
     @property
     def gap_ms(self) -> float:
-        return _percentile(self.gaps_s, 50) * 1e3
+        return percentile(self.gaps_s, 50) * 1e3
 
     def first_ms(self, percent: int) -> float:
-        return _percentile(self.first_s, percent) * 1e3
+        return percentile(self.first_s, percent) * 1e3
 
 
 async def throughput(url: str, clients: int, seconds: float) -> Streamed:
@@ -145,6 +147,44 @@ def _client() -> Any:
     return httpx.AsyncClient(limits=limits, timeout=httpx.Timeout(120.0))
 
 
-def _percentile(values: list[float], percent: int) -> float:
+def percentile(values: list[float], percent: int) -> float:
+    """0.0 of nothing."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One stream of an open loop: when it is meant to be sent, s; of what kind it is."""
+
+    at_s: float
+    kind: str
+    prompt: list[int]
+    tokens: int
+
+
+async def open_loop(url: str, planned: list[Planned]) -> dict[str, list[float]]:
+    """Seconds to the first token from when each stream was meant to be sent, by kind; infinite for
+    one that was refused or broke off before."""
+    found: dict[str, list[float]] = {each.kind: [] for each in planned}
+    async with _client() as http:
+        start = time.perf_counter()
+        tasks = [
+            asyncio.create_task(_first_token(http, url, each, start, found)) for each in planned
+        ]
+        await asyncio.gather(*tasks)
+    return found
+
+
+async def _first_token(
+    http: httpx.AsyncClient, url: str, each: Planned, start: float, found: dict[str, list[float]]
+) -> None:
+    await asyncio.sleep(start + each.at_s - time.perf_counter())
+    first_s = float("inf")
+    try:
+        async with _stream(http, url, each.prompt, each.tokens) as lines:
+            async for _ in lines:
+                first_s = min(first_s, time.perf_counter() - start - each.at_s)
+    except (RuntimeError, httpx.HTTPError):
+        pass  # counts as one without a first token, unless it had one
+    found[each.kind].append(first_s)

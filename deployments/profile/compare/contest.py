@@ -20,6 +20,7 @@ from deployments.profile.subject import Chosen
 ROUNDS = 5
 ROWS = 128
 LOAD_SHARE = 0.5
+LEAST_LOAD_S = 30.0  # a process with its libraries takes seconds on a busy machine
 _LEAST_MEMORY = 0.1  # of the machine's: below it nothing more is loaded
 
 
@@ -36,12 +37,13 @@ class Contest:
         self._watch = watch
 
     def hold(self, candidates: Sequence[Candidate], seconds: float) -> None:
-        """All runs together take about `seconds`; loading comes on top, `LOAD_SHARE` of that for
-        each at most."""
+        """All runs together take about `seconds`; loading comes on top, for each at most
+        `LOAD_SHARE` of that or `LEAST_LOAD_S`, whichever is more."""
         lengths = self._rng.choices(self._found.lengths.rows, k=ROWS)
         with ExitStack() as stack:
             try:
-                loaded = self._loaded(candidates, lengths, LOAD_SHARE * seconds, stack)
+                within_s = max(LEAST_LOAD_S, LOAD_SHARE * seconds)
+                loaded = self._loaded(candidates, lengths, within_s, stack)
                 self._rounds(loaded, seconds)
             except KeyboardInterrupt:
                 self.stopped = True

@@ -50,3 +50,16 @@ def test_many_more_than_a_device_can_serve_still_have_a_depth() -> None:
     found = depth(Service(core, lambda rows, width: 0.1, 1, 2, 1.0), 200, [64], Random(0))
     assert 38 < found.answered_per_s <= 42
     assert found.rows > 10
+
+
+def test_a_device_of_microseconds_is_simulated_for_as_many_answers_and_no_more() -> None:
+    asked: list[int] = []
+
+    def seconds(rows: int, width: int) -> float:
+        asked.append(rows)
+        return 1e-5
+
+    fast = Service(CORE, seconds, 1, 1, 10.0)
+    found = depth(fast, 20, [64], Random(0))
+    assert found.answered_per_s == pytest.approx(400_000, rel=0.05)
+    assert len(asked) < 100_000

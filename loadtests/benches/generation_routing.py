@@ -1,0 +1,227 @@
+"""Do short chats wait for long prompts, and do prompts find the replica that knows them?
+
+`python -m loadtests.benches.generation_routing`: real servers with engines that are nothing but
+time (`runtime: synthetic`, chunked prefill, a cache of prompts), asked in turn by an open loop.
+
+Long prompts: 30 % of the requests have 2,000 to 3,000 tokens, the rest are chats of 30; Headrace as
+it comes beside one queue, first in, first out (one bucket, no bound on long prompts, no deadline).
+Shared prompts: 24 system prompts of 1,000 tokens over two replicas, none of which holds them all;
+by what replicas know beside by load alone, which takes them in turn; and one replica with half of
+the load, whose share of cached tokens is the measure. The first part of every run is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadtests.benches import metrics_page
+from loadtests.benches.server import changed, headrace
+from loadtests.benches.streams_client import MODEL, Planned, open_loop, percentile
+from loadtests.results.report_table import (
+    Report,
+    Table,
+    Verdict,
+    at_least,
+    at_most,
+    median_of,
+    publish,
+    ratio,
+    spread_of,
+)
+
+CHAT, LONG = "chat", "long"
+CONTEXT = 4096
+SETTINGS = {
+    f"models.{MODEL}.runtime": "synthetic",
+    f"models.{MODEL}.task": "generate",
+    f"models.{MODEL}.lengths": {"max": CONTEXT},
+    f"models.{MODEL}.slo": {"ttft_ms": 1000},
+    "gateway.host": "127.0.0.1",
+}
+ENGINE = {"base_ms": 10, "per_sequence_us": 50, "per_prefill_token_us": 40, "step_tokens": 512}
+PATIENCE = {f"models.{MODEL}.slo": {"ttft_ms": 600_000}}
+FIFO = {
+    **PATIENCE,
+    f"models.{MODEL}.lengths": {"max": CONTEXT, "buckets": [CONTEXT]},
+    f"models.{MODEL}.generation.prompts.max_long_tokens": None,
+    f"models.{MODEL}.generation.affinity.mode": "off",
+    f"models.{MODEL}.admission.feasibility.mode": "off",
+}
+BY_LOAD = {f"models.{MODEL}.generation.affinity.mode": "off"}
+LONG_RATE, LONG_SHARE = 13.0, 0.3
+SHARED_RATE, SYSTEM_PROMPTS, SYSTEM_TOKENS = 24.0, 24, 1000
+MOST_OF_FIFO, LEAST_HITS = 0.5, 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """`changes`: of the settings; `load`: in times the study's rate."""
+
+    name: str
+    changes: Mapping[str, Any]
+    load: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    name: str
+    ways: tuple[Way, ...]
+    rate: float
+
+
+@dataclass(slots=True)
+class Run:
+    """`first_s`: by kind. `cached`: share of prompts' tokens that a replica had read before."""
+
+    study: str
+    way: str
+    first_s: dict[str, list[float]] = field(default_factory=dict)
+    cached: float = 0.0
+
+    def first_ms(self, kind: str, percent: int) -> float:
+        return percentile(self.first_s[kind], percent) * 1e3
+
+
+_LONG_ENGINE = {**ENGINE, "max_sequences": 16, "cache_tokens": 65_536}
+_SHARED_ENGINE = {**ENGINE, "max_sequences": 16, "cache_tokens": 20_480}
+_TWO = {f"models.{MODEL}.options": _SHARED_ENGINE, f"models.{MODEL}.replicas.count": 2}
+STUDIES = (
+    Study(
+        "long prompts",
+        (
+            Way("headrace", {f"models.{MODEL}.options": _LONG_ENGINE}),
+            Way("first in, first out", {f"models.{MODEL}.options": _LONG_ENGINE, **FIFO}),
+        ),
+        LONG_RATE,
+    ),
+    Study(
+        "shared prompts",
+        (
+            Way("headrace", _TWO),
+            Way("by load alone", {**_TWO, **BY_LOAD}),
+            Way("one replica, half the load", {f"models.{MODEL}.options": _SHARED_ENGINE}, 0.5),
+        ),
+        SHARED_RATE,
+    ),
+)
+
+
+def planned(study: Study, way: Way, seconds: float, seed: int) -> Iterator[Planned]:
+    """Poisson arrivals; the same for every way of a study, save for its load."""
+    drawn, at_s = random.Random(seed), 0.0
+    systems = [_ids(drawn, SYSTEM_TOKENS) for _ in range(SYSTEM_PROMPTS)]
+    while (at_s := at_s + drawn.expovariate(study.rate * way.load)) < seconds:
+        if study.name == "shared prompts":
+            prompt = [*drawn.choice(systems), *_ids(drawn, 50)]
+            yield Planned(at_s, CHAT, prompt, 16)
+        elif drawn.random() < LONG_SHARE:
+            yield Planned(at_s, LONG, _ids(drawn, drawn.randrange(2000, 3000)), 30)
+        else:
+            yield Planned(at_s, CHAT, _ids(drawn, 30), 30)
+
+
+def _ids(drawn: random.Random, count: int) -> list[int]:
+    return [drawn.randrange(1000, 30_000) for _ in range(count)]
+
+
+def runs(asked: argparse.Namespace) -> Iterator[Run]:
+    for repeat in range(asked.repeats):
+        for study in STUDIES:
+            for way in study.ways if repeat % 2 == 0 else reversed(study.ways):
+                yield run(study, way, asked, seed=repeat + 1)
+
+
+def run(study: Study, way: Way, asked: argparse.Namespace, seed: int) -> Run:
+    found = Run(study.name, way.name)
+    with headrace(changed(changed({}, SETTINGS), way.changes), name="routing") as running:
+        asyncio.run(open_loop(running.url, list(planned(study, way, asked.warmup, seed + 100))))
+        before = metrics_page.fetch(running.url)
+        plan = list(planned(study, way, asked.seconds, seed + 100))
+        found.first_s = asyncio.run(open_loop(running.url, plan))
+        after = metrics_page.fetch(running.url)
+    read, cached = (
+        metrics_page.total(after, name) - metrics_page.total(before, name)
+        for name in ("headrace_input_tokens_total", "headrace_cached_tokens_total")
+    )
+    found.cached = ratio(cached, read)
+    print(
+        f"  {study.name}, {way.name}: {len(plan)} asked, chats' first token p50 "
+        f"{found.first_ms(CHAT, 50):.0f} p99 {found.first_ms(CHAT, 99):.0f} ms, cached "
+        f"{found.cached:.1%}",
+        file=sys.stderr,
+    )
+    return found
+
+
+def of(done: Sequence[Run], study: str, way: str) -> list[Run]:
+    return [each for each in done if (each.study, each.way) == (study, way)]
+
+
+def tables(done: Sequence[Run]) -> Iterator[Table]:
+    for study in STUDIES:
+        rows = []
+        for way in study.ways:
+            mine = of(done, study.name, way.name)
+            p99 = median_of(mine, lambda each: each.first_ms(CHAT, 99))
+            longest = median_of(mine, lambda each: percentile(each.first_s.get(LONG, []), 99))
+            rows.append(
+                (
+                    way.name,
+                    median_of(mine, lambda each: each.first_ms(CHAT, 50)),
+                    p99,
+                    spread_of(mine, lambda each: each.first_ms(CHAT, 99)),
+                    longest * 1e3 if study.name == "long prompts" else None,
+                    f"{median_of(mine, lambda each: each.cached):.1%}",
+                )
+            )
+        headers = ("", "chats' first token p50 ms", "p99 ms", "least–most", "long ones' p99 ms")
+        caption = f"{study.name}, {study.rate:g} requests/s"
+        yield Table(caption, (*headers, "prompt tokens cached"), tuple(rows))
+
+
+def verdicts(done: Sequence[Run]) -> Iterator[Verdict]:
+    def p99(study: str, way: str) -> float:
+        return median_of(of(done, study, way), lambda each: each.first_ms(CHAT, 99))
+
+    def cached(way: str) -> float:
+        return median_of(of(done, "shared prompts", way), lambda each: each.cached)
+
+    share = ratio(p99("long prompts", "headrace"), p99("long prompts", "first in, first out"))
+    yield at_most("chats' p99 beside long prompts, of first in, first out", share, MOST_OF_FIFO)
+    hits = ratio(cached("headrace"), cached("one replica, half the load"))
+    yield at_least("cached over two replicas, of one replica's", hits, LEAST_HITS, " ×")
+    tail = ratio(p99("shared prompts", "headrace"), p99("shared prompts", "by load alone"))
+    yield at_most("chats' p99 over two replicas, of by load alone", tail, 1.0)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtests.benches.generation_routing", description=__doc__
+    )
+    parser.add_argument("--seconds", type=float, default=30.0, help="a run (%(default)s)")
+    parser.add_argument("--warmup", type=float, default=8.0, help="s before it (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3)
+    asked = parser.parse_args(argv)
+    done = list(runs(asked))
+    report = Report(
+        name="generation_routing",
+        title="Where and when prompts are read",
+        tables=tuple(tables(done)),
+        verdicts=tuple(verdicts(done)),
+        notes=(
+            "Engines of 10 ms a step, 50 us a sequence and 40 us a prompt token, 512 tokens a "
+            "step, 16 sequences; one that holds 20,480 tokens has room for some 18 of the 24 "
+            "system prompts.",
+        ),
+    )
+    return publish(report, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
