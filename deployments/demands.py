@@ -14,6 +14,8 @@ from deployments.inflight import Flight
 from deployments.queues.tickets import Demand
 from deployments.tenants import Caller
 
+_LONGEST_SESSION = 128  # as of `x-session-id`; a gateway remembers many
+
 
 def demand_of(flight: Flight, promise: Scheduling, session: str = "") -> Demand:
     """Some of a request's time has passed since its headers arrived. `session`: where its headers
@@ -21,7 +23,7 @@ def demand_of(flight: Flight, promise: Scheduling, session: str = "") -> Demand:
     assert flight.who is not None
     tenant, asked = flight.who.tenant, flight.asked
     spent_s, budget_s = perf_counter() - flight.exchange.arrived, asked.budget_s
-    session = asked.session or session
+    session = asked.session or (session if len(session) <= _LONGEST_SESSION else "")
     due_s = promise.slo_s if budget_s is None else budget_s
     if promise.generation is not None and budget_s is not None:
         due_s = min(promise.slo_s, budget_s)  # its first token is due before all of its answer

@@ -10,7 +10,7 @@ leaves has its run aborted, one that does not read loses its answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from time import monotonic
 
@@ -34,6 +34,7 @@ STALL_S = 60.0  # a client that takes nothing for so long is gone
 _SSE = b"text/event-stream; charset=utf-8"
 _UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _OK = 200
+_BODY_BYTES, _BYTES_PER_TOKEN = 4 << 20, 64
 _WORD = "a"
 
 
@@ -48,13 +49,14 @@ async def generate(gate: Gate, flight: Flight, way: Way, call: GenerationCall) -
     way.check_meaning(texts=call.texts is not None, named=False)
     if call.adapter:
         way.only_asked()
+    _check_size(call, page)
     # How long: off the loop, tenants in turn; what cannot fit into the context is refused.
     ids = await _ids(gate, flight, call, model.tokenizer, page)
     prompt = prompt_of(_as_sent(call, way, page), ids, page)
     # The tenant's own limits, as soon as lengths are known: its bound, its rate of tokens.
     check_own_bounds(who, (prompt.tokens,))
     if not flight.counted:
-        gate.rates.take_tokens(who.tenant, prompt.tokens)
+        gate.rates.take_tokens(who.tenant, prompt.total_tokens)
         flight.counted = True
     flight.mark("tokenize")
     # Queue: bounded, by the deadline of the first token; what comes is passed on behind this line.
@@ -66,6 +68,16 @@ async def generate(gate: Gate, flight: Flight, way: Way, call: GenerationCall) -
         await unless_left(flight.exchange, _relay(flight, way, ticket, bill), left)
     finally:
         left()  # nothing, once the answer is whole
+
+
+def _check_size(call: GenerationCall, page: ModelDescription) -> None:
+    """The engine parses all of a body on the loop that its steps are handed on by."""
+    assert page.generating is not None
+    most = _BODY_BYTES + _BYTES_PER_TOKEN * page.generating.cache_tokens
+    if len(call.body) > most:
+        raise errors.BodyTooLarge(
+            f"the body has {len(call.body)} bytes; for what this model can hold {most} are enough"
+        )
 
 
 async def _ids(
@@ -164,15 +176,19 @@ async def _flow(
         raise  # nobody reads what would be said
     except errors.HeadraceError as error:
         await _send(exchange, openai_generation.error_event(error))
-        await exchange.end_stream()
+        await _in_time(exchange.end_stream())
         raise
-    await exchange.end_stream()
+    await _in_time(exchange.end_stream())
 
 
 async def _send(exchange: Exchange, data: bytes) -> None:
+    await _in_time(exchange.send_chunk(data))
+
+
+async def _in_time(sending: Awaitable[None]) -> None:
     try:
         async with asyncio.timeout(STALL_S):
-            await exchange.send_chunk(data)
+            await sending
     except TimeoutError:
         raise errors.ReaderTooSlow(f"nothing was read for {STALL_S:g} s") from None
 

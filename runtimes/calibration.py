@@ -110,6 +110,10 @@ def _check_names(file: Path, columns: Mapping[str, Any], inputs: Sequence[GraphI
 
 def _lengths(settings: RuntimeSettings, columns: Mapping[str, list[Array]]) -> list[int]:
     """Of each row; 1 where the model's rows have no length."""
+    if settings.row_shapes is not None:
+        known = {shape: length for length, shape in settings.row_shapes.shapes}
+        shaped = columns.get(settings.row_shapes.input or "") or next(iter(columns.values()), [])
+        return [known.get(row.shape, 1) for row in shaped]
     measured = columns.get(settings.length_input or INPUT_IDS)
     axis = (settings.length_axis or 1) - 1
     if measured is None:
@@ -120,7 +124,8 @@ def _lengths(settings: RuntimeSettings, columns: Mapping[str, list[Array]]) -> l
 def _check_longest(file: Path, lengths: Sequence[int], settings: RuntimeSettings) -> None:
     longest = settings.max_length or max(settings.edges, default=1)
     below = [edge for edge in settings.edges if edge < longest]
-    if set(lengths) == {1} or not below:
+    has_lengths = settings.row_shapes is not None or set(lengths) != {1}
+    if not has_lengths or not below:
         return
     enough = sum(length > below[-1] for length in lengths)
     if enough < LEAST_LONGEST:

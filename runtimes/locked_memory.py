@@ -17,6 +17,8 @@ import os
 import resource
 from pathlib import Path
 
+import numpy as np
+
 from runtimes.errors import LoadError
 
 MIB = 1 << 20
@@ -32,8 +34,9 @@ class LockedFile:
         if not self.size_bytes:
             return
         with file.open("rb") as opened:
-            # Private and never written, so its pages are the file's own, and ctypes may point there
-            self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+            # Shared and read only, so that its pages are the file's own: locking a private mapping
+            # that may be written copies each of them first.
+            self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             _mlock(self._map, self.size_bytes, file)
         except LoadError:
@@ -48,9 +51,9 @@ class LockedFile:
 
 def _mlock(mapped: mmap.mmap, size: int, file: Path) -> None:
     library = ctypes.CDLL(None, use_errno=True)
-    start = ctypes.c_char.from_buffer(mapped)
+    start = np.frombuffer(mapped, np.uint8)  # ctypes points at nothing that is read only
     try:
-        address = ctypes.c_void_p(ctypes.addressof(start))
+        address = ctypes.c_void_p(start.ctypes.data)
         if library.mlock(address, ctypes.c_size_t(size)) == 0:
             return
         code = ctypes.get_errno()

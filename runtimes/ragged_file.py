@@ -1,8 +1,8 @@
 """How are recorded rows kept in a file: one `.npz`, two arrays an input.
 
-`NAME` holds the elements of all rows one after another, `NAME.shapes` a line of sizes a row; texts
-are fixed-length byte strings. It is what `headrace record` writes and what a calibration reads. No
-pickles, neither way.
+`NAME` holds the elements of all rows one after another, `NAME.shapes` a line of sizes a row; of
+texts `NAME` holds the bytes and `NAME.lengths` how many each has. It is what `headrace record`
+writes and what a calibration reads. No pickles, neither way.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from runtimes.errors import LoadError
 
 FILE = "samples.npz"
 SHAPES = ".shapes"
+LENGTHS = ".lengths"
 
 Array = np.ndarray[Any, Any]
 
@@ -29,9 +30,17 @@ def write(file: Any, columns: Mapping[str, Sequence[Array]]) -> None:
     for name, rows in columns.items():
         flat = [row.reshape(-1) for row in rows]
         data = np.concatenate(flat) if flat else np.zeros(0, np.int64)
-        arrays[name] = data.astype("S") if data.dtype.kind == "O" else data
+        if data.dtype.kind == "O":
+            texts: list[bytes] = data.tolist()
+            arrays[name + LENGTHS] = np.array([len(text) for text in texts], np.int64)
+            data = np.frombuffer(b"".join(texts), np.uint8)
+        arrays[name] = data
         arrays[name + SHAPES] = np.array([row.shape for row in rows], np.int64)
-    np.savez(file, **arrays)  # type: ignore[arg-type]
+    # By hand: `np.savez` takes names as arguments, and an input may be called as one of its.
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                np.lib.format.write_array(stream, array, allow_pickle=False)
 
 
 def read(file: Path) -> dict[str, list[Array]]:
@@ -42,14 +51,26 @@ def read(file: Path) -> dict[str, list[Array]]:
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise LoadError(f"{file} cannot be read: {error}") from None
     columns = {
-        name: _rows(file, name, array, arrays.get(name + SHAPES))
-        for name, array in arrays.items()
-        if not name.endswith(SHAPES)
+        name: _rows(file, name, _elements(file, name, arrays), arrays.get(name + SHAPES))
+        for name in arrays
+        if not name.endswith((SHAPES, LENGTHS))
     }
     counts = {name: len(rows) for name, rows in columns.items()}
     if len(set(counts.values())) > 1:
         raise LoadError(f"{file}: its arrays have unlike numbers of rows: {counts}")
     return columns
+
+
+def _elements(file: Path, name: str, arrays: Mapping[str, Array]) -> Array:
+    data, lengths = arrays[name], arrays.get(name + LENGTHS)
+    if lengths is None:
+        return data
+    if data.dtype != np.uint8 or (lengths < 0).any() or int(lengths.sum()) != data.size:
+        raise LoadError(f"{file}: {name}{LENGTHS} does not fit {name}")
+    ends = np.cumsum(lengths)
+    texts = np.empty(len(lengths), object)
+    texts[:] = [data[end - size : end].tobytes() for end, size in zip(ends, lengths, strict=True)]
+    return texts
 
 
 def _rows(file: Path, name: str, array: Array, shapes: Array | None) -> list[Array]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from runtimes import options, rows, threads, torch_batch, warmup
-from runtimes.errors import BadRows, LoadError, MissingBackend, Unhealthy
+from runtimes.errors import LoadError, MissingBackend, RuntimeFault, Unhealthy
 from runtimes.shapes import Shape
 from runtimes.source import Source, SourceKind, inspect
 from runtimes.torch_options import TorchOptions
@@ -78,8 +78,8 @@ class TorchRuntime:
         model, runner = self._loaded()
         times = StageTimes()
         names = rows.wanted(batch, model.limits)
-        put = self._put(batch, times)
         try:
+            put = self._put(batch, times)
             arrays = runner.compute(put.on_device, names, times)
         except Unhealthy as fault:
             self._lost = str(fault)
@@ -98,7 +98,7 @@ class TorchRuntime:
         with self._putting:
             try:
                 self._prefetched = batch, self._put_now(batch, StageTimes())
-            except (BadRows, Unhealthy):
+            except RuntimeFault:
                 self._prefetched = None
 
     def health(self) -> None:

@@ -95,8 +95,8 @@ class CudaRunner:
     def put(self, arrays: Sequence[Array], shape: Shape) -> Put:
         buffers = self._sets[self._next]
         self._next = (self._next + 1) % SETS
-        buffers.free.synchronize()
-        with torch.cuda.stream(self._copying):
+        with faults(), torch.cuda.stream(self._copying):
+            buffers.free.synchronize()
             tensors = [self._copied(array, at, buffers) for at, array in enumerate(arrays)]
             buffers.free.record(self._copying)
             ready = torch.cuda.Event()

@@ -130,7 +130,7 @@ class RuntimeSettings:
     cache_dir: Path
     precision: str = "fp32"
     threads: int = 0
-    task: str = "tensors"  # tensors | embed | classify
+    task: str = "tensors"  # tensors | embed | classify | generate
     length_input: str | None = None
     length_axis: int | None = None
     mask_input: str | None = None

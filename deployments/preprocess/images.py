@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from deployments.description import ImageInput
+from deployments.errors import BadRequest
 from deployments.preprocess import image_file
 from deployments.preprocess.resize import Operation, resized
 from deployments.preprocess.turns import TurnPool
@@ -56,6 +57,12 @@ def prepared(how: ImageInput, image: Encoded, label: str) -> Array:
         levels = resized(picture, operation, height, width)
     else:
         whole = _kept_shape(how.shorter_side, picture.height, picture.width)
+        if whole[0] * whole[1] > how.max_pixels:
+            raise BadRequest(
+                f"{label} is {picture.width} x {picture.height}, which would be {whole[1]} x "
+                f"{whole[0]} when its shorter side is {how.shorter_side}; {how.max_pixels} pixels "
+                "are the most (max_pixels)"
+            )
         levels = _middle(resized(picture, operation, *whole), height, width)
     return _laid_out(how, levels)
 

@@ -14,7 +14,7 @@ from zlib import crc32
 
 import numpy as np
 
-from deployments.description import ModelDescription
+from deployments.description import Generating, ModelDescription
 from deployments.errors import BadRequest, ContextTooLong, TooManyTokens
 from deployments.http.protocols.openai_generation import GenerationCall
 from deployments.queues.stream_tickets import Prompt
@@ -22,17 +22,21 @@ from routers.prompt_blocks import blocks_of
 from routers.types import Generation
 
 _BYTES_PER_TOKEN = 4
+_SEQUENCES, _ROUNDS = 128, 4  # of one request: OpenAI's `n`, or so many times what runs at once
 _PARTS = {"chat": "messages", "completions": "prompt"}
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
 
 def prompt_of(call: GenerationCall, ids: Sequence[Ids], d: ModelDescription) -> Prompt:
-    """`ids`: the tokens of each of the call's prompts. Raises ContextTooLong."""
+    """`ids`: the tokens of each of the call's prompts. Raises ContextTooLong, and BadRequest for
+    more than one replica holds at once."""
     assert d.generating is not None
-    lengths = [_length(call, len(each)) for each in ids]
-    longest, context = max(lengths), d.generating.context_tokens
+    context = d.generating.context_tokens
+    lengths = [_length(call, len(each), context) for each in ids]
+    longest = max(lengths)
     if longest + (call.max_tokens or 0) > context:
         raise _too_long(call, longest, context)
+    _check_together(call, sum(lengths), d.generating)
     # A row is no longer than the longest one that the model takes, however many prompts it has.
     tokens = min(sum(lengths) + call.extra_tokens, d.max_length)
     left = max(context - longest - call.extra_tokens, 1)
@@ -41,7 +45,8 @@ def prompt_of(call: GenerationCall, ids: Sequence[Ids], d: ModelDescription) -> 
     # Many sequences may be more than a cache holds at once: the engine then makes them in turn.
     room = max(d.generating.cache_tokens - tokens, 1)
     generation = Generation(min(each * call.sequences, room), call.sequences, blocks)
-    return Prompt(call.endpoint, call.body, max(tokens, 1), generation, call.streams)
+    total = sum(lengths) + call.extra_tokens
+    return Prompt(call.endpoint, call.body, max(tokens, 1), generation, call.streams, total)
 
 
 def pseudo_ids(texts: Sequence[str]) -> list[Ids]:
@@ -67,8 +72,29 @@ def _most_output(call: GenerationCall, d: ModelDescription) -> int:
     return d.scheduling.max_output_tokens
 
 
-def _length(call: GenerationCall, tokens: int) -> int:
-    return tokens if call.truncate_tokens is None else min(tokens, call.truncate_tokens)
+def _check_together(call: GenerationCall, tokens: int, generating: Generating) -> None:
+    """A request is one to the queue: it waits, is counted and is placed as a whole."""
+    most = max(_SEQUENCES, _ROUNDS * generating.max_sequences)
+    if call.sequences > most:
+        raise BadRequest(
+            f"the request asks for {call.sequences} sequences (prompts times n); {most} are the "
+            "most. Send them in several requests.",
+            param=call.param,
+        )
+    if tokens > generating.cache_tokens:
+        raise BadRequest(
+            f"the prompts have {tokens} tokens together; {generating.cache_tokens} are the most. "
+            "Send them in several requests.",
+            param=call.param,
+        )
+
+
+def _length(call: GenerationCall, tokens: int, context: int) -> int:
+    """-1 cuts a prompt to what its answer leaves of the context."""
+    cut = call.truncate_tokens
+    if cut is None:
+        return tokens
+    return min(tokens, max(context - (call.max_tokens or 0), 1) if cut < 0 else cut)
 
 
 def _blocks(ids: Ids, call: GenerationCall, d: ModelDescription) -> tuple[int, ...]:

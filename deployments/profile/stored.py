@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import tempfile
@@ -83,7 +82,7 @@ def identity_of(settings: RuntimeSettings) -> Identity:
     return Identity(
         artifact=artifact,
         runtime=settings.runtime,
-        version=_version(settings.runtime),
+        version=catalog.version(settings.runtime),
         precision=settings.precision,
         task=settings.task,
         threads=settings.threads,
@@ -164,19 +163,12 @@ def _read(path: Path) -> StoredProfile:
 
 
 def _gpus() -> str:
-    """The models of NVIDIA's, as its driver lists them."""
+    """The models of NVIDIA's, as its driver lists them; none where this process may see none."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1", "NoDevFiles"):
+        return ""
     lines = [
         line
         for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
     ]
     return ", ".join(line.partition(":")[2].strip() for line in lines if line.startswith("Model:"))
-
-
-def _version(runtime: str) -> str:
-    """Of the backend's package; "" of one without, or that is not installed."""
-    package = catalog.ENTRIES[runtime].package
-    try:
-        return importlib.metadata.version(package) if package else ""
-    except importlib.metadata.PackageNotFoundError:
-        return ""

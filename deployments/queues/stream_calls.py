@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 from deployments.queues.stream_tickets import StreamTicket
 from deployments.queues.stream_transport import StreamTransport
-from deployments.queues.stream_wire import GenerateCall, Piece, StepMessage
+from deployments.queues.stream_wire import GenerateCall, Piece, StepMessage, StreamEnd
 from deployments.queues.tickets import BatchEnd
 from deployments.queues.transport import ReplicaDied, ReplicaFault, Unreached
 from routers.types import Dispatch, LeaseEnd, Report, Tokens
@@ -27,6 +27,7 @@ from runtimes.types import EngineLoad
 
 _AGAIN_S = 0.2
 _UNREACHED_RETRY_S = 0.01
+_BUSY_RETRY_S = 0.05  # another gateway has filled it; a stream there ends now and then
 _BROKEN = (Unreached, ReplicaDied, ReplicaFault)
 _COUNTED = {
     LeaseEnd.DONE: BatchEnd.ANSWERED,
@@ -197,7 +198,8 @@ class StreamCalls:
                     link.up = True
                     self._owner.links_changed()
                 self._take(link, message)
-                if not link.listed and not link.runs:
+                # No call reaches one that is not listed: leaving the stream ends what is aborted.
+                if not link.listed and all(run.aborted for run in link.runs.values()):
                     return
 
     def _take(self, link: _Link, message: StepMessage) -> None:
@@ -255,6 +257,7 @@ def _report(piece: Piece, message: StepMessage) -> Report:
     tokens = (piece.input_tokens, piece.cached_tokens, piece.output_tokens)
     return Report(
         service_s=piece.service_s,
+        retry_in_s=_BUSY_RETRY_S if piece.end is StreamEnd.BUSY else 0.0,
         padded_tokens=sum(tokens) - piece.cached_tokens,
         inflight=message.inflight,
         held=message.held,

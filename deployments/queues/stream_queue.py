@@ -140,8 +140,8 @@ class StreamQueue(CoreLoop[StreamTicket]):
         self._step(Opened(run.lease.lease_id), clock())
 
     def progressed(self, run: Run, piece: Piece) -> None:
-        if not self._is_live(run):
-            return  # it is being aborted
+        if run.aborted or not self._is_live(run):
+            return  # nothing of it is given any more
         ticket, now = run.ticket, clock()
         if not self._take(ticket, piece, now):
             self._finish(ticket, _too_slow())
@@ -159,6 +159,9 @@ class StreamQueue(CoreLoop[StreamTicket]):
         end, ticket = _END[how], run.ticket
         if not self._is_live(run):
             end = LeaseEnd.ABORTED if end is LeaseEnd.DONE else end  # nobody waited for it any more
+        elif run.aborted:  # its rows were wanted back: pieces of it may have been dropped
+            end = LeaseEnd.ABORTED if how in (StreamEnd.DONE, StreamEnd.FAILED) else end
+            self._unanswered(ticket)
         elif how in (StreamEnd.DONE, StreamEnd.FAILED):
             end = self._answered(ticket, piece, how)
         else:
@@ -185,11 +188,12 @@ class StreamQueue(CoreLoop[StreamTicket]):
         failed = how is StreamEnd.FAILED
         if failed and self._retry(ticket):
             return LeaseEnd.ABORTED
+        begun = ticket.begun
         fits = self._take(ticket, piece, clock())
         if not fits:
             self._finish(ticket, _too_slow())
             return LeaseEnd.DONE
-        if failed and not piece.data:
+        if failed and (begun or not piece.data):
             self._finish(ticket, errors.RowFailed("the engine failed on this request"))
             return LeaseEnd.ABORTED
         self._leave(ticket)

@@ -1,9 +1,10 @@
 """A caller that waits for a generated answer: what it asked for, and what has come of it so far.
 
 The queue puts pieces in as the replica brings them, the caller takes them out at its own pace. What
-lies unread is bounded: who reads too slowly loses its answer, so that it neither holds up others
-nor grows the gateway's memory. Of an answer that is not streamed nothing is given before all is
-there, so that it may still run elsewhere.
+lies unread of a stream is bounded: who reads too slowly loses its answer, so that it neither holds
+up others nor grows the gateway's memory; a whole answer's size is bounded by its replica. Of an
+answer that is not streamed nothing is given before all is there, so that it may still run
+elsewhere.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ MOST_UNREAD_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """`endpoint`, `body`: as in `runtimes.types.Ask`. `tokens`: the prompt's, as far as the gateway
-    can tell. `streams`: the caller wants each piece as it comes."""
+    can tell, at most a context's; `total_tokens`: of all its prompts. `streams`: the caller wants
+    each piece as it comes."""
 
     endpoint: str
     body: bytes
     tokens: int
     generation: Generation
     streams: bool
+    total_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)

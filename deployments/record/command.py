@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import csv
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +66,7 @@ def joined(folder: Path, model: ModelSettings) -> Recorded:
         raise CannotVerify(f"{folder} holds nothing yet; it is written some seconds after requests")
     _write_trace(folder / TRACE, lines)
     if columns:
-        with open(folder / ragged_file.FILE, "wb", opener=_owner_only) as stream:
+        with _replacing(folder / ragged_file.FILE) as made, made.open("wb") as stream:
             ragged_file.write(stream, columns)
     among = _intervals(with_image_lengths(model))
     lengths = _lengths(model, columns)
@@ -112,14 +114,23 @@ def _lines(trace: Path) -> Iterator[Line]:
 
 
 def _write_trace(file: Path, lines: list[Line]) -> None:
-    with open(file, "w", opener=_owner_only, newline="", encoding="utf-8") as stream:
+    with _replacing(file) as made, made.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow(HEADER)
         writer.writerows((f"{at:.6f}", length, tenant) for at, length, tenant in lines)
 
 
-def _owner_only(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+@contextmanager
+def _replacing(file: Path) -> Iterator[Path]:
+    """A file of its owner's alone to write to, which then takes `file`'s place, whole or not at
+    all: a replica may be reading that."""
+    handle, made = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    os.close(handle)
+    try:
+        yield Path(made)
+        os.replace(made, file)
+    finally:
+        Path(made).unlink(missing_ok=True)
 
 
 def _print(name: str, recorded: Recorded) -> None:

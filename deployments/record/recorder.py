@@ -15,6 +15,7 @@ import csv
 import logging
 import os
 import random
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -33,7 +34,7 @@ logger = logging.getLogger("headrace.record")
 
 
 class Recorder:
-    """`part`: this gateway's folder. `clock`: seconds since the epoch; requests are replayed by
+    """`part`: a folder of its own. `clock`: seconds since the epoch; requests are replayed by
     their differences. Thread-safe."""
 
     def __init__(
@@ -44,7 +45,8 @@ class Recorder:
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.part = Path(recording.folder) / PARTS / gateway
+        # A start's or a change's own: what was kept before stays whole.
+        self.part = Path(recording.folder) / PARTS / f"{gateway}-{secrets.token_hex(4)}"
         self._recording = recording
         self._clock = clock
         self._reservoir = Reservoir(
@@ -82,6 +84,9 @@ class Recorder:
             except OSError as error:
                 self._failed = True
                 logger.error("recording ends: %s cannot be written: %s", self.part, error)
+            except Exception:
+                self._failed = True
+                logger.exception("recording ends: %s cannot be written", self.part)
 
     def write(self) -> None:
         """What came since the last time. Raises OSError."""

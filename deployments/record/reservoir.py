@@ -69,7 +69,7 @@ class Reservoir:
         if at >= self._room:
             return False
         freed = _size(bucket.rows[at]) if full else 0
-        needed = sum(column.rows[row].nbytes for column in rows.inputs.values())
+        needed = sum(_bytes(column.rows[row]) for column in rows.inputs.values())
         if self._bytes - freed + needed > self._max_bytes:
             return False
         kept = {
@@ -85,4 +85,10 @@ class Reservoir:
 
 
 def _size(row: Kept) -> int:
-    return sum(array.nbytes for array in row.values())
+    return sum(_bytes(array) for array in row.values())
+
+
+def _bytes(array: Array) -> int:
+    """Of texts their own, beside the references to them."""
+    texts = sum(map(len, array.reshape(-1).tolist())) if array.dtype.kind == "O" else 0
+    return array.nbytes + texts

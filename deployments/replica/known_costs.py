@@ -69,6 +69,9 @@ def known_costs(
 
 def _of_stored(stored: StoredProfile, model: ModelSettings) -> KnownCosts:
     target = stored.target_rows if model.batch.fixed_size is None else None
+    most = max((rows for rows, _, _ in stored.points), default=0)
+    if target is not None and most <= target < model.batch.max_size:
+        target = None  # no knee: more rows than were allowed then may pay
     edges, said = _edges(stored, model), f"stored, {stored.measured_at}"
     if stored.edges and edges is None and model.lengths.buckets == "auto":
         said += f"; its edges end at {stored.edges[-1]}, not at lengths.max, and are not used"

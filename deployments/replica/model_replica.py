@@ -71,7 +71,7 @@ class ModelReplica:
         self._runtime: Runtime = catalog.create(start.settings)
         runtime = self._runtime
         runtime.load()
-        gate.admit(self._settings, settings, runtime)
+        gate.admit(self._settings, start.settings, runtime)
         runtime.warm()
         return known_costs(
             start, model, runtime, lambda said: logger.info(said, extra={"model": self._name})

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployments.queues.stream_wire import GenerateCall, StepMessage, StreamEnd
 from deployments.replica.outbox import Outbox
@@ -22,6 +23,7 @@ from runtimes.errors import RuntimeFault, Unhealthy
 from runtimes.types import Ask, Chunk, EngineLoad, StreamRuntime
 
 SIGN_OF_LIFE_S = 1.0
+MOST_CHUNK_BYTES = 64 << 20  # a message carries them all, and gRPC breaks the stream at 256 MiB
 _ARRIVES_S = 1.0  # how much later a request may come than its abort
 logger = logging.getLogger("headrace.replica")
 
@@ -156,6 +158,8 @@ class StreamCore:
         try:
             async with asyncio.timeout(call.budget_s), aclosing(self._runtime.run(ask)) as chunks:
                 async for chunk in chunks:
+                    if len(chunk.data) > MOST_CHUNK_BYTES:
+                        chunk = _too_large(chunk)
                     run.last = chunk
                     stream.outbox.put(call.lease_id, chunk, time.perf_counter() - run.began)
             run.end = StreamEnd.DONE
@@ -178,6 +182,18 @@ class StreamCore:
         if stream.running.pop(run.call.lease_id, None) is not None:
             self._inflight -= 1
             stream.outbox.end(run.call.lease_id, run.end, run.last, time.perf_counter() - run.began)
+
+
+def _too_large(chunk: Chunk) -> Chunk:
+    """In the place of an answer that would break the stream it comes on, for all on it."""
+    error = {
+        "message": f"the answer has {len(chunk.data)} bytes, {MOST_CHUNK_BYTES} are the most: ask "
+        "for fewer log-probabilities or fewer prompts at once, or stream it",
+        "type": "BadRequestError",
+        "param": None,
+        "code": 400,
+    }
+    return replace(chunk, data=json.dumps({"error": error}).encode(), status=400)
 
 
 async def watch_stalls(

@@ -22,10 +22,11 @@ from deployments.verify.sample_file import Reading
 from deployments.verify.verification import Asked, verify
 from deployments.verify.wishes import of_settings
 from runtimes import calibration, catalog, fingerprint, source, staging
+from runtimes.cuda_driver import gpus
 from runtimes.digest import digest_of
-from runtimes.types import Runtime, RuntimeSettings
+from runtimes.types import Limits, Runtime, RuntimeSettings
 
-LAYOUT = "1"  # of a stored verdict; raised when the same comparison may end otherwise
+LAYOUT = "2"  # of a stored verdict; raised when the same comparison may end otherwise
 FILE = "verdict.json"
 
 
@@ -44,12 +45,16 @@ def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> 
         )
         (folder / FILE).write_text(verify_report.as_json(report), encoding="utf-8")
 
-    entry = staging.staged(settings.cache_dir, parts(settings, asked), build)
+    entry = staging.staged(
+        settings.cache_dir, parts(settings, asked, runtime.limits(), model), build
+    )
     settings.progress("verifying", 1.0)
     _refuse(settings.name, json.loads((entry / FILE).read_text(encoding="utf-8")))
 
 
-def parts(settings: RuntimeSettings, asked: Asked) -> list[str]:
+def parts(
+    settings: RuntimeSettings, asked: Asked, limits: Limits, model: ModelSettings
+) -> list[str]:
     """All that a verdict depends on, on this host."""
     reference = reference_for(settings, asked.against, asked.artifact)
     files = [file for file in (asked.file,) if file is not None]
@@ -59,6 +64,11 @@ def parts(settings: RuntimeSettings, asked: Asked) -> list[str]:
         *_side(settings),
         *_side(reference),
         *(digest_of([file], file.parent, settings.cache_dir) for file in _contents(files)),
+        *(digest_of([file], file.parent, settings.cache_dir) for file in _named_images(files)),
+        limits.device,
+        ", ".join(str(each) for each in gpus()),
+        repr(settings.row_shapes),
+        model.image.model_dump_json() if model.image is not None else "",
         json.dumps([asked.count, asked.seed, asdict(asked.tolerances)]),
         json.dumps([settings.edges, settings.max_size, settings.max_tokens, settings.max_length]),
         json.dumps([settings.length_input, settings.length_axis, settings.mask_input]),
@@ -93,6 +103,25 @@ def _contents(files: Sequence[Path]) -> list[Path]:
     for file in files:
         found += sorted(file.iterdir()) if file.is_dir() else [file]
     return [file for file in found if file.is_file()]
+
+
+def _named_images(files: Sequence[Path]) -> list[Path]:
+    """The image files that lines of a JSONL name."""
+    found: set[Path] = set()
+    for file in _contents(files):
+        if file.suffix == ".jsonl":
+            for line in file.read_text(encoding="utf-8").splitlines():
+                found |= _images_of(line, file.parent)
+    return sorted(found)
+
+
+def _images_of(line: str, folder: Path) -> set[Path]:
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return set()  # reading the samples says what is wrong with it
+    named = told.get("image") if isinstance(told, dict) else None
+    return {folder / named} if isinstance(named, str) and (folder / named).is_file() else set()
 
 
 def _refuse(name: str, verdict: dict[str, object]) -> None:

@@ -110,12 +110,15 @@ def suite_step(report: Path, seconds: float, code: int, said: str) -> Step:
     return Step("conformance", "failed" if code else "passed", seconds, dict(counts), why)
 
 
-def command_step(name: str, command: Sequence[str]) -> Step:
+def command_step(name: str, command: Sequence[str], result: Path | None = None) -> Step:
+    """`result`: where what it says is kept, once it has said it."""
     begin = time.perf_counter()
     code, said = ran(command)
     seconds = time.perf_counter() - begin
     if "No such command" in said:
         return Step(name, "missing", seconds, said=f"this version has no `headrace {command[3]}`")
+    if result is not None and not code:
+        result.write_text(said)
     return Step(name, "failed" if code else "passed", seconds, said=said[-TAIL:] if code else "")
 
 
@@ -147,7 +150,11 @@ def steps(out: Path, ways: Mapping[str, Mapping[str, Any]]) -> Iterable[Step]:
         for verb in ("verify", "profile"):
             result = out / f"{slug(name)}-{verb}.json"
             command = [sys.executable, "-m", "deployments.cli", verb, "minilm", "-f", str(file)]
-            yield command_step(f"{verb}: {name}", [*command, "--report", str(result)])
+            if verb == "verify":
+                yield command_step(f"{verb}: {name}", [*command, "--report", str(result)])
+            else:
+                command += ["--dry-run", "--json"]
+                yield command_step(f"{verb}: {name}", command, result)
 
 
 def settings_file(out: Path, name: str, way: Mapping[str, Any]) -> Path:

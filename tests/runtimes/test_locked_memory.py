@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runtimes.errors import LoadError
 from runtimes.locked_memory import LockedFile
 
 STATUS = Path("/proc/self/status")
@@ -55,3 +56,18 @@ def test_limit_is_named_where_the_system_says_no(tmp_path):
     )
     assert done.returncode == 1
     assert "it is 3 MiB and RLIMIT_MEMLOCK is 1 MiB" in done.stderr
+
+
+def test_no_page_is_copied(tmp_path):
+    file = tmp_path / "weights"
+    file.write_bytes(b"\1" * (4 << 20))
+    try:
+        locked = LockedFile(file)
+    except LoadError as refused:
+        pytest.skip(f"this machine's bound is lower: {refused}")
+    try:
+        text = Path("/proc/self/smaps").read_text().split(str(file), 1)[1]
+        anonymous = next(line for line in text.splitlines() if line.startswith("Anonymous:"))
+        assert int(anonymous.split()[1]) == 0
+    finally:
+        locked.release()

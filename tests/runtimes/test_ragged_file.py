@@ -46,3 +46,12 @@ def test_what_is_no_such_file_is_said(tmp_path):
     (tmp_path / "s.npz").write_bytes(b"none")
     with pytest.raises(LoadError, match="cannot be read"):
         ragged_file.read(tmp_path / "s.npz")
+
+
+def test_texts_keep_their_ends_and_one_long_one_costs_no_other_room(tmp_path):
+    texts = [b"", b"a\0", b"x" * 1_000_000, *[b"b"] * 500]
+    ragged_file.write(tmp_path / "s.npz", {"file": [np.array([text], object) for text in texts]})
+    assert [row.tolist() for row in ragged_file.read(tmp_path / "s.npz")["file"]] == [
+        [text] for text in texts
+    ]
+    assert (tmp_path / "s.npz").stat().st_size < 1_100_000

@@ -34,8 +34,9 @@ _JSON = ("", "application/json", "application/x-www-form-urlencoded")  # the las
 IMAGE_MEDIA = ("image/jpeg", "image/png", "application/octet-stream")
 _TopK = Annotated[int, msgspec.Meta(ge=1)]
 _BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
-_HAS_FILE = re.compile(rb"content-disposition:[^\r\n]*;\s*filename", re.IGNORECASE)
-_FIELD = re.compile(rb'content-disposition:[^\r\n]*;\s*name="?top_k"?', re.IGNORECASE)
+MOST_HEAD_BYTES = 8192  # of one part: patterns below look at all of it
+_HAS_FILE = re.compile(rb"(?:^|\n)content-disposition:[^\r\n]*;\s*filename", re.IGNORECASE)
+_FIELD = re.compile(rb'(?:^|\n)content-disposition:[^\r\n]*;\s*name="?top_k"?', re.IGNORECASE)
 
 
 class _Instance(msgspec.Struct, forbid_unknown_fields=True):
@@ -131,7 +132,9 @@ def _from_form(body: bytes, content_type: str, top_k: int | None) -> ClassifyCal
     if found is None:
         raise BadRequest("multipart/form-data needs its boundary in Content-Type")
     mark = b"\r\n--" + (found[1] or found[2]).encode("latin-1")
-    sections = (b"\r\n" + body).split(mark)
+    sections = (b"\r\n" + body).split(mark, MAX_INSTANCES + 3)
+    if len(sections) > MAX_INSTANCES + 2:
+        _check_count(len(sections) - 2)
     if len(sections) < 2 or not sections[-1].startswith(b"--"):
         raise BadRequest("the multipart body does not end with its boundary")
     images: list[bytes] = []
@@ -140,6 +143,8 @@ def _from_form(body: bytes, content_type: str, top_k: int | None) -> ClassifyCal
         head, blank, content = section.partition(b"\r\n\r\n")
         if not blank:
             raise BadRequest("a part of the multipart body has no end of its headers")
+        if len(head) > MOST_HEAD_BYTES:
+            raise BadRequest(f"a part's headers are over {MOST_HEAD_BYTES} bytes")
         if _HAS_FILE.search(head):
             images.append(content)
         elif _FIELD.search(head):

@@ -145,9 +145,9 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
 
 
 def _truncated(found: _Body) -> int | None:
-    """-1 stands for the model's own longest prompt, which is no truncation to count with."""
+    """-1 stands for the longest prompt that leaves room for the answer."""
     cut = found.truncate_prompt_tokens
-    return None if cut is None or cut < 1 else cut
+    return None if cut is None or cut == 0 or cut < -1 else cut
 
 
 def _prompts(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None]:

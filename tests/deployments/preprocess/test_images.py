@@ -117,3 +117,10 @@ async def test_the_image_at_fault_is_named_by_its_place_and_hurts_nobody_else():
     assert bad.message == "image 2 is no JPEG or PNG image"
     assert isinstance(other, list)
     pool.close()
+
+
+def test_a_strip_that_would_grow_beyond_all_bounds_is_refused_before_it_does():
+    how = replace(HOW, sizes=((8, 8),), shorter_side=64)
+    strip = np.zeros((2, 40_000, 3), np.uint8)
+    with pytest.raises(BadRequest, match=r"would be 1280000 x 64"):
+        prepared(how, strip, "image 0")

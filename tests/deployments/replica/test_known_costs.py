@@ -13,7 +13,7 @@ from deployments.replica.known_costs import KnownCosts, known_costs, start_of
 from deployments.settings import ModelSettings
 from runtimes.synthetic import SyntheticRuntime
 
-POINTS = ((1, 16, 0.002), (8, 16, 0.003))
+POINTS = ((1, 16, 0.002), (8, 16, 0.003), (16, 16, 0.006))
 
 
 def model(**fields: Any) -> ModelSettings:
@@ -45,6 +45,16 @@ def test_a_stored_profile_is_used_instead_of_measuring(tmp_path: Path) -> None:
     assert costs == KnownCosts(POINTS, "stored, 2026-11-21", (40, 512), 8)
     assert edges == (40, 512)
     assert log == "costs: stored, 2026-11-21"
+
+
+@pytest.mark.parametrize(("target", "max_size", "used"), [(16, 16, 16), (16, 32, None), (8, 32, 8)])
+def test_a_target_that_was_the_most_then_allowed_is_no_bound_for_more(
+    tmp_path: Path, target: int, max_size: int, used: int | None
+) -> None:
+    settings = model(batch={"max_size": max_size})
+    store(tmp_path, settings, target_rows=target)
+    costs, _, _ = started(tmp_path, settings)
+    assert costs.target_rows == used
 
 
 def test_profile_start_ignores_it(tmp_path: Path) -> None:

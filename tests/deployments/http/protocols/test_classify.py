@@ -168,3 +168,15 @@ def test_base64_of_an_image_is_known_by_its_first_bytes():
     assert classify.from_base64(b64(jpeg).encode()) == jpeg
     assert classify.from_base64(jpeg) == jpeg
     assert classify.from_base64(b"/9j/***") == b"/9j/***"
+
+
+def test_a_part_with_endless_headers_is_refused_before_it_is_searched():
+    head = b"content-disposition:" * 5000
+    body = b"--b\r\n" + head + b"\r\n\r\nx\r\n--b--"
+    with pytest.raises(BadRequest, match="headers are over"):
+        classify.decode(body, "multipart/form-data; boundary=b", b"")
+
+
+def test_a_form_of_nothing_but_boundaries_is_counted_no_further_than_it_may_be():
+    with pytest.raises(BadRequest, match="2048"):
+        classify.decode(b"--a\r\n" * 1_000_000, "multipart/form-data; boundary=a", b"")

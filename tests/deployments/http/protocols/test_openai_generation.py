@@ -116,7 +116,7 @@ def test_what_is_wrong_is_named(more: dict[str, Any], param: str) -> None:
     assert refused.value.param == param
 
 
-@pytest.mark.parametrize(("given", "cut"), [(5, 5), (-1, None), (None, None)])
+@pytest.mark.parametrize(("given", "cut"), [(5, 5), (-1, -1), (None, None)])
 def test_a_prompt_may_be_cut_by_the_engine(given: int | None, cut: int | None) -> None:
     assert completion("a", truncate_prompt_tokens=given).truncate_tokens == cut
 
