@@ -237,3 +237,30 @@ async def test_the_engines_own_account_is_kept(page: Page) -> None:
         await read(ticket)
         assert b.queue.loads["r0"].preemptions == 2
         assert b.queue.duty == {"r0": 0.25}
+
+
+async def test_an_engine_that_fails_after_it_began_ends_the_answer_with_an_error(page: Page) -> None:
+    async with bench(page) as b:
+        ticket = b.submit()
+        lease = await b.begun(1)
+        b.engines.say(lease, b"one ", tokens=(10, 0, 1))
+        assert await ticket.next() == b"one "
+        b.engines.say(lease, b"two", tokens=(10, 0, 2), end=StreamEnd.FAILED)
+        with pytest.raises(errors.RowFailed):
+            await read(ticket)
+
+
+async def test_a_run_that_was_wanted_back_gives_nothing_and_runs_again(page: Page) -> None:
+    async with bench(page) as b:
+        ticket = b.submit()
+        lease = await b.begun(1)
+        await until(lambda: b.queue.calls.run(lease) is not None)
+        run = b.queue.calls.run(lease)
+        assert run is not None
+        run.aborted = True  # as by a preemption
+        b.engines.say(lease, b"never given", tokens=(10, 0, 1))
+        b.engines.say(lease, end=StreamEnd.ABORTED)
+        await until(lambda: b.queue.calls.run(lease) is None)
+        assert not ticket.begun
+        assert not ticket.done
+        b.queue.cancel(ticket)
