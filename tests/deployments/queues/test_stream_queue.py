@@ -239,7 +239,7 @@ async def test_the_engines_own_account_is_kept(page: Page) -> None:
         assert b.queue.duty == {"r0": 0.25}
 
 
-async def test_an_engine_that_fails_after_it_began_ends_the_answer_with_an_error(page: Page) -> None:
+async def test_an_engine_that_fails_once_it_began_ends_with_an_error(page: Page) -> None:
     async with bench(page) as b:
         ticket = b.submit()
         lease = await b.begun(1)
