@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev digits-example llm-example vllm serve lint types test test-vllm unit integration bench compare gpu-check wheel clean
+.PHONY: install dev digits-example llm-example vllm serve lint types test test-vllm unit coverage integration bench compare gpu-check wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -55,15 +55,18 @@ lint: dev
 types: dev
 	$(BIN)/mypy
 
+# As many processes as processors: these share nothing.
 unit: dev
-	$(BIN)/python -m pytest -m 'not integration' --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm'
 
+coverage: dev
+	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm' --cov --cov-report=term:skip-covered
+
+# One after the other: each starts a Ray of its own.
 integration: dev
-	$(BIN)/python -m pytest -m integration
+	$(BIN)/python -m pytest -m 'integration and not vllm'
 
-# Checks, then all tests in one run, with the coverage of what runs in this process.
-test: lint types
-	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+test: lint types unit integration
 
 # The real engine: its conformance, and the example served as a user would.
 test-vllm: vllm

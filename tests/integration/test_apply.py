@@ -102,7 +102,7 @@ def test_a_new_model_that_cannot_load_is_left_out_and_harms_nobody(server):
     with server.load("a") as load:
         began = time.monotonic()
         refused = apply(server, {"a": A, "b": B, "c": BROKEN})
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 120  # not the whole of start_timeout_s
     assert refused.returncode == 1
     assert "model c cannot start and was left out: " in refused.stderr
     assert "rubbish.onnx" in refused.stderr
