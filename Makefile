@@ -64,13 +64,13 @@ coverage: dev
 
 # One after the other: each starts a Ray of its own.
 integration: dev
-	$(BIN)/python -m pytest -m 'integration and not vllm'
+	$(BIN)/python -m pytest -m 'integration and not vllm' tests/integration
 
 test: lint types unit integration
 
 # The real engine: its conformance, and the example served as a user would.
 test-vllm: vllm
-	$(BIN)/python -m pytest -m vllm
+	$(BIN)/python -m pytest -m vllm tests/conformance/test_vllm_stream.py tests/integration
 
 bench: dev
 	$(BIN)/python -m loadtests.benches
