@@ -82,7 +82,7 @@ def theirs(size: str) -> AbstractContextManager[Running]:
         "--scheduling-policy", "priority", "--enable-prefix-caching", "--seed", "0",
         "--enable-prompt-tokens-details",
         "--tool-call-parser", "hermes", "--enable-auto-tool-choice",
-        "--disable-log-requests", "--disable-uvicorn-access-log",
+        "--disable-uvicorn-access-log",
     ]  # fmt: skip
     environ = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
