@@ -113,9 +113,11 @@ STUDIES = (
 
 
 def planned(study: Study, way: Way, seconds: float, seed: int) -> Iterator[Planned]:
-    """Poisson arrivals; the same for every way of a study, save for its load."""
+    """Poisson arrivals; the same for every way of a study, save for its load. Other seeds have
+    other requests and the same system prompts."""
+    shared = random.Random(0)
+    systems = [_ids(shared, SYSTEM_TOKENS) for _ in range(SYSTEM_PROMPTS)]
     drawn, at_s = random.Random(seed), 0.0
-    systems = [_ids(drawn, SYSTEM_TOKENS) for _ in range(SYSTEM_PROMPTS)]
     while (at_s := at_s + drawn.expovariate(study.rate * way.load)) < seconds:
         if study.name == "shared prompts":
             prompt = [*drawn.choice(systems), *_ids(drawn, 50)]
@@ -140,7 +142,7 @@ def runs(asked: argparse.Namespace) -> Iterator[Run]:
 def run(study: Study, way: Way, asked: argparse.Namespace, seed: int) -> Run:
     found = Run(study.name, way.name)
     with headrace(changed(changed({}, SETTINGS), way.changes), name="routing") as running:
-        asyncio.run(open_loop(running.url, list(planned(study, way, asked.warmup, seed + 100))))
+        asyncio.run(open_loop(running.url, list(planned(study, way, asked.warmup, seed))))
         before = metrics_page.fetch(running.url)
         plan = list(planned(study, way, asked.seconds, seed + 100))
         found.first_s = asyncio.run(open_loop(running.url, plan))
