@@ -124,6 +124,24 @@ class CoreLoop(Generic[W]):
         if wait_s is not None:
             raise refusal(Reason.LATE, wait_s)
 
+    def _request(
+        self, lengths: tuple[int, ...], terms: Terms, demand: Demand, now: float
+    ) -> Request:
+        """What the dispatcher is told of a newcomer, under an id of its own."""
+        return Request(
+            next(self._ids),
+            lengths,
+            arrival=now,
+            deadline=now + demand.deadline_s,
+            expires=now + demand.expires_s,
+            tenant=demand.tenant,
+            priority=demand.priority,
+            retryable=terms.retryable and demand.repeatable,
+            weight=demand.weight,
+            tenant_rows=demand.tenant_rows,
+            session=demand.session,
+        )
+
     # ---- obeying ----------------------------------------------------------------------------
 
     def _open(self, lease: Dispatch, now: float) -> None:

@@ -34,7 +34,6 @@ from routers.types import (
     Replica,
     Replicas,
     Report,
-    Request,
 )
 from runtimes.types import EngineLoad
 
@@ -72,7 +71,7 @@ class ModelQueue(CoreLoop[Ticket]):
         if not self.terms.take(terms):
             raise changed()
         now = clock()
-        request = _request(next(self._ids), rows, terms, demand, now)
+        request = self._request(rows.lengths, terms, demand, now)
         count = len(rows.lengths)
         future: asyncio.Future[tuple[RowAnswer, ...]] = self._loop.create_future()
         ticket = Ticket(request, rows, terms, future, [None] * count, count)
@@ -214,22 +213,6 @@ class ModelQueue(CoreLoop[Ticket]):
         self._step(Cancel(old.request_id), now)
         self._step(Arrive(again), now)
         return True
-
-
-def _request(request_id: int, rows: Rows, terms: Terms, demand: Demand, now: float) -> Request:
-    return Request(
-        request_id,
-        rows.lengths,
-        arrival=now,
-        deadline=now + demand.deadline_s,
-        expires=now + demand.expires_s,
-        tenant=demand.tenant,
-        priority=demand.priority,
-        retryable=terms.retryable and demand.repeatable,
-        weight=demand.weight,
-        tenant_rows=demand.tenant_rows,
-        session=demand.session,
-    )
 
 
 def _awaits(ticket: Ticket, of: tuple[int, int]) -> bool:

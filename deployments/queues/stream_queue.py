@@ -35,7 +35,6 @@ from routers.types import (
     ReplicaKind,
     Replicas,
     Report,
-    Request,
 )
 from runtimes.types import EngineLoad
 
@@ -68,7 +67,9 @@ class StreamQueue(CoreLoop[StreamTicket]):
         if not self.terms.take(terms):
             raise changed()
         now = clock()
-        ticket = StreamTicket(_request(next(self._ids), prompt, terms, demand, now), prompt, terms)
+        request = self._request((prompt.tokens,), terms, demand, now)
+        request.generation = prompt.generation
+        ticket = StreamTicket(request, prompt, terms)
         self._enter(ticket, now)
         if ticket.error is not None:
             raise ticket.error
@@ -236,21 +237,4 @@ _END = {
 def _too_slow() -> errors.ReaderTooSlow:
     return errors.ReaderTooSlow(
         f"over {MOST_UNREAD_BYTES} bytes of the answer were not read in time"
-    )
-
-
-def _request(request_id: int, prompt: Prompt, terms: Terms, demand: Demand, now: float) -> Request:
-    return Request(
-        request_id,
-        (prompt.tokens,),
-        arrival=now,
-        deadline=now + demand.deadline_s,
-        expires=now + demand.expires_s,
-        tenant=demand.tenant,
-        priority=demand.priority,
-        retryable=terms.retryable and demand.repeatable,
-        weight=demand.weight,
-        tenant_rows=demand.tenant_rows,
-        session=demand.session,
-        generation=prompt.generation,
     )
