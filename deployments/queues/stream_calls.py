@@ -84,6 +84,7 @@ class StreamCalls:
         self._loop = asyncio.get_running_loop()
         self._links: dict[str, _Link] = {}
         self._runs: dict[int, Run] = {}
+        self._unwanted: dict[str, list[int]] = {}  # leases to abort, by replica
         self.tasks: set[asyncio.Task[None]] = set()
         self.ends = dict.fromkeys(BatchEnd, 0)
 
@@ -135,7 +136,7 @@ class StreamCalls:
             return
         run.aborted = True
         if run.begun:
-            self._spawn_begun(self._abort(run.lease.replica_id, lease_id))
+            self._abort_soon(run.lease.replica_id, lease_id)
 
     # ---- calls beside the stream --------------------------------------------------------------
 
@@ -155,7 +156,7 @@ class StreamCalls:
         except (ReplicaDied, ReplicaFault) as died:
             logger.warning("replica %s did not take a request: %s", replica_id, died)
             self._close(run, LeaseEnd.LOST)
-            await self._abort(replica_id, lease_id)  # it may have taken it all the same
+            self._abort_soon(replica_id, lease_id)  # it may have taken it all the same
             return
         except Exception:
             logger.exception("a request could not be sent")
@@ -166,13 +167,24 @@ class StreamCalls:
             return  # it was short: its last piece came first
         self._owner.opened(run)
         if run.aborted:
-            await self._abort(replica_id, lease_id)
+            self._abort_soon(replica_id, lease_id)
 
-    async def _abort(self, replica_id: str, lease_id: int) -> None:
+    def _abort_soon(self, replica_id: str, lease_id: int) -> None:
+        """Callers leave in crowds, a call costs milliseconds: one for all that left by its turn."""
+        if not self._unwanted:
+            self._loop.call_soon(self._abort_all, context=contextvars.Context())
+        self._unwanted.setdefault(replica_id, []).append(lease_id)
+
+    def _abort_all(self) -> None:
+        unwanted, self._unwanted = self._unwanted, {}
+        for replica_id, lease_ids in unwanted.items():
+            self._spawn_begun(self._abort(replica_id, lease_ids))
+
+    async def _abort(self, replica_id: str, lease_ids: list[int]) -> None:
         try:
-            await self._transport.abort(replica_id, lease_id)
+            await self._transport.abort(replica_id, lease_ids)
         except _BROKEN as fault:
-            logger.debug("request %d was not aborted: %s", lease_id, fault)
+            logger.debug("%d requests were not aborted: %s", len(lease_ids), fault)
 
     # ---- the stream ---------------------------------------------------------------------------
 
@@ -207,7 +219,7 @@ class StreamCalls:
             run = link.runs.get(piece.lease_id)
             if run is None:
                 if piece.end is None:  # of one that was given up for lost
-                    self._spawn_begun(self._abort(link.replica_id, piece.lease_id))
+                    self._abort_soon(link.replica_id, piece.lease_id)
             elif piece.end is None:
                 self._owner.progressed(run, piece)
             else:

@@ -26,8 +26,8 @@ class StreamTransport(Protocol):
     async def begin(self, replica_id: str, call: GenerateCall) -> None:
         """Returns when the replica has the request; `Unreached` where no stream is open."""
 
-    async def abort(self, replica_id: str, lease_id: int) -> None:
-        """Asks the replica to end a request; its last piece still comes."""
+    async def abort(self, replica_id: str, lease_ids: list[int]) -> None:
+        """Asks the replica to end requests; their last pieces still come."""
 
     def messages(self, replica_id: str) -> AsyncIterator[StepMessage]:
         """Opens this gateway's stream, in place of one that is open. Closing the iterator closes
@@ -43,8 +43,8 @@ class ServeStreamTransport(PinnedHandles):
         if not await self.ask(replica_id, "begin", CALL_LIMIT_S, call):
             raise Unreached(f"{replica_id} has no stream to {call.gateway}")
 
-    async def abort(self, replica_id: str, lease_id: int) -> None:
-        await self.ask(replica_id, "abort", CALL_LIMIT_S, self._gateway, lease_id)
+    async def abort(self, replica_id: str, lease_ids: list[int]) -> None:
+        await self.ask(replica_id, "abort", CALL_LIMIT_S, self._gateway, lease_ids)
 
     def messages(self, replica_id: str) -> AsyncIterator[StepMessage]:
         return self.follow(replica_id, "messages", SILENCE_S, self._gateway)

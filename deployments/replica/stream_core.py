@@ -23,6 +23,7 @@ from runtimes.errors import RuntimeFault, Unhealthy
 from runtimes.types import Ask, Chunk, EngineLoad, StreamRuntime
 
 SIGN_OF_LIFE_S = 1.0
+_SETTLED_S = 0.1  # an engine's account shows what ended a step later
 MOST_CHUNK_BYTES = 64 << 20  # a message carries them all, and gRPC breaks the stream at 256 MiB
 _ARRIVES_S = 1.0  # how much later a request may come than its abort
 logger = logging.getLogger("headrace.replica")
@@ -105,19 +106,22 @@ class StreamCore:
 
     async def messages(self, gateway: str) -> AsyncGenerator[StepMessage, None]:
         """The gateway's stream: at once an empty message, then whatever comes, then a sign of life
-        a second; ends when a newer stream takes its place. Closing it aborts the gateway's
-        requests."""
+        a second, and soon after requests ended; ends when a newer stream takes its place. Closing
+        it aborts the gateway's requests."""
         stream = _Stream()
         older = self._streams.get(gateway)
         self._streams[gateway] = stream
         if older is not None:
             older.close()
         try:
-            yield await self._message(stream)
+            message = await self._message(stream)
+            yield message
             while stream.open:
-                await stream.outbox.wait(SIGN_OF_LIFE_S)
+                ended = any(piece.end is not None for piece in message.pieces)
+                await stream.outbox.wait(_SETTLED_S if ended else SIGN_OF_LIFE_S)
                 if stream.open:
-                    yield await self._message(stream)
+                    message = await self._message(stream)
+                    yield message
         finally:
             if self._streams.get(gateway) is stream:
                 del self._streams[gateway]

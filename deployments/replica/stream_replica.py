@@ -84,9 +84,9 @@ class StreamReplica:
         """See `StreamCore.begin`."""
         return self._core.begin(call)
 
-    async def abort(self, gateway: str, lease_id: int) -> bool:
-        """See `StreamCore.abort`."""
-        return self._core.abort(gateway, lease_id)
+    async def abort(self, gateway: str, lease_ids: list[int]) -> int:
+        """How many of them ran; see `StreamCore.abort`."""
+        return sum(self._core.abort(gateway, lease_id) for lease_id in lease_ids)
 
     async def messages(self, gateway: str) -> AsyncIterator[StepMessage]:
         """See `StreamCore.messages`."""

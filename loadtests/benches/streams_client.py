@@ -56,29 +56,52 @@ class Streamed:
         return percentile(self.first_s, percent) * 1e3
 
 
-async def throughput(url: str, clients: int, seconds: float) -> Streamed:
-    """Streams that began within the time count until it is over."""
+async def throughput(url: str, clients: int, warmup: float, seconds: float) -> Streamed:
+    """A closed loop that is in its stride when what counts begins, `warmup` s in: its clients start
+    one after another. Every token of the `seconds` counts, and the first token of every stream that
+    began in them, however late it came."""
     found = Streamed(seconds)
     async with _client() as http:
-        end = time.perf_counter() + seconds
-        await asyncio.gather(*(_ask_until(http, url, n, end, found) for n in range(clients)))
+        begin = time.perf_counter() + warmup
+        await asyncio.gather(
+            *(
+                _ask_until(
+                    http, url, n, _Window(begin, begin + seconds, warmup * n / clients), found
+                )
+                for n in range(clients)
+            )
+        )
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """What counts lies between two times; the client waits before it begins, s."""
+
+    begin: float
+    end: float
+    wait_s: float
+
+
 async def _ask_until(
-    http: httpx.AsyncClient, url: str, number: int, end: float, found: Streamed
+    http: httpx.AsyncClient, url: str, number: int, window: _Window, found: Streamed
 ) -> None:
     drawn = random.Random(_SEED * 1000 + number)
-    while (began := time.perf_counter()) < end:
+    await asyncio.sleep(window.wait_s)
+    while (began := time.perf_counter()) < window.end:
         prompt = [drawn.randrange(10, 250) for _ in range(drawn.randrange(8, 200))]
         last = 0.0
         async with _stream(http, url, prompt, drawn.randrange(32, 128)) as lines:
             async for _ in lines:
                 now = time.perf_counter()
-                if now > end:
+                if not last and began >= window.begin:
+                    found.first_s.append(now - began)
+                if now > window.end:
                     return
-                found.tokens += 1
-                (found.gaps_s if last else found.first_s).append(now - (last or began))
+                if now >= window.begin:
+                    found.tokens += 1
+                    if last:
+                        found.gaps_s.append(now - last)
                 last = now
 
 
@@ -106,10 +129,10 @@ async def abandoned(url: str, ours: bool) -> float:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     left = time.perf_counter()
-    while (taken := time.perf_counter() - left) < _LIMIT_S:
+    while time.perf_counter() - left < _LIMIT_S:
         samples = await asyncio.to_thread(metrics_page.fetch, url)
         if not metrics_page.total(samples, _RUNNING[ours]):
-            return taken
+            return time.perf_counter() - left
         await asyncio.sleep(_POLL_S)
     return float("inf")
 

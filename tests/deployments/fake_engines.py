@@ -31,6 +31,7 @@ class Engines:
         self.engines: dict[str, Engine] = {}
         self.begun: list[tuple[str, GenerateCall]] = []
         self.aborted: list[tuple[str, int]] = []
+        self.abort_calls = 0
         self.dead: set[str] = set()
         self.deaf: set[str] = set()
         self.refusal: Exception | None = None
@@ -60,10 +61,12 @@ class Engines:
         engine.seen = max(engine.seen, call.lease_id)
         self.begun.append((replica_id, call))
 
-    async def abort(self, replica_id: str, lease_id: int) -> None:
-        self.aborted.append((replica_id, lease_id))
-        if replica_id not in self.deaf and lease_id in self.engine(replica_id).calls:
-            self.say(lease_id, end=StreamEnd.ABORTED)
+    async def abort(self, replica_id: str, lease_ids: list[int]) -> None:
+        self.abort_calls += 1
+        for lease_id in lease_ids:
+            self.aborted.append((replica_id, lease_id))
+            if replica_id not in self.deaf and lease_id in self.engine(replica_id).calls:
+                self.say(lease_id, end=StreamEnd.ABORTED)
 
     async def messages(self, replica_id: str) -> AsyncIterator[StepMessage]:
         if replica_id in self.dead:

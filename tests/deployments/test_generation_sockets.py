@@ -54,8 +54,9 @@ class Cores:
         if not self.streams[replica_id].begin(call):
             raise Unreached(replica_id)
 
-    async def abort(self, replica_id: str, lease_id: int) -> None:
-        self.streams[replica_id].abort("g0", lease_id)
+    async def abort(self, replica_id: str, lease_ids: list[int]) -> None:
+        for lease_id in lease_ids:
+            self.streams[replica_id].abort("g0", lease_id)
 
     async def messages(self, replica_id: str) -> AsyncIterator[StepMessage]:
         async for message in self.streams[replica_id].messages("g0"):

@@ -38,8 +38,8 @@ def application() -> Any:
         async def begin(self, call: Any) -> bool:
             return self.core.begin(call)
 
-        async def abort(self, gateway: str, lease_id: int) -> bool:
-            return self.core.abort(gateway, lease_id)
+        async def abort(self, gateway: str, lease_ids: list[int]) -> int:
+            return sum(self.core.abort(gateway, lease_id) for lease_id in lease_ids)
 
         async def messages(self, gateway: str) -> Any:
             stream = self.core.messages(gateway)
@@ -141,7 +141,7 @@ async def seen() -> dict[str, Any]:
     await transport.begin(replica, call(4, 2000))
     await transport.begin(replica, call(5, 2000))
     found["more than there is room for is busy"] = await gateway.end_of(5) == "busy"
-    await transport.abort(replica, 3)
+    await transport.abort(replica, [3])
     found["an abort ends a request"] = await gateway.end_of(3) == "aborted"
     gateway.task.cancel()
     await asyncio.gather(gateway.task, return_exceptions=True)

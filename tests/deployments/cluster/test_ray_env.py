@@ -50,3 +50,9 @@ def test_telemetry_is_off(ingress):
 def test_connections_fit_the_files_that_may_be_open(monkeypatch, files, connections):
     monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
     assert haproxy_maxconn() == connections
+
+
+@pytest.mark.parametrize("ingress", ["haproxy", "proxy"])
+def test_gateways_and_replicas_run_at_ordinary_priority(ingress):
+    env = serve_environment(GatewaySettings(ingress=ingress), FOLDER)
+    assert env["RAY_worker_niceness"] == "0"

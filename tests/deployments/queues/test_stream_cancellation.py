@@ -53,6 +53,17 @@ async def test_a_caller_that_leaves_before_the_first_piece_has_its_run_aborted(
             await ticket.next()
 
 
+async def test_callers_that_leave_together_are_one_call_to_their_replica(page: Page) -> None:
+    async with bench(page) as b:
+        tickets = [b.submit() for _ in range(4)]
+        await b.begun(4)
+        for ticket in tickets:
+            b.queue.cancel(ticket)
+        await b.engines.until_aborted(4)
+        assert b.engines.abort_calls == 1
+        assert len({lease for _, lease in b.engines.aborted}) == 4
+
+
 async def test_a_caller_that_leaves_in_the_middle_frees_its_tokens(page: Page) -> None:
     async with bench(page) as b:
         ticket = b.submit(tokens=100)

@@ -21,6 +21,7 @@ def test_vllm_is_told_its_cache_threads_and_to_be_quiet() -> None:
     assert environ["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert environ["OMP_NUM_THREADS"] == "3"
     assert environ["VLLM_NO_USAGE_STATS"] == "1"
+    assert environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert environ["VLLM_CACHE_ROOT"] == "/cache/vllm"
 
 

@@ -298,6 +298,23 @@ async def test_an_idle_stream_gives_a_sign_of_life(
     await reader.close()
 
 
+async def test_what_an_engine_says_after_an_end_is_told_soon(
+    core: StreamCore, engine: Told, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_core, "_SETTLED_S", 0.005)
+    core.begin(call(1))
+    await turns()
+    engine.end(b"a")
+    await reader.end_of(1)
+    told = len(reader.messages)
+    engine.steps += 1
+    async with asyncio.timeout(stream_core.SIGN_OF_LIFE_S / 2):
+        while len(reader.messages) == told:
+            await asyncio.sleep(0.001)
+    assert reader.messages[-1].load.steps == engine.steps
+    assert not reader.messages[-1].pieces
+
+
 async def test_what_came_is_handed_on_though_the_engine_is_ill(
     core: StreamCore, engine: Told, reader: Reader
 ) -> None:
