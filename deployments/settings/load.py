@@ -8,6 +8,7 @@ it changes when answers may change, not when batches or replicas do.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from deployments.settings.lines import Document
 from deployments.settings.mistakes import Mistake, SettingsErrors, explain
 from deployments.settings.model import ModelSettings
 from deployments.settings.model_checks import model_mistakes
+from deployments.settings.record import shared
 from deployments.settings.tree import Settings, TenantsSettings, dangling, unranked
 
 _SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}
@@ -144,7 +146,9 @@ def _mistakes_between_sections(document: Document) -> list[Mistake]:
     tenants, models = document.data.get("tenants"), document.data.get("models")
     mistakes: list[Mistake] = []
     if isinstance(models, dict):
-        mistakes += [document.mistake(*each) for each in astray(models)]
+        mistakes += [
+            document.mistake(*each) for each in itertools.chain(astray(models), shared(models))
+        ]
     if not isinstance(tenants, dict):
         return mistakes
     try:

@@ -6,7 +6,9 @@ alone, and a tenant may be left out (`tenants.<name>.record`). Bounds hold for e
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
@@ -41,3 +43,20 @@ class RecordSettings(Section):
         le=1_000_000_000,
         description="Requests whose time, length and tenant are kept, the first ones; 0: none.",
     )
+
+
+def shared(models: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Path and sentence of every `record.folder` that an earlier model writes to: whoever read it
+    would calibrate one model with the other's inputs.
+
+    `models`: name to a mapping with `record`, as a file has them.
+    """
+    owner: dict[str, str] = {}
+    for name, model in models.items():
+        record = model.get("record") if isinstance(model, Mapping) else None
+        folder = record.get("folder") if isinstance(record, Mapping) else None
+        if not isinstance(folder, str):
+            continue
+        other = owner.setdefault(os.path.normpath(folder), name)
+        if other != name:
+            yield ("models", name, "record", "folder"), f"is models.{other}'s; must be its own"

@@ -18,6 +18,7 @@ from deployments.settings import tenant as tenant_section
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.ladder import astray
 from deployments.settings.model import ModelSettings
+from deployments.settings.record import shared
 from deployments.settings.section import Section, name_check, wrong
 from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
 
@@ -102,8 +103,12 @@ class Settings(TenantsSettings):
         wanted = {name: tenant.models or () for name, tenant in self.tenants.items()}
         ranks = {name: tenant.priority for name, tenant in self.tenants.items()}
         leads = {n: {"fallback": m.fallback, "task": m.task} for n, m in self.models.items()}
+        folders = {n: {"record": {"folder": m.record.folder}} for n, m in self.models.items()}
         for path, message in chain(
-            dangling(wanted, self.models), unranked(ranks, self.gateway.priorities), astray(leads)
+            dangling(wanted, self.models),
+            unranked(ranks, self.gateway.priorities),
+            astray(leads),
+            shared(folders),
         ):
             raise wrong(message, *path)
         return self

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import subprocess
 import sys
@@ -36,7 +37,6 @@ from loadtests.results.report_table import (
     ratio,
     spread_of,
 )
-from runtimes.threads import allowed_cpus
 
 HEADRACE, VLLM, AS_IT_COMES = "headrace", "vllm", "vllm as it comes"
 MODELS_DIR = Path("out/bench/llm")
@@ -46,7 +46,8 @@ JUDGED = ("large",)  # engine steps of 30 ms and more
 MOST_TIMES, MOST_MORE_MS = 1.05, 10.0
 GONE_S = 2.0
 _SEQUENCES, _CONTEXT, _BLOCK = 32, 2048, 32
-_THREADS = max(1, allowed_cpus() - 1)
+_PROCESSORS = len(os.sched_getaffinity(0))
+_THREADS = max(1, _PROCESSORS - 1)
 
 
 def made(size: str) -> Path:
@@ -200,7 +201,7 @@ def report(done: Sequence[Streamed], asked: argparse.Namespace) -> Report:
         verdicts=tuple(verdicts(done, asked.sizes)),
         notes=(
             "Prompts of 8 to 200 tokens, outputs of 32 to 128; float32. The engine computes with "
-            f"{_THREADS} of {allowed_cpus()} processors but where vLLM decides (as it comes). The "
+            f"{_THREADS} of {_PROCESSORS} processors but where vLLM decides (as it comes). The "
             "client runs at real-time priority, where it may.",
         ),
         raw={"trials": [asdict(each) for each in done]},

@@ -40,6 +40,22 @@ def test_tests_are_counted_and_skips_keep_their_reason(tmp_path):
     assert step.said == "2 × torch sees no CUDA GPU"
 
 
+@pytest.mark.parametrize(
+    ("reason", "outcome"),
+    [
+        ("torch sees no CUDA GPU (unverified here: docs/runtimes.md)", "incomplete"),
+        ("the model has no mask", "passed"),
+    ],
+)
+def test_suite_that_skipped_what_needs_the_gpu_did_not_pass(tmp_path, reason, outcome):
+    report = tmp_path / "report.xml"
+    report.write_text(
+        f'<testsuite><testcase name="a"/><testcase name="b"><skipped message="{reason}"/>'
+        "</testcase></testsuite>"
+    )
+    assert suite_step(report, 2.0, 0, "").outcome == outcome
+
+
 def test_suite_that_left_no_report_failed_with_its_own_words(tmp_path):
     step = suite_step(tmp_path / "absent.xml", 1.0, 4, "ModuleNotFoundError: pytest")
     assert (step.outcome, step.said) == ("failed", "ModuleNotFoundError: pytest")

@@ -308,9 +308,8 @@ async def test_what_an_engine_says_after_an_end_is_told_soon(
     await reader.end_of(1)
     told = len(reader.messages)
     engine.steps += 1
-    async with asyncio.timeout(stream_core.SIGN_OF_LIFE_S / 2):
-        while len(reader.messages) == told:
-            await asyncio.sleep(0.001)
+    await asyncio.sleep(stream_core.SIGN_OF_LIFE_S / 5)
+    assert len(reader.messages) > told
     assert reader.messages[-1].load.steps == engine.steps
     assert not reader.messages[-1].pieces
 
