@@ -5,8 +5,8 @@ backends, then `headrace verify` and `headrace profile` for MiniLM on each backe
 writes what it saw to `out/gpu-check`: GPU, driver, versions, what passed, was skipped and failed,
 and how long each took, as JSON and as Markdown. A command that is not there is said to be missing.
 
-It ends with 1 where something failed or was not verified, 2 where there is no NVIDIA GPU and `--without-gpu` is not
-given; that option tries the check itself, on any machine.
+It ends with 1 where something failed or was not verified, 2 where there is no NVIDIA GPU and
+`--without-gpu` is not given; that option tries the check itself, on any machine.
 """
 
 from __future__ import annotations
