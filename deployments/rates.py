@@ -17,7 +17,7 @@ from math import inf
 from deployments import errors
 from deployments.settings import RateSettings
 from deployments.tenants import Tenant
-from routers.rate_limit import Rate, RateLimit
+from routers.admission.rate_limit import Rate, RateLimit
 
 
 @dataclass(slots=True)

@@ -13,12 +13,12 @@ from bisect import bisect_left
 from math import inf
 
 from routers.batch_size import Gaps
-from routers.cost import CostModel
+from routers.buckets.edges import EdgeSolver
+from routers.cost.model import CostModel
 from routers.deadlines import Turnaround
-from routers.edges import EdgeSolver
 from routers.flows import Flow
-from routers.generations import Generations
 from routers.settings import DispatcherSettings
+from routers.streams.generations import Generations
 from routers.tickets import Row, Ticket
 from routers.types import Generation, Request
 from routers.waiting import Waiting

@@ -12,17 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from routers.affinity import Affinity
 from routers.batcher import form_batch
-from routers.choice import finish_in_s
+from routers.choosing.affinity import Affinity
+from routers.choosing.choice import finish_in_s
+from routers.choosing.racing import Racing, row_ids
 from routers.holders import Holder
 from routers.leases import Lease, stream_share
 from routers.members import abort
 from routers.offers import Goods
-from routers.racing import Racing, row_ids
 from routers.requests import Requests
-from routers.stream_choice import preferred as preferred_stream
-from routers.streaming import began
+from routers.streams.choice import preferred as preferred_stream
+from routers.streams.leases import began
 from routers.tickets import Row
 from routers.types import Action, Dispatch
 from routers.yielding import spare_lease

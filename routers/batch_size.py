@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from routers.cost import CostModel
+from routers.cost.model import CostModel
 from routers.settings import DispatcherSettings
 
 MOST_PASSED = 0.6  # of the SLO: how long a bucket may wait while fuller ones go first

@@ -5,7 +5,7 @@ passed over for `ageing_s` leads one batch. In a lane the flow with the lowest s
 the bucket whose turn it is; the batch is filled from that bucket over all flows in tag order, up to
 its target size. Rows that cannot make their deadline in such a batch are called late instead of
 taken. A retried row travels alone, on a replica that holds nothing else. A stream replica takes one
-row. Fair in predicted device seconds; spare room is `spare_room`'s question.
+row. Fair in predicted device seconds; spare room is `buckets.spare_room`'s question.
 
 Sources: SFQ(D) over weighted flows; early drop by sliding window (Nexus, SOSP'19); token budgets on
 padded size as in text-embeddings-inference.
@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from math import inf
 
 from routers.batch_size import pays_to_wait
-from routers.buckets import Bucket
+from routers.buckets.bucket import Bucket
+from routers.buckets.spare_room import fill_spare_room, take_late_along
 from routers.draft import Draft
 from routers.flows import Flow
 from routers.lanes import FlowQueue, Lane
 from routers.offers import Goods, Offer
 from routers.requests import Requests
-from routers.spare_room import fill_spare_room, take_late_along
-from routers.stream_turns import next_row
+from routers.streams.turns import next_row
 from routers.tickets import Row
 from routers.types import Action
 

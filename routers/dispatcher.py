@@ -13,24 +13,24 @@ from __future__ import annotations
 
 from math import inf
 
-from routers.affinity import Affinity
+from routers.admission.bounds import validate
 from routers.assignment import Assignment
-from routers.bounds import validate
-from routers.budget import Budget
-from routers.cost import Coefficients, CostError, CostModel
+from routers.choosing.affinity import Affinity
+from routers.choosing.budget import Budget
+from routers.choosing.hedging import Hedging
+from routers.choosing.outliers import Outliers
+from routers.choosing.racing import Racing
+from routers.cost.model import Coefficients, CostError, CostModel
 from routers.endings import close_lease, forget_replica
-from routers.hedging import Hedging
 from routers.invariants import check
 from routers.leases import LeaseBook
 from routers.members import start_first
-from routers.outliers import Outliers
 from routers.outlook import Outlook
-from routers.racing import Racing
 from routers.replicas import ReplicaSet
 from routers.requests import Requests
 from routers.settings import DispatcherSettings
 from routers.snapshots import State, take_snapshot
-from routers.streaming import moved
+from routers.streams.leases import moved
 from routers.tally import Tally
 from routers.types import (
     Action,

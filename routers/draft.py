@@ -3,7 +3,7 @@
 Rows are taken out of the queue one by one and charged to their flows at once by what each was
 predicted to cost, so that the order among flows follows; when the batch is whole, its predicted
 seconds are divided in the same proportions and the charges put right. Which rows are taken is
-`batcher`'s and `spare_room`'s decision.
+`batcher`'s and `buckets.spare_room`'s decision.
 """
 
 from __future__ import annotations

@@ -12,15 +12,15 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from routers import streaming
-from routers.budget import Budget
+from routers.choosing.budget import Budget
+from routers.choosing.racing import Racing
 from routers.holders import Holder
 from routers.leases import Lease
 from routers.members import fail, win
-from routers.racing import Racing
 from routers.replicas import MIN_BLOCK_S, SUSPECT_S
 from routers.reports import believable
 from routers.snapshots import State
+from routers.streams import leases as streaming
 from routers.types import Action, Closed, LeaseEnd, Report
 
 

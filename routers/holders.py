@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from routers.types import Replica, ReplicaKind, Report
 
 if TYPE_CHECKING:
-    from routers.choice import Entry
+    from routers.choosing.choice import Entry
     from routers.leases import Lease
     from routers.tickets import Row
 

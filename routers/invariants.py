@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import isclose
 
-from routers.buckets import Bucket
+from routers.buckets.bucket import Bucket
 from routers.holders import Holder
 from routers.lanes import Lane
 from routers.leases import Lease

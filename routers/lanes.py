@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from routers.batch_size import BatchSizes
-from routers.buckets import Bucket
+from routers.buckets.bucket import Bucket
 from routers.flows import Flow
 from routers.tag_order import Mark, TagOrder
 from routers.tickets import Row

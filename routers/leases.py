@@ -14,7 +14,7 @@ from math import ceil, inf
 
 from routers.holders import Holder
 from routers.offers import Goods
-from routers.streaming import Running
+from routers.streams.leases import Running
 from routers.tickets import Row
 from routers.yielding import Streams
 

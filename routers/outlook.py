@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import inf
 
-from routers.racing import Racing
+from routers.choosing.racing import Racing
 from routers.requests import Requests
 from routers.types import Action, WakeAt
 

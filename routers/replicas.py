@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from routers.choice import Ready, load_of
+from routers.choosing.choice import Ready, load_of
 from routers.holders import Holder
 from routers.offers import Offer
 from routers.types import Replica

@@ -9,21 +9,21 @@ is `batcher`'s question.
 
 from __future__ import annotations
 
-from routers.admission import Admission
+from routers.admission.bounds import validate
+from routers.admission.controllers import Admission
+from routers.admission.lateness import is_over, is_refused, next_moment
+from routers.admission.newcomers import Newcomers, Refusal
 from routers.arrivals import Arrivals
 from routers.batch_size import BatchSizes
-from routers.bounds import validate
-from routers.cost import CostModel
+from routers.cost.model import CostModel
 from routers.deadlines import Timers, Turnaround
 from routers.errors import BadRequestEvent
 from routers.flows import Flows
-from routers.generations import Generations
-from routers.lateness import is_over, is_refused, next_moment
 from routers.members import abandon
-from routers.newcomers import Newcomers, Refusal
 from routers.offers import Goods
 from routers.replicas import ReplicaSet
 from routers.settings import DispatcherSettings
+from routers.streams.generations import Generations
 from routers.tickets import Row, Ticket
 from routers.types import Action, Evict, FlowWork, Reason, Reject, Report, Request
 from routers.waiting import Waiting

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routers.buckets import Bucket
-from routers.cost import CostModel
+from routers.buckets.bucket import Bucket
+from routers.choosing.racing import Racing
+from routers.cost.model import CostModel
 from routers.flows import Flow
 from routers.holders import Holder
 from routers.leases import LeaseBook
-from routers.racing import Racing
 from routers.replicas import ReplicaSet
 from routers.requests import Requests
 from routers.types import FlowSnapshot, ReplicaSnapshot, Snapshot

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from routers.types import Request
 
 if TYPE_CHECKING:
-    from routers.buckets import Bucket
+    from routers.admission.forecast import Forecast
+    from routers.buckets.bucket import Bucket
     from routers.flows import Flow
-    from routers.forecast import Forecast
-    from routers.generations import Plan
     from routers.leases import Lease
+    from routers.streams.generations import Plan
 
 
 @dataclass(slots=True, eq=False)

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from runtimes import ragged_file
-from runtimes.bert_graph import ATTENTION_MASK, INPUT_IDS
 from runtimes.digest import digest_of
 from runtimes.errors import LoadError
-from runtimes.graph_options import GraphOptions
+from runtimes.graph.bert import ATTENTION_MASK, INPUT_IDS
+from runtimes.graph.options import GraphOptions
 from runtimes.types import RuntimeSettings
 
 LEAST_ROWS = 32

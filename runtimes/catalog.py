@@ -21,7 +21,7 @@ from runtimes import calibration
 from runtimes import options as option_parser
 from runtimes.equal_shapes import EqualShapes
 from runtimes.errors import LoadError, MissingBackend
-from runtimes.graph_options import GraphOptions
+from runtimes.graph.options import GraphOptions
 from runtimes.types import Runtime, RuntimeSettings, StreamRuntime
 
 GENERATE = "generate"
@@ -41,19 +41,21 @@ class Entry:
 
 ENTRIES: Mapping[str, Entry] = {
     "onnxruntime": Entry(
-        "runtimes.onnxruntime", "ONNXRuntime", "onnxruntime", ("fp32", "fp16", "int8")
+        "runtimes.onnxruntime.runtime", "ONNXRuntime", "onnxruntime", ("fp32", "fp16", "int8")
     ),
     "openvino": Entry(
-        "runtimes.openvino", "OpenVINO", "openvino", ("fp32", "bf16", "fp16", "int8")
+        "runtimes.openvino.runtime", "OpenVINO", "openvino", ("fp32", "bf16", "fp16", "int8")
     ),
-    "synthetic": Entry("runtimes.synthetic", "Synthetic", "", ("fp32",)),
-    "tensorrt": Entry("runtimes.tensorrt", "TensorRT", "tensorrt", ("fp32", "fp16", "bf16")),
-    "torch": Entry("runtimes.torch", "Torch", "torch", ("fp32", "bf16", "fp16", "int8")),
+    "synthetic": Entry("runtimes.synthetic.runtime", "Synthetic", "", ("fp32",)),
+    "tensorrt": Entry(
+        "runtimes.tensorrt.runtime", "TensorRT", "tensorrt", ("fp32", "fp16", "bf16")
+    ),
+    "torch": Entry("runtimes.torch.runtime", "Torch", "torch", ("fp32", "bf16", "fp16", "int8")),
 }
 STREAMS: Mapping[str, Entry] = {
-    "synthetic": Entry("runtimes.synthetic_stream", "SyntheticStream", "", ("fp32",)),
+    "synthetic": Entry("runtimes.synthetic.stream", "SyntheticStream", "", ("fp32",)),
     "vllm": Entry(
-        "runtimes.vllm",
+        "runtimes.vllm.runtime",
         "VLLM",
         "vllm",
         ("fp32", "bf16", "fp16"),

@@ -22,9 +22,9 @@ from runtimes.types import RuntimeSettings
 
 Array = np.ndarray[Any, Any]
 TRACERS: Mapping[str, str] = {
-    "onnxruntime": "runtimes.onnx_layers",
-    "openvino": "runtimes.openvino_layers",
-    "torch": "runtimes.torch_layers",
+    "onnxruntime": "runtimes.onnx.layers",
+    "openvino": "runtimes.openvino.layers",
+    "torch": "runtimes.torch.layers",
 }
 
 

@@ -73,8 +73,8 @@ def _of_torch(precision: str, seconds: float) -> float:
 
 
 def _of_openvino(precision: str, threads: int, seconds: float) -> float:
-    from runtimes.openvino import HINTS
-    from runtimes.openvino_library import library
+    from runtimes.openvino.library import library
+    from runtimes.openvino.runtime import HINTS
 
     ov = library()
     opset: Any = importlib.import_module("openvino.opset13")

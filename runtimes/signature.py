@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from runtimes import lengths as row_lengths
-from runtimes.bert_graph import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES
 from runtimes.errors import LoadError
+from runtimes.graph.bert import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPES
 from runtimes.types import Limits, RuntimeSettings, TensorSpec
 
 Shape = tuple[int, ...]

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePosixPath
 
-from runtimes import pooling
 from runtimes.digest import digest_of
 from runtimes.errors import LoadError, RefusedArtifact
+from runtimes.graph import pooling
 
 PICKLES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".joblib", ".ckpt", ".dill"})
 INSTEAD = "give safetensors, an ONNX file, OpenVINO IR or a torch.export archive (.pt2) instead"

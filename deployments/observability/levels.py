@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from deployments.ladder.rungs import RungLevels
 from deployments.preprocess.text_cache import CacheStatistics
 from deployments.preprocess.turns import TurnStatistics
-from routers.cost import Coefficients, CostError
+from routers.cost.model import Coefficients, CostError
 from routers.types import Snapshot
 from runtimes.types import EngineLoad
 

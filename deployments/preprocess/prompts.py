@@ -18,7 +18,7 @@ from deployments.description import Generating, ModelDescription
 from deployments.errors import BadRequest, ContextTooLong, TooManyTokens
 from deployments.http.protocols.openai_generation import GenerationCall
 from deployments.queues.stream_tickets import Prompt
-from routers.prompt_blocks import blocks_of
+from routers.streams.prompt_blocks import blocks_of
 from routers.types import Generation
 
 _BYTES_PER_TOKEN = 4

@@ -14,8 +14,8 @@ from statistics import median
 
 from deployments.profile.plan import Trial
 from deployments.profile.sweep import Sample
-from routers.cost import Coefficients, CostError, CostModel
-from routers.cost_spread import at_quantile
+from routers.cost.model import Coefficients, CostError, CostModel
+from routers.cost.spread import at_quantile
 
 Profile = tuple[tuple[int, int, float], ...]
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from routers.cost_spread import at_quantile
+from routers.cost.spread import at_quantile
 from routers.settings import DispatcherSettings
-from routers.simulated_traffic import Parcel
-from routers.simulator import Arrival, Device, Fate, World, run
+from routers.simulation.simulator import Arrival, Device, Fate, World, run
+from routers.simulation.traffic import Parcel
 
 CLIENTS = (50, 100, 200)
 MEASURED_S = 5.0

@@ -13,7 +13,7 @@ from deployments.profile.findings import Findings
 from deployments.profile.knee import Knee
 from deployments.profile.sweep import Sample
 from loadtests.results.report_table import Cell, Table
-from routers.cost import CostError
+from routers.cost.model import CostError
 
 MIB = 1 << 20
 _STAGES = ("pad_s", "copy_in_s", "run_s", "copy_out_s", "post_s")

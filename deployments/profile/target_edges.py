@@ -9,9 +9,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from deployments.profile.fitting import Fitted
-from routers.bucket_prices import BatchBounds, BatchPrices, Lengths
-from routers.edges import least_padding, least_seconds
-from routers.length_histogram import lattice
+from routers.buckets.edges import least_padding, least_seconds
+from routers.buckets.length_histogram import lattice
+from routers.buckets.prices import BatchBounds, BatchPrices, Lengths
 from routers.settings import DispatcherSettings
 
 

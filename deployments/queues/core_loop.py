@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from deployments import errors
 from deployments.queues.tickets import Demand, Terms, refusal
-from routers.cost import Coefficients, CostError
+from routers.cost.model import Coefficients, CostError
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
 from routers.types import (

@@ -28,7 +28,7 @@ from deployments.verify.command import chosen
 from deployments.verify.errors import CannotVerify
 from deployments.verify.samples import interval_of
 from runtimes import ragged_file
-from runtimes.bert_graph import INPUT_IDS
+from runtimes.graph.bert import INPUT_IDS
 
 Line = tuple[float, int, str]
 

@@ -18,7 +18,7 @@ _DEFAULTS = {
     "VLLM_DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_LOGGING_COLOR": "0",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on a CPU: see `runtimes.vllm_serving`
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # on a CPU: see `runtimes.vllm.serving`
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # it would bind two replicas to the same processors
 }
 _CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"

@@ -126,7 +126,7 @@ class _Plain:
     def _scalar(self, node: yaml.Node, path: Path) -> Any:
         try:
             return self._loader.construct_object(node)
-        except (yaml.YAMLError, ValueError, KeyError, OverflowError):
+        except (yaml.YAMLError, ValueError, LookupError, OverflowError):
             return self._refuse(path, f"is no {node.tag.rsplit(':', 1)[-1]}")
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from random import Random
 
 from deployments.simulation.stage import Stage, StageError
 from loadtests.traffic.scenario import Scenario
-from routers.simulated_drag import Drag, Ramp, Slow
-from routers.simulator import Device
+from routers.simulation.drag import Drag, Ramp, Slow
+from routers.simulation.simulator import Device
 from routers.types import ReplicaKind
 
 

@@ -17,7 +17,7 @@ from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario import Scenario, TenantPart
 from loadtests.traffic.scenario_faults import EnginePart
 from routers.settings import GenerationSettings
-from routers.simulated_devices import Engine
+from routers.simulation.devices import Engine
 from routers.types import Generation
 
 _SESSION_SHARE = 0.5  # of a prompt, what its session's earlier ones have in common with it

@@ -23,9 +23,9 @@ from loadtests.traffic.scenario import Scenario
 from loadtests.traffic.scenario_file import ScenarioErrors
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
-from routers.simulated_fifo import Fifo
-from routers.simulated_round_robin import RoundRobin
-from routers.simulator import Core, Device, World, run
+from routers.simulation.fifo import Fifo
+from routers.simulation.round_robin import RoundRobin
+from routers.simulation.simulator import Core, Device, World, run
 from routers.types import Snapshot
 
 _OF_SETTINGS = "settings."

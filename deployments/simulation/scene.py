@@ -1,8 +1,9 @@
 """A scenario's requests as the simulator wants them, and what came of them as a summary wants it.
 
 The go-between of `loadtests.traffic.plan` and `loadtests.results.summary` on one side and
-`routers.simulator` on the other: it knows both vocabularies and decides nothing. A refused caller
-is told what the header would say: whole seconds. Latencies include the scenario's `network_ms`.
+`routers.simulation.simulator` on the other: it knows both vocabularies and decides nothing. A
+refused caller is told what the header would say: whole seconds. Latencies include the scenario's
+`network_ms`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from deployments.settings import RateSettings
 from deployments.simulation.stage import Stage
 from loadtests.results.summary import Batch, Ending, Summary
 from loadtests.traffic.plan import Plan, Planned
-from routers.simulated_traffic import Arrival, Fate, Parcel
+from routers.simulation.traffic import Arrival, Fate, Parcel
 from routers.types import Reason
 
 _CALLERS_FAULT = {Reason.TOO_LONG, Reason.TOO_LARGE}  # asking again would not help
@@ -41,7 +42,7 @@ class Callers:
         return any(each.tenant.rate != _NO_RATE for each in self._stage.terms.values())
 
     def door(self, arrival: Arrival, now: float) -> float:
-        """See `routers.simulated_traffic.Door`; as the gateways keep rates."""
+        """See `routers.simulation.traffic.Door`; as the gateways keep rates."""
         self._now = now
         tenant = self._stage.terms[arrival.tenant].tenant
         try:

@@ -22,11 +22,11 @@ from deployments.tenants import Tenant, Tenants
 from loadtests.results.fairness import Claim
 from loadtests.traffic.scenario import Scenario
 from routers.settings import DispatcherSettings
-from routers.simulated_devices import Engine
+from routers.simulation.devices import Engine
 from runtimes import options
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile, measure
-from runtimes.synthetic import SyntheticOptions, SyntheticRuntime, service_s
+from runtimes.synthetic.runtime import SyntheticOptions, SyntheticRuntime, service_s
 from runtimes.types import Batch, Limits, RuntimeSettings
 
 _NO_FILES = Path()

@@ -22,7 +22,7 @@ from deployments.verify.sample_file import Reading
 from deployments.verify.verification import Asked, verify
 from deployments.verify.wishes import of_settings
 from runtimes import calibration, catalog, fingerprint, source, staging
-from runtimes.cuda_driver import gpus
+from runtimes.cuda.driver import gpus
 from runtimes.digest import digest_of
 from runtimes.types import Limits, Runtime, RuntimeSettings
 

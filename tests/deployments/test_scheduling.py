@@ -11,7 +11,7 @@ import pytest
 from deployments.description import ModelDescription
 from deployments.scheduling import Home, dispatcher_settings, scheduling
 from deployments.settings import ModelSettings
-from routers.bounds import validate
+from routers.admission.bounds import validate
 from routers.settings import DispatcherSettings, Mode
 
 # Every setting that the core acts on, none at its default.

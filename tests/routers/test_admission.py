@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from routers.admission import Admission
-from routers.feasibility import Claim
+from routers.admission.controllers import Admission
+from routers.admission.feasibility import Claim
 from routers.settings import (
     AdmissionSettings,
     CodelSettings,

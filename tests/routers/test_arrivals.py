@@ -5,7 +5,7 @@ from math import inf
 import pytest
 
 from routers.arrivals import Arrivals
-from routers.cost import CostModel
+from routers.cost.model import CostModel
 from routers.deadlines import Turnaround
 from routers.flows import Flows
 from routers.settings import BucketSettings, DispatcherSettings

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from routers.bucket_prices import BatchBounds, BatchPrices, Lengths, padding_price, total
+from routers.buckets.prices import BatchBounds, BatchPrices, Lengths, padding_price, total
 from routers.settings import DispatcherSettings
 
 BOUNDS = BatchBounds(max_size=32, max_tokens=16384, longest_s=0.045, cycle_s=0.055)

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routers.buckets import Bucket
+from routers.buckets.bucket import Bucket
 from routers.flows import Flow
 from routers.lanes import FlowQueue, Lane
 from routers.tickets import Row, Ticket

@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.budget import Budget
+from routers.choosing.budget import Budget
 
 
 def earned(batches, share=0.05, cost_s=0.01):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routers.choice import Ready, finish_in_s
+from routers.choosing.choice import Ready, finish_in_s
 from routers.holders import Holder
 from routers.leases import LeaseBook
 from routers.offers import Goods

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from routers.cost import Coefficients, CostModel
+from routers.cost.model import Coefficients, CostModel
 from routers.settings import DispatcherSettings
 
 

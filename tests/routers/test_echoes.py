@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.echoes import KEPT_S, Echoes, Refused
+from routers.admission.echoes import KEPT_S, Echoes, Refused
 from routers.settings import AdmissionSettings
 from routers.types import Reason, Reject
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routers.bucket_prices import BatchBounds, BatchPrices, Lengths, padding_price, total
-from routers.edges import EdgeSolver, cheapest, least_seconds
+from routers.buckets.edges import EdgeSolver, cheapest, least_seconds
+from routers.buckets.prices import BatchBounds, BatchPrices, Lengths, padding_price, total
 from routers.settings import BucketSettings, DispatcherSettings
 
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from routers.feasibility import PROBE_S, Claim, Feasibility
+from routers.admission.feasibility import PROBE_S, Claim, Feasibility
+from routers.admission.verdicts import Verdicts
 from routers.settings import Mode
-from routers.verdicts import Verdicts
 
 A, B, BULK = (0, "a"), (0, "b"), (2, "a")
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from routers.late_room import LateRoom
+from routers.admission.late_room import LateRoom
+from routers.admission.verdicts import Verdicts
 from routers.settings import Mode
-from routers.verdicts import Verdicts
 
 
 def busy(room, share, until, since=0.0, batch_s=0.02):

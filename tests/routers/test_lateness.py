@@ -2,8 +2,8 @@
 
 import pytest
 
+from routers.admission.lateness import has_place, is_over, is_refused, next_moment
 from routers.flows import Flow, Flows
-from routers.lateness import has_place, is_over, is_refused, next_moment
 from routers.settings import DispatcherSettings
 from routers.tickets import Ticket
 from routers.types import Request

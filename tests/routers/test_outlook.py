@@ -8,7 +8,7 @@ import pytest
 
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings, HedgeSettings
-from routers.simulator import Arrival, Device, World, run
+from routers.simulation.simulator import Arrival, Device, World, run
 from routers.types import Action, Event
 
 EDGES = (32, 128)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from routers.pace_histogram import PaceHistogram
+from routers.choosing.pace_histogram import PaceHistogram
 
 
 def filled(ratios):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from routers.prefix_tree import PrefixTree
+from routers.streams.prefix_tree import PrefixTree
 
 
 @pytest.mark.parametrize("shared", range(6))

@@ -8,7 +8,7 @@ import pytest
 
 from routers.line_fit import LineFit
 from routers.settings import GenerationSettings
-from routers.token_pace import TokenPace
+from routers.streams.token_pace import TokenPace
 
 PROFILE = (*tuple((n, n, 0.01 + 0.001 * n) for n in (1, 8, 64)), (1, 2048, 0.2048))
 

@@ -14,9 +14,9 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from runtimes import bert_graph
 from runtimes.catalog import create
 from runtimes.errors import LoadError
+from runtimes.graph import bert as bert_graph
 from runtimes.types import Batch, Ragged, RuntimeSettings
 
 BACKENDS = pytest.mark.parametrize("backend", ["openvino", "onnxruntime"])

@@ -10,7 +10,7 @@ import pytest
 from runtimes import calibration, ragged_file
 from runtimes.calibration import GraphInput
 from runtimes.errors import LoadError
-from runtimes.graph_options import GraphOptions
+from runtimes.graph.options import GraphOptions
 from runtimes.types import RuntimeSettings
 
 INT = np.dtype(np.int64)

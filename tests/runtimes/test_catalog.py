@@ -9,7 +9,7 @@ import pytest
 
 from runtimes import catalog
 from runtimes.errors import LoadError, MissingBackend
-from runtimes.synthetic import SyntheticRuntime
+from runtimes.synthetic.runtime import SyntheticRuntime
 from runtimes.types import RuntimeSettings
 
 

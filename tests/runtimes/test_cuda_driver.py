@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-from runtimes.cuda_driver import MAJOR, Gpu, gpus
+from runtimes.cuda.driver import MAJOR, Gpu, gpus
 
 NVRM = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
 

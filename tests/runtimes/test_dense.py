@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runtimes import dense
 from runtimes.errors import BadRows, RunError
+from runtimes.graph import dense
 from runtimes.signature import Signature
 from runtimes.types import Batch, Limits, Ragged, TensorSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtimes.errors import LoadError
-from runtimes.layout import check
+from runtimes.graph.layout import check
 from runtimes.types import TensorSpec
 
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper, save_model
 
 from runtimes.datatypes import DTYPES
 from runtimes.errors import BadRows, LoadError, RunError
-from runtimes.onnxruntime import ONNXRuntimeOptions, ONNXRuntimeRuntime
+from runtimes.onnxruntime.runtime import ONNXRuntimeOptions, ONNXRuntimeRuntime
 from runtimes.options import parse
 from runtimes.types import Batch, Ragged, RuntimeSettings
 
@@ -254,7 +254,8 @@ def test_options_are_checked_without_the_library() -> None:
     with pytest.raises(LoadError, match="sequential, parallel"):
         parse(ONNXRuntimeOptions, {"execution": "both"})
     code = (
-        "import runtimes.onnxruntime, sys;sys.exit(bool({'onnx', 'onnxruntime'} & {*sys.modules}))"
+        "import runtimes.onnxruntime.runtime, sys;"
+        "sys.exit(bool({'onnx', 'onnxruntime'} & {*sys.modules}))"
     )
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from runtimes import catalog, onnxruntime
-from runtimes.cuda_driver import Gpu
+from runtimes import catalog
+from runtimes.cuda.driver import Gpu
 from runtimes.device import CPU, Device
 from runtimes.errors import LoadError, MissingBackend
-from runtimes.onnxruntime_options import (
+from runtimes.onnxruntime import runtime as onnxruntime
+from runtimes.onnxruntime.options import (
     ONNXRuntimeOptions,
     Profile,
     providers,

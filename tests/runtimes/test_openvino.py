@@ -15,8 +15,8 @@ import pytest
 
 from runtimes.datatypes import DTYPES
 from runtimes.errors import LoadError, RunError, Unhealthy
-from runtimes.openvino import OpenVINOOptions, OpenVINORuntime
-from runtimes.openvino_library import library
+from runtimes.openvino.library import library
+from runtimes.openvino.runtime import OpenVINOOptions, OpenVINORuntime
 from runtimes.options import parse
 from runtimes.types import Batch, Ragged, RuntimeSettings
 
@@ -228,14 +228,14 @@ def test_options_are_checked_without_the_library() -> None:
     assert parse(OpenVINOOptions, {"streams": 2}).streams == 2
     with pytest.raises(LoadError, match="streams"):
         parse(OpenVINOOptions, {"stream": 2})
-    code = "import runtimes.openvino, sys; sys.exit('openvino' in sys.modules)"
+    code = "import runtimes.openvino.runtime, sys; sys.exit('openvino' in sys.modules)"
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 
 def test_telemetry_cannot_be_imported_once_the_library_is() -> None:
     code = (
-        "from runtimes.openvino_library import library; library(); import sys;"
+        "from runtimes.openvino.library import library; library(); import sys;"
         "from openvino.tools.ovc import telemetry_utils;"
         "assert telemetry_utils.tm.__name__.endswith('telemetry_stub'), telemetry_utils.tm;"
         "assert not any(n.startswith('openvino_telemetry.') for n in sys.modules)"

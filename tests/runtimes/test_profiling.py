@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from routers.cost import CostModel
+from routers.cost.model import CostModel
 from runtimes.errors import LoadError, RunError
 from runtimes.profiling import measure
-from runtimes.synthetic import LIMITS, SyntheticOptions, service_s
+from runtimes.synthetic.runtime import LIMITS, SyntheticOptions, service_s
 from runtimes.types import Limits, RuntimeSettings, TensorSpec
 
 SETTINGS = RuntimeSettings(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtimes import catalog
-from runtimes.graph_options import GraphOptions
+from runtimes.graph.options import GraphOptions
 
 PAGE = Path(__file__).parents[2] / "docs/runtimes.md"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtimes.captured import CapturedShapes
+from runtimes.cuda.captured import CapturedShapes
 from runtimes.shapes import edge_of, fitting, fixed_edges
 from runtimes.types import Limits, RuntimeSettings, TensorSpec
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtimes.errors import LoadError
-from runtimes.graph_options import GraphOptions
+from runtimes.graph.options import GraphOptions
 from runtimes.options import parse
 from runtimes.signature import GraphFacts, declare, probe_lengths, with_length_axes
 from runtimes.types import Limits, RuntimeSettings, TensorSpec

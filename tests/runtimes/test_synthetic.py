@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes import synthetic
 from runtimes.errors import LoadError, RunError, Unhealthy
-from runtimes.synthetic import SyntheticOptions, SyntheticRuntime, service_s
+from runtimes.synthetic import runtime as synthetic
+from runtimes.synthetic.runtime import SyntheticOptions, SyntheticRuntime, service_s
 from runtimes.types import Batch, Ragged, RuntimeSettings
 
 

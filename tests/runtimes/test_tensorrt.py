@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtimes import catalog, tensorrt_plans
-from runtimes.cuda_driver import Gpu
+from runtimes import catalog
+from runtimes.cuda.driver import Gpu
 from runtimes.errors import LoadError, MissingBackend, RefusedArtifact, RunError
 from runtimes.signature import GraphFacts
-from runtimes.tensorrt_build import shapes_of
-from runtimes.tensorrt_engine import Engines, TensorRTEngine
-from runtimes.tensorrt_plans import PlanFacts
-from runtimes.tensorrt_profiles import (
+from runtimes.tensorrt import plans as tensorrt_plans
+from runtimes.tensorrt.build import shapes_of
+from runtimes.tensorrt.engine import Engines, TensorRTEngine
+from runtimes.tensorrt.plans import PlanFacts
+from runtimes.tensorrt.profiles import (
     FALLBACK,
     LATENCY,
     THROUGHPUT,
@@ -293,7 +294,7 @@ def test_wrong_options_are_told_what_is_right(given, message):
 
 
 def test_machine_without_a_gpu_is_told_so(tmp_path, monkeypatch):
-    from runtimes import tensorrt
+    from runtimes.tensorrt import runtime as tensorrt
 
     monkeypatch.setattr(tensorrt, "gpus", lambda: ())
     settings = RuntimeSettings("m", "tensorrt", Path("absent"), tmp_path)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from runtimes.errors import BadRows, LoadError, RefusedArtifact, Unhealthy
-from runtimes.torch import TorchRuntime
+from runtimes.torch.runtime import TorchRuntime
 from runtimes.types import Batch, Ragged, Result, RuntimeSettings
 
 torch = pytest.importorskip("torch", reason="pip install 'headrace[torch]'")

@@ -59,13 +59,13 @@ def rewritten(honest: Path, to: Path, change: Callable[[Files], None]) -> Path:
 
 
 def check(path: Path) -> None:
-    from runtimes import torch_archive
+    from runtimes.torch import archive as torch_archive
 
     torch_archive.check(path)
 
 
 def test_honest_archive_loads(honest):
-    from runtimes import torch_archive
+    from runtimes.torch import archive as torch_archive
 
     assert torch_archive.load(honest).module()(torch.ones(3, 6)).shape == (3, 4)
 

@@ -11,7 +11,7 @@ import pytest
 
 from runtimes import catalog
 from runtimes.errors import LoadError, MissingBackend
-from runtimes.torch import TorchRuntime
+from runtimes.torch.runtime import TorchRuntime
 from runtimes.types import Batch, Ragged, RuntimeSettings
 
 torch = pytest.importorskip("torch", reason="pip install 'headrace[torch]'")
@@ -100,7 +100,7 @@ def test_integer_answers_are_near_those_in_float(bert, tmp_path):
 
 
 def test_integer_row_does_not_depend_on_a_loud_row_beside_it():
-    from runtimes.torch_int8 import linear
+    from runtimes.torch.int8 import linear
 
     torch.manual_seed(0)
     weight, scales, bias = torch.randint(-127, 128, (8, 8)).to(torch.int8), torch.ones(8), None
@@ -112,7 +112,7 @@ def test_integer_row_does_not_depend_on_a_loud_row_beside_it():
 
 
 def test_token_of_zeros_stays_the_bias():
-    from runtimes.torch_int8 import linear
+    from runtimes.torch.int8 import linear
 
     bias = torch.arange(8.0)
     weight = torch.full((8, 8), 127, dtype=torch.int8)

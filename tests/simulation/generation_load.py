@@ -11,10 +11,10 @@ from typing import Any
 
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings, GenerationSettings
-from routers.simulated_devices import Device, Engine
-from routers.simulated_round_robin import RoundRobin
-from routers.simulated_traffic import Arrival, Fate, Keeper
-from routers.simulator import World, run
+from routers.simulation.devices import Device, Engine
+from routers.simulation.round_robin import RoundRobin
+from routers.simulation.simulator import World, run
+from routers.simulation.traffic import Arrival, Fate, Keeper
 from routers.types import Generation, ReplicaKind
 
 EDGES = (64, 256, 1024, 4096, 16384, 65536)

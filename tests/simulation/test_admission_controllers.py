@@ -15,9 +15,9 @@ from heapq import heappop, heappush, merge
 
 import pytest
 
-from routers.admission import Admission
-from routers.feasibility import Claim
-from routers.forecast import Forecast
+from routers.admission.controllers import Admission
+from routers.admission.feasibility import Claim
+from routers.admission.forecast import Forecast
 from routers.settings import (
     AdmissionSettings,
     CodelSettings,

@@ -12,7 +12,7 @@ from heapq import merge
 import pytest
 
 from routers.settings import AdmissionSettings, DispatcherSettings, Mode
-from routers.simulator import Arrival, Device, simulate
+from routers.simulation.simulator import Arrival, Device, simulate
 from routers.types import Reason
 
 CAPACITY = 930

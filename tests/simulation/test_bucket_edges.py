@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 
 from routers.settings import BucketSettings
-from routers.simulator import Device, simulate
+from routers.simulation.simulator import Device, simulate
 from tests.simulation.benches.edges import solved
 from tests.simulation.benches.in_time import Traffic, in_time, service_s, settings_of
 from tests.simulation.benches.lengths import ALL, MIX, exact_edges, padding

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from routers.settings import DispatcherSettings
-from routers.simulator import Arrival, Device, World, run
+from routers.simulation.simulator import Arrival, Device, World, run
 
 SETTINGS = DispatcherSettings(bucket_edges=(32,), max_size=16, slo_s=0.2)
 SECONDS = 10.0

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from routers.settings import DispatcherSettings
-from routers.simulator import Arrival, Device, Outcome, simulate
+from routers.simulation.simulator import Arrival, Device, Outcome, simulate
 from routers.types import Reason
 
 SETTINGS = DispatcherSettings(bucket_edges=(32, 128, 512), max_size=32)

@@ -9,9 +9,9 @@ from math import inf
 import pytest
 
 from routers.settings import DispatcherSettings
-from routers.simulated_fifo import Fifo
-from routers.simulated_traffic import Keeper
-from routers.simulator import Arrival, Device, Outcome, World, run, simulate
+from routers.simulation.fifo import Fifo
+from routers.simulation.simulator import Arrival, Device, Outcome, World, run, simulate
+from routers.simulation.traffic import Keeper
 from routers.types import Arrive, Dispatch, Opened, Reason, ReplicaKind, Tick, WakeAt
 
 SETTINGS = DispatcherSettings(bucket_edges=(32, 128, 512), max_size=8)

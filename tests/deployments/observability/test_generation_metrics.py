@@ -121,6 +121,8 @@ async def test_a_cancelled_stream_is_counted_as_such(
     client.leave.set()
     await client.end()
     await until(lambda: not engines.running)
+    for _ in range(8):  # the last piece is on its way to the queue
+        await asyncio.sleep(0)
     lines = (await ask(stand.app, "GET", "/metrics")).body.decode().splitlines()
     assert any('protocol="chat"' in x and 'outcome="cancelled"' in x for x in lines)
     assert any("batches_total{" in x and 'end="dropped"' in x and x.endswith(" 1.0") for x in lines)

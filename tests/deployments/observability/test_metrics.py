@@ -30,7 +30,7 @@ from deployments.observability.metrics import (
 from deployments.observability.metrics_server import MetricsServer
 from deployments.preprocess.text_cache import CacheStatistics
 from deployments.preprocess.turns import TurnStatistics
-from routers.cost import Coefficients, CostError
+from routers.cost.model import Coefficients, CostError
 from routers.types import ControllerSnapshot, FlowSnapshot, ReplicaSnapshot, Snapshot
 
 OK = RequestLabels("m", "acme", "bulk", "openai")

@@ -14,7 +14,7 @@ from deployments.profile import chrome_trace, measure, sweep
 from deployments.profile.stored import identity_of, look_up
 from deployments.replica.describe import runtime_settings
 from deployments.settings import load
-from runtimes import synthetic
+from runtimes.synthetic import runtime as synthetic
 
 SETTINGS = """
 models:

@@ -11,7 +11,7 @@ from deployments.profile.stored import StoredProfile, identity_of, save
 from deployments.replica.describe import runtime_settings
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of
 from deployments.settings import ModelSettings
-from runtimes.synthetic import SyntheticRuntime
+from runtimes.synthetic.runtime import SyntheticRuntime
 
 POINTS = ((1, 16, 0.002), (8, 16, 0.003), (16, 16, 0.006))
 

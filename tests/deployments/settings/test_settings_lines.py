@@ -88,6 +88,7 @@ def test_nesting_is_bounded() -> None:
         ("a: !!binary aGk=", "has the tag tag:yaml.org,2002:binary"),
         ("a: !!set {x}", "has the tag tag:yaml.org,2002:set"),
         ("a: !!int abc", "a: is no int"),
+        ("a: !!int ", "a: is no int"),
         ("a: !!bool abc", "a: is no bool"),
         ("a: " + "9" * 5000, "a: is no int"),
         ("? [x]\n: 1", "has a name that is no plain text"),

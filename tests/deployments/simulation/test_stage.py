@@ -12,7 +12,7 @@ from deployments.simulation.scene import Callers
 from deployments.simulation.stage import set_up
 from loadtests.traffic.plan import Plan
 from loadtests.traffic.scenario_file import check
-from routers.simulator import Fate
+from routers.simulation.simulator import Fate
 from routers.types import Reason
 
 SETTINGS = {

@@ -25,7 +25,7 @@ from statistics import median
 from loadtests.results.report_table import Report, Table, at_most, publish, spread_of
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
-from routers.simulator import Arrival, Device, World, run
+from routers.simulation.simulator import Arrival, Device, World, run
 from routers.types import Action, Event
 from tests.simulation.benches import refusals
 from tests.simulation.benches.in_time import Tallied, service_s

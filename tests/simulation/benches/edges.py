@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from statistics import mean, median
 
 from loadtests.results.report_table import Report, Table, at_most, number, publish
-from routers.edges import EdgeSolver
+from routers.buckets.edges import EdgeSolver
 from routers.settings import BucketSettings
 from tests.simulation.benches.in_time import (
     FIFO,

@@ -15,9 +15,9 @@ from statistics import mean
 from loadtests.traffic.workload import poisson_times
 from routers.dispatcher import Dispatcher
 from routers.settings import BucketSettings, DispatcherSettings
-from routers.simulated_fifo import Fifo
-from routers.simulated_traffic import Fate, Parcel
-from routers.simulator import Arrival, Device, World, run
+from routers.simulation.fifo import Fifo
+from routers.simulation.simulator import Arrival, Device, World, run
+from routers.simulation.traffic import Fate, Parcel
 from tests.simulation.benches.lengths import FRESH_ROWS, Lengths
 
 FIFO = "FIFO"

@@ -3,8 +3,8 @@
 One simulated replica and ten times the requests that it could answer within the SLO, open loop. The
 events of that run are recorded and replayed into a fresh dispatcher; counted is the processor time
 of those arrivals alone that end in a refusal. With one tenant most refusals are told again what the
-like of them was told a moment ago (`routers.echoes`), with many each is judged by itself. See
-`core_speed`, which reports it.
+like of them was told a moment ago (`routers.admission.echoes`), with many each is judged by
+itself. See `core_speed`, which reports it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from loadtests.results.report_table import Table, spread_of
 from loadtests.traffic.workload import poisson_times
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
-from routers.simulator import Arrival, Device, World, run
+from routers.simulation.simulator import Arrival, Device, World, run
 from routers.types import Action, Event, Reject
 from tests.simulation.benches.in_time import Tallied, service_s
 from tests.simulation.benches.lengths import MIX

@@ -18,8 +18,8 @@ from math import inf
 from statistics import mean
 
 from routers.settings import DispatcherSettings, HedgeSettings, OutlierSettings
-from routers.simulated_traffic import Fate, Parcel
-from routers.simulator import Arrival, Device, World, run
+from routers.simulation.simulator import Arrival, Device, World, run
+from routers.simulation.traffic import Fate, Parcel
 from routers.types import Snapshot
 
 REPLICAS = 8

@@ -1,0 +1,1 @@
+"""Who may wait, on time or late, and who is told at once to come again."""

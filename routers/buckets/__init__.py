@@ -1,0 +1,1 @@
+"""Which lengths are batched together, and where the lines between them lie."""

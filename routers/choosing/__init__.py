@@ -1,0 +1,1 @@
+"""Which replica takes a lease, and when another one is asked as well."""

@@ -1,0 +1,164 @@
+"""Which other replica is asked for the rows of a lease, and may that be?
+
+A copy goes to a healthy replica with a free slot that holds nothing more urgent, and takes only
+rows that may run twice and never have been copied before, so slow inputs start no avalanche. It is
+paid from the budget, not sent while the replicas are busy, nor when it could not be back by any of
+its rows' deadlines. Two unstarted copies are tied: the first to start cancels the other. A probe is
+a copy to an ejected replica, never refused, and is let run to its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from routers.choosing.budget import Budget
+from routers.choosing.hedging import Hedging
+from routers.choosing.outliers import Outliers
+from routers.cost.model import CostModel
+from routers.holders import Holder
+from routers.leases import Lease, LeaseBook
+from routers.offers import Goods
+from routers.replicas import ReplicaSet
+from routers.settings import DispatcherSettings
+from routers.tally import Tally
+from routers.tickets import Row
+from routers.types import Action, Dispatch
+from routers.utilisation import Utilisation
+
+_TRIES = 4  # leases that wait to be raced and are looked at in one step
+
+
+@dataclass(slots=True)
+class Racing:
+    """What races are made of, and the one writer of copies."""
+
+    settings: DispatcherSettings
+    cost: CostModel
+    replicas: ReplicaSet
+    leases: LeaseBook
+    hedging: Hedging
+    outliers: Outliers
+    budget: Budget
+    utilisation: Utilisation
+    tally: Tally
+
+    def adopt(self, settings: DispatcherSettings) -> None:
+        """Go on under these settings; what has been learnt is kept."""
+        self.settings = settings
+        self.hedging.settings, self.hedging.frozen = settings.hedge, settings.frozen
+        self.outliers.settings, self.outliers.frozen = settings.outliers, settings.frozen
+        self.budget.share = settings.hedge.budget
+
+    def hedge(self, now: float, actions: list[Action]) -> None:
+        """Race what waits for it, as far as replicas and budget go."""
+        waiting = self.hedging.waiting
+        if not waiting or self.utilisation.share > self.settings.hedge.max_utilisation:
+            return
+        for lease in list(waiting)[:_TRIES]:
+            rows = copiable(lease)
+            if not rows or not self._pays_off(lease, rows, now):
+                del waiting[lease]
+                continue
+            dispatch = self._to_another(lease, rows, now)
+            if dispatch is not None:
+                del waiting[lease]
+                self.tally.hedges += 1
+                self.leases.open[dispatch.lease_id].hedge = True
+                self._distrust(lease, now)
+                actions.append(dispatch)
+
+    def tie(self, lease: Lease, now: float) -> Dispatch | None:
+        """A copy of a lease that was just staged behind a running one, if a slot is free."""
+        if self.utilisation.share > self.settings.hedge.max_utilisation:
+            return None
+        rows = copiable(lease)
+        dispatch = self._to_another(lease, rows, now, spare=True) if rows else None
+        if dispatch is not None:
+            lease.tied = True
+            self.tally.ties += 1
+        return dispatch
+
+    def probe(self, lease: Lease, now: float) -> Dispatch | None:
+        """A copy of a lease that was just signed, to an ejected replica that is due."""
+        holder = self.outliers.to_probe(now)
+        rows = copiable(lease) if holder is not None and holder is not lease.holder else []
+        if holder is None or not rows:
+            return None
+        self.outliers.sent_probe(holder)
+        self.tally.probes += 1
+        return self._copy(lease, holder, rows, now, probe=True)
+
+    def _distrust(self, lease: Lease, now: float) -> None:
+        """Nothing is staged behind what is being raced, until it has closed."""
+        if lease.holder.head() is lease:
+            lease.overdue = lease.holder.overdue = True
+            self.replicas.refresh(lease.holder, now)
+
+    def _pays_off(self, lease: Lease, rows: list[Row], now: float) -> bool:
+        seconds = self.cost.predict(len(rows), lease.goods.width)
+        return max(row.ticket.request.deadline for row in rows) - now > seconds
+
+    def _to_another(
+        self, lease: Lease, rows: list[Row], now: float, *, spare: bool = False
+    ) -> Dispatch | None:
+        replicas = self.replicas
+
+        def accept(holder: Holder) -> Dispatch | None:
+            if not self._may_take(holder, lease):
+                return None
+            width = self._width(lease, rows)
+            seconds = self.cost.predict(len(rows), width, holder.replica.replica_id)
+            if not self.budget.affords(seconds, spare=spare):
+                return None
+            return self._copy(lease, holder, rows, now)
+
+        return replicas.ready.first(accept, now, replicas.batch_s)
+
+    def _may_take(self, holder: Holder, lease: Lease) -> bool:
+        if holder is lease.holder or holder.streams or not holder.answers:
+            return False
+        urgency = lease.goods.rank[:2]
+        return all(other.goods.rank[:2] >= urgency for other in holder.leases.values())
+
+    def _width(self, lease: Lease, rows: list[Row]) -> int:
+        """What the device will see these rows as, which may be fewer than the lease was sent."""
+        settings, goods = self.settings, lease.goods
+        if settings.buckets.fixed_shapes or len(rows) == len(goods.rows):
+            return goods.width
+        lengths = [row.length for row in rows]
+        return max(lengths) if settings.pads else -(-sum(lengths) // len(lengths))
+
+    def _copy(
+        self, lease: Lease, holder: Holder, rows: list[Row], now: float, *, probe: bool = False
+    ) -> Dispatch:
+        replica_id, goods = holder.replica.replica_id, lease.goods
+        width = self._width(lease, rows)
+        seconds = self.cost.predict(len(rows), width, replica_id)
+        unstarted = not lease.opened and lease.holder.head() is not lease
+        copied = Goods(rows, width, goods.edge, goods.rank)
+        copy = self.leases.sign_copy(lease, holder, copied, seconds, now)
+        copy.probe, copy.ripe = probe, True
+        copy.paid_s = lease.paid_s = seconds
+        copy.tied = lease.tied = unstarted and not probe
+        self.budget.pay(seconds)
+        self.hedging.watch(copy)
+        self.replicas.refresh(holder, now)
+        return Dispatch(
+            copy.lease_id, replica_id, row_ids(rows), goods.edge, seconds, goods.rank,
+            copy_of=lease.lease_id, tied=copy.tied,
+        )  # fmt: skip
+
+
+def copiable(lease: Lease) -> list[Row]:
+    """Its members that may run a second time, if it is not in a race already."""
+    if lease.copy is not None or lease.copy_of is not None:
+        return []
+    return [
+        row
+        for row in lease.members()
+        if row.ticket.request.retryable and not row.copied and not row.retried
+    ]
+
+
+def row_ids(rows: list[Row]) -> tuple[tuple[int, int], ...]:
+    return tuple([(row.ticket.request.request_id, row.index) for row in rows])

@@ -1,0 +1,1 @@
+"""How long a batch takes: predicted, measured and corrected."""

@@ -1,0 +1,1 @@
+"""The real core on virtual time, against modelled replicas."""

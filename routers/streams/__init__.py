@@ -1,0 +1,1 @@
+"""Requests that generate: what they take, whose turn it is, where they go."""

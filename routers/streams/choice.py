@@ -1,0 +1,63 @@
+"""Which stream replica should this row go to, the one with most room or one that knows its prompt?
+
+To whichever is predicted to have its first token soonest, in seconds: the prompts it has yet to
+read, this one's among them less what it knows of it, and what one more sequence beside all that run
+there costs this row until its end. What all replicas know (a prompt that everybody begins with)
+makes no difference between them. So a preference yields to load by as much as it saves and no more.
+A session's last replica is taken to know half of the prompt, where hashes do not tell.
+
+Source: Mooncake's conductor (FAST'25), Preble's E2 (ICLR'25).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from routers.choosing.choice import load_of
+from routers.holders import Holder
+from routers.replicas import ReplicaSet
+from routers.streams.generations import Generations, Plan
+from routers.tickets import Row
+
+
+def preferred(
+    replicas: ReplicaSet,
+    generations: Generations,
+    row: Row,
+    best: Holder,
+    session: str | None,
+    now: float,
+) -> Holder:
+    """`best`: the one that is asked first by its load; `session`: the one that served the row's
+    session last, None: none did."""
+    plan, settings = row.ticket.plan, generations.settings
+    if plan is None or settings.affinity == "off" or row.retried:
+        return best
+    found, least_s = best, _seconds(generations, plan, best, session)
+    for name in _names(generations, plan, session):
+        holder = replicas.holders.get(name)
+        if holder is None or holder is best or holder.sick or holder not in replicas.ready:
+            continue
+        seconds = _seconds(generations, plan, holder, session)
+        if seconds < least_s:
+            offer = replicas.offer(holder, now, trusted=True)
+            reads = offer.reads(row, settings.long_tokens, settings.max_long_tokens)
+            if holder.streams and reads and offer.has_room(row):
+                found, least_s = holder, seconds
+    return found
+
+
+def _names(generations: Generations, plan: Plan, session: str | None) -> Iterable[str]:
+    names = dict.fromkeys(generations.tree.matches(plan.blocks))
+    if session:
+        names[session] = None
+    return names
+
+
+def _seconds(generations: Generations, plan: Plan, holder: Holder, session: str | None) -> float:
+    known = generations.known(
+        plan, holder.replica.replica_id, session=holder.replica.replica_id == session
+    )
+    to_read = holder.reading + plan.prompt - known
+    company_s = generations.pace.company_s(len(holder.leases), load_of(holder))
+    return to_read * generations.pace.prompt_s + plan.output / plan.sequences * company_s

@@ -1,0 +1,1 @@
+"""What backends share of NVIDIA's libraries: the driver, memory, captured graphs."""

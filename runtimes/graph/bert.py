@@ -1,0 +1,178 @@
+"""What does a BERT encoder compute, as one graph that any backend's builder can put together?
+
+`read_config` takes a Hugging Face `config.json`, `build` writes the network against `GraphOps`:
+token ids, mask and token types in (int64 [rows, length]), hidden states, a pooled embedding or a
+classifier's logits out. Each task computes its own output alone, so nothing else is copied out.
+
+Left out: decoders, relative positions, dropout, pre-training heads. Source: Devlin et al. 2018
+(post-norm encoder) and `transformers`' BertModel, whose tensor names the weights carry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtimes.errors import LoadError
+from runtimes.graph.ops import Activation, GraphOps, N
+from runtimes.graph.options import GraphOptions
+from runtimes.graph.pooling import EMBEDDING_OUTPUT, HIDDEN_OUTPUT, Pooling, of_folder, pool
+from runtimes.graph.weights import Weights, open_weights
+from runtimes.source import Source
+
+INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES = "input_ids", "attention_mask", "token_type_ids"
+HIDDEN, EMBEDDING, LOGITS = HIDDEN_OUTPUT, EMBEDDING_OUTPUT, "logits"
+ACTIVATIONS: Mapping[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "tanh": "tanh",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BertConfig:
+    """The part of a `config.json` that decides the graph. `max_length`: positions, in tokens."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    max_length: int
+    vocab_size: int
+    epsilon: float
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the graph is to give: logits, else the pooled embedding, else the hidden states too.
+
+    tensors: hidden states, and the embedding beside them where `pooling` is set.
+    """
+
+    task: str
+    pooling: Pooling | None = None
+
+
+def read_config(folder: Path) -> BertConfig:
+    """Raises `LoadError` for any other architecture, naming what is supported."""
+    file = folder / "config.json"
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise LoadError(f"{file} is no JSON object")
+    _refuse_others(raw, file)
+    config = _config(raw, file)
+    if config.hidden_size % config.heads:
+        raise LoadError(f"{file}: hidden_size is no multiple of num_attention_heads")
+    return config
+
+
+def open_bert(
+    source: Source, task: str, options: GraphOptions
+) -> tuple[BertConfig, Weights, Wanted]:
+    """What `build` takes, of a Hugging Face folder; `LoadError` where `embed` has no pooling."""
+    config, pooling = read_config(source.path), of_folder(source.path, options)
+    if task == "embed" and pooling is None:
+        raise LoadError(
+            f"{source.path} declares no pooling: set the option pooling (mean or cls), and "
+            "normalize where the model was trained so"
+        )
+    weights = open_weights(source.weights, "embeddings.word_embeddings.weight", "bert.")
+    return config, weights, Wanted(task, pooling)
+
+
+def build(ops: GraphOps[N], config: BertConfig, weights: Weights, wanted: Wanted) -> dict[str, N]:
+    """Outputs by name. Raises `LoadError` where a weight is missing or has another shape."""
+    ids, mask, types = ops.ids(INPUT_IDS), ops.ids(ATTENTION_MASK), ops.ids(TOKEN_TYPES)
+    hidden = _embeddings(ops, config, weights, ids, types)
+    attention_mask = ops.attention_mask(mask)
+    for layer in range(config.layers):
+        hidden = _layer(
+            ops, config, weights.below(f"encoder.layer.{layer}"), hidden, attention_mask
+        )
+    if wanted.task == "classify":
+        return {LOGITS: _classify(ops, weights, hidden)}
+    pooled = {EMBEDDING: pool(ops, hidden, mask, wanted.pooling)} if wanted.pooling else {}
+    return pooled if wanted.task == "embed" else {HIDDEN: hidden, **pooled}
+
+
+def _embeddings(ops: GraphOps[N], config: BertConfig, weights: Weights, ids: N, types: N) -> N:
+    part = weights.below("embeddings")
+    words = part.read("word_embeddings.weight", (config.vocab_size, config.hidden_size))
+    places = part.read("position_embeddings.weight", (config.max_length, config.hidden_size))
+    kinds = part.read("token_type_embeddings.weight", (-1, config.hidden_size))
+    total = ops.add(
+        ops.add(ops.lookup(words, ids, "words"), ops.lookup(kinds, types, "token_types")),
+        ops.positions(places, ids, "positions"),
+    )
+    return _norm(ops, config, part.below("LayerNorm"), total)
+
+
+def _layer(ops: GraphOps[N], config: BertConfig, part: Weights, x: N, mask: N) -> N:
+    own = part.below("attention.self")
+    query, key, value = (_linear(ops, own.below(name), x) for name in ("query", "key", "value"))
+    mixed = ops.attention(query, key, value, mask, config.heads)
+    attended = _linear(ops, part.below("attention.output.dense"), mixed)
+    x = _norm(ops, config, part.below("attention.output.LayerNorm"), ops.add(attended, x))
+    inner = ops.activation(_linear(ops, part.below("intermediate.dense"), x), config.activation)
+    outer = _linear(ops, part.below("output.dense"), inner)
+    return _norm(ops, config, part.below("output.LayerNorm"), ops.add(outer, x))
+
+
+def _classify(ops: GraphOps[N], weights: Weights, hidden: N) -> N:
+    first = _linear(ops, weights.below("pooler.dense"), ops.first_token(hidden))
+    return _linear(ops, weights.top("classifier"), ops.activation(first, "tanh"))
+
+
+def _linear(ops: GraphOps[N], part: Weights, x: N) -> N:
+    weight = part.read("weight", (-1, -1))
+    return ops.linear(x, weight, part.read("bias", (weight.shape[0],)), part.prefix)
+
+
+def _norm(ops: GraphOps[N], config: BertConfig, part: Weights, x: N) -> N:
+    shape = (config.hidden_size,)
+    scale, shift = part.read("weight", shape), part.read("bias", shape)
+    return ops.layer_norm(x, scale, shift, config.epsilon, part.prefix)
+
+
+def _config(raw: Mapping[str, Any], file: Path) -> BertConfig:
+    return BertConfig(
+        hidden_size=_count(raw, "hidden_size", file),
+        layers=_count(raw, "num_hidden_layers", file),
+        heads=_count(raw, "num_attention_heads", file),
+        max_length=_count(raw, "max_position_embeddings", file),
+        vocab_size=_count(raw, "vocab_size", file),
+        epsilon=float(raw.get("layer_norm_eps", 1e-12)),
+        activation=ACTIVATIONS[raw.get("hidden_act", "gelu")],
+    )
+
+
+def _count(raw: Mapping[str, Any], name: str, file: Path) -> int:
+    value = raw.get(name)
+    if type(value) is not int or value < 1:
+        raise LoadError(f"{file}: {name} is {value!r}, it must be a whole number from 1")
+    return value
+
+
+def _refuse_others(raw: Mapping[str, Any], file: Path) -> None:
+    kind = raw.get("model_type")
+    if kind != "bert":
+        raise LoadError(
+            f"{file}: model_type {kind!r} cannot be built from safetensors, 'bert' can; export the "
+            "model to ONNX and name that file as the source"
+        )
+    if raw.get("is_decoder") or raw.get("add_cross_attention"):
+        raise LoadError(f"{file}: a BERT decoder is not supported, encoders are")
+    if raw.get("position_embedding_type", "absolute") != "absolute":
+        raise LoadError(f"{file}: only absolute position embeddings are supported")
+    if raw.get("hidden_act", "gelu") not in ACTIVATIONS:
+        raise LoadError(f"{file}: hidden_act must be one of {', '.join(ACTIVATIONS)}")

@@ -1,0 +1,144 @@
+"""How does one vector for a text come out of the vectors of its tokens?
+
+Mean over the real tokens or the first token ([CLS]), then, if declared, scaled to length 1. The
+options of a model speak first, then what its folder declares as sentence-transformers do:
+`modules.json` names a Pooling module with its own `config.json`, and perhaps a Normalize module.
+The arithmetic stays in float32 under bf16 too.
+
+Other modules and poolings (max, weighted mean, Dense) are refused by name rather than ignored.
+Source: sentence-transformers' modules `Pooling` and `Normalize`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from runtimes.errors import LoadError
+from runtimes.graph.ops import GraphOps, N
+from runtimes.graph.options import GraphOptions
+from runtimes.types import TensorSpec
+
+HIDDEN_OUTPUT, EMBEDDING_OUTPUT = "last_hidden_state", "sentence_embedding"
+SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize
+FEWEST_TOKENS = 1e-9  # sentence-transformers' clamp: an empty row gives zeros, no NaN
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """`mode`: mean over the mask, the first token, or none where the model has pooled already;
+    `normalize`: to Euclidean length 1."""
+
+    mode: Literal["mean", "cls", "none"] = "mean"
+    normalize: bool = False
+
+
+def declared(folder: Path) -> Pooling | None:
+    """What the folder's modules say; None where it has none. Raises `LoadError`."""
+    listing = folder / "modules.json"
+    if not listing.is_file():
+        return None
+    modules = _modules(listing)
+    kinds = [kind for kind, _ in modules]
+    foreign = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
+    if foreign:
+        raise LoadError(f"{listing}: {', '.join(foreign)} is not supported; Pooling, Normalize are")
+    if "Pooling" not in kinds:
+        return None
+    config = _read(modules[kinds.index("Pooling")][1] / "config.json")
+    return Pooling(_mode(config, folder), "Normalize" in kinds)
+
+
+def module_folders(folder: Path) -> Sequence[Path]:
+    """The folders whose `config.json` belongs to the modules, for digests."""
+    listing = folder / "modules.json"
+    return [place for _, place in _modules(listing)] if listing.is_file() else []
+
+
+def pool(ops: GraphOps[N], hidden: N, mask: N, pooling: Pooling) -> N:
+    """[rows, width] of [rows, length, width] and the int64 mask."""
+    pooled = hidden
+    if pooling.mode != "none":
+        pooled = _mean(ops, hidden, mask) if pooling.mode == "mean" else ops.first_token(hidden)
+    return _unit(ops, pooled) if pooling.normalize else pooled
+
+
+def of_folder(folder: Path, options: GraphOptions) -> Pooling | None:
+    """What the options say, else what the folder declares; None where neither does."""
+    found = declared(folder)
+    if options.pooling:
+        found = Pooling(options.pooling, found.normalize if found else False)
+    if found and options.normalize is not None:
+        found = replace(found, normalize=options.normalize)
+    return found
+
+
+def of_graph(outputs: Sequence[TensorSpec], options: GraphOptions) -> tuple[str, Pooling]:
+    """For task `embed`: the output to take and what is left to do with it. Raises `LoadError`."""
+    spec = _embedding(outputs, options)
+    normalize = bool(options.normalize)
+    if len(spec.shape) == 2:
+        return spec.name, Pooling("none", normalize)
+    if len(spec.shape) != 3:
+        raise LoadError(f"output '{spec.name}' is {list(spec.shape)}: no embedding, no tokens")
+    if not options.pooling:
+        raise LoadError(
+            f"output '{spec.name}' holds a vector for each token: set the option pooling "
+            "(mean or cls), and normalize where the model was trained so"
+        )
+    return spec.name, Pooling(options.pooling, normalize)
+
+
+def _embedding(outputs: Sequence[TensorSpec], options: GraphOptions) -> TensorSpec:
+    specs = {spec.name: spec for spec in outputs}
+    only = list(specs) if len(specs) == 1 else []
+    names = [EMBEDDING_OUTPUT, HIDDEN_OUTPUT, *only]
+    for name in [options.embed_output] if options.embed_output else names:
+        if name in specs:
+            return specs[name]
+    raise LoadError(f"set the option embed_output to one of the outputs {', '.join(specs)}")
+
+
+def _mean(ops: GraphOps[N], hidden: N, mask: N) -> N:
+    weights = ops.float_mask(mask)
+    total = ops.sum_over(ops.multiply(hidden, weights), 1)
+    return ops.divide(total, ops.at_least(ops.sum_over(weights, 1), FEWEST_TOKENS))
+
+
+def _unit(ops: GraphOps[N], vector: N) -> N:
+    # sqrt(Σx²) floored, rather than a library's own L2 norm: those differ in where eps goes.
+    norm = ops.square_root(ops.sum_over(ops.multiply(vector, vector), -1))
+    return ops.divide(vector, ops.at_least(norm, SMALLEST_NORM))
+
+
+def _mode(config: dict[str, Any], folder: Path) -> Literal["mean", "cls"]:
+    chosen = [key for key, on in config.items() if key.startswith("pooling_mode") and on is True]
+    if chosen == ["pooling_mode_mean_tokens"] or config.get("pooling_mode") == "mean":
+        return "mean"
+    if chosen == ["pooling_mode_cls_token"] or config.get("pooling_mode") == "cls":
+        return "cls"
+    raise LoadError(
+        f"{folder}: pooling {', '.join(chosen) or 'unnamed'} is not supported; mean and cls are"
+    )
+
+
+def _modules(listing: Path) -> list[tuple[str, Path]]:
+    """(kind, folder) of each module; a folder outside the model's is refused."""
+    try:
+        named = [(str(module["type"]), str(module["path"])) for module in _read(listing)]
+    except (KeyError, TypeError) as error:
+        raise LoadError(f"{listing} is no list of modules with type and path") from error
+    for _, place in named:
+        if Path(place).is_absolute() or ".." in Path(place).parts:
+            raise LoadError(f"{listing} names a folder outside the model's: {place}")
+    return [(kind.rsplit(".", 1)[-1], listing.parent / place) for kind, place in named]
+
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LoadError(f"{file} cannot be read as JSON: {error}") from error

@@ -1,0 +1,1 @@
+"""Models as ONNX files: made, read, looked into and quantized."""

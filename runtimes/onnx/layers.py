@@ -1,0 +1,68 @@
+"""The tensors inside an ONNX graph as ONNX Runtime computes them, before its optimisations.
+
+Of a quantised graph these are the values between its conversions: what came of rounding the inputs
+of an operation is seen in its output, under the name it has in the graph that was quantised.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtimes.layers import Layer
+from runtimes.onnx import model as onnx_model
+from runtimes.onnxruntime.runtime import ONNXRuntimeRuntime, plain_session
+from runtimes.types import RuntimeSettings
+
+Array = np.ndarray[Any, Any]
+CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
+REAL = ("tensor(float16)", "tensor(float)", "tensor(double)")
+
+
+def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]:
+    """See `layers.trace`."""
+    model = ONNXRuntimeRuntime(settings).graph()
+    made = {value: node for node in model.graph.node for value in node.output if value}
+    _expose(model, list(made))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "layers.onnx"
+        onnx_model.save(model, file)
+        session = plain_session(file)
+        names = [value.name for value in session.get_outputs() if value.type in REAL]
+        wanted = [name for name in names if name in made]
+        known = {value.name for value in session.get_inputs()}
+        values = session.run(wanted, {n: array for n, array in arrays.items() if n in known})
+    stored = {weight.name for weight in model.graph.initializer}
+    found = dict(zip(wanted, values, strict=True))
+    return [_layer(name, made, stored, found[name]) for name in made if name in found]
+
+
+def _expose(model: Any, names: list[str]) -> None:
+    """Without types: the session finds them, of operations that onnx does not know too."""
+    import onnx
+
+    known = {value.name for value in model.graph.output}
+    for name in names:
+        if name not in known:
+            model.graph.output.append(onnx.ValueInfoProto(name=name))
+
+
+def _layer(name: str, made: Mapping[str, Any], stored: set[str], value: Array) -> Layer:
+    inputs = tuple(each for each in made[name].input if each and each not in stored)
+    node = _computed_by(name, made)
+    if node is None:
+        return Layer(name, "", made[name].op_type, inputs, value)
+    return Layer(name, node.name or node.output[0], node.op_type, inputs, value)
+
+
+def _computed_by(name: str, made: Mapping[str, Any]) -> Any:
+    """The operation before a quantised graph's conversions; None where they convert what is stored
+    or given."""
+    node = made.get(name)
+    while node is not None and node.op_type in CONVERSIONS:
+        node = made.get(node.input[0])
+    return node

@@ -1,0 +1,211 @@
+"""How does any source become one ONNX model that gives what its task asks for?
+
+A Hugging Face folder is built from ONNX nodes, an ONNX file is read as it is; for task `embed` all
+outputs but the embedding are dropped, and pooling is added where the model stops at its tokens, so
+that no hidden states are copied out. Also answers which inputs index a table, and how large it is.
+
+It optimises nothing and opens no session. The `onnx` package is imported on use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtimes.errors import LoadError, MissingBackend
+from runtimes.graph import bert as bert_graph
+from runtimes.graph import pooling
+from runtimes.graph.options import GraphOptions
+from runtimes.source import Source, SourceKind
+from runtimes.types import RuntimeSettings, TensorSpec
+
+if TYPE_CHECKING:  # at run time it would import onnx
+    from runtimes.onnx.ops import ONNXOps
+
+LEAST_OPSET = 13  # ReduceSum and Unsqueeze take their axes as an input from here on
+FLOAT = 1  # TensorProto.FLOAT
+DATATYPES: Mapping[int, str] = {  # by TensorProto's numbers
+    1: "FP32",
+    2: "UINT8",
+    3: "INT8",
+    4: "UINT16",
+    5: "INT16",
+    6: "INT32",
+    7: "INT64",
+    8: "BYTES",
+    9: "BOOL",
+    10: "FP16",
+    11: "FP64",
+    12: "UINT32",
+    13: "UINT64",
+    16: "BF16",
+}
+THROUGH = frozenset({"Cast", "Identity"})
+
+
+def read(source: Source, settings: RuntimeSettings, options: GraphOptions) -> Any:
+    """The `ModelProto` for the settings' task, weights in memory. Raises `LoadError`."""
+    _require_onnx()
+    if source.kind is SourceKind.HUGGING_FACE:
+        return _built(source, settings.task, options)
+    if source.kind is SourceKind.TORCH_EXPORT:
+        raise LoadError(f"{source.path}: only the torch runtime runs torch.export archives")
+    if source.kind is not SourceKind.ONNX:
+        raise LoadError(f"{source.path}: only the openvino runtime runs OpenVINO IR")
+    model = _loaded(source.path)
+    if settings.task == "embed":
+        _keep_embedding(model, settings, options)
+    return model
+
+
+def save(model: Any, file: Path) -> None:
+    """Weights beside the model: one protobuf message ends at 2 GB."""
+    import onnx
+
+    onnx.save(model, str(file), save_as_external_data=True, location=f"{file.stem}.weights")
+
+
+def input_shapes(model: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Each input's name and shape, -1 where it is dynamic."""
+    return [(name, shape) for name, _, shape in specs(model.graph.input, model)]
+
+
+def specs(values: Any, model: Any) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Name, Open Inference datatype and shape of inputs or outputs; stored weights that old graphs
+    list among their inputs are left out. Raises `LoadError`."""
+    stored = {weight.name for weight in model.graph.initializer}
+    found = []
+    for value in values:
+        kind = value.type.tensor_type.elem_type
+        if value.name in stored:
+            continue
+        if kind not in DATATYPES:
+            raise LoadError(
+                f"'{value.name}' has ONNX's element type {kind}, which is not known here"
+            )
+        found.append((value.name, DATATYPES[kind], _spec(value).shape))
+    return found
+
+
+def halved(model: Any, kept: Sequence[str] = ()) -> Any:
+    """The same model computing in float16, its inputs and outputs and the operations `kept` as they
+    were."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    return convert_float_to_float16(
+        model, keep_io_types=True, disable_shape_infer=True, node_block_list=list(kept)
+    )
+
+
+def id_bounds(model: Any) -> dict[str, int]:
+    """The inputs that index a stored table by Gather, at once or after a conversion."""
+    sizes = {weight.name: list(weight.dims) for weight in model.graph.initializer}
+    readers: dict[str, list[Any]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    found = {value.name: list(_tables(value.name, readers, sizes)) for value in model.graph.input}
+    return {name: min(bounds) for name, bounds in found.items() if bounds}
+
+
+def _tables(
+    name: str, readers: Mapping[str, list[Any]], sizes: Mapping[str, list[int]]
+) -> Iterator[int]:
+    for node in readers.get(name, []):
+        if node.op_type in THROUGH:
+            yield from _tables(node.output[0], readers, sizes)
+        elif node.op_type == "Gather" and node.input[1] == name and node.input[0] in sizes:
+            axis = next((field.i for field in node.attribute if field.name == "axis"), 0)
+            yield sizes[node.input[0]][axis]
+
+
+def _built(source: Source, task: str, options: GraphOptions) -> Any:
+    from runtimes.onnx.ops import ONNXOps, model
+
+    ops = ONNXOps()
+    config, weights, wanted = bert_graph.open_bert(source, task, options)
+    outputs = bert_graph.build(ops, config, weights, wanted)
+    shapes: dict[str, list[int | str]] = {
+        bert_graph.HIDDEN: ["rows", "length", config.hidden_size],
+        bert_graph.EMBEDDING: ["rows", config.hidden_size],
+        bert_graph.LOGITS: ["rows", "labels"],
+    }
+    named = {name: (value, shapes[name]) for name, value in outputs.items()}
+    return model(ops, named, source.path.name)
+
+
+def load(path: Path) -> Any:
+    """The stored `ModelProto`, weights in memory. Raises `LoadError`."""
+    _require_onnx()
+    return _loaded(path)
+
+
+def _loaded(path: Path) -> Any:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        return onnx.load(str(path))
+    except (DecodeError, OSError, onnx.checker.ValidationError) as error:
+        raise LoadError(f"{path} cannot be read as an ONNX model: {error}") from error
+
+
+def _keep_embedding(model: Any, settings: RuntimeSettings, options: GraphOptions) -> None:
+    name, todo = pooling.of_graph([_spec(value) for value in model.graph.output], options)
+    kept = next(value for value in model.graph.output if value.name == name)
+    if todo != pooling.Pooling("none", False):
+        kept = _pooled(model, kept, todo, settings)
+    del model.graph.output[:]
+    model.graph.output.append(kept)
+
+
+def _pooled(model: Any, hidden: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> Any:
+    """Appends the nodes of the pooling; answers the new output's description."""
+    from onnx import helper
+
+    from runtimes.onnx.ops import ONNXOps
+
+    _refuse_old(model, hidden)
+    ops = ONNXOps(prefix="headrace_")
+    value = pooling.pool(ops, hidden.name, _mask(model, todo, settings), todo)
+    ops.nodes.append(helper.make_node("Identity", [value], [pooling.EMBEDDING_OUTPUT]))
+    _append(model, ops)
+    width = _spec(hidden).shape[-1]
+    shape = ["rows", width if width > 0 else "width"]
+    return helper.make_tensor_value_info(pooling.EMBEDDING_OUTPUT, FLOAT, shape)
+
+
+def _append(model: Any, ops: ONNXOps) -> None:
+    model.graph.node.extend(ops.nodes)
+    model.graph.initializer.extend(ops.initializers)
+
+
+def _mask(model: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> str:
+    name = settings.mask_input or bert_graph.ATTENTION_MASK
+    if todo.mode == "mean" and name not in {value.name for value in model.graph.input}:
+        raise LoadError(f"mean pooling needs the mask: set lengths.mask (no '{name}')")
+    return name
+
+
+def _refuse_old(model: Any, hidden: Any) -> None:
+    opset = next((entry.version for entry in model.opset_import if not entry.domain), 0)
+    if opset < LEAST_OPSET:
+        raise LoadError(f"pooling can be added from opset {LEAST_OPSET}; the model has {opset}")
+    if hidden.type.tensor_type.elem_type != FLOAT:
+        raise LoadError(f"pooling can be added to FP32 outputs; '{hidden.name}' is another type")
+
+
+def _spec(value: Any) -> TensorSpec:
+    sizes = value.type.tensor_type.shape.dim
+    shape = tuple(size.dim_value if size.HasField("dim_value") else -1 for size in sizes)
+    return TensorSpec(value.name, "", shape)
+
+
+def _require_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise MissingBackend(
+            f"converting a model needs onnx: pip install 'headrace[onnxruntime]' ({error})"
+        ) from error

@@ -1,0 +1,150 @@
+"""What may a settings file say to the ONNX Runtime backend, and what do its providers make of it?
+
+Options become the library's session options and its list of execution providers, in the order of
+preference: TensorRT, CUDA, the processors, which run what the ones before them cannot. Pure: the
+library is handed in, so that all of it can be tested where it sees no GPU.
+
+Source: ONNX Runtime's documentation of the CUDA and TensorRT execution providers, of memory arenas
+and of thread management.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from runtimes import device
+from runtimes.device import Device
+from runtimes.graph.options import GraphOptions
+from runtimes.types import TensorSpec
+
+ERRORS_ONLY = 3  # the log level: storing an optimised graph warns each time that it is hardware's
+CPU, CUDA, TENSORRT = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt"))
+GROWTH = {"exact": "kSameAsRequested", "doubling": "kNextPowerOfTwo"}
+Provider = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ONNXRuntimeOptions(GraphOptions):
+    """device: see `runtimes.device`. tensorrt_engines: for what TensorRT can run, CUDA for the
+    rest. io_binding: inputs and outputs are bound to memory instead of handed over. arena: memory
+    that is kept between batches, given back after each, or taken each time; arena_growth: by what
+    is asked or by doubling; gpu_memory_mb: the most a GPU's arena takes, 0 for all. execution:
+    operators in turn, or independent ones at once on inter_op_threads. spinning: idle threads wait
+    actively, which gains a little latency and takes processors from others."""
+
+    device: str = device.AUTO
+    tensorrt_engines: bool = False
+    io_binding: bool = False
+    arena: Literal["kept", "shrunk", "off"] = "kept"
+    arena_growth: Literal["exact", "doubling"] = "doubling"
+    gpu_memory_mb: int = 0
+    execution: Literal["sequential", "parallel"] = "sequential"
+    inter_op_threads: int = 1
+    spinning: bool = False
+
+    def __post_init__(self) -> None:
+        GraphOptions.__post_init__(self)
+        device.check(self.device)
+        if self.tensorrt_engines and self.device == "cpu":
+            raise ValueError("option 'tensorrt_engines' is true, which option 'device' cpu has not")
+        if self.inter_op_threads < 0:
+            raise ValueError(
+                f"option 'inter_op_threads' is {self.inter_op_threads}, it must be 0 or more"
+            )
+        if self.gpu_memory_mb < 0:
+            raise ValueError(
+                f"option 'gpu_memory_mb' is {self.gpu_memory_mb}, it must be 0 or more"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What TensorRT builds engines for: the inputs, which axis follows the length, and the least,
+    usual and most rows and lengths."""
+
+    inputs: Sequence[TensorSpec]
+    length_axis: int | None
+    rows: tuple[int, int, int]
+    lengths: tuple[int, int, int]
+
+    def shapes(self, which: int) -> str:
+        """The library's own notation, "ids:1x16,mask:1x16"; "" where an axis has another size."""
+        parts = [self._shape(spec, self.rows[which], self.lengths[which]) for spec in self.inputs]
+        return "" if None in parts else ",".join(map(str, parts))
+
+    def _shape(self, spec: TensorSpec, rows: int, length: int) -> str | None:
+        sizes = [
+            rows if axis == 0 else length if axis == self.length_axis and size == -1 else size
+            for axis, size in enumerate(spec.shape)
+        ]
+        return None if -1 in sizes else f"{spec.name}:{'x'.join(map(str, sizes))}"
+
+
+def providers(
+    chosen: ONNXRuntimeOptions, place: Device, precision: str, engines: Path, profile: Profile
+) -> list[Provider]:
+    """The library's list. `engines`: the folder in which TensorRT keeps engines and timings."""
+    found: list[Provider] = [(CPU, {})]
+    if place.is_cuda:
+        found.insert(0, (CUDA, _cuda(chosen, place)))
+    if place.is_cuda and chosen.tensorrt_engines:
+        found.insert(0, (TENSORRT, _tensorrt(place, precision, engines, profile)))
+    return found
+
+
+def session_options(library: Any, chosen: ONNXRuntimeOptions, threads: int, optimised: bool) -> Any:
+    """`optimised`: the stored graph needs no further optimisation."""
+    levels = library.GraphOptimizationLevel
+    made = library.SessionOptions()
+    made.log_severity_level = ERRORS_ONLY
+    made.graph_optimization_level = levels.ORT_DISABLE_ALL if optimised else levels.ORT_ENABLE_ALL
+    made.intra_op_num_threads = threads
+    made.inter_op_num_threads = chosen.inter_op_threads
+    modes = library.ExecutionMode
+    parallel = chosen.execution == "parallel"
+    made.execution_mode = modes.ORT_PARALLEL if parallel else modes.ORT_SEQUENTIAL
+    made.enable_cpu_mem_arena = chosen.arena != "off"
+    spinning = "1" if chosen.spinning else "0"
+    made.add_session_config_entry("session.intra_op.allow_spinning", spinning)
+    made.add_session_config_entry("session.inter_op.allow_spinning", spinning)
+    return made
+
+
+def run_options(library: Any, chosen: ONNXRuntimeOptions, place: Device) -> Any:
+    """None where the library's own will do."""
+    if chosen.arena != "shrunk":
+        return None
+    made = library.RunOptions()
+    arenas = "cpu:0" + (f";gpu:{place.index}" if place.is_cuda else "")
+    made.add_run_config_entry("memory.enable_memory_arena_shrinkage", arenas)
+    return made
+
+
+def _cuda(chosen: ONNXRuntimeOptions, place: Device) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "device_id": place.index,
+        "arena_extend_strategy": GROWTH[chosen.arena_growth],
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "use_tf32": 0,  # fp32 means fp32
+    }
+    if chosen.gpu_memory_mb:
+        made["gpu_mem_limit"] = chosen.gpu_memory_mb << 20
+    return made
+
+
+def _tensorrt(place: Device, precision: str, engines: Path, profile: Profile) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "device_id": place.index,
+        "trt_engine_cache_enable": True,
+        "trt_engine_cache_path": str(engines),
+        "trt_timing_cache_enable": True,
+        "trt_timing_cache_path": str(engines),
+        "trt_fp16_enable": precision == "fp16",
+    }
+    named = {name: profile.shapes(at) for at, name in enumerate(("min", "opt", "max"))}
+    if all(named.values()):
+        made |= {f"trt_profile_{name}_shapes": shapes for name, shapes in named.items()}
+    return made

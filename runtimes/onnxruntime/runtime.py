@@ -1,0 +1,367 @@
+"""How does a model run in ONNX Runtime, on the processors or on a GPU?
+
+For the processors it is optimised once a host: the optimised graph is stored, with weights beside
+it, and replicas load that without optimising again; it holds code choices for the processor, so the
+processor is in its key. For a GPU the graph is stored as it is and optimised where it is loaded;
+TensorRT's engines are kept beside it. One batch at a time, its operators in turn, each over as many
+threads as the control group allows.
+
+Precision is the graph's own, fp32 for what is built here, fp16 on a GPU: the CPU provider has no
+arithmetic in half precision. Source: ONNX Runtime's documentation of graph optimisation, of
+execution providers and of I/O binding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from runtimes import calibration, device, options, staging
+from runtimes.cuda.driver import gpus
+from runtimes.device import Device
+from runtimes.errors import BadRows, LoadError, MissingBackend, RunError
+from runtimes.graph import bert as bert_graph
+from runtimes.graph.runtime import Engine, GraphRuntime
+from runtimes.onnx import int8 as onnx_int8
+from runtimes.onnx import model as onnx_model
+from runtimes.onnxruntime import options as onnxruntime_options
+from runtimes.onnxruntime.options import (
+    CPU,
+    CUDA,
+    ERRORS_ONLY,
+    TENSORRT,
+    ONNXRuntimeOptions,
+    Profile,
+    Provider,
+)
+from runtimes.signature import GraphFacts
+from runtimes.source import Source, SourceKind, inspect
+from runtimes.types import Limits, RuntimeSettings, StageTimes, TensorSpec
+
+Array = np.ndarray[Any, Any]
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+BFLOAT16_ELEMENT = 16  # TensorProto.BFLOAT16
+LAYOUT = "2"  # of a staged entry; raised when what is built for the same inputs changes
+FACTS = "facts.json"
+DATATYPES: Mapping[str, str] = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(bfloat16)": "BF16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+
+
+class ONNXRuntimeRuntime(GraphRuntime):
+    """`runtimes.types.Runtime` on ONNX Runtime."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self._own_options = options.parse(ONNXRuntimeOptions, settings.options)
+        super().__init__(settings, self._own_options)
+
+    def _open(self) -> Engine:
+        settings, library = self._settings, _library()
+        place = self._place(library)
+        calibration.check(settings.precision, self._options)
+        source = self._source()
+        settings.progress("staging", 0.0)
+        entry = self._staged(source, place)
+        settings.progress("staging", 1.0)
+        settings.progress("compiling", 0.0)
+        engine = ONNXRuntimeEngine(library, entry, self._opening(library, entry, place))
+        settings.progress("compiling", 1.0)
+        return engine
+
+    def graph(self) -> Any:
+        """The `ModelProto` before the library's optimisations, weights in memory."""
+        source = self._source()
+        if self._settings.precision == "int8":
+            return onnx_model.load(self._staged(source, self._place(_library())) / onnx_int8.FILE)
+        return onnx_model.read(source, self._settings, self._options)
+
+    def _staged(self, source: Source, place: Device) -> Path:
+        parts, build = self._parts(source, place), self._stage(source, place)
+        return staging.staged(self._settings.cache_dir, parts, build)
+
+    def _source(self) -> Source:
+        if self._settings.source is None:
+            raise LoadError("the onnxruntime runtime needs a source")
+        return inspect(self._settings.source, self._settings.cache_dir)
+
+    def _stage(self, source: Source, place: Device) -> Callable[[Path], None]:
+        def build(folder: Path) -> None:
+            model = onnx_model.read(source, self._settings, self._options)
+            facts = {
+                "id_bounds": onnx_model.id_bounds(model),
+                "max_length": _longest(source),
+                "inputs": onnx_model.input_shapes(model),
+            }
+            (folder / FACTS).write_text(json.dumps(facts))
+            if place.is_cuda:
+                half = self._settings.precision == "fp16" and not self._own_options.tensorrt_engines
+                made = onnx_model.halved(model, self._options.keep_fp32) if half else model
+                onnx_model.save(made, folder / "model.onnx")
+                return
+            if self._settings.precision == "int8":
+                _optimise(onnx_int8.build(model, folder, self._settings, self._options))
+                return
+            onnx_model.save(model, folder / "plain.onnx")
+            _optimise(folder / "plain.onnx")
+            for file in folder.glob("plain.*"):
+                file.unlink()
+
+        return build
+
+    def _parts(self, source: Source, place: Device) -> list[str]:
+        chosen, mask = self._options, self._settings.mask_input
+        kept = f"{' '.join(chosen.keep_fp32)} {calibration.identity(chosen, self._settings)}"
+        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask} {kept}"
+        version, task = str(_library().__version__), self._settings.task
+        parts = [source.digest, "onnxruntime", LAYOUT, version, task, graph, staging.processor()]
+        if place.is_cuda:
+            own = f"{self._settings.precision} {self._own_options.tensorrt_engines}"
+            parts += [str(gpus()[place.index]), own]
+        return parts
+
+    def _place(self, library: Any) -> Device:
+        """Raises `LoadError` for a device or a precision that is not there."""
+        chosen, precision = self._own_options, self._settings.precision
+        able = library.get_available_providers()
+        place = device.chosen(chosen.device, len(gpus()) if CUDA in able else 0, "onnxruntime")
+        able_to = ("fp32", "fp16") if place.is_cuda else ("fp32", "int8")
+        if precision not in able_to:
+            raise LoadError(
+                f"onnxruntime has no {precision} on {place}: set precision to "
+                f"{' or '.join(able_to)}, or use openvino or torch for bf16"
+            )
+        if chosen.tensorrt_engines and (not place.is_cuda or TENSORRT not in able):
+            raise MissingBackend(
+                "option 'tensorrt_engines' is true, but onnxruntime sees no TensorRT: it needs a "
+                "GPU, onnxruntime-gpu and TensorRT's libraries; or set it to false"
+            )
+        return place
+
+    def _opening(self, library: Any, entry: Path, place: Device) -> Opening:
+        chosen, settings = self._own_options, self._settings
+        stored = json.loads((entry / FACTS).read_text())
+        inputs = [TensorSpec(name, "", tuple(shape)) for name, shape in stored["inputs"]]
+        longest = settings.max_length or stored["max_length"] or max(settings.edges, default=1)
+        usual = min(longest, max(settings.edges[: len(settings.edges) // 2 + 1], default=longest))
+        profile = Profile(
+            inputs,
+            settings.length_axis or 1,
+            (1, settings.max_size, settings.max_size),
+            (1, usual, longest),
+        )
+        engines = entry / "engines"
+        if chosen.tensorrt_engines:
+            engines.mkdir(exist_ok=True)
+        return Opening(
+            onnxruntime_options.session_options(
+                library, chosen, self._threads(), not place.is_cuda
+            ),
+            onnxruntime_options.providers(chosen, place, settings.precision, engines, profile),
+            onnxruntime_options.run_options(library, chosen, place),
+            chosen.io_binding or place.is_cuda,
+            str(place),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a session is opened and run; `device` as `Limits` names it."""
+
+    session: Any
+    providers: list[Provider]
+    run: Any
+    io_binding: bool
+    device: str = "cpu"
+
+
+class ONNXRuntimeEngine:
+    """`Engine` around one session over a staged folder."""
+
+    platform = "onnxruntime_onnx"
+
+    def __init__(self, library: Any, entry: Path, opening: Opening) -> None:
+        self._library, self._opening = library, opening
+        self.device = opening.device
+        self._session: Any = _session(
+            library, entry / "model.onnx", opening.session, opening.providers
+        )
+        stored = json.loads((entry / FACTS).read_text())
+        del stored["inputs"]
+        self.facts = GraphFacts(
+            inputs=tuple(map(_spec, self._session.get_inputs())),
+            outputs=tuple(map(_spec, self._session.get_outputs())),
+            **stored,
+        )
+        specs = (*self.facts.inputs, *self.facts.outputs)
+        # numpy has no bfloat16 of its own, so the library's short way in and out does not take it
+        self._has_bf16 = any(spec.datatype == "BF16" for spec in specs)
+        # texts are Python objects, which have no memory to bind
+        texts = any(spec.datatype == "BYTES" for spec in specs)
+        self._binds = opening.io_binding and not texts
+
+    def infer(
+        self, arrays: Mapping[str, Array], outputs: Sequence[str], times: StageTimes
+    ) -> list[Array]:
+        begin = perf_counter()
+        feeds = {name: self._fed(array) for name, array in arrays.items()}
+        ready = perf_counter()
+        found = self._run(feeds, outputs)
+        done = perf_counter()
+        arrays_out = [_taken(value) for value in found]
+        times.copy_in_s += ready - begin
+        times.run_s += done - ready
+        times.copy_out_s += perf_counter() - done
+        return arrays_out
+
+    def prepare(self, limits: Limits) -> tuple[int, ...]:
+        return ()
+
+    def close(self) -> None:
+        self._session = None
+
+    def _run(self, feeds: dict[str, Any], outputs: Sequence[str]) -> list[Any]:
+        try:
+            if self._binds:
+                return self._run_bound(feeds, outputs)
+            session = self._session
+            run = session.run_with_ort_values if self._has_bf16 else session.run
+            return list(run(list(outputs), feeds, self._opening.run))
+        except Exception as error:  # the library's errors share no base class
+            raise RunError(f"ONNX Runtime: {error}") from error
+
+    def _run_bound(self, feeds: dict[str, Any], outputs: Sequence[str]) -> list[Any]:
+        """Inputs are read where they lie and copied to the device on the way, outputs come to the
+        processors' memory at once."""
+        binding = self._session.io_binding()
+        for name, value in feeds.items():
+            if isinstance(value, np.ndarray):
+                value = self._library.OrtValue.ortvalue_from_numpy(value)
+            binding.bind_ortvalue_input(name, value)
+        for name in outputs:
+            binding.bind_output(name, "cpu")
+        self._session.run_with_iobinding(binding, self._opening.run)
+        return list(binding.get_outputs())
+
+    def _fed(self, array: Array) -> Any:
+        if array.dtype.kind == "O":
+            array = _texts(array)
+        if not self._has_bf16:
+            return array
+        values = self._library.OrtValue
+        if array.dtype == BFLOAT16:
+            bits = np.ascontiguousarray(array).view(np.uint16)
+            return values.ortvalue_from_numpy_with_onnx_type(bits, BFLOAT16_ELEMENT)
+        return values.ortvalue_from_numpy(array)
+
+
+def _optimise(plain: Path) -> None:
+    """Writes model.onnx beside it, with its weights in model.weights."""
+    library, folder = _library(), plain.parent
+    made = library.SessionOptions()
+    made.log_severity_level = ERRORS_ONLY
+    made.graph_optimization_level = library.GraphOptimizationLevel.ORT_ENABLE_ALL
+    made.optimized_model_filepath = str(folder / "model.onnx")
+    made.add_session_config_entry(
+        "session.optimized_model_external_initializers_file_name", "model.weights"
+    )
+    _session(library, plain, made)
+
+
+def plain_session(file: Path) -> Any:
+    """Of the graph as it is stored, without optimisations."""
+    library = _library()
+    made = library.SessionOptions()
+    made.log_severity_level = ERRORS_ONLY
+    made.graph_optimization_level = library.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return _session(library, file, made)
+
+
+def _session(
+    library: Any, file: Path, session_options: Any, wanted: Sequence[Provider] = ((CPU, {}),)
+) -> Any:
+    try:
+        made = library.InferenceSession(str(file), session_options, providers=list(wanted))
+    except Exception as error:  # the library's errors share no base class
+        raise LoadError(f"ONNX Runtime cannot load the model: {error}") from error
+    # The library goes on without a provider that it cannot start.
+    missing = [name for name, _ in wanted if name not in made.get_providers()]
+    if missing:
+        raise LoadError(
+            f"ONNX Runtime could not start {' and '.join(missing)}, see its log: its libraries "
+            "(CUDA, cuDNN, TensorRT) must be of the versions that this build asks for"
+        )
+    return made
+
+
+def _spec(value: Any) -> TensorSpec:
+    if value.type not in DATATYPES:
+        raise LoadError(f"'{value.name}' is {value.type}, known are {', '.join(DATATYPES)}")
+    sizes = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in value.shape)
+    return TensorSpec(value.name, DATATYPES[value.type], sizes)
+
+
+def _texts(array: Array) -> Array:
+    """The library takes Python texts: byte strings must be UTF-8."""
+    try:
+        texts = [item.decode() for item in array.reshape(-1)]
+    except UnicodeDecodeError as error:
+        raise BadRows(f"a BYTES value is no UTF-8 text: {error}") from error
+    made = np.empty(len(texts), object)
+    made[:] = texts
+    return made.reshape(array.shape)
+
+
+def _taken(value: Any) -> Array:
+    """A numpy array of an output; texts become byte strings again."""
+    if isinstance(value, np.ndarray):
+        return _bytes(value) if value.dtype.kind == "O" else value
+    if value.element_type() != BFLOAT16_ELEMENT:
+        return _taken(value.numpy())
+    shape = tuple(value.shape())
+    size = 2 * int(np.prod(shape))
+    copied = ctypes.string_at(value.data_ptr(), size)
+    return np.frombuffer(bytearray(copied), BFLOAT16).reshape(shape)
+
+
+def _bytes(array: Array) -> Array:
+    made = np.empty(array.size, object)
+    made[:] = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1)]
+    return made.reshape(array.shape)
+
+
+def _longest(source: Source) -> int | None:
+    if source.kind is not SourceKind.HUGGING_FACE:
+        return None
+    return bert_graph.read_config(source.path).max_length
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise MissingBackend(
+            "the onnxruntime runtime needs its package: pip install 'headrace[onnxruntime]' "
+            f"({error})"
+        ) from error

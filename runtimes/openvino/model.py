@@ -1,0 +1,175 @@
+"""How does any source become one OpenVINO model that gives what its task asks for?
+
+A Hugging Face folder is built from OpenVINO's operations, ONNX and IR are read as they are; for
+task `embed` everything but the embedding is cut off, and pooling is added where the model stops at
+its tokens, so that no hidden states are copied out. Stored with full-precision weights.
+
+It compiles nothing. What cannot be read is a `LoadError` that names what would do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from runtimes.errors import LoadError
+from runtimes.graph import bert as bert_graph
+from runtimes.graph import pooling
+from runtimes.graph.options import GraphOptions
+from runtimes.openvino.library import library
+from runtimes.openvino.ops import OpenVINOOps, named, network
+from runtimes.signature import GraphFacts
+from runtimes.source import Source, SourceKind
+from runtimes.types import RuntimeSettings, TensorSpec
+
+DATATYPES: Mapping[str, str] = {
+    "boolean": "BOOL",
+    "u8": "UINT8",
+    "u16": "UINT16",
+    "u32": "UINT32",
+    "u64": "UINT64",
+    "i8": "INT8",
+    "i16": "INT16",
+    "i32": "INT32",
+    "i64": "INT64",
+    "f16": "FP16",
+    "bf16": "BF16",
+    "f32": "FP32",
+    "f64": "FP64",
+}
+
+
+def read(source: Source, settings: RuntimeSettings, options: GraphOptions) -> Any:
+    """The `openvino.Model` for the settings' task. Raises `LoadError`."""
+    if source.kind is SourceKind.TORCH_EXPORT:
+        raise LoadError(f"{source.path}: only the torch runtime runs torch.export archives")
+    if source.kind is SourceKind.HUGGING_FACE:
+        ops = OpenVINOOps()
+        outputs = bert_graph.build(ops, *bert_graph.open_bert(source, settings.task, options))
+        return network(ops, outputs, source.path.name)
+    try:
+        model = library().Core().read_model(str(source.path))
+    except RuntimeError as error:
+        raise LoadError(f"OpenVINO cannot read {source.path}: {error}") from error
+    _name_ports(model)
+    return _embedding(model, settings, options) if settings.task == "embed" else model
+
+
+def save(model: Any, file: Path, keep_fp32: Sequence[str] = ()) -> None:
+    """IR beside its weights, which stay float32: compressed ones cost accuracy unasked.
+    `keep_fp32`: operations that compute in float32 at any precision; `LoadError` for none such."""
+    _number(model)
+    library().save_model(model, str(file), compress_to_fp16=False)
+    if keep_fp32:
+        _mark_precise(file, keep_fp32)
+
+
+def _mark_precise(file: Path, names: Sequence[str]) -> None:
+    """OpenVINO's own mark, which its Python API cannot set and its stored form can."""
+    tree = ElementTree.parse(file)
+    layers = {layer.get("name"): layer for layer in tree.iter("layer")}
+    for name in names:
+        if name not in layers:
+            close = difflib.get_close_matches(name, [each for each in layers if each], n=3)
+            hint = f", did you mean {' or '.join(close)}?" if close else ""
+            raise LoadError(f"option 'keep_fp32': the model has no operation '{name}'{hint}")
+        info = layers[name].find("rt_info")
+        if info is None:
+            info = ElementTree.Element("rt_info")
+            layers[name].insert(0, info)
+        ElementTree.SubElement(info, "attribute", {"name": "precise", "version": "0"})
+    tree.write(file)
+
+
+def facts(model: Any, max_length: int | None) -> GraphFacts:
+    return GraphFacts(
+        inputs=tuple(map(_spec, model.inputs)),
+        outputs=tuple(map(_spec, model.outputs)),
+        id_bounds=_id_bounds(model),
+        max_length=max_length,
+    )
+
+
+def _spec(port: Any) -> TensorSpec:
+    name, kind, shape = port.get_any_name(), port.element_type.get_type_name(), port.partial_shape
+    if kind not in DATATYPES:
+        raise LoadError(f"'{name}' has the type {kind}, known are {', '.join(DATATYPES)}")
+    if shape.rank.is_dynamic:
+        raise LoadError(f"'{name}' has no fixed number of axes")
+    sizes = tuple(-1 if size.is_dynamic else size.get_length() for size in shape)
+    return TensorSpec(name, DATATYPES[kind], sizes)
+
+
+def _number(model: Any) -> None:
+    """Operations that were given no name are called by kind and place: the numbers that the library
+    gives them differ from run to run."""
+    for place, node in enumerate(model.get_ordered_ops()):
+        kind = node.get_type_name()
+        unnamed = re.fullmatch(rf"{kind}_\d+", node.get_friendly_name())
+        if unnamed and kind not in ("Parameter", "Constant", "Result"):
+            node.set_friendly_name(f"{kind}_{place}")
+
+
+def _name_ports(model: Any) -> None:
+    """Old IR leaves tensors without a name; their node's friendly name serves."""
+    for port in model.inputs:
+        if not port.names:
+            port.tensor.set_names({port.node.friendly_name})
+    for port in model.outputs:
+        if not port.names:
+            port.tensor.set_names({port.node.input_value(0).node.friendly_name})
+
+
+def _embedding(model: Any, settings: RuntimeSettings, options: GraphOptions) -> Any:
+    name, todo = pooling.of_graph([_spec(port) for port in model.outputs], options)
+    node = model.output(name).node.input_value(0)
+    if todo == pooling.Pooling("none", False):
+        return library().Model([node], model.get_parameters(), model.friendly_name)
+    ops = OpenVINOOps()
+    pooled = pooling.pool(ops, node, _mask(model, todo, settings), todo)
+    return named({pooling.EMBEDDING_OUTPUT: pooled}, model.get_parameters(), model.friendly_name)
+
+
+def _mask(model: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> Any:
+    name = settings.mask_input or bert_graph.ATTENTION_MASK
+    for port in model.inputs:
+        if name in port.names:
+            return port
+    if todo.mode == "mean":
+        raise LoadError(f"mean pooling needs the mask: set lengths.mask (no '{name}')")
+    return None
+
+
+def _id_bounds(model: Any) -> dict[str, int]:
+    """The inputs that index a stored table by Gather, at once or after a conversion."""
+    bounds: dict[str, int] = {}
+    for port in model.inputs:
+        sizes = [size for target in port.get_target_inputs() for size in _table_sizes(target)]
+        if sizes:
+            bounds[port.get_any_name()] = min(sizes)
+    return bounds
+
+
+def _table_sizes(target: Any) -> list[int]:
+    node = target.get_node()
+    if node.get_type_name() == "Convert":
+        after = node.output(0).get_target_inputs()
+        return [size for further in after for size in _table_sizes(further)]
+    if node.get_type_name() != "Gather" or target.get_index() != 1:
+        return []
+    axis = node.input_value(2).get_node()
+    table = _constant(node.input_value(0).get_node())
+    if table is None or axis.get_type_name() != "Constant":
+        return []
+    return [table.output(0).shape[int(axis.data.item())]]
+
+
+def _constant(node: Any) -> Any:
+    """The stored table, also behind the conversion of compressed weights."""
+    while node.get_type_name() == "Convert":
+        node = node.input_value(0).get_node()
+    return node if node.get_type_name() == "Constant" else None

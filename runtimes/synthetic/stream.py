@@ -1,0 +1,321 @@
+"""How does everything around a model that generates behave, when the model is nothing but time?
+
+`runtime: synthetic` with `task: generate`: a `SyntheticEngine` whose steps are slept through, asked
+and answered in OpenAI's JSON. What it writes depends on the prompt alone, so that a mix-up of
+requests shows, and each output token is one word. Its texts are cut into tokens by the model's
+`tokenizer.json` where `source` has one, else every four bytes are one.
+
+Faults can be injected by words in a prompt: they are for tests, and a service would never set them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import zlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtimes import options
+from runtimes.errors import LoadError, RunError, Unhealthy
+from runtimes.synthetic import openai_answers
+from runtimes.synthetic.engine import EngineShape, Sequence, SyntheticEngine
+from runtimes.synthetic.openai_answers import Answers, BadAsk, Wanted
+from runtimes.types import Ask, Chunk, EngineLoad, RuntimeSettings, StreamLimits
+
+EXIT_CODE = 70  # what a process ends with that `die_words` killed
+_CONTEXT = 8192
+_SEQUENCES = 64  # of one request at most
+_POSITIVE = ("step_tokens", "max_sequences", "cache_tokens", "block_tokens")
+_NOT_NEGATIVE = (
+    "base_ms", "per_sequence_us", "per_prefill_token_us", "output_tokens", "load_s", "warm_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticStreamOptions:
+    """The engine's speed and size, and faults for tests.
+
+    base_ms, per_sequence_us, per_prefill_token_us: the time of a step. step_tokens: prompt and
+    output tokens of a step. max_sequences, cache_tokens, block_tokens, prefix_cache: what it holds.
+    output_tokens: after how many an output ends by itself, 0: never. load_s, warm_s: how long
+    starting takes. A prompt with one of these words: fail_words fails, hang_words stops the engine
+    for all, die_words ends the whole process at once.
+    """
+
+    base_ms: float = 2.0
+    per_sequence_us: float = 0.0
+    per_prefill_token_us: float = 0.0
+    step_tokens: int = 2048
+    max_sequences: int = 64
+    cache_tokens: int = 65536
+    block_tokens: int = 16
+    prefix_cache: bool = True
+    output_tokens: int = 0
+    load_s: float = 0.0
+    warm_s: float = 0.0
+    fail_words: tuple[str, ...] = ()
+    hang_words: tuple[str, ...] = ()
+    die_words: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            if getattr(self, name) < 1:
+                raise ValueError(f"option '{name}' is {getattr(self, name)}, it must be 1 or more")
+        for name in _NOT_NEGATIVE:
+            if getattr(self, name) < 0:
+                raise ValueError(f"option '{name}' is {getattr(self, name)}, it must be 0 or more")
+
+    def shape(self) -> EngineShape:
+        return EngineShape(
+            self.base_ms,
+            self.per_sequence_us,
+            self.per_prefill_token_us,
+            self.step_tokens,
+            self.max_sequences,
+            self.cache_tokens,
+            self.block_tokens,
+            self.prefix_cache,
+        )
+
+
+class _Job:
+    """One request's sequences, and the tokens that it has not taken yet."""
+
+    def __init__(self, prompt: tuple[int, ...], n: int, most: int) -> None:
+        self.sequences = [Sequence(prompt, most) for _ in range(n)]
+        self.fresh: asyncio.Queue[int] = asyncio.Queue()  # the index of who got a token
+
+    def output_tokens(self) -> int:
+        return sum(sequence.output for sequence in self.sequences)
+
+
+class SyntheticStreamRuntime:
+    """See `runtimes.types.StreamRuntime`; stages nothing."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self._settings = settings
+        self._options = options.parse(SyntheticStreamOptions, settings.options)
+        self._engine = SyntheticEngine(self._options.shape())
+        self._context = settings.max_length or _CONTEXT
+        self._owners: dict[int, tuple[_Job, int]] = {}  # by identity of the sequence
+        self._work: asyncio.Event | None = None
+        self._stepping: asyncio.Task[None] | None = None
+        self._tokenizer: Any = None
+        self._closed = self._hung = False
+
+    async def load(self) -> None:
+        if self._settings.precision != "fp32":
+            raise LoadError(f"precision is '{self._settings.precision}', synthetic has fp32 only")
+        room = self._options.cache_tokens - self._options.block_tokens
+        if self._context > room:
+            raise LoadError(
+                f"lengths.max is {self._context}, the cache has room for {room} tokens of one "
+                f"sequence: raise option 'cache_tokens' or lower lengths.max"
+            )
+        self._tokenizer = _tokenizer(self._settings.source)
+        await self._spend(self._options.load_s, "staging")
+        self._work = asyncio.Event()
+        self._stepping = asyncio.get_running_loop().create_task(self._step_for_ever(self._work))
+
+    async def warm(self) -> None:
+        await self._spend(self._options.warm_s, "warming")
+
+    def limits(self) -> StreamLimits:
+        device = self._options
+        return StreamLimits(
+            context_tokens=self._context,
+            cache_tokens=device.cache_tokens,
+            max_sequences=device.max_sequences,
+            block_tokens=device.block_tokens if device.prefix_cache else 0,
+            platform="headrace_synthetic",
+        )
+
+    async def run(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
+        self._check()
+        try:
+            wanted = openai_answers.read(ask.endpoint, ask.body, self._settings.name)
+            job = self._job(wanted)
+        except BadAsk as fault:
+            yield Chunk(openai_answers.error(fault), 0, 0, 0, 0, fault.status)
+            return
+        self._inject(ask.body.decode(errors="replace"))
+        answers = Answers(wanted, self._settings.name, ask.request_id)
+        self._begin(job)
+        try:
+            async for data in self._answered(job, wanted, answers):
+                yield self._chunk(job, data)
+        finally:
+            self._end(job)
+
+    async def health(self) -> EngineLoad:
+        self._check()
+        engine = self._engine
+        return EngineLoad(
+            running=engine.running,
+            waiting=engine.waiting,
+            cache_used=engine.cache_used,
+            preemptions=engine.preemptions,
+            prefix_queries=engine.prefix_queries,
+            prefix_hits=engine.prefix_hits,
+            steps=engine.steps,
+        )
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._stepping is not None:
+            self._stepping.cancel()
+            self._stepping = None
+        for job, _ in self._owners.values():
+            job.fresh.put_nowait(-1)
+
+    # ---- one request ------------------------------------------------------------------------
+
+    async def _answered(
+        self, job: _Job, wanted: Wanted, answers: Answers
+    ) -> AsyncGenerator[bytes, None]:
+        """Of an answer that does not stream the parts are empty but for the last: they say that
+        counts have changed."""
+        finish, most = self._finish(job), job.sequences[0].most
+        seeds = [_seed(s.prompt, index) for index, s in enumerate(job.sequences)]
+        words: list[list[str]] = [[] for _ in seeds]
+        start, told = answers.first(), 0
+        while any(len(of_one) < most for of_one in words):
+            index = await job.fresh.get()
+            if index < 0:
+                raise RunError("the synthetic engine was closed")
+            of_one = words[index]
+            of_one.append(_word(seeds[index], len(of_one)))
+            if wanted.stream:
+                ends = finish if len(of_one) == most else None
+                yield start + answers.token(index, of_one[-1], ends)
+                start = b""
+            elif self._held(job) != told:
+                told = self._held(job)
+                yield b""
+        counted = self._usage(job)
+        texts = ["".join(of_one) for of_one in words]
+        yield answers.last(counted) if wanted.stream else answers.whole(texts, finish, counted)
+
+    def _job(self, wanted: Wanted) -> _Job:
+        prompt = self._tokens(wanted.prompt)
+        if wanted.n > min(_SEQUENCES, self._options.max_sequences):
+            raise BadAsk(f"n is {wanted.n}, more than this model answers at once", "n")
+        room = self._context - len(prompt)
+        if not prompt or room < 1:
+            raise BadAsk(
+                f"This model's maximum context length is {self._context} tokens, the prompt has "
+                f"{len(prompt)}", "prompt",
+            )  # fmt: skip
+        most = min(wanted.most or room, room)
+        if self._options.output_tokens:
+            most = min(most, self._options.output_tokens)
+        return _Job(prompt, wanted.n, most)
+
+    def _finish(self, job: _Job) -> str:
+        return "stop" if job.sequences[0].most == self._options.output_tokens else "length"
+
+    def _begin(self, job: _Job) -> None:
+        for index, sequence in enumerate(job.sequences):
+            self._owners[id(sequence)] = (job, index)
+            self._engine.add(sequence)
+        assert self._work is not None
+        self._work.set()
+
+    def _end(self, job: _Job) -> None:
+        for sequence in job.sequences:
+            self._engine.abort(sequence)
+            self._owners.pop(id(sequence), None)
+
+    def _chunk(self, job: _Job, data: bytes) -> Chunk:
+        first = job.sequences[0]
+        return Chunk(data, len(first.prompt), first.cached, job.output_tokens(), self._held(job))
+
+    def _held(self, job: _Job) -> int:
+        size = self._options.block_tokens
+        return sum((s.blocks + len(s.shared)) * size for s in job.sequences)
+
+    def _usage(self, job: _Job) -> dict[str, Any]:
+        first = job.sequences[0]
+        return openai_answers.usage(len(first.prompt), first.cached, job.output_tokens())
+
+    def _tokens(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            return prompt
+        if self._tokenizer is not None:
+            return tuple(self._tokenizer.encode(prompt).ids)
+        raw = prompt.encode()
+        return tuple(int.from_bytes(raw[i : i + 4], "little") for i in range(0, len(raw), 4))
+
+    def _inject(self, text: str) -> None:
+        if any(word in text for word in self._options.die_words):
+            os._exit(EXIT_CODE)
+        if any(word in text for word in self._options.hang_words):
+            self._hung = True
+        if any(word in text for word in self._options.fail_words):
+            raise RunError("the prompt held a word that fails")
+
+    # ---- the engine's time ------------------------------------------------------------------
+
+    async def _step_for_ever(self, work: asyncio.Event) -> None:
+        """Each step is due when the one before it ended, not when the loop noticed."""
+        due = time.perf_counter()
+        while True:
+            if self._engine.idle or self._hung:
+                work.clear()
+                await work.wait()
+                due = time.perf_counter()
+                continue
+            seconds, got = self._engine.step()
+            due = max(due + seconds, time.perf_counter())
+            await _until(due)
+            for sequence in got:
+                job, index = self._owners.get(id(sequence), (None, 0))
+                if job is not None:
+                    job.fresh.put_nowait(index)
+
+    async def _spend(self, seconds: float, phase: str, steps: int = 10) -> None:
+        for step in range(steps):
+            self._settings.progress(phase, step / steps)
+            await _until(time.perf_counter() + seconds / steps)
+        self._settings.progress(phase, 1.0)
+
+    def _check(self) -> None:
+        if self._closed or self._stepping is None or self._stepping.done():
+            raise Unhealthy("the synthetic engine is closed or was never loaded")
+
+
+def _tokenizer(source: Path | None) -> Any:
+    if source is None:
+        return None
+    path = (source if source.is_dir() else source.parent) / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(path))
+
+
+def _seed(prompt: tuple[int, ...], index: int) -> int:
+    return zlib.crc32(repr((prompt, index)).encode())
+
+
+def _word(seed: int, number: int) -> str:
+    """The `number`-th output token of a sequence."""
+    return f" w{zlib.crc32(f'{seed} {number}'.encode()) % 1000}"
+
+
+async def _until(due: float) -> None:
+    """Returns at `due` (`perf_counter`), after one turn of the loop at least."""
+    loop = asyncio.get_running_loop()
+    turn: asyncio.Future[None] = loop.create_future()
+    loop.call_later(max(due - time.perf_counter(), 0.0), _set, turn)
+    await turn
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,1 @@
+"""TensorRT engines, built for this GPU and kept."""

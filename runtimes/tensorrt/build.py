@@ -1,0 +1,104 @@
+"""How does an ONNX file become a TensorRT plan?
+
+One engine at a time: the graph is parsed, gets an optimisation profile for each of the engine's
+shapes, and is built at its precision, with the timings of earlier builds at hand. What the parser
+or the builder cannot do is a `LoadError` with their own words. Minutes a model: its result is
+staged.
+
+Unverified here: see docs/runtimes.md. Source: TensorRT 10's Python API (`Builder`, `OnnxParser`,
+`IBuilderConfig`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from runtimes.errors import LoadError
+from runtimes.tensorrt import profiles as tensorrt_profiles
+from runtimes.tensorrt.profiles import EnginePlan, Profile, Span
+from runtimes.types import TensorSpec
+
+FLAGS = {"fp32": (), "fp16": ("FP16",), "bf16": ("BF16",)}
+
+
+def build(
+    library: Any,
+    model: Path,
+    plan: EnginePlan,
+    axis: int | None,
+    timings: Path,
+) -> bytes:
+    """The plan's bytes. `axis`: which axis of an input follows the length; `timings`: read and
+    written. Raises `LoadError`."""
+    logger = library.Logger(library.Logger.ERROR)
+    builder = library.Builder(logger)
+    network = builder.create_network(0)
+    parser = library.OnnxParser(network, logger)
+    if not parser.parse_from_file(str(model)):
+        raise LoadError(f"TensorRT cannot read the model: {_errors(parser)}")
+    config = builder.create_builder_config()
+    _set_precision(library, config, plan.precision)
+    for profile in plan.profiles:
+        config.add_optimization_profile(_profile(builder, network, profile, axis))
+    cache = config.create_timing_cache(timings.read_bytes() if timings.exists() else b"")
+    config.set_timing_cache(cache, ignore_mismatch=False)
+    made = builder.build_serialized_network(network, config)
+    if made is None:
+        raise LoadError(f"TensorRT cannot build the {plan.name} engine in {plan.precision}")
+    _write(timings, bytes(config.get_timing_cache().serialize()))
+    return bytes(made)
+
+
+def build_all(
+    engines: Sequence[EnginePlan],
+    build_one: Callable[[EnginePlan], bytes],
+    folder: Path,
+    progress: Callable[[str, float], None],
+) -> None:
+    """A file an engine, `<name>.plan`."""
+    for done, plan in enumerate(engines):
+        progress("compiling", done / len(engines))
+        (folder / f"{plan.name}.plan").write_bytes(build_one(plan))
+    progress("compiling", 1.0)
+
+
+def _set_precision(library: Any, config: Any, precision: str) -> None:
+    config.clear_flag(library.BuilderFlag.TF32)  # fp32 means fp32
+    for name in FLAGS[precision]:
+        config.set_flag(getattr(library.BuilderFlag, name))
+
+
+def _profile(builder: Any, network: Any, profile: Profile, axis: int | None) -> Any:
+    made = builder.create_optimization_profile()
+    for at in range(network.num_inputs):
+        port = network.get_input(at)
+        spec = TensorSpec(port.name, "", tuple(port.shape))
+        made.set_shape(port.name, *shapes_of(spec, profile, axis))
+    return made
+
+
+def shapes_of(spec: TensorSpec, profile: Profile, axis: int | None) -> list[tuple[int, ...]]:
+    """Least, typical and most of an input, in the library's order."""
+
+    def sizes(pick: Callable[[Span], int]) -> tuple[int, ...]:
+        rows, length = pick(profile.rows), pick(profile.lengths)
+        return tensorrt_profiles.shape(spec, axis, rows, length)
+
+    return [
+        sizes(lambda span: span.least),
+        sizes(lambda span: span.typical),
+        sizes(lambda span: span.most),
+    ]
+
+
+def _errors(parser: Any) -> str:
+    return "; ".join(str(parser.get_error(at)) for at in range(parser.num_errors)) or "no reason"
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Whole or not at all: another replica's build may read it now."""
+    fresh = file.with_suffix(".new")
+    fresh.write_bytes(content)
+    fresh.rename(file)

@@ -1,0 +1,81 @@
+"""Where do built TensorRT engines lie, and may one be run here?
+
+A *plan* is code for one GPU, driver and TensorRT: plans are staged under a key of all of these and
+of the model, beside a file that says what they were built for. That file is read before a plan is,
+since folders get copied between machines and baked into images: a plan of another GPU, TensorRT or
+model is refused with a sentence that says so. The timing cache, which makes the next build shorter,
+is kept for all models of one GPU and TensorRT.
+
+It imports no library. Source: TensorRT's developer guide on compatibility and the timing cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from runtimes.cuda.driver import Gpu
+from runtimes.errors import LoadError, RefusedArtifact
+
+FACTS = "plans.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFacts:
+    """What plans were built from and for. `shapes`: a digest of engines and profiles."""
+
+    model: str
+    tensorrt: str
+    driver: str
+    gpu: str
+    capability: str
+    shapes: str
+
+    @classmethod
+    def of(cls, model: str, tensorrt: str, gpu: Gpu, shapes: str) -> PlanFacts:
+        return cls(model, tensorrt, gpu.driver, gpu.name, gpu.capability, shapes)
+
+    def key(self) -> list[str]:
+        return [f"{field.name}={getattr(self, field.name)}" for field in fields(self)]
+
+
+def write(facts: PlanFacts, folder: Path) -> None:
+    (folder / FACTS).write_text(json.dumps(asdict(facts), indent=1))
+
+
+def check(folder: Path, here: PlanFacts) -> None:
+    """Raises `RefusedArtifact` for plans that are not this machine's or not this model's, and
+    `LoadError` for a folder without plans."""
+    try:
+        stored = PlanFacts(**json.loads((folder / FACTS).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise LoadError(f"{folder} holds no TensorRT plans ({FACTS}: {error})") from error
+    if (stored.gpu, stored.capability) != (here.gpu, here.capability):
+        raise _refused(
+            folder,
+            f"for another GPU, {stored.gpu} (compute capability {stored.capability}); this is "
+            f"{here.gpu} ({here.capability})",
+        )
+    if stored.tensorrt != here.tensorrt:
+        raise _refused(folder, f"by TensorRT {stored.tensorrt}; this is {here.tensorrt}")
+    if stored.driver != here.driver:
+        raise _refused(folder, f"under driver {stored.driver}; this is {here.driver}")
+    if (stored.model, stored.shapes) != (here.model, here.shapes):
+        raise _refused(folder, "of another model, or for other buckets, batches or precision")
+
+
+def timing_cache(cache_dir: Path, here: PlanFacts) -> Path:
+    """The file for this GPU, driver and TensorRT; its folder exists after."""
+    parts = json.dumps([here.tensorrt, here.driver, here.gpu, here.capability])
+    folder = cache_dir / "tensorrt-timing"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{hashlib.sha256(parts.encode()).hexdigest()[:32]}.cache"
+
+
+def _refused(folder: Path, why: str) -> RefusedArtifact:
+    return RefusedArtifact(
+        f"the TensorRT plans in {folder} were built {why}. Leave option 'plans' out to have them "
+        "built here"
+    )

@@ -1,0 +1,203 @@
+"""How does a model run on TensorRT?
+
+Staged as ONNX and from that as plans of three engines, for one row, for full batches and for
+whatever else comes (`tensorrt.profiles`); plans are this GPU's alone (`tensorrt.plans`). Bucket
+edges are fixed, since each has its profile: what changing between them costs is for the settings to
+say (`lengths.switch_ms`). CUDA graphs for each bucket's shapes.
+
+Unverified here: see docs/runtimes.md. The libraries are imported when a model is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from runtimes import device, options, shapes, staging, warmup
+from runtimes.cuda.driver import gpus
+from runtimes.cuda.memory import CudaMemory
+from runtimes.errors import LoadError, MissingBackend
+from runtimes.graph import bert as bert_graph
+from runtimes.graph.options import GraphOptions
+from runtimes.graph.runtime import Engine, GraphRuntime
+from runtimes.onnx import model as onnx_model
+from runtimes.signature import GraphFacts, declare
+from runtimes.source import Source, SourceKind, inspect
+from runtimes.tensorrt import build as tensorrt_build
+from runtimes.tensorrt import plans as tensorrt_plans
+from runtimes.tensorrt import profiles as tensorrt_profiles
+from runtimes.tensorrt.engine import Engines, TensorRTEngine
+from runtimes.tensorrt.plans import PlanFacts
+from runtimes.tensorrt.profiles import Bounds, EnginePlan
+from runtimes.types import Limits, RuntimeSettings, TensorSpec
+
+LAYOUT = "1"  # of a staged entry; raised when what is built for the same inputs changes
+FACTS = "facts.json"
+PLATFORM = TensorRTEngine.platform
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRTOptions(GraphOptions):
+    """device: `cuda`, `cuda:N` or `auto`. cuda_graphs: captured for each bucket's shapes.
+    recorded_lengths: lengths of real rows; the median of those in a bucket is what its profile is
+    tuned for. plans: a folder with plans built on another machine with the same GPU."""
+
+    device: str = device.AUTO
+    cuda_graphs: bool = True
+    recorded_lengths: tuple[int, ...] = ()
+    plans: str | None = None
+
+    def __post_init__(self) -> None:
+        GraphOptions.__post_init__(self)
+        device.check(self.device)
+        if self.device == "cpu":
+            raise ValueError("option 'device' is 'cpu', tensorrt runs on GPUs alone")
+        if self.keep_fp32 or self.calibration:
+            raise ValueError("tensorrt has neither option 'keep_fp32' nor 'calibration'")
+        if any(length < 1 for length in self.recorded_lengths):
+            raise ValueError("option 'recorded_lengths' holds a length below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to be built, before anything is."""
+
+    facts: GraphFacts
+    limits: Limits
+    edges: tuple[int, ...]
+    engines: tuple[EnginePlan, ...]
+
+    @property
+    def axis(self) -> int | None:
+        return self.limits.length_axis if self.limits.length_input else None
+
+
+class TensorRTRuntime(GraphRuntime):
+    """`runtimes.types.Runtime` on TensorRT."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self._own = options.parse(TensorRTOptions, settings.options)
+        super().__init__(settings, self._own)
+
+    def _open(self) -> Engine:
+        settings, seen = self._settings, gpus()
+        place = device.chosen(self._own.device, len(seen), "tensorrt")
+        if not place.is_cuda:
+            raise MissingBackend("the tensorrt runtime needs an NVIDIA GPU, and none is here")
+        if settings.source is None:
+            raise LoadError("the tensorrt runtime needs a source")
+        library, source = _library(), inspect(settings.source, settings.cache_dir)
+        memory = CudaMemory(place.index)  # before anything is built: it chooses the GPU
+        settings.progress("staging", 0.0)
+        graph = staging.staged(settings.cache_dir, self._graph_parts(source), self._stage(source))
+        settings.progress("staging", 1.0)
+        plan = self._planned(graph)
+        here = PlanFacts.of(
+            f"{source.digest} {settings.task} {graph.name}",
+            str(library.__version__),
+            seen[place.index],
+            hashlib.sha256(repr(plan.engines).encode()).hexdigest()[:16],
+        )
+        folder = self._plans(library, graph, plan, here)
+        tensorrt_plans.check(folder, here)
+        opened = {each.name: _opened(library, folder, each.name) for each in plan.engines}
+        captured = warmup.shapes(settings, plan.limits) if self._own.cuda_graphs else ()
+        engines = Engines(
+            plan.engines, opened, plan.limits.length_input, plan.axis, plan.edges, captured
+        )
+        return TensorRTEngine(engines, plan.facts, memory, str(place))
+
+    def _stage(self, source: Source) -> Callable[[Path], None]:
+        def build(folder: Path) -> None:
+            model = onnx_model.read(source, self._settings, self._options)
+            stored = {
+                "inputs": onnx_model.specs(model.graph.input, model),
+                "outputs": onnx_model.specs(model.graph.output, model),
+                "id_bounds": onnx_model.id_bounds(model),
+                "max_length": _longest(source),
+            }
+            (folder / FACTS).write_text(json.dumps(stored))
+            onnx_model.save(model, folder / "model.onnx")
+
+        return build
+
+    def _planned(self, graph: Path) -> _Plan:
+        """Raises `LoadError` where the settings ask for what the graph lacks."""
+        facts = read_facts(graph / FACTS)
+        limits = declare(facts, self._settings, PLATFORM).limits
+        edges = shapes.fixed_edges(self._settings, limits)
+        bounds = Bounds(
+            edges or (1,),
+            self._settings.max_size,
+            self._settings.max_tokens,
+            self._own.recorded_lengths if edges else (),
+        )
+        engines = tensorrt_profiles.plans(bounds, self._settings.precision)
+        return _Plan(facts, limits, edges, engines)
+
+    def _plans(self, library: Any, graph: Path, plan: _Plan, here: PlanFacts) -> Path:
+        """The folder of the plans: the one that the settings name, or this host's own."""
+        if self._own.plans is not None:
+            return Path(self._own.plans)
+        cache_dir = self._settings.cache_dir
+        timings = tensorrt_plans.timing_cache(cache_dir, here)
+
+        def build(folder: Path) -> None:
+            build_one = partial(
+                _built, library=library, model=graph / "model.onnx", axis=plan.axis, timings=timings
+            )
+            tensorrt_build.build_all(plan.engines, build_one, folder, self._settings.progress)
+            tensorrt_plans.write(here, folder)
+
+        return staging.staged(cache_dir, ["tensorrt plans", LAYOUT, *here.key()], build)
+
+    def _graph_parts(self, source: Source) -> list[str]:
+        chosen, mask = self._options, self._settings.mask_input
+        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask}"
+        return [source.digest, "tensorrt graph", LAYOUT, self._settings.task, graph]
+
+
+def read_facts(file: Path) -> GraphFacts:
+    stored = json.loads(file.read_text())
+    for side in ("inputs", "outputs"):
+        stored[side] = tuple(
+            TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in stored[side]
+        )
+    return GraphFacts(**stored)
+
+
+def _built(plan: EnginePlan, library: Any, model: Path, axis: int | None, timings: Path) -> bytes:
+    return tensorrt_build.build(library, model, plan, axis, timings)
+
+
+def _opened(library: Any, folder: Path, name: str) -> Any:
+    file = folder / f"{name}.plan"
+    runtime = library.Runtime(library.Logger(library.Logger.ERROR))
+    try:
+        engine = runtime.deserialize_cuda_engine(file.read_bytes())
+    except OSError as error:
+        raise LoadError(f"{file} cannot be read: {error}") from error
+    if engine is None:
+        raise LoadError(f"TensorRT cannot open {file}; remove its folder to have it built again")
+    return engine
+
+
+def _longest(source: Source) -> int | None:
+    if source.kind is not SourceKind.HUGGING_FACE:
+        return None
+    return bert_graph.read_config(source.path).max_length
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("tensorrt")
+    except ImportError as error:
+        raise MissingBackend(
+            f"the tensorrt runtime needs its packages: pip install 'headrace[tensorrt]' ({error})"
+        ) from error

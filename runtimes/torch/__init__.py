@@ -1,0 +1,1 @@
+"""PyTorch, in this process: eager, compiled, or captured as CUDA graphs."""

@@ -1,0 +1,58 @@
+"""The tensors inside a torch model of a folder, as its graph is run node by node.
+
+Names are the graph's, which is built alike at every precision. Nothing of it can be kept in fp32:
+torch computes the whole model in one type. On the processor, whatever device would serve it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from runtimes.errors import LoadError
+from runtimes.layers import Layer
+from runtimes.source import inspect
+from runtimes.torch import model as torch_model
+from runtimes.types import RuntimeSettings
+
+Array = np.ndarray[Any, Any]
+COMPUTED = ("call_function", "call_method", "call_module")
+
+
+def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]:
+    """See `layers.trace`."""
+    if settings.source is None:
+        raise LoadError("the torch runtime needs a source: a model folder or a .pt2 archive")
+    source = inspect(settings.source, settings.cache_dir)
+    folder = source.path.is_dir()
+    made = (torch_model.from_folder if folder else torch_model.from_archive)(source, settings)
+    tensors = [torch.from_numpy(np.array(arrays[spec.name])) for spec in made.limits.inputs]
+    tracing = _Tracing(made.module)
+    with torch.inference_mode():
+        tracing.run(*tensors)
+    return tracing.layers
+
+
+class _Tracing(fx.Interpreter):
+    def __init__(self, module: Any) -> None:
+        super().__init__(module)
+        self.layers: list[Layer] = []
+
+    def run_node(self, node: fx.Node) -> Any:
+        value = super().run_node(node)
+        if node.op in COMPUTED and isinstance(value, torch.Tensor) and value.is_floating_point():
+            inputs = tuple(each.name for each in node.all_input_nodes if each.op in COMPUTED)
+            array = value.float().cpu().numpy()
+            self.layers.append(Layer(node.name, "", _kind(node), inputs, array))
+        return value
+
+
+def _kind(node: fx.Node) -> str:
+    """What it does, and with which weight."""
+    name = getattr(node.target, "__name__", str(node.target))
+    weights = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
+    return " ".join([name, *weights[:1]])

@@ -1,0 +1,290 @@
+"""What does a source become for torch: which callable, with which inputs, outputs and bounds?
+
+A Hugging Face folder becomes the shared encoder description as a module; a `torch.export` archive
+keeps its own graph, whose symbolic sizes say what is dynamic, what is bounded, and which outputs
+follow the length. Both end as a `TorchModel`, so that running knows no difference.
+
+`prepared` puts a model on its device, in its memory format. How it is run (eager, compiled,
+captured) is not decided here. torch is imported with this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from runtimes import lengths
+from runtimes.errors import LoadError
+from runtimes.graph import bert as bert_graph
+from runtimes.graph import pooling
+from runtimes.graph.weights import open_weights
+from runtimes.source import Source
+from runtimes.torch import archive as torch_archive
+from runtimes.torch import int8 as torch_int8
+from runtimes.torch.ops import TorchOps
+from runtimes.types import Limits, RuntimeSettings, TensorSpec
+
+DATATYPES: Mapping[torch.dtype, str] = {
+    torch.bool: "BOOL",
+    torch.uint8: "UINT8",
+    torch.int8: "INT8",
+    torch.int16: "INT16",
+    torch.int32: "INT32",
+    torch.int64: "INT64",
+    torch.float16: "FP16",
+    torch.bfloat16: "BF16",
+    torch.float32: "FP32",
+    torch.float64: "FP64",
+}
+FLOATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+INPUTS = (bert_graph.INPUT_IDS, bert_graph.ATTENTION_MASK, bert_graph.TOKEN_TYPES)
+UNBOUNDED = 1 << 40  # torch writes its infinities as sizes near 2^63
+
+
+@dataclass(frozen=True, slots=True)
+class TorchModel:
+    """`module`: the network; `bind` makes of it, or of what wraps it, a callable that takes tensors
+    in the order of `limits.inputs` and answers outputs by name.
+
+    floats: outputs that are float32 whatever the network computes in. cut_axes: for outputs that
+    follow the length, on which axis. lengthwise: inputs padded to the common length, and on which
+    axis.
+    """
+
+    module: Any
+    bind: Callable[[Any], Callable[..., Mapping[str, torch.Tensor]]]
+    limits: Limits
+    cut_axes: Mapping[str, int]
+    lengthwise: Mapping[str, int]
+    floats: frozenset[str] = frozenset()
+
+
+def prepared(model: TorchModel, device: torch.device, channels_last: bool) -> TorchModel:
+    """The same model there, and declared to be there."""
+    module = model.module
+    if channels_last:
+        module = module.to(memory_format=torch.channels_last)
+    if device.type != "cpu":
+        module = _moved(module, device)
+    return replace(model, module=module, limits=replace(model.limits, device=str(device)))
+
+
+def _moved(module: torch.fx.GraphModule, device: torch.device) -> torch.fx.GraphModule:
+    """With what an exported graph makes by itself, on the device that it names."""
+    for node in module.graph.nodes:
+        if node.kwargs.get("device") is not None:
+            node.update_kwarg("device", device)
+    module.recompile()
+    return module.to(device)
+
+
+def from_folder(source: Source, settings: RuntimeSettings) -> TorchModel:
+    """Raises `LoadError` for what the folder lacks or declares and cannot be built."""
+    folder, task, precision = source.path, settings.task, settings.precision
+    config, declared = bert_graph.read_config(folder), pooling.declared(folder)
+    if task == "embed" and declared is None:
+        raise LoadError(f"{folder} declares no pooling (modules.json), which task embed needs")
+    limits = lengths.settled(_folder_limits(config, precision), settings)
+    weights = open_weights(source.weights, "embeddings.word_embeddings.weight", "bert.")
+    ops = TorchOps()
+    module = ops.module(bert_graph.build(ops, config, weights, bert_graph.Wanted(task, declared)))
+    kinds = module.get_parameter("token_types").shape[0]
+    outputs = _folder_outputs(module, task, declared is not None, config.hidden_size)
+    bounds = {bert_graph.INPUT_IDS: config.vocab_size, bert_graph.TOKEN_TYPES: kinds}
+    return TorchModel(
+        module=_in_precision(module, precision),
+        bind=lambda module: module,
+        limits=replace(limits, outputs=outputs, id_bounds=bounds),
+        floats=frozenset(spec.name for spec in outputs),
+        cut_axes={bert_graph.HIDDEN: 1},
+        lengthwise=dict.fromkeys(INPUTS, 1),
+    )
+
+
+def from_archive(source: Source, settings: RuntimeSettings) -> TorchModel:
+    """Raises `RefusedArtifact` for what could run code, `LoadError` for what cannot be batched."""
+    if settings.precision != "fp32":
+        raise LoadError(
+            f"{source.path} runs in the precision it was exported in; leave precision at fp32, or "
+            "export the model cast to bfloat16"
+        )
+    program = torch_archive.load(source.path)
+    if program.graph_signature.user_inputs_to_mutate:
+        raise LoadError(f"{source.path} changes its inputs in place, which batches forbid")
+    shapes = _placeholders(program)
+    _check_batch_axis(source, shapes)
+    length_input, axis = _length_input(shapes, settings), lengths.axis(settings)
+    symbol = _symbol(shapes[length_input].shape, axis) if length_input else None
+    longest = lengths.longest(settings, _bound(program, symbol)) if symbol else None
+    outputs = _archive_outputs(program)
+    mask, in_spec = _mask(shapes, settings, symbol), program.call_spec.in_spec
+    return TorchModel(
+        module=program.module(),
+        bind=lambda module: _by_name(module, in_spec, tuple(outputs)),
+        limits=Limits(
+            inputs=_specs(shapes),
+            outputs=_specs(outputs),
+            max_rows=_bound(program, _symbol(next(iter(shapes.values())).shape, 0)),
+            max_length=longest,
+            length_input=length_input,
+            length_axis=axis,
+            mask_input=mask,
+            optional_inputs=(mask,) if mask else (),
+            platform="pytorch_export",
+            id_bounds=_id_bounds(program, tuple(shapes)),
+        ),
+        cut_axes=_axes_of(symbol, outputs),
+        lengthwise=_axes_of(symbol, shapes),
+    )
+
+
+def _in_precision(module: torch.fx.GraphModule, precision: str) -> torch.fx.GraphModule:
+    if precision == "int8":
+        return torch_int8.quantised(module)
+    return module if precision == "fp32" else module.to(FLOATS[precision])
+
+
+def _folder_limits(config: bert_graph.BertConfig, precision: str) -> Limits:
+    return Limits(
+        inputs=tuple(TensorSpec(name, "INT64", (-1, -1)) for name in INPUTS),
+        outputs=(),
+        max_length=config.max_length,
+        length_input=bert_graph.INPUT_IDS,
+        mask_input=bert_graph.ATTENTION_MASK,
+        optional_inputs=INPUTS[1:],
+        precision=precision,
+        platform="pytorch_eager",
+    )
+
+
+def _folder_outputs(
+    module: torch.fx.GraphModule, task: str, pooled: bool, width: int
+) -> tuple[TensorSpec, ...]:
+    if task == "classify":
+        labels = module.get_parameter("classifier_bias").shape[0]
+        return (TensorSpec(bert_graph.LOGITS, "FP32", (-1, labels)),)
+    embedding = (TensorSpec(bert_graph.EMBEDDING, "FP32", (-1, width)),) if pooled else ()
+    hidden = TensorSpec(bert_graph.HIDDEN, "FP32", (-1, -1, width))
+    return embedding if task == "embed" else (hidden, *embedding)
+
+
+def _placeholders(program: Any) -> dict[str, torch.Tensor]:
+    """Fake tensors by the user inputs' names; all of them must be tensors."""
+    nodes = {node.name: node.meta["val"] for node in program.graph.nodes if "val" in node.meta}
+    named = {name: nodes[name] for name in program.graph_signature.user_inputs if name in nodes}
+    if not named or len(named) != len(program.graph_signature.user_inputs):
+        raise LoadError(
+            "the archive takes inputs that are no tensors; export it with tensors alone"
+        )
+    return named
+
+
+def _archive_outputs(program: Any) -> dict[str, torch.Tensor]:
+    """Fake tensors by name: a dict's keys, else `output` or `output_0`, `output_1` …"""
+    (results,) = next(node for node in program.graph.nodes if node.op == "output").args
+    fakes = [node.meta["val"] for node in results[-len(program.graph_signature.user_outputs) :]]
+    tree = pytree.tree_unflatten(range(len(fakes)), program.call_spec.out_spec)
+    if isinstance(tree, dict) and all(isinstance(place, int) for place in tree.values()):
+        return {str(name): fakes[place] for name, place in tree.items()}
+    if len(fakes) == 1:
+        return {"output": fakes[0]}
+    return {f"output_{place}": fake for place, fake in enumerate(fakes)}
+
+
+def _id_bounds(program: Any, inputs: tuple[str, ...]) -> dict[str, int]:
+    """The inputs that index a table at once, with the least number of its rows: on a GPU an id
+    beyond it would not fail the batch but end the device's context."""
+    bounds: dict[str, int] = {}
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.embedding.default and node.args[1].name in inputs:
+            name, entries = node.args[1].name, int(node.args[0].meta["val"].shape[0])
+            bounds[name] = min(entries, bounds.get(name, entries))
+    return bounds
+
+
+def _by_name(
+    module: Any, in_spec: Any, names: tuple[str, ...]
+) -> Callable[..., Mapping[str, torch.Tensor]]:
+    def call(*tensors: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        arguments, options = pytree.tree_unflatten(tensors, in_spec)
+        leaves = pytree.tree_leaves(module(*arguments, **options))
+        return dict(zip(names, leaves, strict=True))
+
+    return call
+
+
+def _check_batch_axis(source: Source, shapes: Mapping[str, torch.Tensor]) -> None:
+    batch = {_symbol(fake.shape, 0) for fake in shapes.values()}
+    if len(batch) != 1 or None in batch:
+        raise LoadError(
+            f"{source.path}: axis 0 of every input must be one dynamic batch axis; export with "
+            "dynamic_shapes={name: {0: torch.export.Dim('batch')}}"
+        )
+
+
+def _length_input(shapes: Mapping[str, torch.Tensor], settings: RuntimeSettings) -> str | None:
+    """The one asked for, else `input_ids`, else the first whose length axis is dynamic."""
+    asked, axis = settings.length_input, lengths.axis(settings)
+    dynamic = [name for name, fake in shapes.items() if _symbol(fake.shape, axis)]
+    if asked is None:
+        preferred = [name for name in dynamic if name == bert_graph.INPUT_IDS]
+        return next(iter(preferred + dynamic), None)
+    if asked not in dynamic:
+        raise LoadError(
+            f"lengths.input is '{asked}', with a dynamic axis {axis} are: "
+            f"{', '.join(dynamic) or 'none'}"
+        )
+    return asked
+
+
+def _mask(
+    shapes: Mapping[str, torch.Tensor], settings: RuntimeSettings, symbol: str | None
+) -> str | None:
+    name = settings.mask_input or bert_graph.ATTENTION_MASK
+    fits = (
+        name in shapes and len(shapes[name].shape) == 2 and _symbol(shapes[name].shape, 1) == symbol
+    )
+    if symbol and fits and shapes[name].dtype == torch.int64:
+        return name
+    if settings.mask_input:
+        raise LoadError(f"lengths.mask '{name}' is no INT64 input of the length's shape")
+    return None
+
+
+def _symbol(shape: torch.Size, axis: int) -> str | None:
+    """The name of a dynamic size, None for a fixed one."""
+    if axis >= len(shape) or not isinstance(shape[axis], torch.SymInt):
+        return None
+    return str(shape[axis])
+
+
+def _axes_of(symbol: str | None, shapes: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """By name, the first axis of that very size; what is only computed from it does not count."""
+    return {
+        name: axis
+        for name, fake in shapes.items()
+        for axis in reversed(range(1, len(fake.shape)))
+        if symbol is not None and _symbol(fake.shape, axis) == symbol
+    }
+
+
+def _bound(program: Any, symbol: str | None) -> int | None:
+    for key, allowed in program.range_constraints.items():
+        if str(key) == symbol and allowed.upper < UNBOUNDED:
+            return int(allowed.upper)
+    return None
+
+
+def _specs(fakes: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
+    return tuple(_spec(name, fake) for name, fake in fakes.items())
+
+
+def _spec(name: str, fake: torch.Tensor) -> TensorSpec:
+    if fake.dtype not in DATATYPES:
+        raise LoadError(f"'{name}' is {fake.dtype}, which no request can carry")
+    sizes = (size if type(size) is int else -1 for size in fake.shape)
+    return TensorSpec(name, DATATYPES[fake.dtype], tuple(sizes))

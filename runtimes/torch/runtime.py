@@ -1,0 +1,156 @@
+"""How does torch run a ragged batch, on processors or on a GPU?
+
+In inference mode, with as many threads as the control group allows: pad, put on the device, run,
+copy out, cut back. `mode` says how: eagerly, compiled with dynamic shapes, or, on a GPU, as graphs
+captured for each bucket's shapes. Precision is the parameters' own, no autocast; pooling stays in
+float32. In fp32 the numbers equal `transformers`' own for the same weights.
+
+`prefetch` puts the next batch on the device while one runs. The library is imported when a model is
+loaded, never before, so that settings can be checked without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from runtimes import options, rows, threads, warmup
+from runtimes.errors import LoadError, MissingBackend, RuntimeFault, Unhealthy
+from runtimes.shapes import Shape
+from runtimes.source import Source, SourceKind, inspect
+from runtimes.torch import batch as torch_batch
+from runtimes.torch.options import TorchOptions
+from runtimes.types import Batch, Limits, Result, RuntimeSettings, StageTimes
+
+if TYPE_CHECKING:  # at run time they would import torch
+    from runtimes.torch.model import TorchModel
+    from runtimes.torch.runner import Runner
+
+__all__ = ["TorchOptions", "TorchRuntime"]
+PRECISIONS = ("fp32", "bf16", "fp16", "int8")
+
+
+@dataclass(frozen=True, slots=True)
+class _Put:
+    shape: Shape
+    on_device: Any
+
+
+class TorchRuntime:
+    """See `runtimes.types.Runtime`. The number of threads is the process's, not the model's."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self._settings = settings
+        self._options = options.parse(TorchOptions, settings.options)
+        self._model: TorchModel | None = None
+        self._runner: Runner | None = None
+        self._lost = ""
+        self._putting = threading.Lock()
+        self._prefetched: tuple[Batch, _Put] | None = None
+
+    def load(self) -> None:
+        settings = self._settings
+        if settings.precision not in PRECISIONS:
+            known = ", ".join(PRECISIONS)
+            raise LoadError(f"torch has no precision '{settings.precision}', known: {known}")
+        if settings.source is None:
+            raise LoadError("the torch runtime needs a source: a model folder or a .pt2 archive")
+        settings.progress("staging", 0.0)
+        source = inspect(settings.source, settings.cache_dir)
+        if source.kind not in (SourceKind.HUGGING_FACE, SourceKind.TORCH_EXPORT):
+            raise LoadError(f"torch cannot run {source.path}; a model folder or a .pt2 it can")
+        _library().set_num_threads(settings.threads or threads.allowed_cpus())
+        model = self._read(source)
+        settings.progress("staging", 1.0)
+        # Imports torch, so it may only be imported here.
+        modes = importlib.import_module("runtimes.torch.modes")
+        self._model, self._runner = modes.opened(model, settings, self._options)
+
+    def warm(self) -> None:
+        warmup.warm(self._settings, self.limits(), self.run, self._options.warm_s)
+
+    def limits(self) -> Limits:
+        return self._loaded()[0].limits
+
+    def run(self, batch: Batch) -> Result:
+        model, runner = self._loaded()
+        times = StageTimes()
+        names = rows.wanted(batch, model.limits)
+        try:
+            put = self._put(batch, times)
+            arrays = runner.compute(put.on_device, names, times)
+        except Unhealthy as fault:
+            self._lost = str(fault)
+            raise
+        begin = time.perf_counter()
+        outputs = {
+            name: torch_batch.cut(array, name, batch, model)
+            for name, array in zip(names, arrays, strict=True)
+        }
+        times.post_s = time.perf_counter() - begin
+        return Result(outputs, times, put.shape[0] * put.shape[1])
+
+    def prefetch(self, batch: Batch) -> None:
+        """Puts a batch on the device, for the `run` that follows with the very same object; may be
+        called by another thread than the one that runs. What is wrong with it, `run` says."""
+        with self._putting:
+            try:
+                self._prefetched = batch, self._put_now(batch, StageTimes())
+            except RuntimeFault:
+                self._prefetched = None
+
+    def health(self) -> None:
+        self._loaded()
+        if self._lost:
+            raise Unhealthy(self._lost)
+
+    def close(self) -> None:
+        runner, self._model, self._runner = self._runner, None, None
+        with self._putting:
+            self._prefetched = None
+        if runner is not None:
+            runner.close()
+
+    def _loaded(self) -> tuple[TorchModel, Runner]:
+        model, runner = self._model, self._runner  # one read: `close` may come from another thread
+        if model is None or runner is None:
+            raise Unhealthy("the torch model is closed or was never loaded")
+        return model, runner
+
+    def _read(self, source: Source) -> TorchModel:
+        # Imports torch, so it may only be imported here.
+        builder = importlib.import_module("runtimes.torch.model")
+        of_folder = source.kind is SourceKind.HUGGING_FACE
+        made = (builder.from_folder if of_folder else builder.from_archive)(source, self._settings)
+        return cast("TorchModel", made)
+
+    def _put(self, batch: Batch, times: StageTimes) -> _Put:
+        with self._putting:
+            prefetched, self._prefetched = self._prefetched, None
+            if prefetched is not None and prefetched[0] is batch:
+                return prefetched[1]
+            return self._put_now(batch, times)
+
+    def _put_now(self, batch: Batch, times: StageTimes) -> _Put:
+        model, runner = self._loaded()
+        rows.check(batch, model.limits)
+        begin = time.perf_counter()
+        shape = runner.shape_for(batch.rows, torch_batch.longest(batch, model.limits))
+        arrays = torch_batch.arrays(batch, model, *shape)
+        padded = time.perf_counter()
+        on_device = runner.put(arrays, shape)
+        times.pad_s += padded - begin
+        times.copy_in_s += time.perf_counter() - padded
+        return _Put(shape, on_device)
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError as error:
+        raise MissingBackend(
+            f"the torch runtime needs its package: pip install 'headrace[torch]' ({error})"
+        ) from error

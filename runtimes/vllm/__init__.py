@@ -1,0 +1,1 @@
+"""Language models on vLLM, with its own OpenAI layer."""

@@ -1,0 +1,182 @@
+"""A language model on vLLM: its engine batches, its own OpenAI layer reads requests and answers.
+
+So every parameter of a request means what it means to vLLM: tools, structured output, logprobs,
+stops, seeds, chat templates, names of LoRA adapters. What is added here is the count of tokens by
+request, the engine's account of itself, and that a closed iterator frees what it held. The engine
+runs in a process of its own, started by `load`. All that leans on vLLM's insides is in
+`vllm.serving` and `vllm.counts`. Source: vLLM's documentation and code, 0.32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from runtimes import options
+from runtimes.errors import LoadError, RunError, Unhealthy
+from runtimes.types import Ask, Chunk, EngineLoad, RuntimeSettings, StreamLimits
+
+if TYPE_CHECKING:
+    from runtimes.vllm.serving import Serving
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_GIB = 1024**3
+_WARM_TOKENS = 4
+_AT_LEAST_1 = (
+    "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size", "max_lora_rank",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class VLLMOptions:
+    """What is handed to the engine; None: as vLLM chooses.
+
+    max_num_seqs, max_num_batched_tokens: sequences, and tokens, of a step. block_size: tokens of
+    one block of the cache. kv_cache_gib: the cache's memory; on a GPU unset: what
+    gpu_memory_utilization leaves. enable_prefix_caching: whether prompts share blocks.
+    scheduling: whether the more urgent go first in the engine too. tensor_parallel_size: GPUs a
+    replica. lora_modules: "name=folder", served under their names; max_lora_rank. chat_template: a
+    file, instead of the model's own. tool_call_parser, reasoning_parser: by vLLM's names.
+    quantization, enforce_eager, seed: as in vLLM.
+    """
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    kv_cache_gib: float | None = None
+    gpu_memory_utilization: float | None = None
+    enable_prefix_caching: bool = True
+    scheduling: Literal["priority", "fcfs"] = "priority"
+    tensor_parallel_size: int = 1
+    lora_modules: tuple[str, ...] = ()
+    max_lora_rank: int | None = None
+    chat_template: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    quantization: str | None = None
+    enforce_eager: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in _AT_LEAST_1:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"option '{name}' is {value}, it must be 1 or more")
+        if self.kv_cache_gib is not None and self.kv_cache_gib <= 0:
+            raise ValueError(f"option 'kv_cache_gib' is {self.kv_cache_gib}, it must be above 0")
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"option 'gpu_memory_utilization' is {share}, it must be in (0, 1]")
+        for module in self.lora_modules:
+            name, _, folder = module.partition("=")
+            if not name or not folder:
+                raise ValueError(f"option 'lora_modules' has {module!r}, it must be name=folder")
+
+
+def arguments(settings: RuntimeSettings, chosen: VLLMOptions) -> list[str]:
+    """What the same model would be given on `vllm serve`'s command line."""
+    given = {
+        "model": settings.source,
+        "served-model-name": settings.name,
+        "dtype": _DTYPES[settings.precision],
+        "max-model-len": settings.max_length,
+        "max-num-seqs": chosen.max_num_seqs,
+        "max-num-batched-tokens": chosen.max_num_batched_tokens,
+        "block-size": chosen.block_size,
+        "gpu-memory-utilization": chosen.gpu_memory_utilization,
+        "scheduling-policy": chosen.scheduling,
+        "tensor-parallel-size": chosen.tensor_parallel_size,
+        "max-lora-rank": chosen.max_lora_rank,
+        "chat-template": chosen.chat_template,
+        "tool-call-parser": chosen.tool_call_parser,
+        "reasoning-parser": chosen.reasoning_parser,
+        "quantization": chosen.quantization,
+        "seed": chosen.seed,
+    }
+    if chosen.kv_cache_gib is not None:
+        given["kv-cache-memory-bytes"] = int(chosen.kv_cache_gib * _GIB)
+    flags = {
+        "enable-prefix-caching": chosen.enable_prefix_caching,
+        "no-enable-prefix-caching": not chosen.enable_prefix_caching,
+        "enable-auto-tool-choice": chosen.tool_call_parser is not None,
+        "enable-lora": bool(chosen.lora_modules),
+        "enforce-eager": chosen.enforce_eager,
+        "enable-prompt-tokens-details": True,
+    }
+    made = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    made += [f"--{name}" for name, wanted in flags.items() if wanted]
+    return [*made, *(("--lora-modules", *chosen.lora_modules) if chosen.lora_modules else ())]
+
+
+class VLLMRuntime:
+    """See `runtimes.types.StreamRuntime`."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self._settings = settings
+        self._options = options.parse(VLLMOptions, settings.options)
+        self._serving: Serving | None = None
+
+    async def load(self) -> None:
+        # Importing it takes seconds, so it is done off the loop, and late.
+        self._settings.progress("staging", 0.0)
+        loop = asyncio.get_running_loop()
+        given = arguments(self._settings, self._options)
+        start = await loop.run_in_executor(None, _importer)
+        self._settings.progress("staging", 1.0)
+        self._settings.progress("compiling", 0.0)
+        self._serving = await start(given)
+        self._settings.progress("compiling", 1.0)
+
+    async def warm(self) -> None:
+        """A short prompt of each endpoint, and the longest one."""
+        longest = max(self.limits().context_tokens - _WARM_TOKENS, 1)
+        name = self._settings.name
+        asks = [
+            ("completions", {"prompt": [1, 2, 3], "max_tokens": _WARM_TOKENS}),
+            ("completions", {"prompt": [1] * longest, "max_tokens": 1}),
+        ]
+        for number, (endpoint, fields) in enumerate(asks):
+            self._settings.progress("warming", number / len(asks))
+            body = json.dumps({"model": name, "ignore_eos": True, **fields}).encode()
+            async with aclosing(self.run(Ask(f"warm-{number}", endpoint, body))) as chunks:
+                async for chunk in chunks:
+                    if chunk.status != 200:
+                        raise LoadError(f"the engine refused to warm up: {chunk.data.decode()}")
+        self._settings.progress("warming", 1.0)
+
+    def limits(self) -> StreamLimits:
+        return self._loaded().limits(self._settings.precision)
+
+    async def run(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
+        serving = self._loaded()
+        async with aclosing(serving.answers(ask)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+        if serving.dead:
+            raise RunError("the engine died")
+
+    async def health(self) -> EngineLoad:
+        serving = self._loaded()
+        if serving.dead:
+            raise Unhealthy("vLLM's engine died")
+        return serving.load()
+
+    async def close(self) -> None:
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            await asyncio.get_running_loop().run_in_executor(None, serving.shutdown)
+
+    def _loaded(self) -> Serving:
+        if self._serving is None:
+            raise Unhealthy("the engine is closed or was never loaded")
+        return self._serving
+
+
+def _importer():  # type: ignore[no-untyped-def]
+    from runtimes.vllm.serving import start
+
+    return start

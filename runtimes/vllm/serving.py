@@ -1,0 +1,201 @@
+"""vLLM's engine and its OpenAI layer, without its HTTP server: bodies in, server-sent events out.
+
+Everything is made as `vllm serve` makes it, from the same arguments, so that answers and errors are
+its own. One place that knows how vLLM 0.32 is put together; another version is tried by the
+conformance suite first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+from pydantic import ValidationError
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.entrypoints.launchers.launcher import validate_api_server_args
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve import create_error_response
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.handlers import validation
+from vllm.platforms import current_platform
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from runtimes.errors import LoadError, RunError
+from runtimes.types import Ask, Chunk, EngineLoad, StreamLimits
+from runtimes.vllm.counts import TALLY, Account, Counted, Tally
+
+_SERVER_FAULT = 500
+# What its handlers of exceptions look at in a request.
+_REQUEST = SimpleNamespace(
+    app=SimpleNamespace(state=SimpleNamespace(args=SimpleNamespace(log_error_stack=False))),
+    state=SimpleNamespace(),
+)
+
+
+async def start(arguments: list[str]) -> Serving:
+    """Raises `LoadError` with vLLM's own words. Takes seconds to minutes; the loop stays free."""
+    loop = asyncio.get_running_loop()
+    serving = Serving()
+    try:
+        parsed = _parsed(arguments)
+        engine = await loop.run_in_executor(None, _engine, parsed, serving.account)
+    except LoadError:
+        raise
+    except Exception as fault:
+        raise LoadError(f"vLLM does not start: {_said(fault)}") from fault
+    try:
+        await serving.adopt(engine, parsed)
+    except Exception as fault:
+        await loop.run_in_executor(None, engine.shutdown)
+        raise LoadError(f"vLLM does not start: {_said(fault)}") from fault
+    return serving
+
+
+def _parsed(arguments: list[str]) -> Any:
+    def refuse(message: str) -> None:
+        raise LoadError(f"vLLM does not take these options: {message}")
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    parser.error = refuse
+    parsed = parser.parse_args(arguments)
+    validate_api_server_args(parsed)
+    return parsed
+
+
+def _engine(parsed: Any, account: Account) -> AsyncLLM:
+    """On a CPU its worker would be a further process, and between two steps each of the two would
+    spin for the other: a processor that gateways and callers wait for."""
+    if current_platform.is_cpu() and parsed.tensor_parallel_size == 1:
+        parsed.distributed_executor_backend = "uni"
+    config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+    return AsyncLLM.from_vllm_config(
+        config, stat_loggers=[account.logger()], disable_log_stats=True
+    )
+
+
+class Serving:
+    def __init__(self) -> None:
+        self.account = Account(self._stepped)
+        self._whole: set[Tally] = set()  # of answers that come whole
+
+    async def adopt(self, engine: AsyncLLM, parsed: Any) -> None:
+        self._engine = engine
+        state: Any = SimpleNamespace()
+        tasks = await engine.get_supported_tasks()
+        counted: Any = Counted(engine)
+        await init_app_state(counted, state, parsed, tasks)
+        if state.openai_serving_completion is None:
+            raise LoadError("this model generates no text")
+        self._chat = state.openai_serving_chat
+        self._completion = state.openai_serving_completion
+
+    @property
+    def dead(self) -> bool:
+        return bool(self._engine.errored)
+
+    def load(self) -> EngineLoad:
+        return self.account.load
+
+    def limits(self, precision: str) -> StreamLimits:
+        config = self._engine.vllm_config
+        cache = config.cache_config
+        places = cache.kv_cache_size_tokens or (cache.num_gpu_blocks or 0) * cache.block_size
+        return StreamLimits(
+            context_tokens=config.model_config.max_model_len,
+            cache_tokens=places,
+            max_sequences=config.scheduler_config.max_num_seqs,
+            block_tokens=cache.block_size if cache.enable_prefix_caching else 0,
+            precision=precision,
+            device=current_platform.device_type,
+            platform="vllm",
+        )
+
+    def shutdown(self) -> None:
+        self._engine.shutdown()
+
+    async def answers(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
+        tally = Tally(self._engine.vllm_config.cache_config.block_size)
+        context = contextvars.copy_context()
+        context.run(TALLY.set, tally)
+        begun = asyncio.get_running_loop().create_task(self._begin(ask, tally), context=context)
+        begun.add_done_callback(lambda _: tally.moved.set())
+        try:
+            while not begun.done():
+                await tally.moved.wait()
+                tally.moved.clear()
+                if not begun.done():
+                    yield tally.chunk(b"")
+            answer = begun.result()
+            if isinstance(answer, tuple):
+                yield tally.chunk(*answer)
+                return
+            async for events in answer:
+                yield tally.chunk(events.encode())
+        finally:
+            self._whole.discard(tally)
+            begun.cancel()
+            await asyncio.gather(begun, return_exceptions=True)
+            # Each aborts what the engine still holds of it; done here, so that it is done now.
+            for generator in tally.generators:
+                with suppress(RuntimeError):  # it is being read by a task that is just ending
+                    await generator.aclose()
+
+    async def _begin(self, ask: Ask, tally: Tally) -> Any:
+        """A body and its status, or the generator of what streams."""
+        chat = ask.endpoint == "chat"
+        kind = ChatCompletionRequest if chat else CompletionRequest
+        try:
+            request = kind.model_validate_json(ask.body)
+            request.priority = ask.priority
+            if not request.stream:
+                self._whole.add(tally)
+            if chat:
+                answer = await self._chat.create_chat_completion(request)
+            else:
+                answer = await self._completion.create_completion(request)
+        except ValidationError as fault:
+            return await _invalid(fault)
+        except (EngineDeadError, EngineGenerateError) as fault:
+            raise RunError(f"vLLM failed: {_said(fault)}") from fault
+        except Exception as fault:
+            answer = create_error_response(fault)
+            if answer.error.code == _SERVER_FAULT:
+                raise RunError(f"vLLM failed: {_said(fault)}") from fault
+        if isinstance(answer, ErrorResponse):
+            return answer.model_dump_json().encode(), answer.error.code
+        if hasattr(answer, "model_dump_json"):
+            return answer.model_dump_json().encode(), 200
+        return answer
+
+    def _stepped(self) -> None:
+        for tally in self._whole:
+            tally.refresh(self._engine.output_processor)
+
+
+async def _invalid(fault: ValidationError) -> tuple[bytes, int]:
+    """As its server answers a body that does not fit."""
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in fault.errors()]
+    request: Any = _REQUEST
+    response = await validation.validation_exception_handler(
+        request, validation.RequestValidationError(errors)
+    )
+    return bytes(response.body), response.status_code
+
+
+def _said(fault: BaseException) -> str:
+    """In one line, by what is at the bottom of it: vLLM wraps its faults."""
+    while fault.__cause__ is not None:
+        fault = fault.__cause__
+    if isinstance(fault, ValidationError):
+        return "; ".join(str(error["msg"]) for error in fault.errors())
+    words = str(fault.args[0]) if isinstance(fault, KeyError) else str(fault)
+    return next(iter(words.strip().splitlines()), type(fault).__name__)
