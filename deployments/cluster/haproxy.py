@@ -5,10 +5,12 @@ lose connections to it. Ours are told by the configuration's path on their comma
 in a folder of ours; nobody else's process is ever touched, nor one whose cluster still runs.
 A wrapper around the program mends Serve's template before it is read: HAProxy's own pages are bound
 to every interface, a line a request goes to the machine's syslog, half-sent headers get an hour,
-its own refusals are 500s, and nothing bounds what is under way at a gateway. That last one costs a
-server: connections that overflow a busy gateway's listen queue time out, HAProxy takes it for down
-and sends everything through Serve's Python proxy, a tenth as fast, from which it does not recover
-while callers come again (docs/decisions/0010-haproxy-bounds-a-gateway.md).
+its own refusals are 500s, it spins for a client that leaves while it waits and keeps its request
+(docs/decisions/0015-haproxy-does-not-splice.md), and nothing bounds what is under way at a gateway.
+That last one costs a server: connections that overflow a busy gateway's listen queue time out,
+HAProxy takes it for down and sends everything through Serve's Python proxy, a tenth as fast, from
+which it does not recover while callers come again
+(docs/decisions/0010-haproxy-bounds-a-gateway.md).
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ _EDITS = r"""
 s/^\( *bind \)\*\{{0,1\}}:/\1{host}:/
 /^ *log 127.0.0.1:514 /d
 /^ *errorfile /d
+/^ *option splice-/d
 s/^\( *server SERVE_REPLICA_.*\)$/\1 maxconn {max_requests}/
 /^ *timeout client /a\
     timeout http-request {headers_s}s\

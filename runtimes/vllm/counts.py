@@ -11,12 +11,24 @@ import asyncio
 import contextvars
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from runtimes.types import Chunk, EngineLoad
+
+
+@dataclass(slots=True)
+class _Total:
+    """Tokens of all prompts and sequences, kept up as each changes: an answer has a chunk a step
+    for each of its sequences."""
+
+    inputs: int = 0
+    cached: int = 0
+    outputs: int = 0
+    held: int = 0
 
 
 class Tally:
@@ -30,51 +42,55 @@ class Tally:
         self._inputs: dict[str, int] = {}
         self._cached: dict[str, int] = {}
         self._outputs: dict[tuple[str, int], int] = {}
-        self._ended: set[str] = set()
-        self._held = 0
+        self._places: dict[str, dict[int, int]] = {}  # by prompt that is not done, by sequence
+        self._total = _Total()
 
     def note(self, output: Any, kind: RequestOutputKind) -> None:
         """One of the engine's outputs: of a prompt, for some of its sequences."""
         name = output.request_id
         if output.prompt_token_ids is not None:
-            self._inputs[name] = len(output.prompt_token_ids)
+            self._read(name, len(output.prompt_token_ids), self._cached.get(name, 0))
         if output.num_cached_tokens is not None:
-            self._cached[name] = output.num_cached_tokens
+            self._read(name, self._inputs.get(name, 0), output.num_cached_tokens)
         for part in output.outputs:
             before = self._outputs.get((name, part.index), 0)
             more = len(part.token_ids)
             added = before + more if kind is RequestOutputKind.DELTA else more
-            self._outputs[name, part.index] = added
+            self._wrote(name, part.index, added)
         if output.finished:
-            self._ended.add(name)
+            self._total.held -= sum(self._places.pop(name, {}).values())
 
     def refresh(self, books: Any) -> None:
         """From the engine's books: for a request whose outputs come at its end."""
+        before = self._total.held
         for name in self.names:
             for index, own in enumerate(books.external_req_ids.get(name, ())):
                 state = books.request_states.get(own)
                 if state is not None and not state.is_prefilling:
-                    self._inputs[name] = state.prompt_len
-                    self._cached[name] = state.num_cached_tokens
+                    self._read(name, state.prompt_len, state.num_cached_tokens)
                     index = getattr(state, "request_index", index) or 0
-                    self._outputs[name, index] = state.stats.num_generation_tokens
-        held = self._places()
-        if held != self._held:
-            self._held = held
+                    self._wrote(name, index, state.stats.num_generation_tokens)
+        if self._total.held != before:
             self.moved.set()
 
     def chunk(self, data: bytes, status: int = 200) -> Chunk:
-        inputs, cached = sum(self._inputs.values()), sum(self._cached.values())
-        outputs = sum(self._outputs.values())
-        return Chunk(data, inputs, cached, outputs, self._places(), status)
+        total = self._total
+        return Chunk(data, total.inputs, total.cached, total.outputs, total.held, status)
 
-    def _places(self) -> int:
-        """Each sequence's prompt and output, in whole blocks, of the prompts that are not done."""
-        held = 0
-        for (name, _), output in self._outputs.items():
-            if name not in self._ended:
-                held += -(-(self._inputs.get(name, 0) + output) // self._block) * self._block
-        return held
+    def _read(self, name: str, inputs: int, cached: int) -> None:
+        self._total.inputs += inputs - self._inputs.get(name, 0)
+        self._total.cached += cached - self._cached.get(name, 0)
+        self._inputs[name], self._cached[name] = inputs, cached
+
+    def _wrote(self, name: str, index: int, outputs: int) -> None:
+        """A sequence takes its prompt's and its output's tokens, in whole blocks."""
+        self._total.outputs += outputs - self._outputs.get((name, index), 0)
+        self._outputs[name, index] = outputs
+        places = self._places.setdefault(name, {})
+        tokens = self._inputs.get(name, 0) + outputs
+        held = -(-tokens // self._block) * self._block
+        self._total.held += held - places.get(index, 0)
+        places[index] = held
 
 
 TALLY: contextvars.ContextVar[Tally | None] = contextvars.ContextVar("tally", default=None)

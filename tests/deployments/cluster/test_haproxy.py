@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
 import sys
 import time
 
+import httpx
 import psutil
 import pytest
+from fake_engines import until
 
-from deployments.cluster import haproxy, run_folder
+from deployments.cluster import haproxy, ports, run_folder
 
 CONFIG = """\
 global
@@ -15,6 +19,8 @@ global
 defaults
     timeout client 3600s
     errorfile 503 /somewhere/500.http
+    option splice-request
+    option splice-response
 frontend prometheus
     bind :19101
 frontend http_frontend
@@ -140,3 +146,71 @@ def test_a_run_folder_that_is_a_link_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(run_folder, "path_of", lambda port: tmp_path / str(port))
     with pytest.raises(PermissionError, match="remove it"):
         run_folder.made(1)
+
+
+LEFT = """\
+defaults
+    mode http
+    timeout connect 5s
+    timeout server 60s
+    timeout client 60s
+    option abortonclose
+    option splice-request
+    option splice-response
+    option http-no-delay
+    option idle-close-on-response
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    default_backend http-gateway
+backend http-gateway
+    server SERVE_REPLICA_gateway-1 127.0.0.1:{server} check
+"""
+
+
+def test_no_option_to_splice_is_left(tmp_path, program):
+    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 30, 50), tmp_path)
+    assert not [line for line in lines if "splice" in line]
+
+
+async def test_callers_that_leave_while_they_wait_are_noticed(tmp_path):
+    """The real HAProxy, before a server that answers nobody."""
+    came, left = [], []
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            if b"/asked" in await reader.readuntil(b"\r\n\r\n"):
+                came.append(writer)
+                with contextlib.ExitStack() as leaving:
+                    leaving.callback(left.append, writer)
+                    while await reader.read(1000):
+                        pass
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port, config = ports.any_free(), tmp_path / "haproxy.cfg"
+    taken = server.sockets[0].getsockname()[1]
+    config.write_text(LEFT.format(port=port, server=taken))
+    wrapper = haproxy.wrapped(tmp_path, "127.0.0.1", 30, 50)
+    process = await asyncio.create_subprocess_exec(wrapper, "-db", "-f", str(config))
+    try:
+        async with httpx.AsyncClient(timeout=None) as client:
+            asked = [asyncio.create_task(_ask(client, port)) for _ in range(20)]
+            await until(lambda: len(came) == 20)
+            assert not left
+            for each in asked:
+                each.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        await until(lambda: len(left) == 20)
+    finally:
+        process.terminate()
+        await process.wait()
+        server.close()
+
+
+async def _ask(client: httpx.AsyncClient, port: int) -> None:
+    """As soon as HAProxy listens; waits for an answer for ever."""
+    while True:
+        try:
+            await client.post(f"http://127.0.0.1:{port}/asked", json={"pad": "x" * 100})
+        except httpx.ConnectError:
+            await asyncio.sleep(0.05)
