@@ -184,7 +184,7 @@ class StreamCalls:
         try:
             await self._transport.abort(replica_id, lease_ids)
         except _BROKEN as fault:
-            logger.debug("%d requests were not aborted: %s", len(lease_ids), fault)
+            logger.warning("%d requests were not aborted: %s", len(lease_ids), fault)
 
     # ---- the stream ---------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from runtimes.errors import RuntimeFault, Unhealthy
 from runtimes.types import Ask, Chunk, EngineLoad, StreamRuntime
 
 SIGN_OF_LIFE_S = 1.0
-_SETTLED_S = 0.1  # an engine's account shows what ended a step later
+_SETTLED_S, _LOOKS = 0.1, 10  # an engine's account shows what ended a step later
 MOST_CHUNK_BYTES = 64 << 20  # a message carries them all, and gRPC breaks the stream at 256 MiB
 _ARRIVES_S = 1.0  # how much later a request may come than its abort
 logger = logging.getLogger("headrace.replica")
@@ -114,14 +114,19 @@ class StreamCore:
         if older is not None:
             older.close()
         try:
-            message = await self._message(stream)
-            yield message
+            yield await self._message(stream)
+            looks, steps = 0, 0  # how often to look soon for a step after that in which some ended
             while stream.open:
-                ended = any(piece.end is not None for piece in message.pieces)
-                await stream.outbox.wait(_SETTLED_S if ended else SIGN_OF_LIFE_S)
-                if stream.open:
-                    message = await self._message(stream)
-                    yield message
+                await stream.outbox.wait(_SETTLED_S if looks else SIGN_OF_LIFE_S)
+                if not stream.open:
+                    return
+                message = await self._message(stream)
+                if any(piece.end is not None for piece in message.pieces):
+                    looks, steps = _LOOKS, message.load.steps
+                else:
+                    looks = max(looks - 1, 0) if message.load.steps == steps else 0
+                yield message
+                del message  # it may be large, and the next one may be long in coming
         finally:
             if self._streams.get(gateway) is stream:
                 del self._streams[gateway]

@@ -205,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     asked.out.mkdir(parents=True, exist_ok=True)
     taken = []
     for step in steps(asked.out, {name: WAYS[name] for name in names}):
-        print(f"{step.outcome:8} {step.seconds:7.1f} s  {step.name}", flush=True)
+        print(f"{step.outcome:10} {step.seconds:7.1f} s  {step.name}", flush=True)
         taken.append(step)
     record = {
         "date": datetime.date.today().isoformat(),

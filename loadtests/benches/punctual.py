@@ -25,4 +25,5 @@ def punctual() -> Iterator[bool]:
     try:
         yield True
     finally:
-        os.sched_setscheduler(0, policy, parameters)
+        # Without the flag it would be refused to who may not set any priority.
+        os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, parameters)

@@ -1,8 +1,9 @@
 """Which operations must a backend's graph builder offer, so that a network is described once?
 
 A network (`graph.bert`) and its pooling (`pooling`) are written against `GraphOps`;
-`openvino.ops` and `onnx.ops` turn the calls into nodes of their library. `N` is that library's
-handle of a node's output. Activations are [rows, length, width], masks int64 [rows, length].
+`runtimes.openvino.ops` and `runtimes.onnx.ops` turn the calls into nodes of their library. `N` is
+that library's handle of a node's output. Activations are [rows, length, width], masks int64 [rows,
+length].
 
 It holds no more operations than the networks here need and is no general graph library.
 """

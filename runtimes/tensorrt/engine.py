@@ -59,7 +59,7 @@ class Engines:
 
 
 class TensorRTEngine:
-    """`graph_runtime.Engine`; owns the memory."""
+    """`graph.runtime.Engine`; owns the memory."""
 
     platform = "tensorrt_plan"
 

@@ -1,7 +1,7 @@
 """How does a model run on TensorRT?
 
 Staged as ONNX and from that as plans of three engines, for one row, for full batches and for
-whatever else comes (`tensorrt.profiles`); plans are this GPU's alone (`tensorrt.plans`). Bucket
+whatever else comes (`profiles`); plans are this GPU's alone (`plans`). Bucket
 edges are fixed, since each has its profile: what changing between them costs is for the settings to
 say (`lengths.switch_ms`). CUDA graphs for each bucket's shapes.
 

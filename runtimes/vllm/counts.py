@@ -44,6 +44,7 @@ class Tally:
         self._outputs: dict[tuple[str, int], int] = {}
         self._places: dict[str, dict[int, int]] = {}  # by prompt that is not done, by sequence
         self._total = _Total()
+        self._told = 0  # tokens held, when `moved` was last set for them
 
     def note(self, output: Any, kind: RequestOutputKind) -> None:
         """One of the engine's outputs: of a prompt, for some of its sequences."""
@@ -62,7 +63,6 @@ class Tally:
 
     def refresh(self, books: Any) -> None:
         """From the engine's books: for a request whose outputs come at its end."""
-        before = self._total.held
         for name in self.names:
             for index, own in enumerate(books.external_req_ids.get(name, ())):
                 state = books.request_states.get(own)
@@ -70,7 +70,8 @@ class Tally:
                     self._read(name, state.prompt_len, state.num_cached_tokens)
                     index = getattr(state, "request_index", index) or 0
                     self._wrote(name, index, state.stats.num_generation_tokens)
-        if self._total.held != before:
+        if self._total.held != self._told:
+            self._told = self._total.held
             self.moved.set()
 
     def chunk(self, data: bytes, status: int = 200) -> Chunk:

@@ -4,7 +4,7 @@ So every parameter of a request means what it means to vLLM: tools, structured o
 stops, seeds, chat templates, names of LoRA adapters. What is added here is the count of tokens by
 request, the engine's account of itself, and that a closed iterator frees what it held. The engine
 runs in a process of its own, started by `load`. All that leans on vLLM's insides is in
-`vllm.serving` and `vllm.counts`. Source: vLLM's documentation and code, 0.32.
+`serving` and `counts` beside this. Source: vLLM's documentation and code, 0.32.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ each_from_files = pytest.mark.parametrize("case", FROM_FILES, ids=str)
 def settings(case: Case, sources: Sources, cache: Path, **fields: Any) -> RuntimeSettings:
     missing = catalog.available(case.runtime)
     if missing:
-        pytest.skip(missing)
+        pytest.skip(f"{missing} (unverified here: docs/runtimes.md)")
     folders = {name: str(sources(case.options[name])) for name in FOLDERS if name in case.options}
     return RuntimeSettings(
         name="tiny",

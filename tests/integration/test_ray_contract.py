@@ -103,6 +103,8 @@ def test_haproxy_is_called_and_configured_as_our_wrapper_expects():
     assert binds[0] == "bind :{{ config.metrics_port }}"
     assert "bind *:{{ config.stats_port }}" in binds
     assert "log {{ config.log_target }} local0 info" in HAPROXY_CONFIG_TEMPLATE
+    assert "option splice-re" in HAPROXY_CONFIG_TEMPLATE
+    assert "option abortonclose" in HAPROXY_CONFIG_TEMPLATE
     assert constants.RAY_SERVE_HAPROXY_LOG_TARGET == "127.0.0.1:514"
 
 
@@ -117,6 +119,7 @@ def test_serve_reads_every_variable_that_we_set():
 def test_ray_reads_every_variable_that_we_set():
     raylet = (RAY / "core/src/ray/raylet/raylet").read_bytes()
     assert b"prestart_worker_first_driver" in raylet
+    assert b"worker_niceness" in raylet
     assert b"RAY_AUTH_MODE" in raylet
     assert b"RAY_AUTH_TOKEN" in raylet
     for name, file in (

@@ -195,14 +195,15 @@ async def test_callers_that_leave_while_they_wait_are_noticed(tmp_path):
     try:
         async with httpx.AsyncClient(timeout=None) as client:
             asked = [asyncio.create_task(_ask(client, port)) for _ in range(20)]
-            await until(lambda: len(came) == 20)
+            await until(lambda: len(came) == 20, limit_s=20)
             assert not left
             for each in asked:
                 each.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
         await until(lambda: len(left) == 20)
     finally:
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
         await process.wait()
         server.close()
 

@@ -314,6 +314,19 @@ async def test_what_an_engine_says_after_an_end_is_told_soon(
     assert not reader.messages[-1].pieces
 
 
+async def test_an_engine_that_says_nothing_new_after_an_end_is_not_asked_for_ever(
+    core: StreamCore, engine: Told, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_core, "_SETTLED_S", 0.001)
+    core.begin(call(1))
+    await turns()
+    engine.end(b"a")
+    await reader.end_of(1)
+    told = len(reader.messages)
+    await asyncio.sleep(stream_core.SIGN_OF_LIFE_S / 5)
+    assert 1 <= len(reader.messages) - told <= stream_core._LOOKS
+
+
 async def test_what_came_is_handed_on_though_the_engine_is_ill(
     core: StreamCore, engine: Told, reader: Reader
 ) -> None:
