@@ -159,10 +159,13 @@ async def _stream(
 
 
 async def _texts(answer: httpx.Response) -> AsyncIterator[str]:
-    async for line in answer.aiter_lines():
-        if line.startswith("data: {"):
-            for choice in json.loads(line.removeprefix("data: "))["choices"]:
-                yield choice["text"]
+    rest = b""  # httpx's own lines also end where a text has U+2028 or U+0085
+    async for data in answer.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data: {"):
+                for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
+                    yield choice["text"]
 
 
 def _client() -> Any:
