@@ -298,15 +298,20 @@ async def test_an_idle_stream_gives_a_sign_of_life(
     await reader.close()
 
 
-async def test_what_an_engine_says_after_an_end_is_told_soon(
-    core: StreamCore, engine: Told, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream_core, "_SETTLED_S", 0.005)
+async def told_until_one_ended(core: StreamCore, engine: Told, reader: Reader) -> int:
+    """Runs one request to its end; how many messages that took."""
     core.begin(call(1))
     await turns()
     engine.end(b"a")
     await reader.end_of(1)
-    told = len(reader.messages)
+    return len(reader.messages)
+
+
+async def test_what_an_engine_says_after_an_end_is_told_soon(
+    core: StreamCore, engine: Told, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_core, "_SETTLED_S", 0.005)
+    told = await told_until_one_ended(core, engine, reader)
     engine.steps += 1
     await asyncio.sleep(stream_core.SIGN_OF_LIFE_S / 5)
     assert len(reader.messages) > told
@@ -318,11 +323,7 @@ async def test_an_engine_that_says_nothing_new_after_an_end_is_not_asked_for_eve
     core: StreamCore, engine: Told, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_core, "_SETTLED_S", 0.001)
-    core.begin(call(1))
-    await turns()
-    engine.end(b"a")
-    await reader.end_of(1)
-    told = len(reader.messages)
+    told = await told_until_one_ended(core, engine, reader)
     await asyncio.sleep(stream_core.SIGN_OF_LIFE_S / 5)
     assert 1 <= len(reader.messages) - told <= stream_core._LOOKS
 
