@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev digits-example llm-example vllm serve lint types test test-vllm unit coverage integration bench compare gpu-check wheel clean
+.PHONY: install dev digits-example llm-example vllm serve lint types test test-vllm oracles check-oracles unit coverage integration bench compare gpu-check wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -71,6 +71,14 @@ test: lint types unit integration
 # The real engine: its conformance, and the example served as a user would.
 test-vllm: vllm
 	$(BIN)/python -m pytest -m vllm tests/conformance/test_vllm_stream.py tests/integration
+
+# What a refactoring must not change: simulated outcomes, the dispatcher's actions, HTTP answers,
+# metrics, settings, help pages. A change of behaviour writes them anew and says why.
+oracles: dev
+	$(BIN)/python -m tests.oracles write
+
+check-oracles: dev
+	$(BIN)/python -m tests.oracles check
 
 bench: dev
 	$(BIN)/python -m loadtests.benches

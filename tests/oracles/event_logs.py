@@ -1,0 +1,109 @@
+"""Recorded events of dispatchers, and what each did: told the same again, it does the same.
+
+Logs are written while scenarios run on virtual time, one a gateway; `replay` needs no simulator. A
+log's first line is the dispatcher's settings, each other one an event, its time and the actions.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from deployments.simulation.play import Asked, prepare
+from routers import types
+from routers.dispatcher import Dispatcher
+from routers.settings import DispatcherSettings
+from routers.types import Action, Event
+from tests.oracles.simulations import SCENARIOS
+
+FOLDER = Path(__file__).parent / "stored" / "events"
+SECONDS = {
+    "aggressor": (0.5, 0.2),
+    "chaos": (5, 1),
+    "generation-mix": (10, 2),
+    "hiccups": (1.5, 0.5),
+    "overload-2x": (3, 1),
+    "sleeper": (1, 0.5),
+    "two-gateways-skewed": (1, 0.5),
+}
+"""Scenario → how long, and how long its warm-up is."""
+
+
+def record() -> int:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for old in FOLDER.glob("*"):
+        old.unlink()
+    with ProcessPoolExecutor() as pool:
+        return sum(pool.map(_record, SECONDS))
+
+
+def replay() -> tuple[int, list[str]]:
+    """How many logs, and the first difference of each that has one."""
+    with ProcessPoolExecutor() as pool:
+        found = list(pool.map(_replay, sorted(FOLDER.glob("*.xz"))))
+    return len(found), [each for each in found if each]
+
+
+def _record(name: str) -> int:
+    seconds, warmup = SECONDS[name]
+    changes = (f"duration_s={seconds}", f"warmup_s={warmup}")
+    play = prepare(SCENARIOS / f"{name}.yaml", Asked(changes, seed=1))
+    with _watched() as logs:
+        play.run(lambda now, requests: None)
+    for number, lines in enumerate(logs):
+        text = "\n".join(lines).encode()
+        (FOLDER / f"{name}-{number}.jsonl.xz").write_bytes(lzma.compress(text, preset=9))
+    return len(logs)
+
+
+def _replay(path: Path) -> str:
+    lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+    core = Dispatcher(msgspec.convert(json.loads(lines[0]), DispatcherSettings))
+    for number, line in enumerate(lines[1:], 2):
+        event, now, actions = json.loads(line)
+        found = [_tagged(action) for action in core.step(_event(event), now)]
+        if json.loads(json.dumps(found)) != actions:
+            return f"{path.name}:{number}: {event[0]} at {now}: {found} instead of {actions}"
+    return ""
+
+
+@contextmanager
+def _watched() -> Iterator[list[list[str]]]:
+    """Every dispatcher made inside writes a log."""
+    logs: list[list[str]] = []
+    of: dict[int, list[str]] = {}
+    init, step = Dispatcher.__init__, Dispatcher.step
+
+    def started(self: Dispatcher, settings: DispatcherSettings) -> None:
+        init(self, settings)
+        of[id(self)] = [json.dumps(msgspec.to_builtins(settings))]
+        logs.append(of[id(self)])
+
+    def stepped(self: Dispatcher, event: Event, now: float) -> list[Action]:
+        told = _tagged(event)
+        actions = step(self, event, now)
+        of[id(self)].append(json.dumps([told, now, [_tagged(action) for action in actions]]))
+        return actions
+
+    Dispatcher.__init__, Dispatcher.step = started, stepped  # type: ignore[method-assign]
+    try:
+        yield logs
+    finally:
+        Dispatcher.__init__, Dispatcher.step = init, step  # type: ignore[method-assign]
+
+
+def _tagged(told: Event | Action) -> list[Any]:
+    return [type(told).__name__, msgspec.to_builtins(told)]
+
+
+def _event(tagged: list[Any]) -> Event:
+    name, fields = tagged
+    event: Event = msgspec.convert(fields, getattr(types, name))
+    return event
