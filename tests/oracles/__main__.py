@@ -1,8 +1,9 @@
 """What must not change unseen: writes it (`make oracles`) or compares it (`make check-oracles`).
 
-Everything here is observable behaviour: scheduling decisions, simulated outcomes, HTTP answers, names
-of metrics, settings and command-line options. A refactoring leaves every file under `stored/` as it
-is; a change of behaviour stores them anew, and the diff of the stored files shows what changed.
+Everything here is observable behaviour: scheduling decisions, simulated outcomes, HTTP answers,
+names of metrics, settings and command-line options. A refactoring leaves every file under `stored/`
+as it is; a change of behaviour stores them anew, and the diff of the stored files shows what
+changed.
 """
 
 from __future__ import annotations

@@ -41,6 +41,12 @@ TENANTS = {
     "default": {},
 }
 GATEWAY = {"limits": {"max_body_bytes": 4096, "max_inflated_bytes": 8192, "body_timeout_s": 0.05}}
+PATHS = """
+/v2 /v2/health/live /v2/health/ready /v2/models/device /v2/models/device/ready
+/v2/models/device/versions/7 /v2/models/nope /v2/models/nope/ready /v1/models /v1/models/device
+/v1/models/nope /healthz /readyz /openapi.json /docs /metrics /nowhere /v2/models/device/infer
+/v1/embeddings
+"""
 MASKED = re.compile(
     rb"^(x-request-id|x-queue-wait-ms|x-service-time-ms|date|traceparent|tracestate)$"
 )
@@ -121,12 +127,7 @@ def _binary() -> Request:
 
 
 def _gets() -> Iterator[tuple[str, Request]]:
-    for path in (
-        "/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/device", "/v2/models/device/ready",
-        "/v2/models/device/versions/7", "/v2/models/nope", "/v2/models/nope/ready", "/v1/models",
-        "/v1/models/device", "/v1/models/nope", "/healthz", "/readyz", "/openapi.json", "/docs",
-        "/metrics", "/nowhere", "/v2/models/device/infer", "/v1/embeddings",
-    ):  # fmt: skip
+    for path in PATHS.split():
         yield f"GET {path}", ("GET", path, (), b"")
     yield "HEAD /v2", ("HEAD", "/v2", (), b"")
     yield "index", _post("/v2/repository/index", b"{}")
@@ -199,7 +200,8 @@ def _bad() -> Iterator[tuple[str, Request]]:
     ):
         yield f"predict of {body!r}", _post("/v1/models/device:predict", body)
     for body in (
-        {}, {"model": "encoder"}, {"model": "encoder", "input": []}, {"model": "nope", "input": "a"},
+        {}, {"model": "encoder"}, {"model": "encoder", "input": []},
+        {"model": "nope", "input": "a"},
         {"model": "encoder", "input": "text"}, {"model": "device", "input": [1]},
         {"model": "encoder", "input": [1], "dimensions": 3},
         {"model": "encoder", "input": [1], "encoding_format": "xml"},
