@@ -45,12 +45,12 @@ def _explained(error: Exception) -> int | None:
         ("deployments.settings.mistakes", "SettingsErrors", 2),
         ("loadtests.traffic.scenario_file", "ScenarioErrors", 2),
         ("loadtests.traffic.traces", "TraceError", 2),
-        ("deployments.simulation.plots", "NoPlots", 1),
-        ("deployments.profile.errors", "AskedWrongly", 2),
-        ("deployments.profile.errors", "CannotProfile", 1),
+        ("deployments.tools.simulate.plots", "NoPlots", 1),
+        ("deployments.tools.profile.errors", "AskedWrongly", 2),
+        ("deployments.tools.profile.errors", "CannotProfile", 1),
         ("deployments.cluster.state_file", "NoServer", 1),
-        ("deployments.cluster.control", "Refused", 1),
-        ("deployments.verify.errors", "CannotVerify", 2),
+        ("deployments.tools.control", "Refused", 1),
+        ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),
     ):
         loaded = sys.modules.get(module)
@@ -75,7 +75,7 @@ def serve(file: Path | None, port: int | None, host: str | None) -> None:
 
     Without FILE: the built-in example, sentence embeddings on this machine's CPU.
     """
-    _call("deployments.cluster.host", "serve", file or built_in_example(), port=port, host=host)
+    _call("deployments.tools.serve", "serve", file or built_in_example(), port=port, host=host)
 
 
 @main.command()
@@ -95,7 +95,7 @@ def check(file: Path, elsewhere: bool) -> None:
 @_port_of_server
 def apply(file: Path, port: int | None) -> None:
     """Make a running server's models those of FILE; models that stay the same are not touched."""
-    _call("deployments.cluster.control", "apply", file, port)
+    _call("deployments.tools.control", "apply", file, port)
 
 
 @main.command()
@@ -103,8 +103,8 @@ def apply(file: Path, port: int | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def status(port: int | None, as_json: bool) -> None:
     """Show a running server's models, replicas and queues."""
-    snapshot = _function("deployments.cluster.control", "status")(port)
-    from deployments.console import status_table
+    snapshot = _function("deployments.tools.control", "status")(port)
+    from deployments.tools.console import status_table
 
     if as_json:
         click.echo(status_table.as_json(snapshot))
@@ -121,14 +121,14 @@ def freeze(switch: str, port: int | None) -> None:
     Batches go on by what has been learnt. Holds until the next `freeze` or `apply`, whose file has
     its own word: controllers.frozen.
     """
-    _call("deployments.cluster.control", "freeze", switch == "on", port)
+    _call("deployments.tools.control", "freeze", switch == "on", port)
 
 
 @main.command()
 @_port_of_server
 def stop(port: int | None) -> None:
     """Let a running server finish what it has, and end it."""
-    _call("deployments.cluster.control", "stop", port)
+    _call("deployments.tools.control", "stop", port)
 
 
 @main.command()
@@ -148,11 +148,11 @@ def simulate(scenario: Path, as_json: bool, plot: Path | None, **asked: Any) -> 
 
     A bare name is one of the scenarios that come with Headrace (loadtests/scenarios).
     """
-    from deployments.simulation.play import Asked
+    from deployments.tools.simulate.play import Asked
     from loadtests.traffic.scenario_file import located
 
     _call(
-        "deployments.simulation.command", "simulate", located(scenario), Asked(**asked),
+        "deployments.tools.simulate.command", "simulate", located(scenario), Asked(**asked),
         as_json=as_json, plot=plot,
     )  # fmt: skip
 
@@ -188,10 +188,10 @@ def verify(model: str, file: Path | None, **asked: Any) -> None:
 
     Bounds left out are the model's `accept`, or 1e-3 of absolute and relative error.
     """
-    from deployments.verify.command import Written
+    from deployments.tools.verify.command import Written
 
     _call(
-        "deployments.verify.command", "run", file or built_in_example(), model, asked,
+        "deployments.tools.verify.command", "run", file or built_in_example(), model, asked,
         Written(asked["report"], asked["as_json"], asked["layers"]),
     )  # fmt: skip
 
@@ -201,7 +201,7 @@ def verify(model: str, file: Path | None, **asked: Any) -> None:
 @_file_of_model
 def record(model: str, file: Path | None) -> None:
     """Join what was recorded of MODEL (models.<name>.record), for calibration and replay."""
-    _call("deployments.record.command", "show", file or built_in_example(), model)
+    _call("deployments.tools.record", "show", file or built_in_example(), model)
 
 
 @main.command()
@@ -210,7 +210,7 @@ def record(model: str, file: Path | None) -> None:
 @click.option("--write", is_flag=True, help="Store it beside the model, as preprocessing.json.")
 def fingerprint(model: str, file: Path | None, write: bool) -> None:
     """Show what will be done to MODEL's inputs here; a stored one is compared at every start."""
-    _call("deployments.verify.stamp", "stamp", file or built_in_example(), model, write=write)
+    _call("deployments.tools.verify.stamp", "stamp", file or built_in_example(), model, write=write)
 
 
 @main.command()
@@ -249,17 +249,19 @@ def profile(
 
     MODEL may be left out where the settings have only one.
     """
-    from deployments.profile.command import Wanted
-    from deployments.profile.subject import Asked
+    from deployments.tools.profile.command import Wanted
+    from deployments.tools.profile.subject import Asked
 
     if seconds != seconds:
         raise click.BadParameter("nan is no number of seconds", param_hint="--seconds")
     asked = Asked(file or built_in_example(), model, seconds, lengths, seed)
     if compare is None:
-        _call("deployments.profile.command", "profile", asked, Wanted(**wanted))
+        _call("deployments.tools.profile.command", "profile", asked, Wanted(**wanted))
     else:
         names = [name.strip() for name in compare.split(",")]
-        _call("deployments.profile.compare.command", "compare", asked, names, Wanted(**wanted))
+        _call(
+            "deployments.tools.profile.compare.command", "compare", asked, names, Wanted(**wanted)
+        )
 
 
 @main.command(
@@ -280,7 +282,7 @@ def key() -> None:
 @key.command("new")
 def key_new() -> None:
     """Make a key; its hash goes into the settings, the key to the tenant."""
-    from deployments.keys import new_key
+    from deployments.gateway.tenancy.keys import new_key
 
     made, hashed = new_key()
     click.echo(f"key:  {made}   (give it to the tenant; it is not stored)")

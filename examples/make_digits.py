@@ -9,7 +9,7 @@ weights never see, and writes what `headrace serve examples/digits.yaml` needs:
     preprocessing.json   what was done to the images it was trained on
     held_out/            the held-out images as PNG, named 0000-7.png: number and digit
 
-Training images are resized by the very code that serves (`deployments.preprocess`), to two sizes.
+Training images are resized by the very code that serves (`contract/preprocess`), to two sizes.
 Seeded: the same machine makes the same model.
 """
 
@@ -70,8 +70,8 @@ def how() -> Any:
 
 def rows_of(images: Array, size: int) -> Array:
     """float32 [images, 1, size, size], prepared as the service prepares them."""
-    from deployments.description import ImageInput
-    from deployments.preprocess.images import prepared
+    from deployments.contract.description import ImageInput
+    from deployments.contract.preprocess.images import prepared
 
     chosen = how().model_copy(update={"size": (size,)})
     fields = chosen.model_dump(exclude={"size"})
@@ -152,7 +152,7 @@ _NODES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def write_facts(folder: Path, temperature: float) -> None:
     """What the service reads beside the weights."""
-    from deployments.preprocess.done_here import image_fingerprint
+    from deployments.settings.preprocessing_support import image_fingerprint
     from runtimes import fingerprint
 
     facts = {

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.cluster.app_names import GATEWAY_APP, MODEL_DEPLOYMENT, book_key, model_app
+from deployments.contract.app_names import GATEWAY_APP, MODEL_DEPLOYMENT, book_key, model_app
 from deployments.settings import GatewaySettings, ModelSettings, Settings
 
 GRACE_S = 20.0
@@ -82,7 +82,7 @@ def gateway(args: dict[str, Any]) -> Any:
     """Builder of the gateway application; `args` as `_gateway_application` writes them."""
     from ray import serve
 
-    from deployments.gateway import Gateway
+    from deployments.gateway.deployment import Gateway
 
     settings = GatewaySettings.model_validate(args["settings"])
     deployment: Any = serve.deployment(
@@ -179,5 +179,5 @@ def _streams(settings: ModelSettings, gateways: int) -> _Kind:
 def _pinned(name: str) -> Any:
     from ray.serve.config import RequestRouterConfig
 
-    router: Any = {"request_router_class": "deployments.queues.pin_router:PinRouter"}
+    router: Any = {"request_router_class": "deployments.contract.pin_router:PinRouter"}
     return RequestRouterConfig(**router, request_router_kwargs={"key": book_key(name)})

@@ -17,12 +17,12 @@ import ray
 from ray import serve
 
 from deployments.cluster import ports
-from deployments.cluster.app_names import is_model_app, model_app
 from deployments.cluster.ray_env import auth_headers
-from deployments.cluster.registry import Progress
-from deployments.cluster.registry_actor import NAMESPACE, registry
 from deployments.cluster.server_status import server_status
-from deployments.description import ModelDescription
+from deployments.contract.app_names import is_model_app, model_app
+from deployments.contract.description import ModelDescription
+from deployments.contract.registry import Progress
+from deployments.contract.registry_actor import NAMESPACE, registry
 from deployments.settings import ModelSettings, Settings
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024

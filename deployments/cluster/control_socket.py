@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from deployments.cluster.control import socket_path
+from deployments.cluster.run_folder import control_socket
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 _CHANGES = ("apply", "freeze")
@@ -27,7 +27,7 @@ class ControlSocket:
     time."""
 
     def __init__(self, port: int, handlers: dict[str, Handler]) -> None:
-        self._path = socket_path(port)
+        self._path = control_socket(port)
         self._path.unlink(missing_ok=True)
         lock = threading.Lock()
 

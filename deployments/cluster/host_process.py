@@ -25,10 +25,10 @@ from deployments.cluster import haproxy, ports, run_folder, state_file
 from deployments.cluster.applications import Place, serve_config
 from deployments.cluster.changes import changes_between, taken_back, without
 from deployments.cluster.ray_env import apply_environment, resolved_ingress
-from deployments.console.terminal import ready_message
-from deployments.observability import logs
-from deployments.observability.log_socket import VARIABLE as LOG_SOCKET
-from deployments.observability.log_socket import LogSocket
+from deployments.cluster.ready_message import ready_message
+from deployments.contract import logs
+from deployments.contract.log_socket import VARIABLE as LOG_SOCKET
+from deployments.contract.log_socket import LogSocket
 from deployments.settings import ControllerSettings, Settings, SettingsErrors, load, with_address
 from deployments.settings.made import cache_dir
 

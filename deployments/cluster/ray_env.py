@@ -23,7 +23,7 @@ _ALWAYS = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 1024 * 1024),
     "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "3600",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.http.fast_path:middlewares",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.gateway.http.fast_path:middlewares",
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a datagram a request, parsed in Python
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",

@@ -27,3 +27,8 @@ def made(port: int) -> Path:
 
 def remove(port: int) -> None:
     shutil.rmtree(path_of(port), ignore_errors=True)
+
+
+def control_socket(port: int) -> Path:
+    """Where the host of the server on `port` answers the command line."""
+    return path_of(port) / "control.sock"

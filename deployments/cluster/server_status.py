@@ -7,11 +7,50 @@ what a gateway sees. Pure: a dictionary of the registry's in, the snapshot of `s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypedDict
 
-from deployments.console.status_table import ModelStatus
 from deployments.settings import ModelSettings, Settings
+
+
+class ModelStatus(TypedDict):
+    """state: declared | starting | ready | failed. The rest sums over all gateways;
+    rows_by_bucket: waiting rows by the upper edge of their length interval, tokens; engines: of a
+    model that generates, by replica, the sequences that run and wait in it and the share of its
+    cache in use; ejected: replicas that a gateway leaves out as slow; profile: where the model's
+    costs come from."""
+
+    name: str
+    version: str
+    runtime: str
+    state: str
+    replicas_ready: int
+    replicas: int
+    waiting_rows: int
+    late_rows: int
+    oldest_wait_s: float
+    leases: int
+    backlog_s: float
+    drift: int
+    rows_by_bucket: dict[str, int]
+    rows_by_tenant: dict[str, int]
+    tokens_per_s: float
+    engines: dict[str, list[float]]
+    ejected: list[str]
+    profile: str
+
+
+class StatusSnapshot(TypedDict):
+    """problem: what an operator should look at, such as a tenants file that is not in force.
+    frozen: whether the controllers of all models are, at every gateway."""
+
+    url: str
+    pid: int
+    uptime_s: float
+    gateways: int
+    models: Sequence[ModelStatus]
+    frozen: bool
+    problem: str | None
 
 
 def server_status(settings: Settings, raw: dict[str, Any]) -> dict[str, Any]:

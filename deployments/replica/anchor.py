@@ -14,10 +14,10 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from deployments.cluster.loopback import keep_replica_calls_local
-from deployments.cluster.registry import LEASE_S
-from deployments.cluster.registry_actor import registry
-from deployments.observability import logs
+from deployments.contract import logs
+from deployments.contract.loopback import keep_replica_calls_local
+from deployments.contract.registry import LEASE_S
+from deployments.contract.registry_actor import registry
 
 logger = logging.getLogger("headrace.anchor")
 

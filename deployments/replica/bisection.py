@@ -10,7 +10,7 @@ import logging
 
 import numpy as np
 
-from deployments.queues.wire import RowError, from_ragged
+from deployments.contract.batch_wire import RowError, from_ragged
 from deployments.replica.jobs import Job
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import Batch, Ragged, Result, Runtime, StageTimes

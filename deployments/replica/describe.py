@@ -11,8 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from deployments.description import Generating, Ladder, ModelDescription, Recording, Scheduling
-from deployments.preprocess import done_here
+from deployments.contract.description import (
+    Generating,
+    Ladder,
+    ModelDescription,
+    Recording,
+    Scheduling,
+)
+from deployments.contract.scheduling import scheduling
 from deployments.replica.image_model import (
     classes,
     classes_file,
@@ -21,8 +27,7 @@ from deployments.replica.image_model import (
     with_image_lengths,
 )
 from deployments.replica.known_costs import KnownCosts
-from deployments.scheduling import scheduling
-from deployments.settings import ModelSettings, bucket_edges, source_path
+from deployments.settings import ModelSettings, bucket_edges, preprocessing_support, source_path
 from deployments.settings import digest as version_digest
 from runtimes import source as artifacts
 from runtimes.errors import LoadError
@@ -43,7 +48,7 @@ def runtime_settings(
     """Raises SourceError when the artifact is not on this machine, LoadError when it was made for
     other inputs than it would get here."""
     path = _path(model)
-    done_here.check(model, path)
+    preprocessing_support.check(model, path)
     model = with_image_lengths(model)
     threads = model.replicas.threads or max(1, allowed_cpus() // model.replicas.count)
     return RuntimeSettings(

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from deployments.queues.wire import RowError
+from deployments.contract.batch_wire import RowError
 from deployments.replica.bisection import run_bisected
 from deployments.replica.device_line import DeviceLine
 from deployments.replica.jobs import Job, Probe

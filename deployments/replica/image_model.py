@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from deployments.description import Classes, ImageInput
+from deployments.contract.description import Classes, ImageInput
 from deployments.settings import ClassifySettings, ImageSettings, LengthSettings, ModelSettings
 from deployments.settings.image import patches
 from runtimes.errors import LoadError

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from deployments.queues.wire import Column, RowError
+from deployments.contract.batch_wire import Column, RowError
 from routers.staging import Staged
 from runtimes.types import Batch, StageTimes
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deployments.profile.stored import Lookup, StoredProfile, identity_of, look_up
+from deployments.replica.stored_profile import Lookup, StoredProfile, identity_of, look_up
 from deployments.settings import ModelSettings
 from runtimes.profiling import Profile, measure
 from runtimes.types import Runtime, RuntimeSettings

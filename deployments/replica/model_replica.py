@@ -15,17 +15,17 @@ from typing import Any
 
 from ray import serve
 
-from deployments.cluster.loopback import keep_replica_calls_local
-from deployments.description import ModelDescription
-from deployments.observability import logs
-from deployments.queues.wire import BatchCall, BatchReply
+from deployments.contract import logs
+from deployments.contract.batch_wire import BatchCall, BatchReply
+from deployments.contract.description import ModelDescription
+from deployments.contract.loopback import keep_replica_calls_local
 from deployments.replica import compiler_cache, describe
 from deployments.replica.device_worker import DeviceWorker
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of
 from deployments.replica.notes import Notes
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
+from deployments.replica.verify import gate
 from deployments.settings import ModelSettings
-from deployments.verify import gate
 from runtimes import catalog
 from runtimes.types import Runtime
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from deployments.cluster.registry import Progress
-from deployments.cluster.registry_actor import registry
+from deployments.contract.registry import Progress
+from deployments.contract.registry_actor import registry
 from runtimes.errors import RuntimeFault
 
 logger = logging.getLogger("headrace.replica")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from deployments.queues.wire import BatchCall, BatchReply, to_batch
+from deployments.contract.batch_wire import BatchCall, BatchReply, to_batch
 from deployments.replica.device_worker import DeviceWorker
 from deployments.replica.jobs import Job, Key
 from routers.staging import Staged

@@ -18,10 +18,10 @@ from typing import Any
 
 from ray import serve
 
-from deployments.cluster.loopback import keep_replica_calls_local
-from deployments.description import ModelDescription
-from deployments.observability import logs
-from deployments.queues.stream_wire import GenerateCall, StepMessage
+from deployments.contract import logs
+from deployments.contract.description import ModelDescription
+from deployments.contract.loopback import keep_replica_calls_local
+from deployments.contract.stream_wire import GenerateCall, StepMessage
 from deployments.replica import compiler_cache, describe, engine_env
 from deployments.replica.notes import Notes
 from deployments.replica.stream_core import StreamCore, watch_stalls

@@ -2,7 +2,7 @@
 
 A section that asks for nothing is no gate. Bounds that are left out are not asked for; with a
 reference named and no bound at all, absolute and relative error may be 1e-3. The check itself, and
-what each measure is, are in `deployments/verify`.
+what each measure is, are in `deployments/tools/verify`.
 """
 
 from __future__ import annotations

@@ -40,11 +40,11 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]
     if model.source is None or not here:
         return []
     # Late, as below.
-    from deployments.preprocess import done_here
+    from deployments.settings import preprocessing_support
     from runtimes.errors import LoadError
 
     try:
-        done_here.check(model, sources.resolve(model.source))
+        preprocessing_support.check(model, sources.resolve(model.source))
     except (sources.SourceError, LoadError) as error:
         return [("source", str(error))]
     return []
@@ -74,8 +74,7 @@ def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str
 
 
 def _accept_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]]:
-    from deployments.verify.errors import CannotVerify
-    from deployments.verify.reference import named
+    from deployments.settings.reference import CannotVerify, named
 
     accept = model.accept
     complaints: list[tuple[str, str]] = []

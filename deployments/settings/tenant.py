@@ -1,7 +1,7 @@
 """One tenant's settings: its share, its priority, its limits and the hashes of its keys.
 
 A weight is relative to the other tenants' in the same priority. Only hashes stand here, never keys
-(`headrace key new` makes both). Who a caller is, is decided in `deployments.tenants`.
+(`headrace key new` makes both). Who a caller is, is decided in `gateway/tenancy/tenants.py`.
 """
 
 from __future__ import annotations

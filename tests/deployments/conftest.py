@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from deployments.description import ModelDescription
-from deployments.scheduling import scheduling
+from deployments.contract.description import ModelDescription
+from deployments.contract.scheduling import scheduling
 from deployments.settings import ModelSettings
 from runtimes.types import TensorSpec
 

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from deployments.queues.stream_wire import GenerateCall, Piece, StepMessage, StreamEnd
-from deployments.queues.transport import ReplicaDied, Unreached
+from deployments.contract.stream_wire import GenerateCall, Piece, StepMessage, StreamEnd
+from deployments.gateway.queues.transport import ReplicaDied, Unreached
 from runtimes.types import EngineLoad
 
 

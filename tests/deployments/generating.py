@@ -11,11 +11,11 @@ from typing import Any
 from fake_engines import Engines, until
 from in_process import Stand
 
-from deployments.description import Generating, ModelDescription
-from deployments.preprocess.tokenizer import TextTokenizer
-from deployments.queues.ledger import ReplicaBook, RunningReplica
-from deployments.queues.served_model import ServedModel
-from deployments.scheduling import scheduling
+from deployments.contract.description import Generating, ModelDescription
+from deployments.contract.preprocess.tokenizer import TextTokenizer
+from deployments.contract.replica_directory import ReplicaBook, RunningReplica
+from deployments.contract.scheduling import scheduling
+from deployments.gateway.queues.served_model import ServedModel
 from deployments.settings import ModelSettings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

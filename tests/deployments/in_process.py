@@ -16,22 +16,22 @@ from typing import Any
 
 import httpx
 
-from deployments.gateway_app import assembled
-from deployments.observability.observer import Observer
-from deployments.preprocess.tokenizer import TextTokenizer
-from deployments.preprocess.turns import TurnPool
-from deployments.queues.catalogue import Catalogue
-from deployments.queues.ledger import ReplicaBook, RunningReplica
-from deployments.queues.served_model import ServedModel
-from deployments.queues.transport import ReplicaDied, ReplicaFault, Unreached
-from deployments.queues.wire import BatchCall, BatchReply
+from deployments.contract.batch_wire import BatchCall, BatchReply
+from deployments.contract.preprocess.tokenizer import TextTokenizer
+from deployments.contract.replica_directory import ReplicaBook, RunningReplica
+from deployments.contract.scheduling import Home
+from deployments.gateway.app import assembled
+from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Unreached
+from deployments.gateway.telemetry.observer import Observer
+from deployments.gateway.tenancy.tenants import Tenants
 from deployments.replica import describe
 from deployments.replica.device_worker import DeviceWorker
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.replica_core import ReplicaCore
-from deployments.scheduling import Home
 from deployments.settings import GatewaySettings, ModelSettings, TenantSettings
-from deployments.tenants import Tenants
 from runtimes import catalog
 from runtimes.types import Runtime
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from deployments.profile.plan import Trial
-from deployments.profile.stored import Identity
-from deployments.profile.sweep import Sample
+from deployments.replica.stored_profile import Identity
+from deployments.tools.profile.plan import Trial
+from deployments.tools.profile.sweep import Sample
 from runtimes.types import StageTimes
 
 IDENTITY = Identity(

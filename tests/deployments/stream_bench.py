@@ -10,13 +10,13 @@ from typing import Any
 
 from fake_engines import Engines, until
 
-from deployments.description import Generating, ModelDescription
-from deployments.queues.ledger import RunningReplica
-from deployments.queues.served_model import terms
-from deployments.queues.stream_queue import StreamQueue
-from deployments.queues.stream_tickets import Prompt, StreamTicket
-from deployments.queues.tickets import Demand
-from deployments.scheduling import Home, dispatcher_settings
+from deployments.contract.description import Generating, ModelDescription
+from deployments.contract.replica_directory import RunningReplica
+from deployments.contract.scheduling import Home, dispatcher_settings
+from deployments.gateway.queues.served_model import terms
+from deployments.gateway.queues.stream_queue import StreamQueue
+from deployments.gateway.queues.stream_tickets import Prompt, StreamTicket
+from deployments.gateway.queues.tickets import Demand
 from routers.types import Generation
 
 SHAPE = Generating(context_tokens=1000, cache_tokens=1000, max_sequences=4)

@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from deployments import cli
-from deployments.cluster import control, host
 from deployments.cluster.state_file import NoServer
-from deployments.keys import hash_key
+from deployments.gateway.tenancy.keys import hash_key
 from deployments.settings import load
+from deployments.tools import control
+from deployments.tools import serve as host
 
 GOOD = "models: {device: {runtime: synthetic}}\ntenants: {a: {}, b: {}}\n"
 

@@ -20,11 +20,11 @@ def application() -> Any:
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
-    from deployments.cluster.app_names import MODEL_DEPLOYMENT, book_key
+    from deployments.contract.app_names import MODEL_DEPLOYMENT, book_key
 
     class Streaming:
         async def __init__(self) -> None:
-            from deployments.cluster.loopback import keep_replica_calls_local
+            from deployments.contract.loopback import keep_replica_calls_local
             from deployments.replica.stream_core import StreamCore
             from runtimes import catalog
             from runtimes.types import RuntimeSettings
@@ -56,7 +56,7 @@ def application() -> Any:
         def __init__(self, streaming: Any) -> None:
             self.streaming = streaming
 
-    router: Any = {"request_router_class": "deployments.queues.pin_router:PinRouter"}
+    router: Any = {"request_router_class": "deployments.contract.pin_router:PinRouter"}
     streaming: Any = serve.deployment(
         Streaming,
         name=MODEL_DEPLOYMENT,
@@ -70,7 +70,7 @@ def application() -> Any:
 
 
 def call(lease_id: int, tokens: int) -> Any:
-    from deployments.queues.stream_wire import GenerateCall
+    from deployments.contract.stream_wire import GenerateCall
 
     body = {"model": "llm", "prompt": "a b c", "max_tokens": tokens, "stream": True}
     return GenerateCall("g", lease_id, "completions", json.dumps(body).encode(), 60.0)
@@ -107,10 +107,10 @@ class Gateway:
 
 
 async def seen() -> dict[str, Any]:
-    from deployments.cluster.app_names import book_key, model_app
-    from deployments.queues.ledger import book_for
-    from deployments.queues.pinned_handles import ReplicaDied, Unreached
-    from deployments.queues.stream_transport import ServeStreamTransport
+    from deployments.contract.app_names import book_key, model_app
+    from deployments.contract.replica_directory import book_for
+    from deployments.gateway.queues.pinned_handles import ReplicaDied, Unreached
+    from deployments.gateway.queues.stream_transport import ServeStreamTransport
 
     transport = ServeStreamTransport(model_app("llm"), "g")
     await transport.seed(30.0)

@@ -27,9 +27,10 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from deployments.cluster import loopback, ray_env
+from deployments.cluster import ray_env
 from deployments.cluster.applications import Place, serve_config
-from deployments.http import fast_path
+from deployments.contract import loopback
+from deployments.gateway.http import fast_path
 from deployments.settings import GatewaySettings, Settings
 
 pytestmark = pytest.mark.integration

@@ -20,11 +20,11 @@ def application() -> Any:
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
-    from deployments.cluster.app_names import MODEL_DEPLOYMENT, book_key
+    from deployments.contract.app_names import MODEL_DEPLOYMENT, book_key
 
     class Held:
         async def __init__(self) -> None:
-            from deployments.cluster.loopback import keep_replica_calls_local
+            from deployments.contract.loopback import keep_replica_calls_local
             from deployments.replica.device_worker import DeviceWorker
             from deployments.replica.replica_core import ReplicaCore
             from runtimes import catalog
@@ -55,7 +55,7 @@ def application() -> Any:
         def __init__(self, held: Any) -> None:
             self.held = held
 
-    router: Any = {"request_router_class": "deployments.queues.pin_router:PinRouter"}
+    router: Any = {"request_router_class": "deployments.contract.pin_router:PinRouter"}
     held: Any = serve.deployment(
         Held,
         name=MODEL_DEPLOYMENT,
@@ -71,16 +71,16 @@ def application() -> Any:
 def call(lease_id: int) -> Any:
     import numpy as np
 
-    from deployments.queues.wire import BatchCall, pack
+    from deployments.contract.batch_wire import BatchCall, pack
 
     ids = pack("INT64", [np.array([lease_id])], None)
     return BatchCall("g", lease_id, 60.0, np.array([1], np.int32).tobytes(), {"ids": ids}, None)
 
 
 async def seen() -> dict[str, Any]:
-    from deployments.cluster.app_names import book_key, model_app
-    from deployments.queues.ledger import book_for
-    from deployments.queues.transport import ServeTransport
+    from deployments.contract.app_names import book_key, model_app
+    from deployments.contract.replica_directory import book_for
+    from deployments.gateway.queues.transport import ServeTransport
 
     transport = ServeTransport(model_app("held"))
     await transport.seed(30.0)

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from deployments.simulation.play import Asked, prepare
+from deployments.tools.simulate.play import Asked, prepare
 from routers import types
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deployments.observability.metrics import GatewayMetrics
+from deployments.gateway.telemetry.metrics import GatewayMetrics
 
 
 def pages() -> Mapping[str, bytes]:

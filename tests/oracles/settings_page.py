@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from deployments.console import settings_page
+from deployments.tools.console import settings_page
 
 
 def pages() -> Mapping[str, bytes]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.simulation.play import Asked, prepare
+from deployments.tools.simulate.play import Asked, prepare
 from loadtests.traffic import made_up_trace
 from loadtests.traffic.scenario_file import load
 

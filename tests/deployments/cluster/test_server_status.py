@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from deployments.cluster.registry import Progress, View
 from deployments.cluster.server_status import server_status
-from deployments.description import ModelDescription
+from deployments.contract.description import ModelDescription
+from deployments.contract.registry import Progress, View
 from deployments.settings import Settings
 
 SETTINGS = Settings.model_validate(

@@ -10,7 +10,7 @@ from fake_runtimes import Moody
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.queues.wire import rows_of
+from deployments.contract.batch_wire import rows_of
 from deployments.replica.bisection import run_bisected, take
 from deployments.replica.jobs import Job
 from routers.staging import Staged

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from fake_runtimes import Encoder, Moody, Shout
 
-from deployments.description import Generating
-from deployments.preprocess import done_here
+from deployments.contract.description import Generating
 from deployments.replica import describe
 from deployments.replica.known_costs import KnownCosts
-from deployments.settings import ModelSettings
+from deployments.settings import ModelSettings, preprocessing_support
 from runtimes import fingerprint
 from runtimes.errors import LoadError
 from runtimes.types import Limits, StreamLimits, TensorSpec
@@ -136,7 +135,7 @@ def test_a_spec_with_a_free_last_axis_is_no_embedding() -> None:
 def test_a_model_made_for_another_tokenizer_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     settings = model(runtime="torch", source=str(tmp_path), task="embed")
-    fingerprint.write(tmp_path, done_here.done_here(settings, tmp_path))
+    fingerprint.write(tmp_path, preprocessing_support.supported_preprocessing(settings, tmp_path))
     describe.runtime_settings("m", settings, tmp_path, lambda *_: None)
     (tmp_path / "tokenizer.json").write_text('{"another": 1}')
     with pytest.raises(LoadError, match="tokenizer is"):

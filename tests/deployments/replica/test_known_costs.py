@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from deployments.profile.stored import StoredProfile, identity_of, save
 from deployments.replica.describe import runtime_settings
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of
+from deployments.replica.stored_profile import StoredProfile, identity_of, save
 from deployments.settings import ModelSettings
 from runtimes.synthetic.runtime import SyntheticRuntime
 

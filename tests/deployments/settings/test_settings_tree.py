@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from deployments.console import settings_page
 from deployments.settings import LengthSettings, ModelSettings, Settings, bucket_edges
 from deployments.settings.shape import expected, fields_below, place_at, section_at
 from deployments.settings.tree import TenantsSettings
+from deployments.tools.console import settings_page
 
 EVERY = list(fields_below(Settings))
 UNITS = ("_s", "_ms", "_bytes", "_tokens", "_rows", "_percent", "_size", "_ratio", "_port")
@@ -122,7 +122,9 @@ def test_only_whole_hashes_are_keys(key: str) -> None:
 
 def test_manual_is_current() -> None:
     written = settings_page.PAGE.read_text(encoding="utf-8")
-    assert written == settings_page.page(), "run `python -m deployments.console.settings_page`"
+    assert written == settings_page.page(), (
+        "run `python -m deployments.tools.console.settings_page`"
+    )
 
 
 def test_manual_names_every_setting() -> None:
@@ -133,7 +135,7 @@ def test_manual_names_every_setting() -> None:
 
 
 def test_manual_lies_in_the_docs() -> None:
-    assert settings_page.PAGE.relative_to(Path(settings_page.__file__).parents[2]).parts == (
+    assert settings_page.PAGE.relative_to(Path(settings_page.__file__).parents[3]).parts == (
         "docs",
         "settings.md",
     )

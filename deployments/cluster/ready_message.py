@@ -1,0 +1,36 @@
+"""What `serve` prints once its models are ready: where, and one line to try."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable
+from typing import Any
+
+from deployments.contract.description import ModelDescription
+from deployments.gateway.http.protocols import openapi_examples
+
+
+def try_line(description: ModelDescription, url: str) -> str:
+    """One `curl` that this model answers, to be pasted into a shell."""
+    url = url.rstrip("/")
+    if description.task == "embed" and description.tokenizer_digest:
+        text = {"model": description.name, "input": "Ragged traffic at an even flow."}
+        return _post(f"{url}/v1/embeddings", text)
+    model = f"{url}/v2/models/{description.name}"
+    body = openapi_examples.infer(description)
+    return f"curl -s {shlex.quote(model)}" if body is None else _post(f"{model}/infer", body)
+
+
+def _post(url: str, body: dict[str, Any]) -> str:
+    text = shlex.quote(json.dumps(body))
+    return f"curl -s {shlex.quote(url)} -H 'content-type: application/json' -d {text}"
+
+
+def ready_message(url: str, descriptions: Iterable[ModelDescription]) -> str:
+    """The last thing `serve` prints before it serves: where, and one line to try."""
+    found = list(descriptions)
+    lines = [f"ready: {url} ({', '.join(each.name for each in found)})"]
+    if found:
+        lines += ["try:", f"  {try_line(found[0], url)}"]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What the processes tell each other: models, batches, streams, errors, which replicas run."""

@@ -1,0 +1,79 @@
+"""Sends each call to the replica that the dispatcher chose; chooses nothing itself.
+
+The chosen replica's id rides in the call's `session_id`. Serve's own routing tasks, queue-length
+probes and backoff are skipped by overriding `_choose_replica_for_request` (as Serve's in-tree
+capacity-queue router does): they cost about a millisecond and can hang two calls that share a
+request context. A call whose replica is gone fails at once with `ledger.ReplicaGone`, unstarted, so
+that the dispatcher can choose again; nothing waits inside Serve. Calls without a pin (`describe`)
+take any running replica. What is used here and is not public is held in place by
+tests/integration/test_ray_contract.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter
+from ray.serve.request_router import RunningReplica as ServeReplica
+
+
+def _book(key: str) -> Any:
+    from deployments.contract.replica_directory import book_for
+
+    return book_for(key)
+
+
+def _entry(replica: ServeReplica) -> Any:
+    from deployments.contract.replica_directory import RunningReplica
+
+    metadata = tuple(sorted((k, str(v)) for k, v in replica.replica_metadata.items()))
+    return RunningReplica(replica.replica_id.unique_id, metadata)
+
+
+def _gone(uid: str) -> Exception:
+    from deployments.contract.replica_directory import ReplicaGone
+
+    return ReplicaGone(uid)
+
+
+class PinRouter(RequestRouter):
+    def initialize_state(self, **kwargs: Any) -> None:
+        """`key`: which book to keep ("application/deployment")."""
+        self._book = _book(kwargs["key"])
+        self._by_uid: dict[str, ServeReplica] = {}
+        self._turn = itertools.count()
+
+    def update_replicas(self, replicas: list[ServeReplica]) -> None:
+        super().update_replicas(replicas)
+        self._by_uid = {r.replica_id.unique_id: r for r in replicas}
+        self._book.update([_entry(r) for r in replicas])
+
+    def on_replica_actor_died(self, replica_id: Any) -> None:
+        super().on_replica_actor_died(replica_id)
+        self._by_uid.pop(replica_id.unique_id, None)
+        self._book.drop(replica_id.unique_id)
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> ServeReplica:
+        uid = pending_request.metadata.session_id
+        if not uid:
+            return await self._any()
+        replica = self._by_uid.get(uid)
+        if replica is None or is_retry:
+            raise _gone(uid)
+        return replica
+
+    async def _any(self) -> ServeReplica:
+        while not self._by_uid:
+            self._replicas_updated_event.clear()
+            await self._replicas_updated_event.wait()
+        replicas = list(self._by_uid.values())
+        return replicas[next(self._turn) % len(replicas)]
+
+    async def choose_replicas(
+        self, candidate_replicas: list[ServeReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[ServeReplica]]:
+        """Required by the base class; every call goes through `_choose_replica_for_request`."""
+        return [list(candidate_replicas)]

@@ -1,0 +1,172 @@
+"""From what users write of one model's scheduling to what its core is told.
+
+The one translation, for the service and for simulations: settings to `Scheduling`, which rides on
+the model's page, and that, with what the loaded model declares, to the core's own settings. Units
+change here (ms to s), words become the core's, nothing is decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from deployments.contract.description import ModelDescription, Scheduling
+from deployments.settings import LengthSettings, ModelSettings, OutlierSettings
+from routers.settings import (
+    AdmissionSettings,
+    BucketSettings,
+    CodelSettings,
+    DispatcherSettings,
+    GenerationSettings,
+    HedgeSettings,
+    LimitSettings,
+    Mode,
+)
+from routers.settings import OutlierSettings as CoreOutliers
+
+_NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The gateway that a queue lives in: its name, unique in the cluster; how many priorities its
+    requests have; whether all that learns is frozen."""
+
+    gateway: str
+    priorities: int = 3
+    frozen: bool = False
+
+
+def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Scheduling:
+    """`fixed_shapes`: the backend is compiled for certain lengths, which then are the edges."""
+    batch, queue = model.batch, model.queue
+    return Scheduling(
+        slo_s=model.deadline_s,
+        timeout_s=model.timeout_s,
+        late=model.slo.late,
+        max_size=batch.max_size,
+        max_tokens=batch.max_tokens,
+        max_slo_share=batch.max_slo_share,
+        fixed_size=batch.fixed_size,
+        hold=batch.hold,
+        max_queue_rows=queue.max_rows,
+        max_late_rows=queue.max_late_rows,
+        ageing_s=queue.ageing_ms / 1000,
+        preempt_streams=queue.preempt_streams,
+        slots=model.replicas.slots,
+        hang_limit_s=model.replicas.hang_limit_s,
+        retry=model.retry,
+        buckets=_buckets(model, fixed_shapes),
+        admission=_admission(model),
+        hedge=_hedge(model),
+        outliers=_outliers(model.outliers),
+        generation=_generation(model) if model.task == "generate" else None,
+        max_output_tokens=model.generation.max_output_tokens or 0,
+    )
+
+
+def dispatcher_settings(d: ModelDescription, home: Home) -> DispatcherSettings:
+    """What the gateway's core of this model is told."""
+    s = d.scheduling
+    return DispatcherSettings(
+        bucket_edges=d.bucket_edges,
+        max_size=s.max_size if d.max_rows is None else min(s.max_size, d.max_rows),
+        max_tokens=s.max_tokens,
+        pads=d.pads,
+        slo_s=s.slo_s,
+        max_slo_share=s.max_slo_share,
+        fixed_size=s.fixed_size,
+        hold=s.hold,
+        priorities=home.priorities,
+        ageing_s=s.ageing_s,
+        max_queue_rows=s.max_queue_rows,
+        max_late_rows=s.max_late_rows,
+        late=s.late,
+        preempt_streams=s.preempt_streams,
+        profile=d.profile,
+        frozen=home.frozen,
+        buckets=s.buckets,
+        admission=s.admission,
+        hedge=s.hedge,
+        outliers=s.outliers,
+        generation=_measured(d),
+    )
+
+
+def _measured(d: ModelDescription) -> GenerationSettings | None:
+    """What the settings say of generating, with what the loaded engine says."""
+    asked, engine = d.scheduling.generation, d.generating
+    if asked is None or engine is None:
+        return asked
+    return replace(asked, block_tokens=engine.block_tokens, profile=engine.profile)
+
+
+def _generation(model: ModelSettings) -> GenerationSettings:
+    generation, tpot_ms = model.generation, model.slo.tpot_ms
+    predict, prompts, affinity = generation.predict, generation.prompts, generation.affinity
+    max_long = prompts.max_long_tokens
+    return GenerationSettings(
+        input_weight=generation.input_weight,
+        output_weight=generation.output_weight,
+        output_tokens=predict.output_tokens,
+        tokens_per_s=predict.tokens_per_s,
+        prompt_tokens_per_s=predict.prompt_tokens_per_s,
+        reserve_quantile=predict.reserve_quantile,
+        long_tokens=prompts.long_tokens,
+        max_long_tokens=_NEVER if max_long is None else max_long,
+        affinity=affinity.mode,
+        max_blocks=affinity.max_blocks,
+        tpot_s=_NEVER if tpot_ms is None else tpot_ms / 1000,
+    )
+
+
+def _buckets(model: ModelSettings, fixed_shapes: bool) -> BucketSettings:
+    lengths: LengthSettings = model.lengths
+    adapt, most = lengths.adapt, lengths.most_buckets
+    # What streams is not padded: there is no waste that other edges would save.
+    follows = most is not None and not fixed_shapes and model.task != "generate"
+    settings = BucketSettings(
+        adaptive=follows,
+        minimise=adapt.minimise,
+        solve_every_s=adapt.every_s,
+        half_life_s=adapt.half_life_s,
+        min_gain=adapt.min_gain,
+        fixed_shapes=fixed_shapes,
+        switch_s=lengths.switch_ms / 1000 if fixed_shapes else 0.0,
+    )
+    return settings if most is None else replace(settings, max_edges=most)
+
+
+def _admission(model: ModelSettings) -> AdmissionSettings:
+    admission, work_s = model.admission, model.queue.max_work_s
+    codel, limit, feasibility = admission.codel, admission.limit, admission.feasibility
+    margin_ms = feasibility.margin_ms
+    return AdmissionSettings(
+        feasibility=Mode(feasibility.mode),
+        margin_s=None if margin_ms is None else margin_ms / 1000,
+        late_room_s=feasibility.late_room_s,
+        max_queue_s=_NEVER if work_s is None else work_s,
+        codel=CodelSettings(Mode(codel.mode), codel.target_ms / 1000, codel.interval_ms / 1000),
+        limit=LimitSettings(Mode(limit.mode), limit.fixed, limit.least, limit.most),
+    )
+
+
+def _hedge(model: ModelSettings) -> HedgeSettings:
+    hedge = model.hedge
+    return HedgeSettings(
+        # A copy is a second run: what may run once only has none.
+        mode=hedge.mode if model.retry else "off",
+        quantile=hedge.quantile,
+        fixed_delay_s=None if hedge.delay_ms is None else hedge.delay_ms / 1000,
+        budget=hedge.budget,
+        max_utilisation=hedge.max_utilisation,
+        min_samples=hedge.min_samples,
+    )
+
+
+def _outliers(outliers: OutlierSettings) -> CoreOutliers:
+    return CoreOutliers(
+        eject_ratio=outliers.eject_ratio if outliers.mode == "eject" else _NEVER,
+        max_ejected=outliers.max_ejected,
+        probe_s=outliers.probe_s,
+        max_probe_s=outliers.max_probe_s,
+    )

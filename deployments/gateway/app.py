@@ -1,0 +1,141 @@
+"""The gateway as a raw ASGI app: routes a request to the pipeline or to a page about the models.
+
+It answers `lifespan`, HEAD, unknown paths and attempts at WebSockets; it knows no queue and no
+metric of its own. Every answer to an error has the shape of the protocol the path belongs to.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from deployments.contract import errors
+from deployments.gateway.http import router
+from deployments.gateway.http.codecs import (
+    ClassifyCodec,
+    Codec,
+    EmbeddingsCodec,
+    GenerationCodec,
+    InferCodec,
+    PredictCodec,
+)
+from deployments.gateway.http.exchange import Exchange
+from deployments.gateway.http.fast_path import Receive, Scope, Send
+from deployments.gateway.http.pages import Pages
+from deployments.gateway.http.protocols import error_shapes, openai_generation
+from deployments.gateway.http.protocols.types import Encoded
+from deployments.gateway.pipeline import Pipeline
+from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.request_context import Gate
+from deployments.gateway.telemetry.observer import Observer
+from deployments.gateway.tenancy.tenants import TenantsFile
+from deployments.settings import GatewaySettings
+
+_CODECS: dict[str, Codec | GenerationCodec] = {
+    "infer": InferCodec(),
+    "predict": PredictCodec(),
+    "classify": ClassifyCodec(),
+    "embeddings": EmbeddingsCodec(),
+    "completions": GenerationCodec("completions", openai_generation.decode_completion),
+    "chat": GenerationCodec("chat", openai_generation.decode_chat),
+}
+logger = logging.getLogger("headrace.gateway")
+
+
+class GatewayApp:
+    """`connection(client)` hears of every request's client address, for keep-alive counters."""
+
+    def __init__(self, gate: Gate, pages: Pages, connection: Callable[[object], None]) -> None:
+        self._pipeline = Pipeline(gate)
+        self._pages = pages
+        self._connection = connection
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(Exchange(scope, receive, send))
+        elif scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        elif scope["type"] == "websocket":
+            await _refuse_websocket(scope, receive, send)
+
+    async def _http(self, exchange: Exchange) -> None:
+        self._connection(exchange.client)
+        try:
+            await self._route(exchange)
+        except errors.CallerLeft:
+            pass  # nobody reads an answer
+        except errors.HeadraceError as error:
+            await exchange.reply(error.status, _shape(exchange.path)(error), error.headers())
+        except Exception:
+            request_id = exchange.request_id.decode("latin-1")
+            logger.exception("unexpected", extra={"request_id": request_id})
+            if not exchange.replied:
+                fault = errors.HeadraceError("an unexpected error; the log has it by request id")
+                await exchange.reply(500, _shape(exchange.path)(fault))
+        finally:
+            exchange.release()
+
+    async def _route(self, exchange: Exchange) -> None:
+        route = router.match(exchange.path)
+        if route is None:
+            raise errors.NotFound(f"nothing lives at {exchange.path}; GET /docs lists what does")
+        if exchange.method not in route.methods:
+            await _refuse_method(exchange, route.methods)
+            return
+        codec = _CODECS.get(route.endpoint)
+        if codec is not None:
+            await self._pipeline.answer(exchange, codec, route.model, route.version)
+        else:
+            await self._pages.answer(exchange, route)
+
+
+async def _refuse_method(exchange: Exchange, methods: tuple[str, ...]) -> None:
+    error = errors.MethodNotAllowed(f"{exchange.path} takes {' or '.join(methods)}")
+    allow = (b"allow", ", ".join(methods).encode())
+    await exchange.reply(error.status, _shape(exchange.path)(error), [allow])
+
+
+def _shape(path: str) -> Callable[[errors.HeadraceError], Encoded]:
+    """OpenAI's own paths have its shape; all others, `:predict` included, Open Inference's."""
+    if path.startswith("/v1/") and ":" not in path:
+        return error_shapes.openai_error
+    return error_shapes.oip_error
+
+
+async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
+    """400 where the server lets us answer the handshake; else its own 403, by closing."""
+    await receive()
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close"})
+        return
+    error = errors.BadRequest("WebSockets are not spoken here; send the request without Upgrade")
+    answer = _shape(scope["path"])(error)
+    head = [
+        (b"content-type", answer.content_type),
+        (b"content-length", b"%d" % len(answer.body)),
+        (b"connection", b"close"),
+    ]
+    start = {"type": "websocket.http.response.start", "status": error.status, "headers": head}
+    await send(start)
+    await send({"type": "websocket.http.response.body", "body": answer.body})
+
+
+def assembled(
+    settings: GatewaySettings,
+    tenants: TenantsFile,
+    models: Catalogue,
+    pool: TurnPool,
+    observer: Observer,
+) -> GatewayApp:
+    """The app over parts that its owner made, and ends."""
+    gate = Gate(settings, tenants=tenants, models=models, pool=pool, watcher=observer)
+    return GatewayApp(gate, Pages(models, observer), observer.connection)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": message["type"] + ".complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

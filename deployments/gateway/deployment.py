@@ -1,0 +1,95 @@
+"""The Ray Serve deployment of the gateway: wires settings, registry, models and metrics to the app.
+
+Its tasks are made in the constructor, where no request's context exists. Serve gets the same app
+that the fast path serves, so both ways into the process lead to one queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from deployments.contract.loopback import keep_replica_calls_local
+from deployments.contract.registry_actor import registry
+from deployments.contract.scheduling import Home
+from deployments.gateway.app import assembled
+from deployments.gateway.http import fast_path
+from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.telemetry.observer import Observer
+from deployments.gateway.tenancy.tenants import TenantsFile
+from deployments.settings import GatewaySettings
+
+_REFRESH_S = 1.0
+_COLLECT_AFTER = (10_000, 20, 100)  # net new objects; collections of the young, of the older
+logger = logging.getLogger("headrace.gateway")
+
+
+class Gateway:
+    """`args`: {"settings" (plain dict), "tenants_file"}."""
+
+    async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
+        keep_replica_calls_local()
+        settings = GatewaySettings.model_validate(args["settings"])
+        context = serve.get_replica_context()
+        rank = context.rank.rank if context.rank is not None else 0
+        self._name = f"gateway-{rank}"
+        self._uid = context.replica_id.unique_id
+        self._registry = registry()
+        self._tenants = TenantsFile(Path(args["tenants_file"]), settings.priorities)
+        self._pool = TurnPool(settings.preprocess.workers, settings.preprocess.max_pending)
+        self._observer = Observer(self._name, settings, rank)
+        self._models = Catalogue(
+            self._registry,
+            Home(self._uid, len(settings.priorities), self._tenants.frozen),
+            settings.preprocess.cache_bytes,
+            self._observer.batch,
+        )
+        self._observer.watch(self._models, self._pool, self._tenants)
+        self._app = assembled(settings, self._tenants, self._models, self._pool, self._observer)
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._models.follow()),
+            loop.create_task(self._every_second()),
+        ]
+        fast_path.install(self._app)
+        _settle()
+
+    def __serve_build_asgi_app__(self) -> fast_path.Wrapped:
+        return fast_path.Wrapped(self._app)
+
+    async def _every_second(self) -> None:
+        """Takes up tenants and the controllers' switch when their file changed, pushes the snapshot
+        that `status` shows."""
+        while True:
+            try:
+                await asyncio.to_thread(self._tenants.refresh)
+                self._models.freeze(self._tenants.frozen)
+                self._observer.refresh()
+                await self._registry.push.remote(self._uid, self._observer.snapshot())
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                logger.exception("refreshing failed, or the registry took no snapshot; going on")
+            await asyncio.sleep(_REFRESH_S if not self._models.draining else _REFRESH_S / 10)
+
+    async def __del__(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for served in self._models.served.values():
+            served.end_recording()
+        self._observer.close()
+        self._pool.close()
+
+
+def _settle() -> None:
+    """What lives as long as the process is not looked through for garbage again, and the rest more
+    seldom: with thousands of requests under way a full collection stops them all for 50 ms."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)

@@ -1,0 +1,262 @@
+"""One HTTP request and its answer: headers, the bounded body, the reply. No routing, no queues.
+
+A body is read only when somebody asks for it, up to a bound and a time limit. An answer that comes
+before the end of a large body closes the connection, since reading on to keep it would cost what
+the refusal saved. HEAD gets the headers of the answer alone.
+Source: ASGI 3.0, HTTP connection scope; RFC 9110 §9.3.2, RFC 9112 §9.3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Generator, MutableMapping
+from dataclasses import dataclass
+from random import getrandbits
+from types import coroutine
+from typing import Any, NamedTuple
+
+from deployments.contract import errors
+from deployments.gateway.http.body_room import BodyRoom
+from deployments.gateway.http.fast_path import NAMED_BY_SERVE, Receive, Scope, Send
+from deployments.gateway.http.protocols.types import Encoded
+
+_OWN_CLOCK_MARGIN_S = 0.020
+_READ_TO_KEEP_BYTES = 65_536
+_MOST_DIGITS = 18
+_NAME = re.compile(rb"[\x20-\x7e]{1,128}")
+Message = MutableMapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """`max_bytes` on the wire, `max_inflated_bytes` after gzip, `timeout_s` for the whole body;
+    `room`: what all bodies share; `said_as`: what a refusal calls `max_bytes`."""
+
+    max_bytes: int
+    max_inflated_bytes: int
+    timeout_s: float
+    room: BodyRoom
+    said_as: str = "gateway.limits.max_body_bytes"
+
+
+class Asked(NamedTuple):
+    """What the headers ask for. `budget_s`: seconds the caller gives, None when it doesn't say;
+    `session`: prefers the replica that served it last, "" for none; `repeatable`: may run twice."""
+
+    budget_s: float | None
+    session: str
+    repeatable: bool
+
+
+class Exchange:
+    """`arrived`: `time.perf_counter()` when the request's headers were read. `request_id`: the
+    caller's, or one made here; every reply carries it."""
+
+    __slots__ = (
+        "_held_bytes", "_named", "_receive", "_room", "_send", "_slow", "_whole", "arrived",
+        "client", "headers", "method", "path", "query", "replied", "request_id",
+    )  # fmt: skip
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self.arrived = time.perf_counter()
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query: bytes = scope.get("query_string", b"")
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.client = scope.get("client")
+        self.replied = False
+        self.request_id = _request_id(self.headers.get(b"x-request-id"))
+        self._named = NAMED_BY_SERVE in scope
+        self._slow = self._whole = False
+        self._held_bytes = 0
+        self._room: BodyRoom | None = None
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return None if value is None else value.decode("latin-1")
+
+    def number(self, name: bytes) -> int | None:
+        """A header that is a whole number, None without it. Raises BadRequest for anything else."""
+        raw = self.headers.get(name)
+        if raw is None:
+            return None
+        if not raw.isdigit():
+            raise errors.BadRequest(f"{name.decode().title()} must be a whole number of bytes")
+        # Nothing real is longer, and Python refuses to read thousands of digits.
+        return int(raw) if len(raw) <= _MOST_DIGITS else 10**_MOST_DIGITS
+
+    def check_length(self, limits: BodyLimits) -> None:
+        """Refuses by header alone: a declared length over the bound, or one that is no length."""
+        declared = self.number(b"content-length")
+        if declared is not None and declared > limits.max_bytes:
+            raise _too_large(limits)
+
+    async def body(self, limits: BodyLimits) -> bytes:
+        """The raw body. Raises BodyTooLarge, BodyTimeout, Overloaded or CallerLeft."""
+        # Most bodies arrive with their headers: then no timer is set (it costs 3 us a request).
+        waiting = self._receive().__await__()
+        try:
+            pending = next(waiting)
+        except StopIteration as there:
+            message: Message = there.value
+            if not message.get("more_body", False):
+                return self._end(message, [], limits)
+        else:
+            message = {}
+        try:
+            async with asyncio.timeout(limits.timeout_s):
+                first = message or await _resumed(waiting, pending)
+                return await self._rest(first, limits)
+        except TimeoutError:
+            self._slow = True
+            raise errors.BodyTimeout(
+                f"the body did not arrive within {limits.timeout_s:g} s"
+            ) from None
+
+    async def _rest(self, message: Message, limits: BodyLimits) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while message.get("more_body", False):
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > limits.max_bytes:
+                raise _too_large(limits)
+            self.hold(len(parts[-1]), limits.room)
+            message = await self._receive()
+        return self._end(message, parts, limits)
+
+    def _end(self, message: Message, parts: list[bytes], limits: BodyLimits) -> bytes:
+        if message["type"] == "http.disconnect":
+            raise errors.CallerLeft("the client left before its body was complete")
+        self._whole = True
+        last: bytes = message.get("body", b"")
+        body = b"".join([*parts, last]) if parts else last
+        if len(body) > limits.max_bytes:
+            raise _too_large(limits)
+        return body
+
+    def hold(self, size_bytes: int, room: BodyRoom) -> None:
+        """Memory that this request keeps to its end, `release`. Raises Overloaded."""
+        room.take(size_bytes, self._held_bytes)
+        self._room = room
+        self._held_bytes += size_bytes
+
+    def release(self) -> None:
+        if self._room is not None:
+            self._room.give(self._held_bytes)
+            self._held_bytes = 0
+
+    async def until_disconnect(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def asked(self) -> Asked:
+        """Raises BadRequest for a header that makes no sense."""
+        return Asked(self._budget_s(), self._session(), self._repeatable())
+
+    def _session(self) -> str:
+        given = self.headers.get(b"x-session-id")
+        if given is None:
+            return ""
+        if not _NAME.fullmatch(given):
+            raise errors.BadRequest("x-session-id must be 1 to 128 printable characters")
+        return given.decode("ascii")
+
+    def _repeatable(self) -> bool:
+        given = self.headers.get(b"x-idempotent", b"true").lower()
+        if given not in (b"true", b"false"):
+            raise errors.BadRequest("x-idempotent must be true or false")
+        return given == b"true"
+
+    def _budget_s(self) -> float | None:
+        """Ray Serve acts on `x-request-timeout-seconds` itself, so ours ends a little earlier and
+        answers first."""
+        own = self._number(b"x-timeout-ms")
+        serves = self._number(b"x-request-timeout-seconds")
+        if own is not None:
+            return own / 1000.0
+        if serves is not None:
+            return max(serves - _OWN_CLOCK_MARGIN_S, 0.001)
+        return None
+
+    def _number(self, name: bytes) -> float | None:
+        raw = self.headers.get(name)
+        if raw is None:
+            return None
+        try:
+            value = -1.0 if b"_" in raw else float(raw)
+        except ValueError:
+            value = -1.0
+        if not 0.0 < value < 1e9:
+            raise errors.BadRequest(f"{name.decode()} must be a positive number")
+        return value
+
+    async def reply(
+        self, status: int, answer: Encoded, headers: list[tuple[bytes, bytes]] | None = None
+    ) -> None:
+        self.replied = True
+        head = [
+            (b"content-type", answer.content_type),
+            (b"content-length", b"%d" % len(answer.body)),
+            *([] if self._named else [(b"x-request-id", self.request_id)]),
+            *answer.headers,
+            *(headers or ()),
+        ]
+        if not self._whole and self._not_worth_reading():
+            head.append((b"connection", b"close"))
+        body = b"" if self.method == "HEAD" else answer.body
+        await self._send({"type": "http.response.start", "status": status, "headers": head})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def start_stream(self, content_type: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        """The head of an answer whose body comes in chunks of unknown number."""
+        self.replied = True
+        named = [] if self._named else [(b"x-request-id", self.request_id)]
+        head = [(b"content-type", content_type), *named, *headers]
+        await self._send({"type": "http.response.start", "status": 200, "headers": head})
+
+    async def send_chunk(self, data: bytes) -> None:
+        """Waits while the client is behind."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end_stream(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+    def _not_worth_reading(self) -> bool:
+        """Whether what is left of the body is too much, unknown, or too slow to wait for."""
+        declared = self.headers.get(b"content-length", b"0")
+        if self._slow or b"transfer-encoding" in self.headers:
+            return True
+        if not declared.isdigit() or len(declared) > _MOST_DIGITS:
+            return True
+        return int(declared) > _READ_TO_KEEP_BYTES
+
+
+def _too_large(limits: BodyLimits) -> errors.BodyTooLarge:
+    return errors.BodyTooLarge(f"the body is over {limits.said_as} ({limits.max_bytes} bytes)")
+
+
+def _request_id(given: bytes | None) -> bytes:
+    """The caller's, if it is short and printable; it goes into logs and answers as it is."""
+    if given is not None and _NAME.fullmatch(given):
+        return given
+    return b"%032x" % getrandbits(128)
+
+
+@coroutine
+def _resumed(waiting: Generator[Any, Any, Any], pending: Any) -> Generator[Any, Any, Any]:
+    """Goes on awaiting what was begun by hand and first asked to wait for `pending`."""
+    while True:
+        thrown: BaseException | None = None
+        try:
+            sent = yield pending
+        except BaseException as fault:
+            thrown = fault
+        try:
+            pending = waiting.send(sent) if thrown is None else waiting.throw(thrown)
+        except StopIteration as end:
+            return end.value

@@ -1,0 +1,103 @@
+"""The pages about the server and its models: metadata, readiness, lists, metrics, documentation.
+
+Cheap, never queued, and open to everybody who can reach the gateway: of tenants they hold nothing
+but the names, which `/metrics` has as labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from deployments.contract import errors
+from deployments.gateway.http.body_room import BodyRoom
+from deployments.gateway.http.exchange import BodyLimits, Exchange
+from deployments.gateway.http.protocols import metadata, openapi
+from deployments.gateway.http.protocols.metadata import ModelState
+from deployments.gateway.http.protocols.types import Encoded
+from deployments.gateway.http.router import Route
+from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.telemetry.observer import Observer
+
+_INDEX_LIMITS = BodyLimits(
+    max_bytes=4096,
+    max_inflated_bytes=4096,
+    timeout_s=10.0,
+    room=BodyRoom(1 << 20),
+    said_as="an index request's bound",
+)
+_HTML = b"text/html; charset=utf-8"
+_RETRY_AFTER = [(b"retry-after", b"2")]
+Page = tuple[int, Encoded]
+
+
+class Pages:
+    def __init__(self, models: Catalogue, observer: Observer) -> None:
+        self._models = models
+        self._observer = observer
+        self._pages: dict[str, Callable[[Exchange, Route], Page]] = {
+            "server_metadata": lambda e, r: (200, metadata.server_metadata()),
+            "model_metadata": self._model_metadata,
+            "model_ready": self._model_ready,
+            "openai_models": lambda e, r: (200, metadata.openai_models(models.descriptions)),
+            "openai_model": self._openai_model,
+            "live": lambda e, r: (200, metadata.live()),
+            "ready": self._ready,
+            "metrics": self._metrics,
+            "openapi": self._openapi,
+            "docs": lambda e, r: (200, Encoded(openapi.docs_page(), _HTML)),
+        }
+
+    async def answer(self, exchange: Exchange, route: Route) -> None:
+        """Raises NotFound for a model nobody declared."""
+        if route.endpoint == "repository_index":
+            body = await exchange.body(_INDEX_LIMITS)
+            only_ready = metadata.ready_only(body)
+            status, page = 200, metadata.repository_index(self._states(), only_ready=only_ready)
+        else:
+            status, page = self._pages[route.endpoint](exchange, route)
+        await exchange.reply(status, page, _RETRY_AFTER if status == 503 else None)
+
+    def _states(self) -> list[ModelState]:
+        waiting = set(self._models.waiting_for)
+        ready = [
+            ModelState(d.name, d.version, True)
+            for d in self._models.descriptions
+            if d.name not in waiting
+        ]
+        return ready + [
+            ModelState(name, "", False, "declared and not ready yet") for name in sorted(waiting)
+        ]
+
+    def _ready(self, exchange: Exchange, route: Route) -> Page:
+        if self._models.draining:
+            states = [ModelState("", "", False, "the server is draining")]
+            return 503, metadata.server_ready(False, states)
+        ready = self._models.all_ready
+        waiting = [s for s in self._states() if not s.ready]
+        return (200 if ready else 503), metadata.server_ready(ready, [] if ready else waiting)
+
+    def _model_metadata(self, exchange: Exchange, route: Route) -> Page:
+        assert route.model is not None
+        model = self._models.find(route.model, route.version)
+        return 200, metadata.model_metadata(model.description)
+
+    def _model_ready(self, exchange: Exchange, route: Route) -> Page:
+        assert route.model is not None
+        try:
+            self._models.find(route.model, route.version)
+            ready = self._models.ready(route.model)
+        except errors.NotReady:
+            ready = False
+        return (200 if ready else 503), metadata.model_ready(route.model, ready)
+
+    def _openai_model(self, exchange: Exchange, route: Route) -> Page:
+        assert route.model is not None
+        return 200, metadata.openai_model(self._models.find(route.model).description)
+
+    def _metrics(self, exchange: Exchange, route: Route) -> Page:
+        body, content_type = self._observer.page(exchange.header(b"accept") or "")
+        return 200, Encoded(body, content_type.encode())
+
+    def _openapi(self, exchange: Exchange, route: Route) -> Page:
+        host = exchange.header(b"host") or "127.0.0.1"
+        return 200, Encoded(openapi.document(self._models.descriptions, f"http://{host}"))

@@ -1,0 +1,210 @@
+"""`:classify`: images or texts in, labels with scores out.
+
+JSON `{"instances": [...], "top_k": 3}`, an instance being `{"b64": ...}` (a JPEG or PNG file), a
+text, or `{"text": ...}`, all of one kind; or one image as the body itself (`image/jpeg`,
+`image/png`, `application/octet-stream`), or files of `multipart/form-data`, both with `?top_k=3`.
+
+Each prediction has its best labels in order, scores being softmax(logits / temperature). Where the
+best is below the model's threshold there are none: the answer abstains, and names its best guess
+apart, so that nobody takes it for an answer.
+
+Source: shaped as TensorFlow Serving's `:predict`; RFC 7578 for multipart.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+from urllib.parse import parse_qs
+
+import msgspec
+import numpy as np
+import orjson
+
+from deployments.contract.description import Classes, ModelDescription
+from deployments.contract.errors import BadRequest, RowFailed, UnsupportedMedia
+from deployments.gateway.http.protocols import malformed
+from deployments.gateway.http.protocols.types import ClassifyCall, Encoded
+
+MAX_INSTANCES = 2048
+_JSON = ("", "application/json", "application/x-www-form-urlencoded")  # the last is curl's own
+IMAGE_MEDIA = ("image/jpeg", "image/png", "application/octet-stream")
+_TopK = Annotated[int, msgspec.Meta(ge=1)]
+_BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
+MOST_HEAD_BYTES = 8192  # of one part: patterns below look at all of it
+_HAS_FILE = re.compile(rb"(?:^|\n)content-disposition:[^\r\n]*;\s*filename", re.IGNORECASE)
+_FIELD = re.compile(rb'(?:^|\n)content-disposition:[^\r\n]*;\s*name="?top_k"?', re.IGNORECASE)
+
+
+class _Instance(msgspec.Struct, forbid_unknown_fields=True):
+    b64: str | None = None
+    text: str | None = None
+
+
+class _Body(msgspec.Struct):
+    instances: list[str | _Instance]
+    top_k: _TopK | None = None
+
+
+_bodies = msgspec.json.Decoder(_Body)
+
+
+def decode(body: bytes, content_type: str, query: bytes) -> ClassifyCall:
+    """The call; `BadRequest` names what is wrong, `UnsupportedMedia` a body of another kind."""
+    media = content_type.split(";", 1)[0].strip().lower()
+    if media in _JSON:
+        return _from_json(body)
+    if media in IMAGE_MEDIA:
+        if not body:
+            raise BadRequest("the body is empty; it must be a JPEG or PNG file")
+        return ClassifyCall(None, [body], _asked(query))
+    if media == "multipart/form-data":
+        return _from_form(body, content_type, _asked(query))
+    raise UnsupportedMedia(
+        "Content-Type must be application/json, image/jpeg, image/png or multipart/form-data"
+    )
+
+
+def _from_json(body: bytes) -> ClassifyCall:
+    try:
+        found = _bodies.decode(body)
+    except malformed.DECODE_ERRORS as error:
+        raise malformed.fault(error, body) from None
+    _check_count(len(found.instances))
+    pairs = [_pair(index, instance) for index, instance in enumerate(found.instances)]
+    texts = [text for text, _ in pairs if text is not None]
+    if not texts:
+        images = [_bytes(index, b64 or "") for index, (_, b64) in enumerate(pairs)]
+        return ClassifyCall(None, images, found.top_k)
+    if len(texts) < len(pairs):
+        raise BadRequest("instances must be all images or all texts", param="instances")
+    return ClassifyCall(texts, None, found.top_k)
+
+
+def _pair(index: int, instance: str | _Instance) -> tuple[str | None, str | None]:
+    """(text, base64), one of them."""
+    if isinstance(instance, str):
+        instance = _Instance(text=instance)
+    if (instance.b64 is None) == (instance.text is None):
+        raise BadRequest(
+            f"instances[{index}] must be a text, {{'text': ...}} or {{'b64': ...}}",
+            param="instances",
+        )
+    if instance.text == "":
+        raise BadRequest(f"instances[{index}] is empty", param="instances")
+    return instance.text, instance.b64
+
+
+def _bytes(index: int, b64: str) -> bytes:
+    try:
+        return base64.b64decode(b64, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest(f"instances[{index}].b64 is no base64: {error}", param="b64") from None
+
+
+def from_base64(data: bytes) -> bytes:
+    """A JPEG or PNG file that came as base64, which is all that JSON can carry; else as it is."""
+    if not data.startswith((b"/9j/", b"iVBORw0KGgo")):
+        return data
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error:
+        return data
+
+
+def _asked(query: bytes) -> int | None:
+    values = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("top_k")
+    return None if values is None else _number(values[-1])
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= len(text) <= 9 and int(text) >= 1):
+        raise BadRequest("top_k must be a whole number of at least 1", param="top_k")
+    return int(text)
+
+
+def _from_form(body: bytes, content_type: str, top_k: int | None) -> ClassifyCall:
+    """Every part with a file name is an image, in order; a field `top_k` counts as in JSON."""
+    found = _BOUNDARY.search(content_type)
+    if found is None:
+        raise BadRequest("multipart/form-data needs its boundary in Content-Type")
+    mark = b"\r\n--" + (found[1] or found[2]).encode("latin-1")
+    sections = (b"\r\n" + body).split(mark, MAX_INSTANCES + 3)
+    if len(sections) > MAX_INSTANCES + 2:
+        _check_count(len(sections) - 2)
+    if len(sections) < 2 or not sections[-1].startswith(b"--"):
+        raise BadRequest("the multipart body does not end with its boundary")
+    images: list[bytes] = []
+    _check_count(len(sections) - 2)
+    for section in sections[1:-1]:
+        head, blank, content = section.partition(b"\r\n\r\n")
+        if not blank:
+            raise BadRequest("a part of the multipart body has no end of its headers")
+        if len(head) > MOST_HEAD_BYTES:
+            raise BadRequest(f"a part's headers are over {MOST_HEAD_BYTES} bytes")
+        if _HAS_FILE.search(head):
+            images.append(content)
+        elif _FIELD.search(head):
+            top_k = _number(content.decode("latin-1").strip())
+    if not images:
+        raise BadRequest("the multipart body has no file; send each image as one")
+    return ClassifyCall(None, images, top_k)
+
+
+def _check_count(count: int) -> None:
+    if not 1 <= count <= MAX_INSTANCES:
+        raise BadRequest(
+            f"instances has {count} entries; 1 to {MAX_INSTANCES} are right", param="instances"
+        )
+
+
+def check(call: ClassifyCall, d: ModelDescription) -> None:
+    """`BadRequest` where the model does not classify, or not what was sent."""
+    if d.classes is None:
+        raise BadRequest(f"model {d.name} does not classify; its task is {d.task}", param="model")
+    if call.images is not None and d.image is None:
+        raise BadRequest(f"model {d.name} takes no images", param="instances")
+    if call.images is None and d.image is not None:
+        raise BadRequest(
+            f"model {d.name} takes images: {{'b64': ...}} or image/jpeg, image/png",
+            param="instances",
+        )
+
+
+def scores(outputs: Sequence[np.ndarray[Any, Any]], classes: Classes) -> np.ndarray[Any, Any]:
+    """float64 [rows, classes]: softmax(logits / temperature), each row's own. Raises RowFailed."""
+    raw = np.stack([np.asarray(row, np.float64).reshape(-1) for row in outputs])
+    if raw.shape[1] != len(classes.labels) or not np.isfinite(raw).all():
+        raise RowFailed("the model's output is not one finite number a class")
+    if classes.probabilities:
+        raw = np.log(np.maximum(raw, np.finfo(np.float64).tiny))
+    raw = raw / classes.temperature
+    raw = np.exp(raw - raw.max(axis=1, keepdims=True))
+    found: np.ndarray[Any, Any] = raw / raw.sum(axis=1, keepdims=True)
+    return found
+
+
+def encode(
+    call: ClassifyCall, outputs: Sequence[np.ndarray[Any, Any]], d: ModelDescription
+) -> Encoded:
+    """`outputs`: the row of the classes' output of each instance."""
+    assert d.classes is not None
+    top_k = call.top_k or d.classes.top_k
+    body = {
+        "model": d.name,
+        "version": d.version,
+        "predictions": [_prediction(row, top_k, d.classes) for row in scores(outputs, d.classes)],
+    }
+    return Encoded(orjson.dumps(body))
+
+
+def _prediction(row: np.ndarray[Any, Any], top_k: int, classes: Classes) -> dict[str, Any]:
+    # Stable, so that equal scores come in the order of the classes.
+    best = np.argsort(-row, kind="stable")[:top_k]
+    labels = [{"label": classes.labels[at], "score": float(row[at])} for at in best.tolist()]
+    if labels[0]["score"] < classes.threshold:
+        return {"labels": [], "abstained": True, "best_guess": labels[0]}
+    return {"labels": labels, "abstained": False}

@@ -1,0 +1,49 @@
+"""How each protocol writes a refusal: Open Inference's one string, OpenAI's object.
+
+The status and `Retry-After` are the error's own (`HeadraceError.status`, `.headers()`) and are sent
+by whoever sends the answer; a body holds only the public message. Knows nothing of causes.
+
+Source: Open Inference Protocol, error objects; OpenAI API reference, "Error codes".
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from deployments.contract.errors import HeadraceError
+from deployments.gateway.http.protocols.types import Encoded
+
+_BY_STATUS = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+
+
+def oip_error(error: HeadraceError) -> Encoded:
+    """`{"error": message}`; also the shape of `:predict` and of the health endpoints."""
+    return Encoded(msgspec.json.encode({"error": error.message}))
+
+
+def openai_error(error: HeadraceError) -> Encoded:
+    """`{"error": {"message", "type", "param", "code"}}`."""
+    detail = {
+        "message": error.message,
+        "type": openai_type(error.status),
+        "param": error.param,
+        "code": _code(error),
+    }
+    return Encoded(msgspec.json.encode({"error": detail}))
+
+
+def openai_type(status: int) -> str:
+    """OpenAI's error type for an HTTP status."""
+    if status >= 500:
+        return "server_error"
+    return _BY_STATUS.get(status, "invalid_request_error")
+
+
+def _code(error: HeadraceError) -> str:
+    if error.status == 404 and error.param == "model":
+        return "model_not_found"
+    return error.code

@@ -1,0 +1,88 @@
+"""What is wrong with a JSON body, in words a caller can act on.
+
+Turns msgspec's and Python's decoding errors into `BadRequest`: syntax errors with the byte where
+they are, invalid UTF-8, nesting too deep, and values of the wrong type with their path. Runs only
+for bodies that failed to decode, so it may read them again. Knows no protocol; a caller may hand in
+`name_of`, which turns the path's first index into the tensor's name.
+
+Duplicate keys in one object are not detected: the last one counts (RFC 8259 §4 leaves it open).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from deployments.contract.errors import BadRequest
+
+NameOf = Callable[[int], str | None]
+# All that decoding may raise: UnicodeDecodeError is a ValueError, nesting beyond the interpreter's
+# stack is a RecursionError.
+DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
+
+_AT_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_AT_BYTE = re.compile(r"\(byte (?P<byte>\d+)\)$")
+_INDEXED = re.compile(r"^inputs\[(?P<index>\d+)\]\.?(?P<rest>.*)$")
+_NON_NUMBERS = (b"NaN", b"Infinity", b"-Infinity", b"nan", b"inf", b"-inf")
+
+
+def fault(error: Exception, body: bytes | memoryview, name_of: NameOf | None = None) -> BadRequest:
+    """The `BadRequest` for an error of `DECODE_ERRORS` raised while decoding `body`."""
+    if isinstance(error, RecursionError):
+        return BadRequest("The JSON body is nested too deeply.")
+    if isinstance(error, UnicodeDecodeError):
+        return BadRequest(_utf8(bytes(body)))
+    if isinstance(error, msgspec.ValidationError):
+        return _wrong_value(str(error), name_of)
+    return BadRequest(_syntax(str(error), bytes(body)))
+
+
+def element(error: Exception, label: str, where: str = "data") -> BadRequest:
+    """The same for an error raised while decoding a part of a body that parsed: a tensor's data."""
+    if isinstance(error, RecursionError):
+        return BadRequest(f"{label}: {where} is nested too deeply.")
+    if isinstance(error, UnicodeDecodeError):
+        return BadRequest(f"{label}: {where} holds text that is not valid UTF-8.")
+    what, path = _split(str(error))
+    return BadRequest(f"{label}: {where}{path}: {what}.")
+
+
+def _split(text: str) -> tuple[str, str]:
+    """`Expected `int`, got `str` - at `$.a[0]`` → (expected int, got str; a[0])."""
+    found = _AT_PATH.search(text)
+    path = found["path"] if found else ""
+    what = _AT_PATH.sub("", text).replace("`", "")
+    return what[:1].lower() + what[1:], path
+
+
+def _wrong_value(text: str, name_of: NameOf | None) -> BadRequest:
+    what, path = _split(text)
+    param = re.split(r"[.\[]", path, maxsplit=1)[0] or None
+    indexed = _INDEXED.match(path)
+    name = name_of(int(indexed["index"])) if indexed and name_of else None
+    if indexed and name is not None:
+        where = f"Tensor '{name}': {indexed['rest']}: " if indexed["rest"] else f"Tensor '{name}': "
+    else:
+        where = f"{path}: " if path else "The JSON body: "
+    return BadRequest(f"{where}{what}.", param=param)
+
+
+def _utf8(body: bytes) -> str:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"The JSON body is not valid UTF-8 (byte {error.start})."
+    return "The JSON body is not valid UTF-8."
+
+
+def _syntax(text: str, body: bytes) -> str:
+    if not body.strip():
+        return "The body is empty; a JSON object is expected."
+    what = text.removeprefix("JSON is malformed: ").replace("Input data was", "it is")
+    found = _AT_BYTE.search(text)
+    at = int(found["byte"]) if found else len(body)
+    if body.startswith(_NON_NUMBERS, at):
+        return f"The JSON body is malformed: NaN and Infinity are no JSON numbers (byte {at})."
+    return f"The JSON body is malformed: {what}{'' if found else f' (byte {at})'}."

@@ -1,0 +1,181 @@
+"""What the server and its models say of themselves: metadata, readiness, index, OpenAI's list.
+
+Bodies only, from `ModelDescription`s and, for models that are declared and not ready, a
+`ModelState` with the reason. Which model exists and which is ready is the caller's knowledge.
+`created` in OpenAI's model objects is 0: a description holds no wall-clock time. One that generates
+has its context as `max_model_len`, by which vLLM's clients know it.
+
+Source: Open Inference Protocol, metadata and health; Triton's model repository extension (its
+index only: models come and go by declaration, not by load and unload); OpenAI API, "Models".
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from deployments.contract.description import ModelDescription
+from deployments.gateway.http.protocols import malformed
+from deployments.gateway.http.protocols.types import Encoded
+from runtimes.types import TensorSpec
+
+MOST_LABELS = 1000
+EXTENSIONS = ("binary_tensor_data", "model_repository(index)")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """A declared model: `version` "" while unknown; `reason` says why it is not ready."""
+
+    name: str
+    version: str
+    ready: bool
+    reason: str = ""
+
+
+class _IndexRequest(msgspec.Struct):
+    ready: bool = False
+
+
+_index_requests = msgspec.json.Decoder(_IndexRequest)
+
+
+@cache
+def server_version() -> str:
+    """The installed package's version, "unknown" when run from a checkout without installing."""
+    try:
+        return importlib.metadata.version("headrace")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def server_metadata() -> Encoded:
+    """`GET /v2`."""
+    return _json({"name": "headrace", "version": server_version(), "extensions": EXTENSIONS})
+
+
+def model_metadata(d: ModelDescription) -> Encoded:
+    """`GET /v2/models/{name}[/versions/{version}]`; -1 stands for an axis of any length."""
+    return _json(
+        {
+            "name": d.name,
+            "versions": [d.version],
+            "platform": d.platform,
+            "inputs": [_tensor(spec) for spec in d.inputs],
+            "outputs": [_tensor(spec) for spec in d.outputs],
+            "parameters": _parameters(d),
+        }
+    )
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape}
+
+
+def _parameters(d: ModelDescription) -> dict[str, Any]:
+    """What a caller must know beyond shapes: limits, and which inputs may be left out."""
+    optional = sorted({*d.optional_inputs, *([d.mask_input] if d.mask_input else [])})
+    return {
+        "task": d.task,
+        "precision": d.precision,
+        "device": d.device,
+        "max_length": d.max_length,
+        "truncate": d.truncate,
+        "optional_inputs": ",".join(optional),
+        **_of_images(d),
+        **_of_classes(d),
+    }
+
+
+def _of_images(d: ModelDescription) -> dict[str, Any]:
+    """What is done to an image that is not the tensor itself."""
+    if d.image is None:
+        return {}
+    sizes = ",".join(f"{height}x{width}" for height, width in d.image.sizes)
+    return {
+        "image_input": d.image.input,
+        "image_sizes": sizes,
+        "image_resize": d.image.resize,
+        "image_antialias": d.image.antialias,
+        "image_colour": d.image.colour,
+        "image_layout": d.image.layout,
+        "image_max_pixels": d.image.max_pixels,
+    }
+
+
+def _of_classes(d: ModelDescription) -> dict[str, Any]:
+    if d.classes is None:
+        return {}
+    return {
+        "labels": ",".join(d.classes.labels[:MOST_LABELS]),
+        "label_count": len(d.classes.labels),
+        "temperature": d.classes.temperature,
+        "threshold": d.classes.threshold,
+    }
+
+
+def ready_only(body: bytes) -> bool:
+    """Does an index request ask for ready models only? An empty body asks for all."""
+    if not body.strip():
+        return False
+    try:
+        return _index_requests.decode(body).ready
+    except malformed.DECODE_ERRORS as error:
+        raise malformed.fault(error, body) from None
+
+
+def repository_index(states: Iterable[ModelState], *, only_ready: bool = False) -> Encoded:
+    """`POST /v2/repository/index`: every declared model, READY or UNAVAILABLE with its reason."""
+    return _json([_index_entry(state) for state in states if state.ready or not only_ready])
+
+
+def _index_entry(state: ModelState) -> dict[str, str]:
+    return {
+        "name": state.name,
+        "version": state.version,
+        "state": "READY" if state.ready else "UNAVAILABLE",
+        "reason": "" if state.ready else state.reason,
+    }
+
+
+def openai_model(d: ModelDescription) -> Encoded:
+    """`GET /v1/models/{id}`."""
+    return _json(_openai(d))
+
+
+def openai_models(descriptions: Iterable[ModelDescription]) -> Encoded:
+    """`GET /v1/models`."""
+    return _json({"object": "list", "data": [_openai(d) for d in descriptions]})
+
+
+def _openai(d: ModelDescription) -> dict[str, Any]:
+    model: dict[str, Any] = {"id": d.name, "object": "model", "created": 0, "owned_by": "headrace"}
+    if d.generating is not None:
+        model["max_model_len"] = d.generating.context_tokens
+    return model
+
+
+def live(alive: bool = True) -> Encoded:
+    """`GET /v2/health/live` and `/healthz`."""
+    return _json({"live": alive})
+
+
+def server_ready(ready: bool, waiting: Iterable[ModelState] = ()) -> Encoded:
+    """`GET /v2/health/ready` and `/readyz`; names the models that are still waited for."""
+    body: dict[str, Any] = {"ready": ready}
+    reasons = {state.name: state.reason for state in waiting if not state.ready}
+    return _json({**body, "waiting": reasons} if reasons else body)
+
+
+def model_ready(name: str, ready: bool) -> Encoded:
+    """`GET /v2/models/{name}[/versions/{version}]/ready`."""
+    return _json({"name": name, "ready": ready})
+
+
+def _json(value: Any) -> Encoded:
+    return Encoded(msgspec.json.encode(value))

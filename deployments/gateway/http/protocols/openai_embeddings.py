@@ -1,0 +1,115 @@
+"""OpenAI's `/v1/embeddings`: texts or token arrays in, one vector each out.
+
+`input` is a string, a list of strings, a token array or a list of token arrays, at most 2048 of
+them and none empty. `encoding_format` is float or base64 (little-endian float32). `dimensions` is
+right only as the model's own width (`check_dimensions`); `user` and unknown keys are ignored.
+Lengths and truncation are the tokeniser's and the rows' business.
+
+Source: OpenAI API reference, "Create embeddings".
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+import orjson
+
+from deployments.contract.description import ModelDescription
+from deployments.contract.errors import BadRequest
+from deployments.gateway.http.protocols import malformed
+from deployments.gateway.http.protocols.types import EmbeddingsCall, Encoded
+
+MAX_INPUTS = 2048
+
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Tokens = Annotated[list[_Token], msgspec.Meta(min_length=1)]
+
+
+class _Body(msgspec.Struct, gc=False):
+    model: str
+    input: msgspec.Raw
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+_bodies = msgspec.json.Decoder(_Body)
+_text = msgspec.json.Decoder(_Text)
+_texts = msgspec.json.Decoder(list[_Text])
+_tokens = msgspec.json.Decoder(_Tokens)
+# Counted first: 60 MB of one-token lists take 7 s to make, in which nothing else runs.
+_entries = msgspec.json.Decoder(list[msgspec.Raw])
+_token_lists = msgspec.json.Decoder(list[_Tokens])
+_START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
+
+
+def decode(body: bytes) -> EmbeddingsCall:
+    """The call; `BadRequest` names the parameter at fault."""
+    try:
+        found = _bodies.decode(body)
+    except malformed.DECODE_ERRORS as error:
+        raise malformed.fault(error, body) from None
+    try:
+        texts, tokens = _inputs(found.input)
+    except malformed.DECODE_ERRORS as error:
+        refusal = malformed.element(error, "The body", "input")
+        raise BadRequest(refusal.message, param="input") from None
+    _check_count(len(texts or tokens or ()))
+    return EmbeddingsCall(
+        found.model, texts, tokens, found.encoding_format == "base64", found.dimensions
+    )
+
+
+def _inputs(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None]:
+    """By the first characters, so that each form's own mistakes are named."""
+    start = _START.match(memoryview(raw))
+    assert start is not None  # the pattern matches anything
+    if not start["outer"]:
+        return [_text.decode(raw)], None
+    if start["inner"] in (b'"', b"[") and len(memoryview(raw)) > 2 * MAX_INPUTS:
+        _check_count(len(_entries.decode(raw)))
+    if start["inner"] == b'"':
+        return _texts.decode(raw), None
+    if start["inner"] == b"[":
+        return None, _token_lists.decode(raw)
+    return None, [_tokens.decode(raw)]
+
+
+def _check_count(count: int) -> None:
+    if not 1 <= count <= MAX_INPUTS:
+        raise BadRequest(f"input has {count} entries; 1 to {MAX_INPUTS} are right.", param="input")
+
+
+def check_dimensions(call: EmbeddingsCall, d: ModelDescription) -> None:
+    """`BadRequest` unless the asked-for width is the model's."""
+    if call.dimensions not in (None, d.embed_width):
+        raise BadRequest(
+            f"'{d.name}' gives {d.embed_width} dimensions and cannot give {call.dimensions}; "
+            f"leave 'dimensions' out.",
+            param="dimensions",
+        )
+
+
+def encode(call: EmbeddingsCall, vectors: np.ndarray[Any, Any], prompt_tokens: int) -> Encoded:
+    """`vectors` [inputs, width] float32, in the inputs' order; the model is named as it was asked
+    for."""
+    rows = np.ascontiguousarray(vectors, dtype="<f4")
+    form: Any = _base64 if call.base64 else list
+    body = {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in enumerate(form(rows))
+        ],
+        "model": call.model,
+        "usage": {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens},
+    }
+    return Encoded(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def _base64(rows: np.ndarray[Any, Any]) -> list[str]:
+    return [base64.b64encode(row).decode() for row in rows]

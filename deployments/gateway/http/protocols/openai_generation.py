@@ -1,0 +1,203 @@
+"""OpenAI's `/v1/completions` and `/v1/chat/completions`: what a gateway has to know of a request.
+
+Only what routing, measuring and streaming need is read: the model, whether to stream, how many
+sequences of how many tokens, and the prompt. Everything else (tools, structured output, sampling,
+logprobs, stops) is the engine's: it gets the caller's own bytes, and its answer or refusal comes
+back as it is. Adapters are asked for as `model:adapter`; the whole name goes to the engine.
+
+Source: OpenAI API reference, "Create completion", "Create chat completion"; vLLM's online serving
+for `truncate_prompt_tokens` and `max_completion_tokens` beside `max_tokens`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from deployments.contract.errors import BadRequest, HeadraceError
+from deployments.gateway.http.protocols import error_shapes, malformed
+
+MAX_PROMPTS = 2048
+MAX_SEQUENCES = 128  # of one prompt, as at OpenAI
+_COMPLETION_TOKENS = 16  # what OpenAI's completions give where nothing is said
+_MESSAGE_TOKENS = 4  # what a chat template puts around each message, and before the answer
+
+Endpoint = Literal["chat", "completions"]
+_Many = Annotated[int, msgspec.Meta(ge=1, le=MAX_SEQUENCES)]
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Tokens = Annotated[list[_Token], msgspec.Meta(min_length=1)]
+
+
+_ABSENT = msgspec.Raw()
+
+
+class _Part(msgspec.Struct, gc=False):
+    text: str | None = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    role: str
+    content: str | list[_Part] | None = None
+    tool_calls: msgspec.Raw = _ABSENT
+
+
+class _Body(msgspec.Struct, gc=False):
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    stream: bool | None = None
+    n: _Many | None = None
+    max_tokens: _Size | None = None
+    user: str | None = None
+    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+
+
+class _Completion(_Body, gc=False):
+    prompt: msgspec.Raw = _ABSENT
+    best_of: _Many | None = None
+
+
+class _Chat(_Body, gc=False):
+    messages: list[_Message] = msgspec.field(default_factory=list)
+    max_completion_tokens: _Size | None = None
+    tools: msgspec.Raw = _ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationCall:
+    """`model`: the served one that is asked for; `adapter`: of that, "" for none. `texts` or
+    `tokens` (exactly one is set): the prompts. `extra_tokens`: what a template adds to the first,
+    about. `sequences`: of all prompts together. `max_tokens`: of each sequence, None where the
+    request does not say. `truncate_tokens`: the engine is to cut each prompt to so many."""
+
+    endpoint: Endpoint
+    model: str
+    body: bytes
+    streams: bool
+    texts: list[str] | None
+    tokens: list[list[int]] | None
+    sequences: int
+    max_tokens: int | None
+    user: str = ""
+    extra_tokens: int = 0
+    truncate_tokens: int | None = None
+    adapter: str = ""
+
+    @property
+    def param(self) -> str:
+        return "messages" if self.endpoint == "chat" else "prompt"
+
+
+_completions = msgspec.json.Decoder(_Completion)
+_chats = msgspec.json.Decoder(_Chat)
+_text = msgspec.json.Decoder(str)
+_texts = msgspec.json.Decoder(list[str])
+_token_list = msgspec.json.Decoder(_Tokens)
+# Counted first: millions of one-token lists take seconds to make, in which nothing else runs.
+_entries = msgspec.json.Decoder(list[msgspec.Raw])
+_token_lists = msgspec.json.Decoder(list[_Tokens])
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
+
+
+def decode_completion(body: bytes) -> GenerationCall:
+    """Raises `BadRequest`, which names the parameter at fault."""
+    found = _decoded(_completions, body)
+    if not _given(found.prompt):
+        raise BadRequest("prompt is missing.", param="prompt")
+    try:
+        texts, tokens = _prompts(found.prompt)
+    except malformed.DECODE_ERRORS as error:
+        refusal = malformed.element(error, "The body", "prompt")
+        raise BadRequest(refusal.message, param="prompt") from None
+    each = max(found.n or 1, found.best_of or 1)
+    most = _COMPLETION_TOKENS if found.max_tokens is None else found.max_tokens
+    model, _, adapter = found.model.partition(":")
+    return GenerationCall(
+        "completions", model, body, bool(found.stream), texts, tokens,
+        each * len(texts or tokens or ()), most, found.user or "", 0, _truncated(found), adapter,
+    )  # fmt: skip
+
+
+def decode_chat(body: bytes) -> GenerationCall:
+    """Raises `BadRequest`, which names the parameter at fault."""
+    found = _decoded(_chats, body)
+    if not found.messages:
+        raise BadRequest("messages must hold at least one message.", param="messages")
+    most = found.max_completion_tokens
+    extra = _MESSAGE_TOKENS * (len(found.messages) + 1)
+    model, _, adapter = found.model.partition(":")
+    return GenerationCall(
+        "chat", model, body, bool(found.stream), [_conversation(found)], None, found.n or 1,
+        found.max_tokens if most is None else most, found.user or "", extra, _truncated(found),
+        adapter,
+    )  # fmt: skip
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except malformed.DECODE_ERRORS as error:
+        raise malformed.fault(error, body) from None
+
+
+def _truncated(found: _Body) -> int | None:
+    """-1 stands for the longest prompt that leaves room for the answer."""
+    cut = found.truncate_prompt_tokens
+    return None if cut is None or cut == 0 or cut < -1 else cut
+
+
+def _prompts(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None]:
+    """By the first characters, so that each form's own mistakes are named."""
+    start = _START.match(memoryview(raw))
+    assert start is not None  # the pattern matches anything
+    if not start["outer"]:
+        return [_text.decode(raw)], None
+    if start["inner"] not in (b'"', b"["):
+        return None, [_token_list.decode(raw)]
+    count = len(_entries.decode(raw))
+    if not 1 <= count <= MAX_PROMPTS:
+        raise BadRequest(
+            f"prompt has {count} entries; 1 to {MAX_PROMPTS} are right.", param="prompt"
+        )
+    if start["inner"] == b'"':
+        return _texts.decode(raw), None
+    return None, _token_lists.decode(raw)
+
+
+def _conversation(found: _Chat) -> str:
+    """What a template makes a prompt of: tools come first in all that are in use, then messages."""
+    parts = [_text_of(found.tools)] if _given(found.tools) else []
+    for message in found.messages:
+        content = message.content
+        if isinstance(content, str):
+            parts.append(content)
+        elif content is not None:
+            parts += [part.text for part in content if part.text]
+        if _given(message.tool_calls):
+            parts.append(_text_of(message.tool_calls))
+    return "\n".join(parts)
+
+
+def _given(raw: msgspec.Raw) -> bool:
+    return bytes(raw) not in (b"", b"null")
+
+
+def _text_of(raw: msgspec.Raw) -> str:
+    """For measuring alone: whether it is valid is the engine's question."""
+    return bytes(raw).decode(errors="replace")
+
+
+def with_fields(call: GenerationCall, fields: Mapping[str, str | int]) -> GenerationCall:
+    """The same request with these fields set; all others stay byte for byte."""
+    given = _fields.decode(call.body)
+    given |= {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
+    return replace(call, body=msgspec.json.encode(given))
+
+
+def error_event(error: HeadraceError) -> bytes:
+    """How an answer ends that has begun to stream and cannot go on."""
+    return b"data: " + error_shapes.openai_error(error).body + b"\n\n"

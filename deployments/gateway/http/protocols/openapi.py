@@ -1,0 +1,321 @@
+"""The OpenAPI 3.1 document of everything the gateway answers, with an example per ready model.
+
+Written anew for the models at hand; bodies' schemas stand in `openapi_schemas`, examples in
+`openapi_examples`, the page that shows the document in `docs_page`. It describes; it routes and
+validates nothing.
+
+Source: OpenAPI Specification 3.1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from deployments.contract.description import ModelDescription
+from deployments.gateway.http.protocols import openapi_examples, openapi_generation
+from deployments.gateway.http.protocols.classify import IMAGE_MEDIA
+from deployments.gateway.http.protocols.docs_page import docs_page
+from deployments.gateway.http.protocols.metadata import server_version
+from deployments.gateway.http.protocols.openapi_schemas import STRING, ref, schemas
+
+__all__ = ["docs_page", "document"]
+
+Node = dict[str, Any]
+Descriptions = Sequence[ModelDescription]
+
+_REQUEST_HEADERS = {
+    "x-tenant": "The tenant, where no tenant has keys.",
+    "x-priority": "The request's priority, no higher than its tenant's.",
+    "x-timeout-ms": "Milliseconds until nobody waits for the answer; also its deadline.",
+    "x-session-id": "Prefers the replica that served this session last.",
+    "x-idempotent": "`false`: runs once and by itself: no retry, no hedge, no kept answer.",
+    "cache-control": "`no-cache`: runs by itself. `no-store`: and its answer is not kept.",
+    "x-request-id": "Comes back with the answer; made up when missing.",
+    "traceparent": "W3C trace context.",
+}
+_ANSWER_HEADERS = {
+    "x-request-id": "The request's id.",
+    "x-queue-wait-ms": "Milliseconds from arrival to the device.",
+    "x-service-time-ms": "Milliseconds on the device.",
+    "x-batch-size": "Rows in the batch that answered.",
+    "x-bucket": "Upper edge of the batch's length bucket, tokens.",
+    "x-cache": "Whether rows were answered before: hit (all), partial or miss.",
+    "x-coalesced": "`true`: answered by an identical request's run.",
+    "x-served-by": "The fallback that answered for the model that was asked.",
+}
+_RETRY_AFTER = {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}
+_REFUSALS = {
+    400: "The request is malformed or does not fit the model.",
+    401: "The tenant's key is missing or unknown.",
+    403: "The tenant may not use this model.",
+    404: "There is no such model, version or path.",
+    408: "The body did not arrive in time.",
+    413: "The body is over the limit.",
+    415: "The body's encoding is not taken.",
+    429: "The tenant is over its own limits.",
+    503: "Overloaded, draining, or the model is not ready.",
+    504: "The request's time was up before an answer.",
+}
+_INFERENCE = (400, 401, 403, 404, 408, 413, 415, 429, 503, 504)
+_MAY_RETRY = (429, 503)
+
+
+def document(descriptions: Descriptions, server_url: str) -> bytes:
+    """The document for these models, `server_url` being where clients reach the gateway."""
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "Headrace",
+                "version": server_version(),
+                "description": "Inference for ragged requests: many models, one even flow.",
+                "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            },
+            "servers": [{"url": server_url}],
+            "security": [{}, {"key": []}],
+            "tags": [{"name": name} for name in ("inference", "models", "server")],
+            "paths": {**_inference(descriptions), **_models(descriptions), **_server()},
+            "components": _components(),
+        }
+    )
+
+
+def _components() -> Node:
+    return {
+        "schemas": {**schemas(), **openapi_generation.schemas()},
+        "parameters": {name: _header(name, text) for name, text in _REQUEST_HEADERS.items()},
+        "headers": {
+            **{name: {"description": t, "schema": STRING} for name, t in _ANSWER_HEADERS.items()},
+            "retry-after": _RETRY_AFTER,
+        },
+        "responses": {
+            **{f"oip{status}": _refusal(status, "Error") for status in _REFUSALS},
+            **{f"openai{status}": _refusal(status, "OpenAIError") for status in _REFUSALS},
+        },
+        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+    }
+
+
+def _header(name: str, text: str) -> Node:
+    return {"name": name, "in": "header", "description": text, "schema": STRING}
+
+
+def _refusal(status: int, schema: str) -> Node:
+    refusal: Node = {
+        "description": _REFUSALS[status],
+        "content": {"application/json": {"schema": ref(schema)}},
+    }
+    if status in _MAY_RETRY:
+        refusal["headers"] = {"retry-after": {"$ref": "#/components/headers/retry-after"}}
+    return refusal
+
+
+def _refusals(shape: str, statuses: Sequence[int]) -> Node:
+    return {str(s): {"$ref": f"#/components/responses/{shape}{s}"} for s in statuses}
+
+
+def _answer(schema: str, *, timed: bool = False) -> Node:
+    answer: Node = {
+        "description": "The answer.",
+        "content": {"application/json": {"schema": ref(schema)}},
+    }
+    if timed:
+        answer["headers"] = {n: {"$ref": f"#/components/headers/{n}"} for n in _ANSWER_HEADERS}
+    return answer
+
+
+def _examples(descriptions: Descriptions, make: Callable[[ModelDescription], Node | None]) -> Node:
+    found = {d.name: make(d) for d in descriptions}
+    return {name: {"value": value} for name, value in found.items() if value is not None}
+
+
+def _json_body(schema: str, examples: Node) -> Node:
+    media: Node = {"schema": ref(schema)}
+    if examples:
+        media["examples"] = examples
+    return {"required": True, "content": {"application/json": media}}
+
+
+def _path_parameter(name: str, known: Sequence[str]) -> Node:
+    schema = {**STRING, "examples": list(known)} if known else STRING
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _model_path(descriptions: Descriptions, *, version: bool = False) -> list[Node]:
+    found = [_path_parameter("model", [d.name for d in descriptions])]
+    if version:
+        found.append(_path_parameter("version", [d.version for d in descriptions]))
+    return found
+
+
+def _inference_operation(operation: str, summary: str, body: Node, answer: Node) -> Node:
+    """An operation in the Open Inference error shape; embeddings swap theirs in."""
+    return {
+        "operationId": operation,
+        "tags": ["inference"],
+        "summary": summary,
+        "parameters": [{"$ref": f"#/components/parameters/{name}"} for name in _REQUEST_HEADERS],
+        "requestBody": body,
+        "responses": {"200": answer, **_refusals("oip", _INFERENCE)},
+    }
+
+
+def _inference(descriptions: Descriptions) -> Node:
+    plain, versioned = _model_path(descriptions), _model_path(descriptions, version=True)
+    predict = _inference_operation(
+        "predict",
+        "Infer from rows or columns without types (TensorFlow Serving's form).",
+        _json_body("PredictRequest", _examples(descriptions, openapi_examples.predict)),
+        _answer("PredictResponse", timed=True),
+    )
+    return {
+        "/v2/models/{model}/infer": {"parameters": plain, "post": _infer(descriptions, "infer")},
+        "/v2/models/{model}/versions/{version}/infer": {
+            "parameters": versioned,
+            "post": _infer(descriptions, "inferVersion"),
+        },
+        "/v1/models/{model}:predict": {"parameters": plain, "post": predict},
+        "/v1/models/{model}:classify": {"parameters": plain, "post": _classify(descriptions)},
+        "/v1/embeddings": {"post": _embeddings(descriptions)},
+        **{
+            path: {"post": _generates(path, descriptions)} for path in openapi_generation.OPERATIONS
+        },
+    }
+
+
+def _infer(descriptions: Descriptions, operation: str) -> Node:
+    """Both forms of body: JSON, and JSON followed by binary tensors."""
+    body = _json_body("InferRequest", _examples(descriptions, openapi_examples.infer))
+    answer = _answer("InferResponse", timed=True)
+    binary: Node = {"schema": {"type": "string", "format": "binary"}}
+    body["content"]["application/octet-stream"] = binary
+    answer["content"]["application/octet-stream"] = binary
+    found = _inference_operation(
+        operation, "Infer from tensors (Open Inference Protocol).", body, answer
+    )
+    length = _header(
+        "inference-header-content-length",
+        "Bytes of JSON before the binary tensors; needed by application/octet-stream only.",
+    )
+    found["parameters"].append(length)
+    answer["headers"][length["name"]] = {"description": length["description"], "schema": STRING}
+    return found
+
+
+def _classify(descriptions: Descriptions) -> Node:
+    """JSON, one image as the body, or files of a form."""
+    examples = _examples(descriptions, openapi_examples.classify)
+    body = _json_body("ClassifyRequest", examples)
+    binary: Node = {"schema": {"type": "string", "format": "binary"}}
+    body["content"] |= dict.fromkeys(IMAGE_MEDIA, binary)
+    body["content"]["multipart/form-data"] = {"schema": ref("ClassifyForm")}
+    found = _inference_operation(
+        "classify",
+        "Labels with scores of images or texts.",
+        body,
+        _answer("ClassifyResponse", timed=True),
+    )
+    top_k: Node = {
+        "name": "top_k",
+        "in": "query",
+        "description": "Labels wanted, where the body is no JSON; unset, the model's own number.",
+        "schema": {"type": "integer", "minimum": 1},
+    }
+    found["parameters"].append(top_k)
+    return found
+
+
+def _embeddings(descriptions: Descriptions) -> Node:
+    operation = _inference_operation(
+        "embeddings",
+        "Embed texts or token arrays (OpenAI's form).",
+        _json_body("EmbeddingsRequest", _examples(descriptions, openapi_examples.embeddings)),
+        _answer("EmbeddingsResponse", timed=True),
+    )
+    operation["responses"] = {
+        "200": operation["responses"]["200"],
+        **_refusals("openai", _INFERENCE),
+    }
+    return operation
+
+
+def _generates(path: str, descriptions: Descriptions) -> Node:
+    name, summary, schema = openapi_generation.OPERATIONS[path]
+    examples = _examples(descriptions, lambda d: openapi_generation.example(path, d))
+    answer = openapi_generation.with_events(_answer(f"{schema}Response", timed=True))
+    body = _json_body(f"{schema}Request", examples)
+    operation = _inference_operation(name, summary, body, answer)
+    operation["responses"] = {"200": answer, **_refusals("openai", _INFERENCE)}
+    return operation
+
+
+def _get(operation: str, tag: str, summary: str, schema: str, refusals: Node) -> Node:
+    return {
+        "operationId": operation,
+        "tags": [tag],
+        "summary": summary,
+        "responses": {"200": _answer(schema), **refusals},
+    }
+
+
+def _models(descriptions: Descriptions) -> Node:
+    plain, versioned = _model_path(descriptions), _model_path(descriptions, version=True)
+    missing, unready = _refusals("openai", (404, 503)), _refusals("oip", (404, 503))
+    page, ready = "The model's tensors and limits.", "Is the model ready?"
+    index = _get("repositoryIndex", "models", "Every declared model and its state.", "Index", {})
+    index["requestBody"] = {**_json_body("IndexRequest", {}), "required": False}
+    index["responses"] |= _refusals("oip", (400,))
+    return {
+        "/v2/models/{model}": {
+            "parameters": plain,
+            "get": _get("model", "models", page, "ModelMetadata", unready),
+        },
+        "/v2/models/{model}/versions/{version}": {
+            "parameters": versioned,
+            "get": _get("modelVersion", "models", page, "ModelMetadata", unready),
+        },
+        "/v2/models/{model}/ready": {
+            "parameters": plain,
+            "get": _get("modelReady", "models", ready, "ModelReady", unready),
+        },
+        "/v2/models/{model}/versions/{version}/ready": {
+            "parameters": versioned,
+            "get": _get("modelVersionReady", "models", ready, "ModelReady", unready),
+        },
+        "/v2/repository/index": {"post": index},
+        "/v1/models": {
+            "get": _get("openaiModels", "models", "Ready models.", "OpenAIModels", {}),
+        },
+        "/v1/models/{model}": {
+            "parameters": plain,
+            "get": _get("openaiModel", "models", "One model.", "OpenAIModel", missing),
+        },
+    }
+
+
+def _server() -> Node:
+    unready = {"503": {**_answer("Ready"), "description": "Not yet, and what it waits for."}}
+    live, ready = "Is the gateway alive?", "Is every model declared at the start ready?"
+    return {
+        "/v2": {"get": _get("server", "server", "Name and extensions.", "ServerMetadata", {})},
+        "/v2/health/live": {"get": _get("live", "server", live, "Live", {})},
+        "/v2/health/ready": {"get": _get("ready", "server", ready, "Ready", unready)},
+        "/healthz": {"get": _get("healthz", "server", live, "Live", {})},
+        "/readyz": {"get": _get("readyz", "server", ready, "Ready", unready)},
+        "/metrics": {"get": _text("metrics", "Metrics for Prometheus.", "text/plain")},
+        "/openapi.json": {"get": _text("openapi", "This document.", "application/json")},
+        "/docs": {"get": _text("docs", "This document, to read.", "text/html")},
+    }
+
+
+def _text(operation: str, summary: str, media: str) -> Node:
+    content = {media: {"schema": {} if media == "application/json" else STRING}}
+    return {
+        "operationId": operation,
+        "tags": ["server"],
+        "summary": summary,
+        "responses": {"200": {"description": summary, "content": content}},
+    }

@@ -1,0 +1,167 @@
+"""TensorFlow Serving's `:predict`: values without types, given their types by the model.
+
+Row format `{"instances": [...]}` answers `{"predictions": [...]}`, columnar `{"inputs": ...}`
+answers `{"outputs": ...}`. An instance is an object of inputs by name or, where the model needs
+one input only, that input's bare value; `{"b64": ...}` stands for bytes. Rows may differ in length:
+each becomes a row of its own and nobody pads. `signature_name` and unknown keys are ignored. All of
+the model's outputs are answered; BYTES that are no UTF-8 text are written as `{"b64": ...}`.
+
+Source: TensorFlow Serving, "RESTful API", predict.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from deployments.contract.description import ModelDescription
+from deployments.contract.errors import BadRequest, RowFailed
+from deployments.gateway.http.protocols import malformed
+from deployments.gateway.http.protocols.tensors import HALVES, Array, row_from_json
+from deployments.gateway.http.protocols.types import Encoded, PredictCall
+from deployments.gateway.rows.columns import Rows
+from deployments.gateway.rows.joined import RowsOut
+from deployments.gateway.rows.split import check_count, from_rows
+from runtimes.types import TensorSpec
+
+
+class _Body(msgspec.Struct, gc=False):
+    instances: list[msgspec.Raw] | None = None
+    inputs: msgspec.Raw = msgspec.Raw()
+
+
+_bodies = msgspec.json.Decoder(_Body)
+_objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_lists = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def decode(body: bytes) -> PredictCall:
+    """The call, its values still JSON; `rows_of` reads them with the model at hand."""
+    try:
+        found = _bodies.decode(body)
+    except malformed.DECODE_ERRORS as error:
+        raise malformed.fault(error, body) from None
+    columnar = len(memoryview(found.inputs)) > 0
+    if columnar == (found.instances is not None):
+        raise BadRequest("The body must have either 'instances' (rows) or 'inputs' (columns).")
+    if found.instances is not None and not found.instances:
+        raise BadRequest("'instances' is empty; at least one is needed.", param="instances")
+    return PredictCall(found.instances, found.inputs if columnar else None)
+
+
+def rows_of(call: PredictCall, d: ModelDescription) -> Rows:
+    """The call's rows; `BadRequest` names the input and the row."""
+    if call.inputs is not None:
+        return from_rows(_columns(call.inputs, d), d)
+    return from_rows(_instances(call.instances or [], d), d)
+
+
+def _instances(instances: list[msgspec.Raw], d: ModelDescription) -> dict[str, list[Array]]:
+    specs = {spec.name: spec for spec in d.inputs}
+    check_count(len(instances), d)
+    columns: dict[str, list[Array]] = {}
+    for index, instance in enumerate(instances):
+        named = _named(instance, d, "instances")
+        if index and named.keys() != columns.keys():
+            raise BadRequest(
+                f"instances[{index}] has the inputs {', '.join(named) or 'none'}, "
+                f"instances[0] has {', '.join(columns)}; all must be equal.",
+                param="instances",
+            )
+        for name, raw in named.items():
+            columns.setdefault(name, []).append(_value(raw, name, specs, d))
+    return columns
+
+
+def _columns(inputs: msgspec.Raw, d: ModelDescription) -> dict[str, list[Array]]:
+    specs = {spec.name: spec for spec in d.inputs}
+    columns: dict[str, list[Array]] = {}
+    count = None
+    for name, raw in _named(inputs, d, "inputs").items():
+        try:
+            values = _lists.decode(raw)
+        except malformed.DECODE_ERRORS as error:
+            raise malformed.element(error, f"Input '{name}'", "value") from None
+        if not values or len(values) != (count or len(values)):
+            raise BadRequest(
+                f"Input '{name}' has {len(values)} rows; all inputs need equally many, at least 1."
+            )
+        count = len(values)
+        check_count(count, d)
+        columns[name] = [_value(value, name, specs, d) for value in values]
+    return columns
+
+
+def _named(raw: msgspec.Raw, d: ModelDescription, param: str) -> dict[str, msgspec.Raw]:
+    """Inputs by name; a bare value belongs to the one input the model needs."""
+    if bytes(memoryview(raw)[:1]) == b"{":
+        try:
+            named = _objects.decode(raw)
+        except malformed.DECODE_ERRORS as error:
+            raise malformed.element(error, "The body", param) from None
+        if named and named.keys() != {"b64"}:
+            return named
+    needed = [
+        spec.name
+        for spec in d.inputs
+        if spec.name not in d.optional_inputs and spec.name != d.mask_input
+    ]
+    if len(needed) != 1:
+        raise BadRequest(
+            f"'{d.name}' needs the inputs {', '.join(needed)}; give {param} as objects by name.",
+            param=param,
+        )
+    return {needed[0]: raw}
+
+
+def _value(raw: msgspec.Raw, name: str, specs: dict[str, TensorSpec], d: ModelDescription) -> Array:
+    if name not in specs:
+        raise BadRequest(f"Unknown input '{name}'; '{d.name}' takes {', '.join(specs)}.")
+    return row_from_json(raw, name, specs[name].datatype, len(specs[name].shape) - 1)
+
+
+def encode(call: PredictCall, rows_out: RowsOut, d: ModelDescription) -> Encoded:
+    """Every row as nested lists of its own shape; a single output stands without its name."""
+    missing = [spec.name for spec in d.outputs if spec.name not in rows_out]
+    if missing:
+        raise RowFailed(f"The model '{d.name}' gave no output '{missing[0]}'.")
+    columns = {
+        spec.name: [_json(row, spec.datatype) for row in rows_out[spec.name][1]]
+        for spec in d.outputs
+    }
+    single = len(columns) == 1
+    body: dict[str, Any]
+    if call.instances is None:
+        body = {"outputs": next(iter(columns.values())) if single else columns}
+    elif single:
+        body = {"predictions": next(iter(columns.values()))}
+    else:
+        body = {"predictions": _by_row(columns)}
+    return Encoded(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def _by_row(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+
+
+def _json(row: Array, datatype: str) -> Any:
+    if datatype == "BYTES":
+        return _texts(row.tolist())
+    if row.ndim == 0:
+        return row.item()
+    return np.ascontiguousarray(row, dtype=np.float32 if datatype in HALVES else None)
+
+
+def _texts(value: Any) -> Any:
+    if not isinstance(value, bytes):
+        return [_texts(item) for item in value]
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(value).decode()}

@@ -1,0 +1,171 @@
+"""Open Inference datatypes as numpy arrays: the table, shapes, and values given as JSON.
+
+Data may be nested as the shape is, or flat in row-major order. Values are taken strictly: an INT64
+tensor takes no `1.0` and no `true`, a UINT8 tensor no 256, a FP32 tensor nothing that would become
+infinite. Nothing is allocated by what a shape claims: elements are counted first. Binary data is
+`tensor_bytes`; FP16 and BF16 have no JSON form in the protocol, callers of `from_json` refuse them.
+
+Source: Open Inference Protocol, "Tensor Data" and "Tensor Data Types".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from deployments.contract.errors import BadRequest
+from deployments.gateway.http.protocols import malformed
+from runtimes.datatypes import DTYPES
+
+Array = np.ndarray[Any, Any]
+
+HALVES = frozenset({"FP16", "BF16"})
+MAX_RANK = 16
+MAX_DIM = 2**31 - 1
+
+_NESTED = re.compile(rb"\s*\[\s*\[")
+_KINDS: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "V": float, "O": str}
+
+
+class Base64Bytes(msgspec.Struct):
+    """TensorFlow Serving's form of an element that is no text."""
+
+    b64: bytes
+
+
+def dtype_of(datatype: str, name: str) -> np.dtype[Any]:
+    """numpy's type of an Open Inference datatype; `BadRequest` naming the tensor if unknown."""
+    try:
+        return DTYPES[datatype]
+    except KeyError:
+        raise BadRequest(
+            f"Tensor '{name}': unknown datatype '{datatype}'; known are {', '.join(DTYPES)}."
+        ) from None
+
+
+def element_count(name: str, shape: Sequence[int]) -> int:
+    """Π shape as an exact integer; `BadRequest` for axes below 1, above 2^31 - 1 or over 16."""
+    if not 1 <= len(shape) <= MAX_RANK:
+        raise BadRequest(
+            f"Tensor '{name}': shape has {len(shape)} axes; 1 to {MAX_RANK} are right."
+        )
+    if min(shape) < 1 or max(shape) > MAX_DIM:
+        raise BadRequest(
+            f"Tensor '{name}': every axis of shape {list(shape)} must be 1 to {MAX_DIM}."
+        )
+    return math.prod(shape)
+
+
+def from_json(data: msgspec.Raw, name: str, datatype: str, shape: Sequence[int]) -> Array:
+    """The dense array of `shape` that `data` (flat or nested) describes."""
+    dtype = dtype_of(datatype, name)
+    count = element_count(name, shape)
+    try:
+        values = _decoder(dtype, 1).decode(data)
+    except malformed.DECODE_ERRORS as error:
+        return _from_nested(data, name, datatype, shape, error)
+    if len(values) != count:
+        raise BadRequest(
+            f"Tensor '{name}': shape {list(shape)} has {count} elements, data has {len(values)}."
+        )
+    return _array(values, name, dtype, datatype).reshape(shape)
+
+
+def row_from_json(data: msgspec.Raw, name: str, datatype: str, rank: int) -> Array:
+    """The array that `data`, nested `rank` deep, describes; its shape is what the nesting is."""
+    dtype = dtype_of(datatype, name)
+    try:
+        values = _row_decoder(dtype, rank).decode(data)
+    except malformed.DECODE_ERRORS as error:
+        raise malformed.element(error, f"Input '{name}' ({datatype})", "value") from None
+    array = _array(values, name, dtype, datatype)
+    if array.ndim != rank:
+        raise BadRequest(f"Input '{name}': the lists of one row differ in length.")
+    return array
+
+
+def _from_nested(
+    data: msgspec.Raw, name: str, datatype: str, shape: Sequence[int], flat: Exception
+) -> Array:
+    dtype = DTYPES[datatype]
+    if len(shape) == 1 or not _NESTED.match(memoryview(data)):
+        raise malformed.element(flat, f"Tensor '{name}' ({datatype})") from None
+    try:
+        values = _decoder(dtype, len(shape)).decode(data)
+    except malformed.DECODE_ERRORS as error:
+        raise malformed.element(error, f"Tensor '{name}' ({datatype})") from None
+    array = _array(values, name, dtype, datatype)
+    if array.shape != tuple(shape):
+        raise BadRequest(
+            f"Tensor '{name}': data is nested as {list(array.shape)}, its shape says {list(shape)}."
+        )
+    return array
+
+
+@cache
+def _decoder(dtype: np.dtype[Any], depth: int) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_nested(_KINDS[dtype.kind], depth))
+
+
+@cache
+def _row_decoder(dtype: np.dtype[Any], depth: int) -> msgspec.json.Decoder[Any]:
+    kind = str | Base64Bytes if dtype.kind == "O" else _KINDS[dtype.kind]
+    return msgspec.json.Decoder(_nested(kind, depth))
+
+
+def _nested(kind: Any, depth: int) -> Any:
+    for _ in range(depth):
+        kind = list[kind]
+    return kind
+
+
+def _array(values: Any, name: str, dtype: np.dtype[Any], datatype: str) -> Array:
+    try:
+        if dtype.kind in "fV":
+            return _floats(values, name, dtype, datatype)
+        if dtype.kind == "O":
+            return _byte_strings(values)
+        return np.array(values, dtype=dtype)
+    except OverflowError:
+        raise BadRequest(f"Tensor '{name}': {_out_of_range(values, dtype, datatype)}") from None
+    except ValueError:
+        raise BadRequest(
+            f"Tensor '{name}': nested data must be rectangular; its lists differ in length."
+        ) from None
+
+
+def _floats(values: Any, name: str, dtype: np.dtype[Any], datatype: str) -> Array:
+    with np.errstate(over="ignore"):
+        array = np.array(values, dtype=dtype)
+    if not np.isfinite(array).all():  # JSON itself has no infinity, so the cast made it
+        raise BadRequest(f"Tensor '{name}': a value is out of {datatype}'s range.")
+    return array
+
+
+def _byte_strings(values: Any) -> Array:
+    """Objects of `bytes`; ragged lists give fewer axes, which the caller's shape check finds."""
+    texts = np.array(values, dtype=object)
+    flat = texts.reshape(-1)
+    flat[:] = [_as_bytes(value) for value in flat.tolist()]
+    return texts
+
+
+def _as_bytes(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode()
+    return value.b64 if isinstance(value, Base64Bytes) else value
+
+
+def _out_of_range(values: Any, dtype: np.dtype[Any], datatype: str) -> str:
+    info = np.iinfo(dtype)
+    while isinstance(values, list) and values and isinstance(values[0], list):
+        values = [value for inner in values for value in inner]
+    flat = values if isinstance(values, list) else [values]
+    first = next((v for v in flat if not info.min <= v <= info.max), "a value")
+    return f"{str(first)[:24]} is out of {datatype}'s range {info.min} to {info.max}."

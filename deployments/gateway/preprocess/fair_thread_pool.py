@@ -1,0 +1,310 @@
+"""Whose work does a preprocessing thread take next? Tenants in turn, and in a tenant the oldest.
+
+Fair in turns: among tenants with work, the one served longest ago goes first, so a newcomer waits
+for what is running and for nothing else, however many texts another tenant has waiting. A job is
+one request's work, cut by the caller into turns of some milliseconds; threads may share a job.
+Admission is a dynamic threshold: one tenant may fill most of the pool, never all of it.
+
+It neither measures nor bounds what one turn costs: whoever cuts the work does. Tenants' names come
+from settings; a lane per name is kept. One pool belongs to one event loop.
+
+Source: Choudhury and Hahne, "Dynamic queue length thresholds" (1998), for who may still enter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import queue
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from deployments.contract.errors import Overloaded
+
+T = TypeVar("T")
+
+_OWN_PER_FREE = 4  # a tenant may hold this many waiting jobs for each free place: 80 % alone
+_MEAN_GAIN = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One caller's work. `taken` turns have started, `left` have not finished."""
+
+    lane: _Lane
+    function: Callable[..., Any]
+    pieces: Sequence[tuple[Any, ...]]
+    future: asyncio.Future[list[Any]]
+    results: list[Any]
+    left: int
+    taken: int = 0
+    error: Exception | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """A tenant's waiting jobs in order of arrival, and the number of the turn it last had."""
+
+    jobs: OrderedDict[int, _Job] = field(default_factory=OrderedDict)
+    last_turn: int = 0
+    in_rotation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStatistics:
+    """Levels and counters. `waiting_tenants`: tenants with work that waits."""
+
+    waiting_jobs: int
+    waiting_turns: int
+    busy_workers: int
+    workers: int
+    waiting_tenants: int
+    turns_total: int
+    refused_total: int
+    mean_turn_s: float
+
+
+class TurnPool:
+    """A bounded thread pool that serves tenants in turn; results arrive on the caller's event loop.
+
+    `max_pending` bounds the jobs that wait (not those that run). Threads start with the first job.
+    """
+
+    def __init__(self, workers: int, max_pending: int):
+        if workers < 1 or max_pending < 1:
+            raise ValueError("a pool needs at least one worker and one place to wait")
+        self._workers, self._max_pending = workers, max_pending
+        self._lock = threading.Lock()
+        self._lanes: dict[str, _Lane] = {}
+        self._rotation: list[tuple[int, int, _Lane]] = []  # (last turn, tie-break, lane)
+        self._waiting = self._waiting_turns = self._idle = 0
+        self._turns = self._entries = self._refused = 0
+        self._mean_turn_s = 0.0
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._finished: deque[_Job] = deque()
+        self._delivery_due = self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, tenant: str, function: Callable[..., T], *args: Any) -> T:
+        """`function(*args)` on a worker, as one turn. Raises what it raises, or `Overloaded`."""
+        return (await self._submit(tenant, function, [args]))[0]
+
+    async def run_each(
+        self, tenant: str, function: Callable[[Any], T], pieces: Sequence[Any]
+    ) -> list[T]:
+        """`function(piece)` for each piece, a turn each; results in order.
+
+        One job: one place in the queue and one wake-up of the loop, however many turns it takes.
+        The first turn that raises ends the job.
+        """
+        if not pieces:
+            return []
+        return await self._submit(tenant, function, [(piece,) for piece in pieces])
+
+    async def _submit(
+        self, tenant: str, function: Callable[..., T], pieces: Sequence[tuple[Any, ...]]
+    ) -> list[T]:
+        job, key = self._enter(tenant, function, pieces)
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            with self._lock:
+                self._withdraw(job, key)
+            raise
+
+    def _enter(
+        self, tenant: str, function: Callable[..., Any], pieces: Sequence[tuple[Any, ...]]
+    ) -> tuple[_Job, int]:
+        future = self._own_loop().create_future()
+        with self._lock:
+            lane = self._lanes.setdefault(tenant, _Lane())
+            self._admit(lane)
+            job = _Job(lane, function, pieces, future, [None] * len(pieces), len(pieces))
+            self._entries += 1
+            key = self._entries
+            lane.jobs[key] = job
+            self._waiting += 1
+            self._waiting_turns += len(pieces)
+            self._join_rotation(lane)
+            self._wake_workers(len(pieces))
+        return job, key
+
+    def _own_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise RuntimeError("a TurnPool belongs to the event loop that used it first")
+        return loop
+
+    def _admit(self, lane: _Lane) -> None:
+        own, free = len(lane.jobs), self._max_pending - self._waiting
+        if self._closed:
+            raise _closing()
+        if free <= 0 or (own and own >= _OWN_PER_FREE * free):
+            self._refused += 1
+            wait_s = self._waiting_turns * self._mean_turn_s / self._workers
+            raise Overloaded(
+                "too much input waits to be prepared",
+                retry_after_s=max(1.0, wait_s),
+                reason="preprocess_full",
+            )
+
+    def _join_rotation(self, lane: _Lane) -> None:
+        if not lane.in_rotation:
+            lane.in_rotation = True
+            self._entries += 1
+            heapq.heappush(self._rotation, (lane.last_turn, self._entries, lane))
+
+    def _wake_workers(self, turns: int) -> None:
+        if not self._threads:
+            self._start()
+        for _ in range(min(self._idle, turns)):
+            self._idle -= 1
+            self._wake.put(None)
+
+    def _start(self) -> None:
+        for number in range(self._workers):
+            thread = threading.Thread(target=self._work, name=f"preprocess-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _withdraw(self, job: _Job, key: int) -> None:
+        """Forget the turns of a job that have not started (with the lock held)."""
+        if job.lane.jobs.pop(key, None) is not None:
+            self._waiting -= 1
+            self._waiting_turns -= len(job.pieces) - job.taken
+
+    # ---- the worker's side ----------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (turn := self._next_turn()) is not None:
+            job, index = turn
+            began = time.perf_counter()
+            error: Exception | None = None
+            try:
+                job.results[index] = job.function(*job.pieces[index])
+            except Exception as raised:  # it is the caller's to see, whatever it is
+                error = raised
+                if isinstance(raised, StopIteration):  # a future refuses to carry one
+                    error = RuntimeError("StopIteration raised by a preprocessing function")
+            self._end_turn(job, error, time.perf_counter() - began)
+
+    def _next_turn(self) -> tuple[_Job, int] | None:
+        """The next turn by rotation; waits for one; None when the pool closes."""
+        while True:
+            with self._lock:
+                if self._closed:
+                    return None
+                turn = self._take()
+                if turn is not None:
+                    return turn
+                self._idle += 1
+            self._wake.get()
+
+    def _take(self) -> tuple[_Job, int] | None:
+        while self._rotation:
+            _, _, lane = heapq.heappop(self._rotation)
+            lane.in_rotation = False
+            if not lane.jobs:  # all its jobs were cancelled
+                continue
+            key, job = next(iter(lane.jobs.items()))
+            index, job.taken = job.taken, job.taken + 1
+            self._waiting_turns -= 1
+            if job.taken == len(job.pieces):
+                del lane.jobs[key]
+                self._waiting -= 1
+            self._turns += 1
+            lane.last_turn = self._turns
+            if lane.jobs:
+                self._join_rotation(lane)
+            return job, index
+        return None
+
+    def _end_turn(self, job: _Job, error: Exception | None, seconds: float) -> None:
+        with self._lock:
+            gain = _MEAN_GAIN if self._mean_turn_s else 1.0
+            self._mean_turn_s += gain * (seconds - self._mean_turn_s)
+            job.left -= 1
+            if job.error is not None:
+                return
+            if error is not None:
+                job.error = error
+                self._drop(job)
+            elif job.left:
+                return
+            self._finished.append(job)
+            due, self._delivery_due = not self._delivery_due, True
+        if due:
+            self._call_loop()
+
+    def _drop(self, job: _Job) -> None:
+        """A failed job is the head of its lane if turns of it still wait."""
+        head = next(iter(job.lane.jobs.items()), None)
+        if head is not None and head[1] is job:
+            self._withdraw(job, head[0])
+
+    def _call_loop(self) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._deliver)
+        except RuntimeError:  # the loop is closed: nobody waits any longer
+            self._finished.clear()
+
+    def _deliver(self) -> None:
+        """Runs on the loop: settles every job that finished since it was asked for."""
+        with self._lock:
+            self._delivery_due = False
+            finished = list(self._finished)
+            self._finished.clear()
+        for job in finished:
+            if job.future.done():
+                continue
+            if job.error is None:
+                job.future.set_result(job.results)
+            else:
+                job.future.set_exception(job.error)
+
+    # ---- around it ------------------------------------------------------------------------
+
+    def statistics(self) -> TurnStatistics:
+        with self._lock:
+            return TurnStatistics(
+                waiting_jobs=self._waiting,
+                waiting_turns=self._waiting_turns,
+                busy_workers=len(self._threads) - self._idle,
+                workers=self._workers,
+                waiting_tenants=sum(1 for lane in self._lanes.values() if lane.jobs),
+                turns_total=self._turns,
+                refused_total=self._refused,
+                mean_turn_s=self._mean_turn_s,
+            )
+
+    def close(self, wait_s: float = 0.0) -> None:
+        """Refuse new jobs, fail those that wait, let the running turns end. Call it on the loop.
+
+        Threads are daemons; `wait_s` > 0 blocks at most that long a thread for their end.
+        """
+        with self._lock:
+            self._closed = True
+            waiting = [job for lane in self._lanes.values() for job in lane.jobs.values()]
+            for lane in self._lanes.values():
+                lane.jobs.clear()
+            self._waiting = self._waiting_turns = 0
+        for _ in self._threads:
+            self._wake.put(None)
+        for job in waiting:
+            if not job.future.done():
+                job.future.set_exception(_closing())
+        if wait_s > 0:
+            for thread in self._threads:
+                thread.join(wait_s)
+
+
+def _closing() -> Overloaded:
+    return Overloaded("the server is shutting down", retry_after_s=1.0, reason="draining")

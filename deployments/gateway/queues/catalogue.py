@@ -1,0 +1,261 @@
+"""The models a gateway serves: follows the registry, keeps one `ServedModel` each.
+
+A model that is declared and was ready is kept while it changes hands (its queue holds); one that is
+no longer declared is closed: what waits is refused, what runs finishes. Looking a model up answers
+404 for undeclared, 503 for declared and not ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from deployments.contract import errors
+from deployments.contract.app_names import book_key, model_app
+from deployments.contract.description import ModelDescription
+from deployments.contract.preprocess.tokenizer import TextTokenizer
+from deployments.contract.registry import View
+from deployments.contract.replica_directory import book_for
+from deployments.contract.scheduling import Home
+from deployments.gateway.queues.served_model import AnyTransport, ServedModel
+from deployments.gateway.queues.stream_transport import ServeStreamTransport
+from deployments.gateway.queues.tickets import BatchRecord
+from deployments.gateway.queues.transport import ServeTransport
+
+_WATCH_S = 5.0
+_SEED_S = 30.0
+_HOLD_S = 30.0
+_RETRY_AFTER_S = 2.0
+_PAUSE_S = 0.5
+_SHOWN = 100
+logger = logging.getLogger("headrace.catalogue")
+
+
+@dataclass(frozen=True, slots=True)
+class _Adopting:
+    description: ModelDescription
+    task: asyncio.Task[None]
+
+
+class SeededTransport(AnyTransport, Protocol):
+    async def seed(self, timeout_s: float) -> None: ...
+
+
+class Catalogue:
+    """`home`: this gateway, as its queues have to know it. `cache_bytes`: bound of each tokeniser's
+    cache of frequent texts. `connect(application)` makes the way to a model's replicas,
+    `connect_streams(application, gateway)` to those of one that generates. `on_change`
+    is called when the set of models changed, before the loop's next turn."""
+
+    def __init__(
+        self,
+        registry: Any,
+        home: Home,
+        cache_bytes: int,
+        on_batch: Callable[[str, BatchRecord], None],
+        connect: Callable[[str], SeededTransport] = ServeTransport,
+        *,
+        connect_streams: Callable[[str, str], SeededTransport] = ServeStreamTransport,
+    ) -> None:
+        self._registry = registry
+        self._home = home
+        self._cache_bytes = cache_bytes
+        self._on_batch = on_batch
+        self._connect, self._connect_streams = connect, connect_streams
+        self.on_change: Callable[[], None] = lambda: None
+        self._served: dict[str, ServedModel] = {}
+        self._live: dict[str, ModelDescription] = {}
+        self._gone_at: dict[str, float] = {}
+        self._declared: frozenset[str] = frozenset()
+        self._fallbacks: dict[str, str] = {}
+        self._awaited: set[str] | None = None
+        self._adopting: dict[str, _Adopting] = {}
+        self.draining = False
+
+    async def follow(self) -> None:
+        """Runs until cancelled; a registry that is away for a moment changes nothing."""
+        revision = 0
+        try:
+            while True:
+                try:
+                    view: View = await self._registry.watch.remote(revision, _WATCH_S)
+                except Exception:
+                    logger.exception("the registry did not answer; trying again")
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                if view.revision != revision:
+                    self._take(view)
+                revision = view.revision
+        finally:
+            for adopting in self._adopting.values():
+                adopting.task.cancel()
+
+    # ---- lookups --------------------------------------------------------------------------
+
+    def find(self, name: str, version: str | None = None) -> ServedModel:
+        """Raises NotFound or NotReady."""
+        model = self._served.get(name)
+        if model is None:
+            if name in self._declared:
+                raise errors.NotReady(
+                    f"model {name} is declared and not ready yet", retry_after_s=_RETRY_AFTER_S
+                )
+            raise errors.NotFound(
+                f"unknown model {name[:_SHOWN]!r}; GET /v1/models lists the models", param="model"
+            )
+        if version is not None and version != model.description.version:
+            raise errors.NotFound(
+                f"model {name} has no version {version[:_SHOWN]!r}; "
+                f"{model.description.version} is live"
+            )
+        if name not in self._live and not self._holds(name, model):
+            raise errors.NotReady(
+                f"model {name} has no replica at the moment", retry_after_s=_RETRY_AFTER_S
+            )
+        return model
+
+    def fallback_of(self, name: str) -> str:
+        """The model that takes what `name` refuses, "" for none; also while it is not ready yet."""
+        served = self._served.get(name)
+        if served is None:
+            return self._fallbacks.get(name, "")
+        return served.description.ladder.fallback
+
+    def _holds(self, name: str, model: ServedModel) -> bool:
+        """A model that changes hands keeps taking requests for a while."""
+        return model.replicas > 0 or time.monotonic() - self._gone_at.get(name, 0.0) < _HOLD_S
+
+    def ready(self, name: str) -> bool:
+        model = self._served.get(name)
+        return model is not None and name in self._live and model.replicas > 0
+
+    @property
+    def all_ready(self) -> bool:
+        """Every model that was declared when this gateway started has been hot once."""
+        return self._awaited is not None and not self._awaited and not self.draining
+
+    @property
+    def descriptions(self) -> list[ModelDescription]:
+        return [self._served[name].description for name in sorted(self._served)]
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """Declared models that are not ready."""
+        return sorted(name for name in self._declared if not self.ready(name))
+
+    @property
+    def served(self) -> dict[str, ServedModel]:
+        return self._served
+
+    @property
+    def frozen(self) -> bool:
+        return self._home.frozen
+
+    def freeze(self, frozen: bool) -> None:
+        """Stops all that learns in every model's core, in those to come too, or lets it go on."""
+        if frozen == self._home.frozen:
+            return
+        self._home = replace(self._home, frozen=frozen)
+        for served in self._served.values():
+            served.freeze(frozen)
+
+    # ---- following ------------------------------------------------------------------------
+
+    def _take(self, view: View) -> None:
+        """What is gone goes at once; what is new is taken in by a task a model, so that one that
+        does not answer holds up no other."""
+        declared, live = view.declared, view.models
+        self.draining = view.draining or (self.draining and not view.whole)
+        if not view.whole:
+            declared, live = declared | self._declared, {**self._live, **live}
+        self._declared = declared
+        self._fallbacks = view.fallbacks if view.whole else {**self._fallbacks, **view.fallbacks}
+        if self._awaited is None and declared:
+            self._awaited = set(declared)
+        elif self._awaited is not None:
+            self._awaited &= declared
+        for name in [n for n in self._served if n not in declared]:
+            self._served.pop(name).close()
+        for name in self._live.keys() - live.keys():
+            self._gone_at[name] = time.monotonic()
+            del self._live[name]
+        self._gone_at = {n: at for n, at in self._gone_at.items() if n in self._served}
+        for name in self._adopting.keys() - live.keys():
+            self._adopting.pop(name).task.cancel()
+        for description in live.values():
+            self._adopt(description)
+        self.on_change()
+
+    def _adopt(self, description: ModelDescription) -> None:
+        name = description.name
+        served, begun = self._served.get(name), self._adopting.get(name)
+        if begun is not None and begun.description == description:
+            return
+        if begun is not None:
+            self._adopting.pop(name).task.cancel()
+        if served is not None and served.description == description:
+            self._adopted(description)
+            return
+        task = asyncio.get_running_loop().create_task(self._until_served(description))
+        self._adopting[name] = _Adopting(description, task)
+
+    async def _until_served(self, description: ModelDescription) -> None:
+        while True:
+            try:
+                await self._serve(description)
+                break
+            except Exception:
+                logger.exception(
+                    "a model cannot be taken in; trying again", extra={"model": description.name}
+                )
+                await asyncio.sleep(_PAUSE_S)
+        del self._adopting[description.name]
+        self._adopted(description)
+        self.on_change()
+
+    def _adopted(self, description: ModelDescription) -> None:
+        self._live[description.name] = description
+        if self._awaited is not None:
+            self._awaited.discard(description.name)
+
+    async def _serve(self, description: ModelDescription) -> None:
+        name = description.name
+        tokenizer = await self._tokenizer(description)
+        served = self._served.get(name)
+        if served is not None and served.is_like(description):
+            served.replace(description, tokenizer)
+            return
+        transport = self._way_to(description)
+        await transport.seed(_SEED_S)
+        if served is not None:
+            served.close()
+        self._served[name] = ServedModel(
+            description, tokenizer, transport, book_for(book_key(name)), self._home,
+            self._on_batch,
+        )  # fmt: skip
+
+    def _way_to(self, description: ModelDescription) -> SeededTransport:
+        application = model_app(description.name)
+        if description.generating is None:
+            return self._connect(application)
+        return self._connect_streams(application, self._home.gateway)
+
+    async def _tokenizer(self, d: ModelDescription) -> TextTokenizer | None:
+        if not d.tokenizer_digest or d.task == "tensors":
+            return None
+        served = self._served.get(d.name)
+        if served is not None and _same_texts(served.description, d):
+            return served.tokenizer
+        blob: bytes = await self._registry.blob.remote(d.tokenizer_digest)
+        return TextTokenizer(blob, d.max_length, d.truncate, self._cache_bytes)
+
+
+def _same_texts(a: ModelDescription, b: ModelDescription) -> bool:
+    """Whether both make the same tokens of a text, so that the cache of one serves the other."""
+    return (a.task, a.tokenizer_digest, a.max_length, a.truncate) == (
+        b.task, b.tokenizer_digest, b.max_length, b.truncate,
+    )  # fmt: skip

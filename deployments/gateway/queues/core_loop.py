@@ -1,0 +1,194 @@
+"""A model's dispatcher at work, whatever its replicas are: feeds it events, obeys its actions.
+
+What is the same for batches and for streams: the timer, the callers who wait by request id, how a
+request is refused, how settings and versions change. What a lease means, and how it becomes a call,
+is the queue's that builds on this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import Generic, Protocol, TypeVar
+
+from deployments.contract import errors
+from deployments.gateway.queues.tickets import Demand, Terms, refusal
+from routers.cost.model import Coefficients, CostError
+from routers.dispatcher import Dispatcher
+from routers.settings import DispatcherSettings
+from routers.types import (
+    Abort,
+    Action,
+    Arrive,
+    Cancel,
+    Close,
+    Dispatch,
+    Event,
+    Evict,
+    Reason,
+    Reject,
+    Replicas,
+    Request,
+    Snapshot,
+    Tick,
+    WakeAt,
+)
+
+clock = time.monotonic
+
+
+class Waiting(Protocol):
+    """A caller's place. `fail` tells it, unless it has its answer already."""
+
+    request: Request
+
+    def fail(self, error: errors.HeadraceError) -> None: ...
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+class CoreLoop(Generic[W]):
+    """`terms` are the live version's."""
+
+    def __init__(self, settings: DispatcherSettings, terms: Terms) -> None:
+        self.terms = terms
+        self._settings = settings
+        self._dispatcher = Dispatcher(settings)
+        self._loop = asyncio.get_running_loop()
+        self._ids = itertools.count(1)
+        self._tickets: dict[int, W] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- what the gateway calls -----------------------------------------------------------
+
+    def cancel(self, ticket: W) -> None:
+        """The caller left: its place is free; idempotent."""
+        self._finish(ticket, errors.CallerLeft("the client left"))
+
+    def retune(self, settings: DispatcherSettings) -> None:
+        """Goes on under other settings with the same version and replicas."""
+        if settings == self._settings:
+            return
+        self._settings = settings
+        now = clock()
+        self._perform(self._dispatcher.reconfigure(settings, now), now)
+
+    def adopt(self, settings: DispatcherSettings, terms: Terms) -> None:
+        """Goes on under another version: what waits is queued anew, or refused where the version
+        takes or gives other things. No replica is left to send to until the next list of them."""
+        if terms == self.terms and settings == self._settings:
+            return
+        self._step(Replicas(()), clock())  # nothing may be sent to the old version's any more
+        if not terms.take(self.terms):
+            self._step(Close(), clock())
+        self.terms, self._settings = terms, settings
+        now = clock()
+        self._perform(self._dispatcher.reconfigure(settings, now), now)
+
+    def close(self) -> None:
+        self._step(Close(), clock())
+
+    def snapshot(self) -> Snapshot:
+        return self._dispatcher.snapshot(clock())
+
+    def cost_error(self) -> CostError:
+        """How far predictions of service time have lately been off."""
+        return self._dispatcher.cost_error()
+
+    def coefficients(self) -> Coefficients:
+        """What predictions of service time are made from."""
+        return self._dispatcher.coefficients()
+
+    @property
+    def waiting_rows(self) -> int:
+        return self._dispatcher.waiting_rows
+
+    @property
+    def inflight(self) -> int:
+        """Requests that wait or run."""
+        return len(self._tickets)
+
+    def check_room(self, demand: Demand) -> None:
+        """Raises the refusal of a queue that is full, has as many of this tenant's rows as may
+        wait, or has just refused the like of it; the dispatcher decides exactly."""
+        dispatcher, most = self._dispatcher, demand.tenant_rows
+        if most and dispatcher.waiting_rows_of(demand.tenant) >= most:
+            raise refusal(Reason.TENANT_FULL, dispatcher.retry_after_s())
+        if self.waiting_rows >= self._settings.max_queue_rows:
+            raise refusal(Reason.QUEUE_FULL, dispatcher.retry_after_s())
+        wait_s = dispatcher.heard(
+            demand.tenant, demand.priority, demand.deadline_s, demand.expires_s, clock()
+        )
+        if wait_s is not None:
+            raise refusal(Reason.LATE, wait_s)
+
+    def _request(
+        self, lengths: tuple[int, ...], terms: Terms, demand: Demand, now: float
+    ) -> Request:
+        """What the dispatcher is told of a newcomer, under an id of its own."""
+        return Request(
+            next(self._ids),
+            lengths,
+            arrival=now,
+            deadline=now + demand.deadline_s,
+            expires=now + demand.expires_s,
+            tenant=demand.tenant,
+            priority=demand.priority,
+            retryable=terms.retryable and demand.repeatable,
+            weight=demand.weight,
+            tenant_rows=demand.tenant_rows,
+            session=demand.session,
+        )
+
+    # ---- obeying ----------------------------------------------------------------------------
+
+    def _open(self, lease: Dispatch, now: float) -> None:
+        raise NotImplementedError
+
+    def _abort(self, action: Abort) -> None:
+        raise NotImplementedError
+
+    def _step(self, event: Event, now: float) -> None:
+        self._perform(self._dispatcher.step(event, now), now)
+
+    def _perform(self, actions: list[Action], now: float) -> None:
+        for action in actions:
+            if isinstance(action, Dispatch):
+                self._open(action, now)
+            elif isinstance(action, WakeAt):
+                self._wake_at(action.at)
+            elif isinstance(action, Reject | Evict):
+                self._refuse(action)
+            else:
+                self._abort(action)
+
+    def _enter(self, ticket: W, now: float) -> None:
+        """A caller waits from now on, unless it is refused at once."""
+        self._tickets[ticket.request.request_id] = ticket
+        self._step(Arrive(ticket.request), now)
+
+    def _leave(self, ticket: W) -> bool:
+        """Whether it was waiting still; the dispatcher is to be told by the caller of this."""
+        return self._tickets.pop(ticket.request.request_id, None) is not None
+
+    def _finish(self, ticket: W, error: errors.HeadraceError) -> None:
+        """Ends a ticket with an error and tells the dispatcher that nobody waits any more."""
+        if self._leave(ticket):
+            ticket.fail(error)
+            self._step(Cancel(ticket.request.request_id), clock())
+
+    def _refuse(self, action: Reject | Evict) -> None:
+        ticket = self._tickets.pop(action.request_id, None)
+        if ticket is not None:
+            ticket.fail(refusal(action.reason, action.retry_after_s))
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(at - clock(), 0.0), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._step(Tick(), clock())

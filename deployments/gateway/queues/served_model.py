@@ -1,0 +1,176 @@
+"""One model as a gateway sees it: its page, its queue, its way to the replicas, its tokeniser.
+
+Lives from the model's first announcement until it is no longer declared; a new version of the same
+kind replaces the page and keeps the queue. Only replicas of the announced version get work; rows
+that were parsed for an earlier one go to them only if both take and give the same tensors. Whether
+its queue is of batches or of streams is known here, and by those who submit to it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol, cast
+
+from deployments.contract import errors
+from deployments.contract.description import ModelDescription
+from deployments.contract.preprocess.tokenizer import TextTokenizer
+from deployments.contract.replica_directory import ReplicaBook, RunningReplica
+from deployments.contract.scheduling import Home, dispatcher_settings
+from deployments.gateway.queues.model_queue import ModelQueue
+from deployments.gateway.queues.stream_queue import StreamQueue
+from deployments.gateway.queues.tickets import BatchRecord, Terms
+from deployments.gateway.recording.recorder import Recorder
+from deployments.gateway.reuse.rungs import Rungs
+from routers.settings import DispatcherSettings
+
+_CALL_MARGIN_S = 5.0
+
+
+class AnyTransport(Protocol):
+    """A `Transport` or a `StreamTransport`, as far as it is the same."""
+
+    def forget(self, running: set[str]) -> None: ...
+
+
+def terms(d: ModelDescription) -> Terms:
+    """Rows of equal inputs, outputs, vocabulary, image operation and labels may go to either
+    version, prompts of equal vocabulary and context. A call lasts as long as what runs and what
+    this gateway has staged before it: behind another gateway's batch it is returned."""
+    context = 0 if d.generating is None else d.generating.context_tokens
+    signature = (
+        d.inputs, d.outputs, d.lengths_input, d.lengths_axis, d.mask_input, d.optional_inputs,
+        d.tokenizer_digest, d.image, d.classes, context,
+    )  # fmt: skip
+    s = d.scheduling
+    return Terms(d.version, signature, s.retry, s.hang_limit_s * s.slots + _CALL_MARGIN_S)
+
+
+class ServedModel:
+    """`transport`: of the kind that the model's replicas are. `on_batch(name, record)` hears of
+    every finished batch."""
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        tokenizer: TextTokenizer | None,
+        transport: AnyTransport,
+        book: ReplicaBook,
+        home: Home,
+        on_batch: Callable[[str, BatchRecord], None],
+    ) -> None:
+        self.description = description
+        self.tokenizer = tokenizer
+        self._transport = transport
+        self._home = home
+        self._profile = description.profile
+        self._running: tuple[RunningReplica, ...] = ()
+        self._rungs: Rungs | None = None
+        self.queue: ModelQueue | StreamQueue
+        if description.generating is not None:
+            self.queue = StreamQueue(
+                self._settings(), terms(description), cast(Any, transport), gateway=home.gateway
+            )
+        else:
+            self.queue = ModelQueue(
+                self._settings(),
+                terms(description),
+                cast(Any, transport),
+                gateway=home.gateway,
+                on_batch=lambda record: on_batch(description.name, record),
+            )
+            self._rungs = Rungs(description, self.queue.cancel)
+        self.recorder = self._recorder()
+        self._stop_listening = book.listen(self._heard)
+
+    @property
+    def batches(self) -> ModelQueue:
+        """Raises BadRequest of a model that generates."""
+        if isinstance(self.queue, StreamQueue):
+            raise errors.BadRequest(
+                f"model {self.description.name} generates text: ask it by POST "
+                "/v1/chat/completions or /v1/completions",
+                param="model",
+            )
+        return self.queue
+
+    @property
+    def streams(self) -> StreamQueue:
+        """Raises BadRequest of a model that does not generate."""
+        if isinstance(self.queue, ModelQueue):
+            raise errors.BadRequest(
+                f"model {self.description.name} generates no text; GET /v1/models lists those "
+                "that do",
+                param="model",
+            )
+        return self.queue
+
+    def is_like(self, description: ModelDescription) -> bool:
+        """Whether this may become that: both generate, or neither does."""
+        return (description.generating is None) == (self.description.generating is None)
+
+    @property
+    def rungs(self) -> Rungs | None:
+        """None where the model neither keeps nor shares answers."""
+        ladder = self.description.ladder
+        return self._rungs if ladder.cache_bytes or ladder.coalesce else None
+
+    def replace(self, description: ModelDescription, tokenizer: TextTokenizer | None) -> None:
+        """A new version is live: what waits is queued again by its settings, or refused where the
+        version's tensors are others."""
+        known = self.description
+        if (description.digest, description.version) != (known.digest, known.version):
+            self._profile = description.profile
+        self.description = description
+        self.tokenizer = tokenizer
+        if self._rungs is not None:
+            self._rungs.adopt(description)
+        if description.recording != known.recording:
+            self.end_recording()
+            self.recorder = self._recorder()
+        self.queue.adopt(self._settings(), terms(description))
+        self._heard(self._running)
+
+    def freeze(self, frozen: bool) -> None:
+        """Stops all that learns in the model's core, or lets it go on; what waits stays."""
+        self._home = replace(self._home, frozen=frozen)
+        self.queue.retune(self._settings())
+
+    @property
+    def replicas(self) -> int:
+        """Running replicas of the live version."""
+        return len(self._live())
+
+    def close(self) -> None:
+        self._stop_listening()
+        self.queue.close()
+        self.end_recording()
+
+    def _recorder(self) -> Recorder | None:
+        """None where the model's settings do not ask for one."""
+        recording = self.description.recording
+        return None if recording is None else Recorder(recording, self._home.gateway)
+
+    def end_recording(self) -> None:
+        """What was kept is written, in a while."""
+        if self.recorder is not None:
+            # It may wait for a disk, the loop may not.
+            threading.Thread(target=self.recorder.close, name="record-end").start()
+
+    def _settings(self) -> DispatcherSettings:
+        """A profile is kept as long as the model is the same: one that another replica measured
+        says nothing new, and would cost what has been learnt since."""
+        return dispatcher_settings(replace(self.description, profile=self._profile), self._home)
+
+    def _live(self) -> tuple[RunningReplica, ...]:
+        return tuple(r for r in self._running if r.digest() == self.description.digest)
+
+    def _heard(self, running: tuple[RunningReplica, ...]) -> None:
+        self._running = running
+        d, live = self.description, self._live()
+        self._transport.forget({r.replica_id for r in running})
+        if isinstance(self.queue, ModelQueue):
+            self.queue.set_replicas(live, d.scheduling.slots)
+        elif d.generating is not None:
+            self.queue.set_replicas(live, d.generating)

@@ -1,0 +1,228 @@
+"""One request in flight (`Flight`) and what all of them share (`Gate`).
+
+A flight collects where its time went and how it ended, and becomes one record for metrics and
+tracing when it lands. The gate answers the questions of the pipeline that are not about one model:
+who is this, may anything start, run this off the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from time import monotonic, perf_counter
+from typing import Any, Protocol, TypeVar
+
+from deployments.contract import errors
+from deployments.contract.description import ImageInput, Scheduling
+from deployments.contract.preprocess.images import Encoded, row_bytes
+from deployments.contract.preprocess.tokenizer import TextTokenizer
+from deployments.gateway.http.body_room import BodyRoom
+from deployments.gateway.http.exchange import Asked, BodyLimits, Exchange
+from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.preprocess.images import prepare_images
+from deployments.gateway.preprocess.texts import encode_texts
+from deployments.gateway.queues.batch_calls import RowAnswer
+from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.reuse.rungs import Found
+from deployments.gateway.telemetry.trace_context import TraceContext
+from deployments.gateway.tenancy.rates import Rates
+from deployments.gateway.tenancy.tenants import Caller, TenantsFile
+from deployments.settings import GatewaySettings
+from routers.types import Tokens
+
+T = TypeVar("T")
+_ENGINE_REFUSED = "engine_refused"
+_DRAIN_RETRY_S = 2.0
+UNASKED = Asked(None, "", True)
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What a request to generate has had when it ended. `ttft_s`: from its headers' arrival to its
+    first token at this gateway, None where none came; `tpot_s`: between further ones, None of fewer
+    than two; both are the client's own only of one that `streams`."""
+
+    tokens: Tokens
+    ttft_s: float | None
+    tpot_s: float | None
+    streams: bool
+    promise: Scheduling
+
+    def kept(self, total_s: float) -> bool:
+        """Whether both promises were: the first token in time and the others at their pace. Of an
+        answer that came whole, all of it by then."""
+        tpot_limit_s = inf if self.promise.generation is None else self.promise.generation.tpot_s
+        if not self.streams:
+            further = max(self.tokens.output - 1, 0)
+            return total_s <= self.promise.slo_s + (tpot_limit_s * further if further else 0.0)
+        if self.ttft_s is None or self.ttft_s > self.promise.slo_s:
+            return False
+        return self.tpot_s is None or self.tpot_s <= tpot_limit_s
+
+
+class Flight:
+    """`protocol`: the codec's label. `mark` fills `stages` (seconds) in the order of the walk.
+    `counted`: its tokens were, at its tenant's rate. `fallback`: the model that answered if it is
+    not the asked one. `ran`: rows of it were queued and run, for it or an identical request."""
+
+    __slots__ = (
+        "_last", "_queued_at", "_shared", "answers", "asked", "counted", "exchange", "fallback",
+        "generated", "model", "outcome", "protocol", "queue_wait_s", "ran", "reason",
+        "request_bytes", "response_bytes", "service_s", "stages", "status", "trace", "who",
+    )  # fmt: skip
+
+    def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:
+        self.exchange = exchange
+        self.protocol = protocol
+        self.who: Caller | None = None
+        self.asked = UNASKED
+        self.model = self.fallback = ""
+        self.counted = self.ran = False
+        self.answers: tuple[RowAnswer, ...] = ()
+        self.generated: Generated | None = None
+        self.stages: dict[str, float] = {}
+        self.queue_wait_s = 0.0
+        self.service_s = 0.0
+        self.outcome = "ok"
+        self.status = 200
+        self.reason = ""
+        self.request_bytes = self.response_bytes = 0
+        self.trace = trace
+        self._shared: Found | None = None
+        self._queued_at = 0.0
+        self._last = exchange.arrived
+
+    def mark(self, stage: str) -> None:
+        """The time since the last mark belongs to `stage`."""
+        now = perf_counter()
+        self.stages[stage] = self.stages.get(stage, 0.0) + now - self._last
+        self._last = now
+
+    def waits(self) -> None:
+        """It queues, or looks for what spares it that; a cheaper model's queue goes on counting."""
+        self._queued_at = self._queued_at or monotonic()
+
+    def found(self, found: Found) -> None:
+        """Its rows went by a cache and by runs that may be shared."""
+        self._shared = found
+
+    def turned(self) -> None:
+        """It goes on to a cheaper model; its wait so far belongs to no stage."""
+        self._last = perf_counter()
+
+    def done(self, answers: tuple[RowAnswer, ...], fallback: str) -> None:
+        """All rows are back. The last one to be dispatched says how long the request queued."""
+        self._last = perf_counter()
+        self.answers, self.fallback = answers, fallback
+        last = max(answers, key=_dispatched)
+        self.ran = last.dispatched > 0.0
+        if self.ran:
+            self.queue_wait_s = max(last.dispatched - self._queued_at, 0.0)
+            self.service_s = last.service_s
+
+    def began(self, dispatched_at: float, fallback: str) -> None:
+        """The first of an answer that flows is here."""
+        self._last = perf_counter()
+        self.ran, self.fallback = True, fallback
+        self.queue_wait_s = max(dispatched_at - self._queued_at, 0.0)
+
+    def refused_by_engine(self, status: int) -> None:
+        """Its answer is the engine's own error."""
+        known = errors.BadRequest if status < 500 else errors.RowFailed
+        self.outcome, self.reason, self.status = known.outcome, _ENGINE_REFUSED, status
+
+    def age_s(self) -> float:
+        return perf_counter() - self.exchange.arrived
+
+    def failed(self, error: errors.HeadraceError) -> None:
+        self.outcome = error.outcome
+        self.reason = error.reason
+        self.status = error.status
+
+    def headers(self, error: errors.HeadraceError | None) -> list[tuple[bytes, bytes]]:
+        """What every answer carries, and what an answered or refused one carries besides."""
+        head = [(b"traceparent", self.trace.traceparent())]
+        if error is not None:
+            return head + error.headers()
+        head.append((b"x-queue-wait-ms", b"%.3f" % (self.queue_wait_s * 1e3)))
+        if self.answers or self.service_s:
+            head.append((b"x-service-time-ms", b"%.3f" % (self.service_s * 1e3)))
+        if self.ran and self.answers:
+            last = max(self.answers, key=_dispatched)
+            head += [(b"x-batch-size", b"%d" % last.batch_size), (b"x-bucket", b"%d" % last.bucket)]
+        if self.fallback:
+            head.append((b"x-served-by", self.fallback.encode()))
+        return head if self._shared is None else head + self._shared.headers()
+
+
+def _dispatched(answer: RowAnswer) -> float:
+    return answer.dispatched
+
+
+class Watcher(Protocol):
+    """Hears of every request: when its trace begins, its model is known, and it has ended."""
+
+    def begin(self, headers: dict[bytes, bytes]) -> TraceContext: ...
+    def arrived(self, flight: Flight) -> None: ...
+    def landed(self, flight: Flight) -> None: ...
+
+
+class Gate:
+    """`watcher` hears of every flight's landing exactly once, whatever its ending."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        *,
+        tenants: TenantsFile,
+        models: Catalogue,
+        pool: TurnPool,
+        watcher: Watcher,
+    ) -> None:
+        limits = settings.limits
+        self.models = models
+        self.limits = BodyLimits(
+            limits.max_body_bytes,
+            limits.max_inflated_bytes,
+            limits.body_timeout_s,
+            BodyRoom(limits.max_held_bytes),
+        )
+        self.rates = Rates(settings.replicas)
+        self.watcher = watcher
+        self.pool = pool
+        self._tenants = tenants
+        self._threshold = limits.pool_threshold_bytes
+
+    def identify(self, exchange: Exchange) -> Caller:
+        """Raises Unauthorized, or BadRequest for a priority nobody knows."""
+        return self._tenants.current.identify(
+            exchange.headers.get(b"authorization"),
+            exchange.headers.get(b"x-tenant"),
+            exchange.headers.get(b"x-priority"),
+        )
+
+    def check_open(self) -> None:
+        if self.models.draining:
+            raise errors.Overloaded(
+                "the server is draining", retry_after_s=_DRAIN_RETRY_S, reason="draining"
+            )
+
+    async def off_loop(
+        self, who: Caller, size_bytes: int, function: Callable[..., T], *args: Any
+    ) -> T:
+        """`function(*args)`: here for a small input, else in the pool, in the tenant's turn."""
+        if size_bytes <= self._threshold:
+            return function(*args)
+        return await self.pool.run(who.tenant.name, function, *args)
+
+    async def tokenize(self, who: Caller, tokenizer: TextTokenizer, texts: list[str]) -> list[Any]:
+        return await encode_texts(self.pool, who.tenant.name, tokenizer, texts)
+
+    async def prepare_images(
+        self, flight: Flight, how: ImageInput, images: Sequence[Encoded]
+    ) -> list[Any]:
+        """As rows of the model's input, whose memory counts as the body's does."""
+        assert flight.who is not None
+        flight.exchange.hold(len(images) * row_bytes(how), self.limits.room)
+        return await prepare_images(self.pool, flight.who.tenant.name, how, images)

@@ -1,0 +1,118 @@
+"""Which model takes a request: the one it asks for, or the cheaper one that this names as fallback?
+
+The cheaper one gets what the asked one turns away because of load, or cannot take because it is not
+ready: not what failed, and not what a tenant's own bound refuses. One hop: whatever the cheaper one
+turns away is refused as the asked one did. It takes nothing from a tenant that may not use it, from
+a caller who asks for a version, or where what was sent, or is expected back, would mean something
+else to it. Its queue, admission and ladder are its own; the promise (deadline and timeout, counted
+from the request's arrival) stays the asked one's.
+"""
+
+from __future__ import annotations
+
+from deployments.contract import errors
+from deployments.contract.description import ModelDescription, Scheduling
+from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.queues.tickets import Demand
+from deployments.gateway.tenancy.tenants import Tenant
+from routers.types import Reason
+from runtimes.types import TensorSpec
+
+_TURNED_AWAY = frozenset(
+    reason.value for reason in (Reason.QUEUE_FULL, Reason.LATE, Reason.SHED, Reason.CLOSED)
+) | {errors.NotReady.code}
+# Those that say that the cheaper model did not take it, so that the asked one's refusal stands.
+_NOT_TAKEN = (errors.BadRequest, errors.NotReady, errors.Overloaded)
+
+
+class Way:
+    """Where one request goes at the moment: `model`, under the `promise` of the asked one."""
+
+    __slots__ = ("_asked", "_models", "_name", "_pinned", "_refusal", "_tenant", "model")
+
+    def __init__(self, models: Catalogue, tenant: Tenant, name: str, version: str | None) -> None:
+        """Raises NotFound, and NotReady where no cheaper model stands in."""
+        self._models, self._tenant, self._name = models, tenant, name
+        self._pinned = version is not None
+        self._refusal: errors.HeadraceError | None = None
+        known = models.served.get(name)
+        self._asked = known.description if known is not None else None
+        try:
+            self.model = models.find(name, version)
+            self._asked = self.model.description
+        except errors.NotReady as refusal:
+            self.turn(refusal)
+
+    @property
+    def promise(self) -> Scheduling:
+        """The cheaper model's own while the asked one's is not known: it was never ready."""
+        return (self._asked or self.model.description).scheduling
+
+    @property
+    def fallback(self) -> str:
+        """The cheaper model's name once the request has gone there, else ""."""
+        return "" if self._refusal is None else self.model.description.name
+
+    def check_room(self, demand: Demand) -> None:
+        """Refuses, or turns, by a look at the queue; what has rungs before its queue is let on."""
+        if self.model.rungs is not None:
+            return
+        try:
+            self.model.queue.check_room(demand)
+        except errors.Overloaded as refusal:
+            self.turn(refusal)
+            self.check_room(demand)
+
+    def turn(self, refusal: errors.HeadraceError) -> None:
+        """Goes to the cheaper model, or raises what the caller is to be told."""
+        if self._refusal is not None:
+            raise self._refusal if isinstance(refusal, _NOT_TAKEN) else refusal
+        cheaper = self._cheaper() if refusal.reason in _TURNED_AWAY else None
+        if cheaper is None:
+            raise refusal
+        self.model, self._refusal = cheaper, refusal
+
+    def check_meaning(self, *, texts: bool, named: bool) -> None:
+        """`texts`: the model makes the tokens; `named`: answers name the model's tensors."""
+        if self._refusal is None:
+            return
+        if not _same_meaning(self._asked, self.model.description, texts, named):
+            raise self._refusal
+
+    def only_asked(self) -> None:
+        """What the cheaper model has no equal of is refused as the asked one did."""
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _cheaper(self) -> ServedModel | None:
+        name = self._models.fallback_of(self._name)
+        if not name or self._pinned or not self._tenant.may_use(name):
+            return None
+        try:
+            return self._models.find(name)
+        except (errors.NotFound, errors.NotReady):
+            return None
+
+
+def _same_meaning(
+    asked: ModelDescription | None, cheaper: ModelDescription, texts: bool, named: bool
+) -> bool:
+    if not texts and (asked.tokenizer_digest if asked else "") != cheaper.tokenizer_digest:
+        return False  # token ids of another vocabulary
+    if asked is None:
+        return True
+    if not named:
+        return asked.embed_width == cheaper.embed_width and _labels(asked) == _labels(cheaper)
+    given = {spec.name: spec for spec in cheaper.outputs}
+    return asked.task == cheaper.task and all(
+        spec.name in given and _alike(spec, given[spec.name]) for spec in asked.outputs
+    )
+
+
+def _labels(d: ModelDescription) -> tuple[str, ...]:
+    return () if d.classes is None else d.classes.labels
+
+
+def _alike(one: TensorSpec, other: TensorSpec) -> bool:
+    return one.datatype == other.datatype and one.shape[1:] == other.shape[1:]

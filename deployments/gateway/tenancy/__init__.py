@@ -1,0 +1,1 @@
+"""Who sends a request, and how much they may send."""

@@ -1,0 +1,197 @@
+"""Who is calling, and how urgent may they be?
+
+While no tenant has keys, `x-tenant` chooses and `Authorization` is ignored. As soon as one has, a
+key is the only way to be a tenant: no key means the tenant `default` where it is declared, and
+`x-tenant` is ignored. `x-priority` lowers a request's priority, never raises it. Keys are looked up
+by their SHA-256, so the time a look-up takes says nothing of the key. Rates are counted elsewhere
+(`deployments.gateway.tenancy.rates`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deployments.contract.errors import BadRequest, Unauthorized
+from deployments.gateway.tenancy.keys import hash_key
+from deployments.settings import (
+    DEFAULT_TENANT,
+    PRIORITIES,
+    RateSettings,
+    SettingsErrors,
+    TenantSettings,
+    load_tenants,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """`priority`: its highest. `max_length` in tokens, None: the model's; `models` it may use,
+    None: all; `max_queue_rows`: that may wait for one model at one gateway, 0: no bound; `record`:
+    whether models that record may keep its requests."""
+
+    name: str
+    weight: float = 1.0
+    priority: str = "standard"
+    max_length: int | None = None
+    models: frozenset[str] | None = None
+    max_queue_rows: int = 0
+    rate: RateSettings = field(default_factory=RateSettings)
+    record: bool = True
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A request's tenant and the priority it asked for, at most the tenant's own; `rank`: that
+    priority's place, 0 the most urgent."""
+
+    tenant: Tenant
+    priority: str
+    rank: int
+
+
+class Tenants:
+    """The tenants of one settings file. Immutable: a changed file makes a new one.
+
+    `priorities`: the gateway's, the most urgent first; every tenant's is one of them.
+    """
+
+    def __init__(
+        self, declared: Mapping[str, TenantSettings], priorities: Sequence[str] = PRIORITIES
+    ) -> None:
+        self._rank = {name: rank for rank, name in enumerate(priorities)}
+        self._by_header = {name.encode(): name for name in priorities}
+        middle = priorities[len(priorities) // 2]
+        self._by_name = {name: _tenant(name, given, middle) for name, given in declared.items()}
+        if not self._by_name:
+            self._by_name = {DEFAULT_TENANT: Tenant(DEFAULT_TENANT, priority=middle)}
+        self._by_key = {
+            key: self._by_name[name] for name, given in declared.items() for key in given.keys
+        }
+        self._default = self._by_name.get(DEFAULT_TENANT)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._by_name)
+
+    @property
+    def all(self) -> tuple[Tenant, ...]:
+        return tuple(self._by_name.values())
+
+    def identify(
+        self, authorization: bytes | None, x_tenant: bytes | None, x_priority: bytes | None
+    ) -> Caller:
+        """Header values as ASGI gives them, None where absent. Raises Unauthorized, BadRequest."""
+        if self._by_key:
+            tenant = self._by_authorization(authorization)
+        else:
+            tenant = self._by_x_tenant(x_tenant)
+        priority = self._priority(tenant, x_priority)
+        return Caller(tenant, priority, self._rank[priority])
+
+    def _priority(self, tenant: Tenant, x_priority: bytes | None) -> str:
+        if x_priority is None:
+            return tenant.priority
+        asked = self._by_header.get(x_priority.strip().lower())
+        if asked is None:
+            known = ", ".join(self._rank)
+            raise BadRequest(f"x-priority must be one of {known}", param="x-priority")
+        return max(asked, tenant.priority, key=self._rank.__getitem__)
+
+    def _by_authorization(self, authorization: bytes | None) -> Tenant:
+        if authorization is None:
+            if self._default is None:
+                raise Unauthorized("a key is needed: send `Authorization: Bearer <key>`")
+            return self._default
+        scheme, _, key = authorization.strip().partition(b" ")
+        if scheme.lower() != b"bearer" or not key:
+            raise Unauthorized("the Authorization header must be `Bearer <key>`")
+        tenant = self._by_key.get(hash_key(key.strip()))
+        if tenant is None:
+            raise Unauthorized("unknown key")
+        return tenant
+
+    def _by_x_tenant(self, x_tenant: bytes | None) -> Tenant:
+        if x_tenant is None:
+            if self._default is None:
+                raise Unauthorized("a tenant is needed: name it in the x-tenant header")
+            return self._default
+        tenant = self._by_name.get(x_tenant.decode("latin-1").strip())
+        if tenant is None:
+            raise Unauthorized("unknown tenant in the x-tenant header")
+        return tenant
+
+
+def _tenant(name: str, given: TenantSettings, middle: str) -> Tenant:
+    return Tenant(
+        name,
+        weight=given.weight,
+        priority=given.priority or middle,
+        max_length=given.max_length,
+        models=None if given.models is None else frozenset(given.models),
+        max_queue_rows=given.max_queue_rows or 0,
+        rate=given.rate,
+        record=given.record,
+    )
+
+
+class TenantsFile:
+    """The tenants in a file that may be replaced at any time, by a rename or a switched link, and
+    beside them whether controllers are `frozen`.
+
+    `current` is always whole and valid: a file that cannot be used leaves the last good one in
+    force and says why in `problem`. Reading a large file takes a while; call `refresh` from a
+    thread. The first reading has nothing to fall back on but `fallback`, and raises SettingsErrors
+    without one. `priorities`: the gateway's, which don't change while it runs.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        priorities: Sequence[str] = PRIORITIES,
+        *,
+        fallback: Tenants | None = None,
+    ) -> None:
+        self._path = Path(path)
+        self._priorities = tuple(priorities)
+        self._seen: tuple[int, int, int, int] | None = None
+        self.problem: str | None = None
+        self.frozen = False
+        if fallback is None:
+            self._seen = self._signature()
+            self._read()
+        else:
+            self.current = fallback
+            self.refresh()
+
+    def refresh(self) -> bool:
+        """Reads the file if it is another than last time; whether `current` was replaced."""
+        # Taken before the file is read: a change in between is then seen next time.
+        signature = self._signature()
+        if signature is not None and signature == self._seen:
+            return False
+        self._seen = signature
+        try:
+            self._read()
+        except SettingsErrors as error:
+            self.problem = str(error)
+            return False
+        self.problem = None
+        return True
+
+    def _read(self) -> None:
+        found = load_tenants(self._path, self._priorities)
+        self.current = Tenants(found.tenants, self._priorities)
+        self.frozen = found.controllers.frozen
+
+    def _signature(self) -> tuple[int, int, int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

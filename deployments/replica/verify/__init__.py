@@ -1,0 +1,1 @@
+"""Compares a model with its reference before it may serve."""

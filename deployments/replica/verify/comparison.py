@@ -1,0 +1,99 @@
+"""Runs the same samples through reference and candidate and gathers how they differ.
+
+Both get the same batches, formed by length bucket and as large as the model would get them, so that
+padding and batching are looked at too. Batches go through both before the next is formed: outputs
+of 200 long rows need not fit into memory. Outputs are matched by name; where no name is common and
+each side has one output, those two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from deployments.replica.verify.agreement import Gathered, Interval, Tolerances, Verdict
+from deployments.replica.verify.samples import Sample, batch_of, batches
+from deployments.settings.reference import CannotVerify
+from runtimes.errors import LoadError, RunError, RuntimeFault
+from runtimes.types import Batch, Limits, Ragged, Result, Runtime
+
+Array = np.ndarray[Any, Any]
+
+
+class NotAccepted(LoadError):
+    """The model does not agree with its reference as its settings ask for; says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run, in which batches, and what is allowed."""
+
+    samples: Sequence[Sample]
+    among: Sequence[Interval]
+    max_size: int
+    max_tokens: int
+    tolerances: Tolerances
+
+
+def compare(
+    reference: Runtime, candidate: Runtime, plan: Plan, progress: Callable[[float], None]
+) -> Verdict:
+    """Both loaded. `progress`: share of the samples that have run. Raises `CannotVerify` where one
+    side does not take them, `NotAccepted` where the candidate fails on them."""
+    limits, gathered = candidate.limits(), Gathered()
+    pairs = matched(reference.limits(), limits)
+    done = 0
+    for interval, places in batches(plan.samples, plan.among, plan.max_size, plan.max_tokens):
+        chosen = [plan.samples[place] for place in places]
+        batch = batch_of(limits, chosen)
+        wanted = _run(reference, batch, "the reference", CannotVerify)
+        found = _run(candidate, batch, "the model", NotAccepted)
+        for theirs, ours in pairs:
+            left, right = (
+                rows_of(wanted.outputs[theirs]),
+                rows_of(found.outputs[ours]),
+            )
+            for at, place in enumerate(places):
+                sample = place, chosen[at].length
+                gathered.add(ours, interval, sample, left[at], right[at])
+        done += len(places)
+        progress(done / len(plan.samples))
+    return gathered.verdict(plan.tolerances)
+
+
+def matched(reference: Limits, candidate: Limits) -> list[tuple[str, str]]:
+    """(reference's, candidate's) names of the outputs that are compared, in the candidate's order.
+    Raises `CannotVerify` where an output of the candidate has no counterpart."""
+    theirs = [spec.name for spec in reference.outputs]
+    ours = [spec.name for spec in candidate.outputs]
+    if len(theirs) == len(ours) == 1:
+        return [(theirs[0], ours[0])]
+    missing = [name for name in ours if name not in theirs]
+    if missing:
+        raise CannotVerify(
+            f"the reference has no output {' or '.join(missing)}, it has {', '.join(theirs)}: "
+            "nothing would be said of it"
+        )
+    return [(name, name) for name in ours]
+
+
+def rows_of(ragged: Ragged) -> list[Array]:
+    """Each row as an array of its own shape."""
+    rows, start = [], 0
+    for shape in ragged.shapes:
+        size = int(np.prod(shape, dtype=np.int64))
+        rows.append(ragged.data[start : start + size].reshape(shape))
+        start += size
+    return rows
+
+
+def _run(runtime: Runtime, batch: Batch, who: str, failed: type[LoadError]) -> Result:
+    try:
+        return runtime.run(batch)
+    except RunError as error:
+        raise failed(f"{who} fails on a batch of {batch.rows}: {error}") from error
+    except RuntimeFault as error:
+        raise CannotVerify(f"{who} does not take the samples: {error}") from error

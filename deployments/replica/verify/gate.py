@@ -1,0 +1,135 @@
+"""May a starting replica serve? Only if its model agrees with its reference as `accept` asks.
+
+A verdict is kept in the cache folder under everything that it depends on, and found there by the
+model's other replicas, by the next start, and by a start that is tried again after a refusal: one
+replica of a host compares, the others wait for it. A refused model does not start, so whatever
+served before it goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from deployments.replica.describe import tokenizer_bytes
+from deployments.replica.verify.comparison import NotAccepted
+from deployments.replica.verify.options import of_settings
+from deployments.replica.verify.reference import reference_for
+from deployments.replica.verify.sample_file import Reading
+from deployments.replica.verify.verification import Asked, as_json, verify
+from deployments.settings import ModelSettings
+from runtimes import calibration, catalog, fingerprint, source, staging
+from runtimes.cuda.driver import gpus
+from runtimes.digest import digest_of
+from runtimes.types import Limits, Runtime, RuntimeSettings
+
+LAYOUT = "2"  # of a stored verdict; raised when the same comparison may end otherwise
+FILE = "verdict.json"
+
+
+def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> None:
+    """`runtime` is loaded from `settings`. Raises `NotAccepted` with the first tolerance that does
+    not hold, `CannotVerify` where there is nothing to compare with, and what loading raises."""
+    if not model.accept.asked:
+        return
+    asked = of_settings(model.accept)
+    settings.progress("verifying", 0.0)
+
+    def build(folder: Path) -> None:
+        reading = Reading(tokenizer_bytes(settings.source), model.image)
+        report = verify(
+            settings, runtime, asked, reading, lambda share: settings.progress("verifying", share)
+        )
+        (folder / FILE).write_text(as_json(report), encoding="utf-8")
+
+    entry = staging.staged(
+        settings.cache_dir, parts(settings, asked, runtime.limits(), model), build
+    )
+    settings.progress("verifying", 1.0)
+    _refuse(settings.name, json.loads((entry / FILE).read_text(encoding="utf-8")))
+
+
+def parts(
+    settings: RuntimeSettings, asked: Asked, limits: Limits, model: ModelSettings
+) -> list[str]:
+    """All that a verdict depends on, on this host."""
+    reference = reference_for(settings, asked.against, asked.artifact)
+    files = [file for file in (asked.file,) if file is not None]
+    return [
+        "verdict",
+        LAYOUT,
+        *_side(settings),
+        *_side(reference),
+        *(digest_of([file], file.parent, settings.cache_dir) for file in _contents(files)),
+        *(digest_of([file], file.parent, settings.cache_dir) for file in _named_images(files)),
+        limits.device,
+        ", ".join(str(each) for each in gpus()),
+        repr(settings.row_shapes),
+        model.image.model_dump_json() if model.image is not None else "",
+        json.dumps([asked.count, asked.seed, asdict(asked.tolerances)]),
+        json.dumps([settings.edges, settings.max_size, settings.max_tokens, settings.max_length]),
+        json.dumps([settings.length_input, settings.length_axis, settings.mask_input]),
+        staging.processor(),
+    ]
+
+
+def _side(settings: RuntimeSettings) -> list[str]:
+    """One side's artifact, tokeniser, backend and what shapes its answers."""
+    assert settings.source is not None
+    artifact = source.inspect(settings.source, settings.cache_dir).digest
+    options = json.dumps(dict(settings.options), sort_keys=True, default=str)
+    version = catalog.version(settings.runtime)
+    texts = str(fingerprint.tokenizer(settings.source))
+    ranges = _ranges(settings)
+    how = [settings.runtime, version, settings.precision, settings.task]
+    return [artifact, texts, ranges, options, *how]
+
+
+def _ranges(settings: RuntimeSettings) -> str:
+    """The content of what the model is calibrated with."""
+    named = settings.options.get("calibration")
+    if named is None:
+        return ""
+    file = calibration.file_of(named)
+    return digest_of([file], file.parent, settings.cache_dir)
+
+
+def _contents(files: Sequence[Path]) -> list[Path]:
+    """The files themselves, and those in a folder."""
+    found: list[Path] = []
+    for file in files:
+        found += sorted(file.iterdir()) if file.is_dir() else [file]
+    return [file for file in found if file.is_file()]
+
+
+def _named_images(files: Sequence[Path]) -> list[Path]:
+    """The image files that lines of a JSONL name."""
+    found: set[Path] = set()
+    for file in _contents(files):
+        if file.suffix == ".jsonl":
+            for line in file.read_text(encoding="utf-8").splitlines():
+                found |= _images_of(line, file.parent)
+    return sorted(found)
+
+
+def _images_of(line: str, folder: Path) -> set[Path]:
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return set()  # reading the samples says what is wrong with it
+    named = told.get("image") if isinstance(told, dict) else None
+    return {folder / named} if isinstance(named, str) and (folder / named).is_file() else set()
+
+
+def _refuse(name: str, verdict: dict[str, object]) -> None:
+    if verdict["accepted"]:
+        return
+    breaches = verdict["breaches"]
+    assert isinstance(breaches, list)
+    more = f" (and {len(breaches) - 1} more)" if len(breaches) > 1 else ""
+    raise NotAccepted(
+        f"not accepted against {verdict['reference']}: {breaches[0]['sentence']}{more}; "
+        f"`headrace verify {name}` shows all"
+    )

@@ -1,0 +1,162 @@
+"""The whole check of one model: choose a reference, take samples, run both, judge.
+
+Used alike by `headrace verify` and by a starting replica (`gate`), so that what was accepted on a
+desk is what is accepted in the cluster. The candidate may be running already; the reference is
+loaded here and closed again. Nothing is printed or stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deployments.replica.verify.agreement import MEASURES, Interval, Measured, Tolerances, Verdict
+from deployments.replica.verify.comparison import Plan, compare
+from deployments.replica.verify.reference import reference_for, said
+from deployments.replica.verify.sample_file import Reading, SampleFile
+from deployments.replica.verify.samples import LEAST, Sample, completed, drawn, intervals
+from deployments.settings.reference import CannotVerify
+from runtimes import catalog
+from runtimes.types import Limits, Runtime, RuntimeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """against, artifact: as in `reference_for`. file: the user's samples, None to draw. count: how
+    many to draw, 200 at least; a file must have as many. seed: of all that is drawn."""
+
+    against: str | None = None
+    artifact: Path | None = None
+    file: Path | None = None
+    count: int = LEAST
+    seed: int = 0
+    tolerances: Tolerances = field(default_factory=Tolerances)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`candidate`, `reference`: "RUNTIME PRECISION". `given`: samples from the user's file."""
+
+    model: str
+    candidate: str
+    reference: str
+    verdict: Verdict
+    tolerances: Tolerances
+    given: int
+
+
+def verify(
+    settings: RuntimeSettings,
+    candidate: Runtime,
+    asked: Asked,
+    reading: Reading,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Report:
+    """`candidate` is loaded from `settings`. `reading`: what samples of a file become.
+    `progress`: share done. Raises `CannotVerify`, and what loading the reference raises."""
+    quiet = replace(settings, progress=lambda phase, fraction: None)
+    wanted = reference_for(quiet, asked.against, asked.artifact)
+    reference = catalog.create(wanted)
+    reference.load()
+    try:
+        limits = _known_bounds(reference.limits(), candidate.limits())
+        among = intervals(limits, settings.edges)
+        samples = samples_for(asked, limits, among, reading)
+        size = min(settings.max_size, limits.max_rows or settings.max_size)
+        plan = Plan(samples, among, size, settings.max_tokens, asked.tolerances)
+        verdict = compare(reference, candidate, plan, progress)
+    finally:
+        reference.close()
+    given = sum(not sample.drawn for sample in samples)
+    return Report(settings.name, said(settings), said(wanted), verdict, asked.tolerances, given)
+
+
+def samples_of(
+    settings: RuntimeSettings, candidate: Runtime, asked: Asked, reading: Reading
+) -> tuple[Limits, list[Sample]]:
+    """What `verify` runs, in its order, with limits that hold for both sides."""
+    wanted = reference_for(settings, asked.against, asked.artifact)
+    reference = catalog.create(wanted)
+    reference.load()
+    try:
+        limits = _known_bounds(reference.limits(), candidate.limits())
+    finally:
+        reference.close()
+    return limits, samples_for(asked, limits, intervals(limits, settings.edges), reading)
+
+
+def samples_for(
+    asked: Asked, limits: Limits, among: Sequence[Interval], reading: Reading
+) -> list[Sample]:
+    """The file's, with drawn ones where it leaves a length bucket empty; or drawn ones alone."""
+    rng = np.random.default_rng(asked.seed)
+    if asked.file is None:
+        return drawn(limits, among, asked.count, rng)
+    given = SampleFile(limits, reading).read(asked.file)
+    if len(given) < asked.count:
+        raise CannotVerify(
+            f"{asked.file} has {len(given)} samples, a verdict takes {asked.count} at least"
+        )
+    return completed(given, limits, among, rng)
+
+
+def _known_bounds(reference: Limits, candidate: Limits) -> Limits:
+    """The candidate's limits; ids stay within both sides' tables, batches within both sides'."""
+    bounds = dict(candidate.id_bounds)
+    for name, bound in reference.id_bounds.items():
+        bounds[name] = min(bound, bounds.get(name, bound))
+    rows = [side.max_rows for side in (reference, candidate) if side.max_rows is not None]
+    return replace(candidate, id_bounds=bounds, max_rows=min(rows, default=None))
+
+
+def as_json(report: Report) -> str:
+    """Numbers that are not finite are written as texts: JSON has none."""
+    verdict = report.verdict
+    return json.dumps(
+        {
+            "model": report.model,
+            "candidate": report.candidate,
+            "reference": report.reference,
+            "accepted": verdict.accepted,
+            "samples": verdict.samples,
+            "given": report.given,
+            "tolerances": report.tolerances.stated(),
+            "measured": [_record(found) for found in verdict.measured],
+            "breaches": [
+                {
+                    "output": breach.output,
+                    "tokens": str(breach.interval),
+                    "measure": breach.measure,
+                    "measured": _number(breach.measured),
+                    "allowed": breach.allowed,
+                    "sample": breach.sample and breach.sample[0],
+                    "sentence": breach.sentence(),
+                }
+                for breach in verdict.breaches
+            ],
+        },
+        indent=2,
+    )
+
+
+def _record(found: Measured) -> dict[str, Any]:
+    numbers = {measure: _number(found.of(measure)) for measure in MEASURES}
+    worst = {measure: sample for measure, (sample, _) in found.worst.items()}
+    return {
+        "output": found.output,
+        "tokens": str(found.interval),
+        "rows": found.rows,
+        **numbers,
+        "not_finite": found.odd,
+        "worst_sample": worst,
+    }
+
+
+def _number(value: float | None) -> float | str | None:
+    return value if value is None or isfinite(value) else str(value)

@@ -1,0 +1,1 @@
+"""The command line's own work: serve, control, profile, verify, record, simulate."""

@@ -1,0 +1,86 @@
+"""The manual's page of all settings, written from the tree itself: `docs/settings.md`.
+
+`python -m deployments.tools.console.settings_page` rewrites the page; a test compares it with the
+tree, so that it cannot fall behind. Options of a backend are not in the tree and not on the page.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from deployments.settings import (
+    ControllerSettings,
+    GatewaySettings,
+    ModelSettings,
+    Settings,
+    TenantSettings,
+)
+from deployments.settings.section import Section
+from deployments.settings.shape import expected, fields_below, is_section, place_of
+
+PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
+_INTRODUCTION = """# Settings
+
+One YAML file describes models, tenants and the gateway. `headrace check FILE` explains what is
+wrong with one; `examples/` has some to start from. Only `models` is required, and in each model
+its `runtime` and (except for `synthetic`) its `source`.
+
+This page is written by `python -m deployments.tools.console.settings_page` from
+`deployments/settings/`.
+"""
+_CHAPTERS: tuple[tuple[str, str, type[Section]], ...] = (
+    ("models.&lt;name&gt;", "models", ModelSettings),
+    ("tenants.&lt;name&gt;", "tenants", TenantSettings),
+    ("controllers", "controllers", ControllerSettings),
+    ("gateway", "gateway", GatewaySettings),
+)
+
+
+def page() -> str:
+    parts = [_INTRODUCTION]
+    for title, name, section in _CHAPTERS:
+        parts.append(
+            f"## {title}\n\n{Settings.model_fields[name].description}\n\n{_table(section)}"
+        )
+    return "\n".join(parts)
+
+
+def _table(section: type[Section]) -> str:
+    rows = ["| setting | value | default | what it is |", "|---|---|---|---|"]
+    for name, field in fields_below(section):
+        cells = (f"`{name}`", _value(field), _default(field), _cell(field.description or ""))
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _value(field: FieldInfo) -> str:
+    place = place_of(field)
+    return "section" if is_section(place.kind) else _cell(expected(place))
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if field.default is PydanticUndefined:
+        # Sections and mappings are made of their own defaults.
+        return ""
+    return _shown(field.default)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "unset"
+    return f"`{value}`" if isinstance(value, str) else f"`{json.dumps(value)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

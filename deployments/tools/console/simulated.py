@@ -1,0 +1,174 @@
+"""How a simulated run looks in a terminal: its progress, then tables and small charts.
+
+Progress goes to standard error, and only where that is a terminal; the outcome goes to standard
+output. Shares are of what was offered; latencies are those of answered requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from deployments.tools.simulate.play import Played
+from loadtests.results.summary import Group, Summary
+
+GOODPUT = 0.99
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 48
+
+
+class Advance:
+    """A context manager around a run; called with virtual seconds and requests so far."""
+
+    def __init__(self, run_s: float, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("simulated {task.completed:.0f} of {task.total:.0f} s"),
+            BarColumn(),
+            TextColumn("{task.fields[requests]:,} requests"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=run_s, requests=0)
+
+    def __call__(self, now: float, requests: int) -> None:
+        self._progress.update(self._task, completed=now, requests=requests)
+
+    def __enter__(self) -> Self:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.__exit__(kind, error, trace)
+
+
+def show(
+    title: str, played: Played, beside: Played | None = None, console: Console | None = None
+) -> None:
+    """`beside`: the same scenario through one queue, first in, first out."""
+    console, summary = console or Console(), played.summary
+    console.print(Text(title, style="bold"))
+    console.print(_headline(summary))
+    console.print(_groups("tenant", summary.tenants().items()))
+    buckets = [(f"up to {edge}", group) for edge, group in summary.buckets().items()]
+    console.print(_groups("length", buckets))
+    if summary.total().first.total:
+        console.print(_tokens("tenant", summary.tenants().items()))
+        console.print(_tokens("prompt", buckets))
+    console.print(_facts(played))
+    console.print(_over_time(summary))
+    if any(played.left_over.values()):
+        console.print(Text(f"left over, which is a fault: {played.left_over}", style="bold red"))
+    if beside is not None:
+        tokens = beside.summary.total().first.total
+        what = (
+            "straight to the engines, in turn"
+            if tokens
+            else "through one queue, first in, first out"
+        )
+        console.print(Text(f"the same {what}", style="bold"))
+        console.print(_headline(beside.summary))
+        console.print(_groups("tenant", beside.summary.tenants().items()))
+        if tokens:
+            console.print(_tokens("tenant", beside.summary.tenants().items()))
+
+
+def _headline(summary: Summary) -> Text:
+    total = summary.total()
+    seconds = summary.course.end_s - summary.course.begin_s
+    share = total.in_slo_share
+    verdict = f"goodput ({GOODPUT:.0%})" if share >= GOODPUT else f"not goodput ({GOODPUT:.0%})"
+    return Text(
+        f"{total.offered:,} requests, {total.offered / seconds:,.1f}/s for {seconds:,.0f} s; "
+        f"{share:.2%} in time, {verdict}"
+    )
+
+
+def _groups(noun: str, groups: Iterable[tuple[str, Group]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(noun)
+    for name in ("offered", "in time", "rejected", "p50 ms", "p90 ms", "p99 ms", "wait p99"):
+        table.add_column(name, justify="right")
+    for name, group in groups:
+        if group.offered:
+            times = [group.latency.percentile_s(percent) for percent in (50, 90, 99)]
+            cells = [_ms(each) for each in (*times, group.wait.percentile_s(99))]
+            share = f"{group.in_slo_share:.2%}"
+            table.add_row(name, f"{group.offered:,}", share, f"{group.rejected:,}", *cells)
+    return table
+
+
+def _tokens(noun: str, groups: Iterable[tuple[str, Group]]) -> Table:
+    """Of generations: until the first token, and each one after it."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(noun)
+    for name in ("first p50 ms", "first p90", "first p99", "a token p50 ms", "a token p99"):
+        table.add_column(name, justify="right")
+    for name, group in groups:
+        if group.first.total:
+            first = [group.first.percentile_s(percent) for percent in (50, 90, 99)]
+            each = [group.per_token.percentile_s(percent) for percent in (50, 99)]
+            table.add_row(name, *map(_ms, (*first, *each)))
+    return table
+
+
+def _facts(played: Played) -> Text:
+    summary = played.summary
+    work, jain = summary.work, summary.fairness.least_jain
+    fair = "–" if jain is None else f"{jain:.4f}"
+    rows = work.rows / work.batches if work.batches else 0.0
+    reasons = summary.total().reasons.most_common()
+    unanswered = ", ".join(f"{count:,} {reason}" for reason, count in reasons) or "none"
+    busy = f"replicas    {played.utilisation:.1%} busy\n"
+    if summary.total().first.total:  # no batches, padding and copies; served over many windows
+        return Text(f"{busy}unanswered  {unanswered}; tries after the first {summary.retries:,}")
+    return Text(
+        f"batches     {rows:.1f} rows on average, the longest {_ms(work.longest_s)} ms\n"
+        f"padding     {work.padding_ratio:.1%}\n"
+        f"{busy}"
+        f"fairness    {fair} (Jain's index, the worst 10 s)\n"
+        f"copies      {work.hedge_ratio:.2%} of batches, {work.extra_work:.2%} more work, "
+        f"{sum(core.hedges_won for core in played.cores):,} of them first\n"
+        f"unanswered  {unanswered}; tries after the first {summary.retries:,}"
+    )
+
+
+def _over_time(summary: Summary) -> Table:
+    """One line a chart: in time, and under way, each over the measured time."""
+    moments = summary.course.moments
+    shares = [
+        sum(moment.in_slo.values()) / max(1, sum(moment.offered.values())) for moment in moments
+    ]
+    under_way = [float(sum(moment.under_way.values())) for moment in moments]
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_row("in time", Text(chart(shares, 1.0)), "0 to 100 %")
+    most = max(under_way, default=0.0)
+    table.add_row("under way", Text(chart(under_way, most)), f"0 to {most:,.0f} requests")
+    return table
+
+
+def chart(values: Sequence[float], top: float, width: int = _WIDTH) -> str:
+    """Values over time as bars of eighths, means where there are more than `width`."""
+    if not values or top <= 0.0:
+        return ""
+    count = min(width, len(values))
+    bounds = [round(n * len(values) / count) for n in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
+    return "".join(_LEVELS[round(min(1.0, mean / top) * (len(_LEVELS) - 1))] for mean in means)
+
+
+def _ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1e3:,.1f}"

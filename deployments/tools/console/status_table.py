@@ -1,0 +1,117 @@
+"""What `status` shows: a server's models, replicas and queues, as a table or as JSON.
+
+The snapshot is put together by the caller from what gateways and replicas have published; times
+are seconds, queues are rows. Nothing is asked for or computed here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from deployments.cluster.server_status import ModelStatus, StatusSnapshot
+
+_MOST_TENANTS = 10
+
+
+def as_json(snapshot: StatusSnapshot) -> str:
+    return json.dumps(snapshot, indent=2)
+
+
+def status_table(snapshot: StatusSnapshot) -> Table:
+    table = Table(
+        title=_title(snapshot), title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for heading in ("MODEL", "VERSION", "RUNTIME", "STATE"):
+        table.add_column(heading, overflow="fold")
+    # Short words, so that a line fits into 80 columns.
+    for heading in ("REPL", "WAIT", "LATE", "OLDEST", "RUN", "BACKLOG", "DRIFT"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for model in snapshot["models"]:
+        table.add_row(*_cells(model))
+    return table
+
+
+def show(snapshot: StatusSnapshot, console: Console | None = None) -> None:
+    """Prints the table, and below it what there is to say besides."""
+    target = console or Console()
+    target.print(status_table(snapshot))
+    for model in snapshot["models"]:
+        for line in _details(model):
+            target.print(line)
+    if snapshot["frozen"]:
+        target.print(Text("controllers are frozen", style="yellow"))
+    if snapshot["problem"]:
+        target.print(Text(f"problem: {snapshot['problem']}", style="red"))
+
+
+def _title(snapshot: StatusSnapshot) -> Text:
+    gateways = snapshot["gateways"]
+    return Text(
+        f"{snapshot['url']}  pid {snapshot['pid']}  up {_seconds(snapshot['uptime_s'])}  "
+        f"{gateways} gateway{'' if gateways == 1 else 's'}"
+    )
+
+
+def _details(model: ModelStatus) -> Iterator[Text]:
+    """Lines about a model that has something to say."""
+    if model["rows_by_bucket"]:
+        rows = [f"{count} up to {edge}" for edge, count in model["rows_by_bucket"].items()]
+        yield _detail(model, "waiting by length", rows)
+    if model["rows_by_tenant"]:
+        most = sorted(model["rows_by_tenant"].items(), key=lambda each: -each[1])
+        rows = [f"{name} {count}" for name, count in most[:_MOST_TENANTS]]
+        others = sum(count for _, count in most[_MOST_TENANTS:])
+        yield _detail(model, "waiting by tenant", rows + ([f"others {others}"] if others else []))
+    if model["engines"]:
+        yield _detail(model, "generates", _engine_parts(model))
+    if model["ejected"]:
+        yield _detail(model, "slow replicas left out", model["ejected"])
+    if model["profile"]:
+        yield _detail(model, "costs", [model["profile"]])
+
+
+def _engine_parts(model: ModelStatus) -> list[str]:
+    loads = list(model["engines"].values())
+    used = sum(load[2] for load in loads) / len(loads)
+    return [
+        f"{model['tokens_per_s']:.0f} tokens/s",
+        f"{used:.0%} of the cache used",
+        f"{sum(load[0] for load in loads):.0f} running",
+        f"{sum(load[1] for load in loads):.0f} waiting in engines",
+    ]
+
+
+def _detail(model: ModelStatus, what: str, parts: Iterable[str]) -> Text:
+    return Text.assemble((model["name"], "bold"), f" {what}: {', '.join(parts)}")
+
+
+def _cells(model: ModelStatus) -> list[Text]:
+    colour = {"ready": "green", "failed": "red"}.get(model["state"], "yellow")
+    return [
+        Text(model["name"], style="bold"),
+        Text(model["version"]),
+        Text(model["runtime"]),
+        Text(model["state"], style=colour),
+        Text(f"{model['replicas_ready']}/{model['replicas']}"),
+        Text(str(model["waiting_rows"])),
+        Text(str(model["late_rows"])),
+        Text(_seconds(model["oldest_wait_s"])),
+        Text(str(model["leases"])),
+        Text(_seconds(model["backlog_s"])),
+        Text(str(model["drift"]), style="red" if model["drift"] else ""),
+    ]
+
+
+def _seconds(seconds: float) -> str:
+    """`12 ms`, `3.4 s`, `5 min`, `2 h 10 min`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes = int(seconds // 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,118 @@
+"""What `serve` shows while models get ready.
+
+On a terminal one line a model, redrawn; elsewhere (logs, pipes) one plain line a change of phase.
+Phases come from the replicas: staging, compiling, verifying, warming, ready or failed. Nothing is
+measured here but elapsed seconds as seen from this side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+PHASES = ("starting", "staging", "compiling", "verifying", "warming", "ready", "failed")
+
+
+class ModelProgress:
+    """One model's way: the phase it is in, since when, and how long the earlier ones took."""
+
+    def __init__(self, name: str, now: float) -> None:
+        self.name = name
+        self.phase = PHASES[0]
+        self.fraction = 0.0
+        self.note = ""
+        self.since = self.started = now
+        self.took: list[tuple[str, float]] = []
+
+    @property
+    def over(self) -> bool:
+        return self.phase in ("ready", "failed")
+
+    def move(self, phase: str, now: float) -> bool:
+        """Whether that is a later phase. A model's replicas share a line: the first one leads."""
+        if phase not in PHASES or self.over or PHASES.index(phase) <= PHASES.index(self.phase):
+            return False
+        self.took.append((self.phase, now - self.since))
+        self.phase, self.since, self.fraction = phase, now, 0.0
+        return True
+
+
+class Progress:
+    """A context manager around the wait. `update` may be called from any one thread."""
+
+    def __init__(
+        self,
+        models: Iterable[str],
+        *,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or Console(stderr=True)
+        self._clock = clock
+        self._models = {name: ModelProgress(name, clock()) for name in models}
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live = Live(
+                get_renderable=self._table, console=self._console, refresh_per_second=8
+            )
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, error, trace)
+
+    def update(self, model: str, phase: str, fraction: float = 0.0, note: str = "") -> None:
+        """`note`: what failed, with phase `failed`. New names are added."""
+        now = self._clock()
+        found = self._models.setdefault(model, ModelProgress(model, now))
+        moved = found.move(phase, now)
+        if phase == found.phase and not found.over:
+            found.fraction = min(max(fraction, 0.0), 1.0)
+        if note:
+            found.note = note
+        if moved and self._live is None:
+            self._say(found, now)
+
+    def _say(self, found: ModelProgress, now: float) -> None:
+        note = f": {found.note}" if found.note else ""
+        line = f"{found.name}: {found.phase}{note} ({now - found.started:.1f} s)"
+        with contextlib.suppress(OSError):  # a full disk; the start goes on
+            self._console.print(Text(line), soft_wrap=True)
+
+    def _table(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        now = self._clock()
+        for found in self._models.values():
+            table.add_row(Text(found.name, style="bold"), _phases(found, now))
+        return table
+
+
+def _phases(found: ModelProgress, now: float) -> Text:
+    text = Text()
+    for phase, seconds in found.took:
+        if phase != PHASES[0]:
+            text.append(f"{phase} {seconds:.1f} s   ", style="dim")
+    if found.phase == "ready":
+        text.append(f"ready in {found.since - found.started:.1f} s", style="green")
+    elif found.phase == "failed":
+        text.append(f"failed: {found.note}", style="red")
+    else:
+        share = f" {found.fraction:.0%}" if found.fraction else ""
+        text.append(f"{found.phase}{share} {now - found.since:.1f} s", style="cyan")
+    return text

@@ -1,0 +1,111 @@
+"""The command line's way to a running Headrace on this machine: its host's control socket.
+
+One request a connection, one JSON line each way, over a Unix socket in its run folder; so
+`status`, `apply`, `freeze` and `stop` need not import Ray. On Kubernetes the same is done by the
+cluster's own means.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from deployments.cluster import run_folder
+from deployments.cluster.server_status import StatusSnapshot
+from deployments.cluster.state_file import NoServer, ServerState, find, state_folder
+from deployments.settings import load
+
+_ANSWER_S = 15.0
+_APPLY_S = 900.0
+_STOP_S = 86_400.0
+
+
+class Refused(Exception):
+    """The host refused; the message says why."""
+
+
+def ask(port: int, request: dict[str, Any], timeout_s: float = _ANSWER_S) -> dict[str, Any]:
+    """One question to the host on `port`. Raises NoServer or Refused."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as conn:
+        conn.settimeout(timeout_s)
+        try:
+            conn.connect(str(run_folder.control_socket(port)))
+        except OSError as error:
+            raise NoServer(f"the server on port {port} is starting or stopping") from error
+        try:
+            conn.sendall(json.dumps(request).encode() + b"\n")
+            with conn.makefile("rb") as lines:
+                line = lines.readline()
+        except TimeoutError as late:
+            raise Refused(f"no answer within {timeout_s:g} s; it may still come about") from late
+        except OSError:
+            line = b""
+    answer: dict[str, Any] = json.loads(line) if line else {"error": "the host went away"}
+    if "error" in answer:
+        raise Refused(answer["error"])
+    return answer
+
+
+def status(port: int | None) -> StatusSnapshot:
+    """Of the server on `port`, or of the only one there is. Raises NoServer."""
+    state = find(port, state_folder())
+    return ask(state.port, {"do": "status"})  # type: ignore[return-value]
+
+
+def apply(path: Path, port: int | None) -> int:
+    """Sends the file's path and prints what it changed; the exit code. Raises SettingsErrors."""
+    load(path)
+    state = find(port, state_folder())
+    try:
+        changes = ask(state.port, {"do": "apply", "path": str(path.resolve())}, _APPLY_S)
+    except Refused as refused:
+        click.echo(str(refused), err=True)
+        return 1
+    _say(changes)
+    return 0
+
+
+def freeze(frozen: bool, port: int | None) -> int:
+    """Freezes the controllers of all models, or lets them learn again; the exit code. Waits for a
+    change that is under way. Raises NoServer."""
+    state = find(port, state_folder())
+    try:
+        changes = ask(state.port, {"do": "freeze", "frozen": frozen}, _APPLY_S)
+    except Refused as refused:
+        click.echo(str(refused), err=True)
+        return 1
+    _say(changes)
+    return 0
+
+
+def _say(changes: dict[str, Any]) -> None:
+    said = [f"{what}: {', '.join(names)}" for what, names in changes.items() if names]
+    click.echo("; ".join(said) or "nothing changed")
+
+
+def stop(port: int | None) -> int:
+    """Asks the host to drain and end, and waits for it. Raises NoServer."""
+    state = find(port, state_folder())
+    process = state.server.process()
+    if process is not None:
+        process.send_signal(signal.SIGTERM)
+    _wait(state)
+    click.echo(f"stopped the server on port {state.port}")
+    return 0
+
+
+def _wait(state: ServerState) -> None:
+    end = time.monotonic() + _STOP_S
+    began = said = time.monotonic()
+    while state.alive and time.monotonic() < end:
+        time.sleep(0.1)
+        if time.monotonic() - said > 5:
+            said = time.monotonic()
+            click.echo(f"draining ({said - began:.0f} s)", file=sys.stderr)

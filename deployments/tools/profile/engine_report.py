@@ -1,0 +1,119 @@
+"""What should the engine of a model that generates be started with, given recorded lengths?
+
+A context follows from the lengths alone; how many sequences at once from what steps take, which is
+measured on the live engine as a starting replica would. Nothing is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from deployments.replica import compiler_cache, engine_env
+from deployments.tools.profile.engines import TIGHT_S, Contexts, contexts, most_sequences
+from deployments.tools.profile.errors import CannotProfile
+from deployments.tools.profile.subject import Chosen
+from loadtests.report.table import aligned
+from loadtests.results.report_table import Table
+from runtimes import catalog
+from runtimes.errors import RuntimeFault
+from runtimes.stream_profiling import Profile, measure
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFindings:
+    """`steps`: (running sequences, tokens, seconds); `declared`: sequences that the engine takes;
+    `proposed`: those that the budget for a token allows; `budget_s`: None where none is promised.
+    """
+
+    contexts: Contexts
+    steps: Profile
+    declared: int
+    proposed: int
+    budget_s: float | None
+
+
+def show(found: Chosen, seconds: float, *, as_json: bool) -> int:
+    """The exit code. Raises CannotProfile."""
+    try:
+        made = asyncio.run(_measured(found, seconds))
+    except RuntimeFault as error:
+        raise CannotProfile(str(error)) from None
+    if as_json:
+        print(json.dumps({"model": found.name, **asdict(made)}))
+        return 0
+    for table in (steps_table(found, made), contexts_table(found, made)):
+        print("\n".join([table.caption, "", *aligned(table), ""]))
+    print("\n".join(sentences(found, made)))
+    return 0
+
+
+async def _measured(found: Chosen, seconds: float) -> EngineFindings:
+    compiler_cache.keep_in(found.cache_dir)
+    engine_env.prepare(found.settings)
+    runtime = catalog.create_stream(found.settings)
+    try:
+        await runtime.load()
+        await runtime.warm()
+        limits = runtime.limits()
+        steps = await measure(found.name, runtime, seconds)
+    finally:
+        await runtime.close()
+    tpot_ms, most = found.model.slo.tpot_ms, limits.max_sequences
+    budget_s = None if tpot_ms is None else tpot_ms / 1e3
+    # A step of decoding gives each of its sequences one token: it may take what a token may.
+    decoding = [step for step in steps if step[0] == step[1]]
+    proposed = most if budget_s is None else most_sequences(decoding, budget_s, most, budget_s)
+    proposal = contexts(found.lengths.all, limits.context_tokens)
+    return EngineFindings(proposal, steps, most, proposed, budget_s)
+
+
+def steps_table(found: Chosen, made: EngineFindings) -> Table:
+    rows = tuple(
+        (running, tokens, took_s * 1e3, tokens / took_s) for running, tokens, took_s in made.steps
+    )
+    return Table(
+        f"{found.name}: steps of the engine",
+        ("sequences", "tokens of the step", "ms", "tokens/s"),
+        rows,
+    )
+
+
+def contexts_table(found: Chosen, made: EngineFindings) -> Table:
+    choices = (made.contexts.proposed, *made.contexts.shorter)
+    rows = tuple(
+        (each.tokens, f"{each.refused * 100:.2f} %", "proposed" if not place else "")
+        for place, each in enumerate(choices)
+    )
+    return Table(
+        f"Contexts for {len(found.lengths.all):,} requests of {found.lengths.said}",
+        ("max_model_len", "would refuse", ""),
+        rows,
+    )
+
+
+def sentences(found: Chosen, made: EngineFindings) -> Iterator[str]:
+    """What to set, and why."""
+    proposed, own = made.contexts.proposed, found.model.lengths.max
+    yield (
+        f"max_model_len: {proposed.tokens:,}; the longest served had {made.contexts.longest:,} "
+        "tokens, and 15 % are left above it as far as the model takes more."
+    )
+    if own < made.contexts.longest:
+        share = sum(length > own for length in found.lengths.all) / len(found.lengths.all)
+        yield f"lengths.max is {own:,} and refuses {share:.2%} of them."
+    elif own > proposed.tokens:
+        yield f"lengths.max is {own:,}, more than they need: lower it with max_model_len."
+    if made.budget_s is None:
+        yield f"max_num_seqs: {made.declared} as it is; no slo.tpot_ms is promised."
+    elif made.budget_s >= TIGHT_S:
+        yield f"max_num_seqs: {made.declared} as it is; a token has {made.budget_s * 1e3:g} ms."
+    elif made.proposed == made.declared:
+        yield f"max_num_seqs: {made.declared} as it is; no measured step takes over slo.tpot_ms."
+    else:
+        yield (
+            f"max_num_seqs: {made.proposed} instead of {made.declared}; steps of more were "
+            f"measured to take over slo.tpot_ms ({made.budget_s * 1e3:g} ms)."
+        )

@@ -1,0 +1,100 @@
+"""From a settings file and a model's name to what is profiled, loaded as a replica would.
+
+What the file says is taken as it stands; nothing is measured here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+from deployments.replica import compiler_cache
+from deployments.replica.describe import runtime_settings
+from deployments.replica.image_model import with_image_lengths
+from deployments.replica.stored_profile import identity_of
+from deployments.settings import ModelSettings, load
+from deployments.settings.made import cache_dir
+from deployments.tools.profile.errors import AskedWrongly, CannotProfile
+from deployments.tools.profile.findings import Subject
+from deployments.tools.profile.lengths import Lengths, as_taken, lengths_for
+from runtimes import catalog, parameters, source
+from runtimes.errors import RuntimeFault
+from runtimes.types import Limits, Runtime, RuntimeSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The command line. `seconds`: of measuring, beside loading and warm-up; `lengths`: see
+    `lengths.py`; `seed` decides every random choice."""
+
+    file: Path
+    model: str | None
+    seconds: float
+    lengths: Path | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One model of the file, and what it will be asked."""
+
+    name: str
+    model: ModelSettings
+    settings: RuntimeSettings
+    lengths: Lengths
+    cache_dir: Path
+
+
+def chosen(asked: Asked) -> Chosen:
+    """Raises SettingsErrors, AskedWrongly, CannotProfile, TraceError and ScenarioErrors."""
+    models = load(asked.file).models
+    name = asked.model or (next(iter(models)) if len(models) == 1 else "")
+    if name not in models:
+        listed = ", ".join(models)
+        what = f"no model {name!r} there" if name else "a model must be named"
+        raise AskedWrongly(f"{asked.file}: {what}; it has {listed}")
+    model, folder = models[name], cache_dir()
+    try:
+        settings = runtime_settings(name, model, folder, lambda phase, fraction: None)
+    except RuntimeFault as error:
+        raise CannotProfile(str(error)) from None
+    generates = model.task == "generate"
+    if generates and asked.lengths is None:
+        raise AskedWrongly(
+            f"--lengths is missing: {name} generates, and is profiled by the lengths of what it "
+            "was asked and has answered (one a line, or a recording)"
+        )
+    rng = Random(asked.seed)
+    longest = with_image_lengths(model).lengths.max
+    lengths = lengths_for(asked.lengths, longest, rng, outputs=generates)
+    return Chosen(name, model, settings, lengths, folder)
+
+
+def created(settings: RuntimeSettings) -> Runtime:
+    """Raises CannotProfile in the backend's words."""
+    compiler_cache.keep_in(settings.cache_dir)
+    try:
+        return catalog.create(settings)
+    except RuntimeFault as error:
+        raise CannotProfile(str(error)) from None
+
+
+def subject_of(found: Chosen, limits: Limits) -> Subject:
+    model = found.model
+    return Subject(
+        name=found.name,
+        settings=found.settings,
+        identity=identity_of(found.settings),
+        limits=limits,
+        lengths=replace(found.lengths, rows=as_taken(found.lengths.rows, limits)),
+        parameters=_parameters(found.settings),
+        most_s=model.batch.max_slo_share * model.slo.latency_ms / 1e3,
+        replicas=model.replicas.count,
+    )
+
+
+def _parameters(settings: RuntimeSettings) -> parameters.Parameters | None:
+    if settings.source is None or settings.runtime == "synthetic":
+        return None
+    return parameters.count(source.inspect(settings.source, settings.cache_dir))

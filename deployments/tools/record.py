@@ -1,0 +1,146 @@
+"""`headrace record`: what was recorded of a model, put together for calibration and replay.
+
+Joins what each gateway wrote (`parts/*`) into `samples.npz` and `trace.csv` in the model's
+recording folder, while gateways go on recording, and prints how many rows there are of each length
+bucket: a calibration needs all of them.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from deployments.gateway.recording.recorder import HEADER, PARTS, TRACE
+from deployments.replica.image_model import row_shapes, with_image_lengths
+from deployments.replica.verify.agreement import Interval
+from deployments.replica.verify.samples import interval_of
+from deployments.settings import ModelSettings, bucket_edges
+from deployments.settings.reference import CannotVerify
+from deployments.tools.verify.command import chosen
+from runtimes import ragged_file
+from runtimes.graph.bert import INPUT_IDS
+
+Line = tuple[float, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """`kept`, `came`: rows whose inputs are kept, requests in the trace, by length bucket."""
+
+    folder: Path
+    kept: Counter[Interval]
+    came: Counter[Interval]
+    tenants: Counter[str]
+    among: tuple[Interval, ...]
+
+
+def show(file: Path, name: str) -> int:
+    """The exit code. Raises SettingsErrors and `CannotVerify`."""
+    model = chosen(file, name)
+    if model.record.folder is None:
+        raise CannotVerify(
+            f"models.{name} keeps nothing: set record: {{folder: …}} and apply the file; what "
+            "callers send is then written there"
+        )
+    recorded = joined(Path(model.record.folder), model)
+    _print(name, recorded)
+    return 0
+
+
+def joined(folder: Path, model: ModelSettings) -> Recorded:
+    """Writes the joined files. Raises `CannotVerify` where nothing was recorded yet."""
+    parts = sorted((folder / PARTS).glob("*/")) if folder.is_dir() else []
+    lines = sorted(line for part in parts for line in _lines(part / TRACE))
+    columns = _columns(parts)
+    if not lines and not columns:
+        raise CannotVerify(f"{folder} holds nothing yet; it is written some seconds after requests")
+    _write_trace(folder / TRACE, lines)
+    if columns:
+        with _replacing(folder / ragged_file.FILE) as made, made.open("wb") as stream:
+            ragged_file.write(stream, columns)
+    among = _intervals(with_image_lengths(model))
+    lengths = _lengths(model, columns)
+    return Recorded(
+        folder,
+        Counter(interval_of(length, among) for length in lengths),
+        Counter(interval_of(length, among) for _, length, _ in lines),
+        Counter(tenant for _, _, tenant in lines),
+        among,
+    )
+
+
+def _intervals(model: ModelSettings) -> tuple[Interval, ...]:
+    tops = bucket_edges(model.lengths)
+    return tuple(Interval(low + 1, top) for low, top in zip((0, *tops), tops, strict=False))
+
+
+def _lengths(model: ModelSettings, columns: dict[str, list[ragged_file.Array]]) -> list[int]:
+    """Of the rows that are kept, as the model counts them."""
+    rows = columns.get(model.lengths.input or INPUT_IDS) or next(iter(columns.values()), [])
+    shapes = row_shapes(model.image)
+    if shapes is not None:
+        known = {shape: length for length, shape in shapes.shapes}
+        return [known.get(row.shape, 1) for row in rows]
+    axis = (model.lengths.axis or 1) - 1
+    return [row.shape[axis] if row.ndim > axis else 1 for row in rows]
+
+
+def _columns(parts: list[Path]) -> dict[str, list[ragged_file.Array]]:
+    found = [ragged_file.read(file) for part in parts if (file := part / ragged_file.FILE).exists()]
+    kinds = [tuple(sorted(columns)) for columns in found]
+    usual = max(set(kinds), key=kinds.count, default=())
+    same = [columns for columns, kind in zip(found, kinds, strict=True) if kind == usual]
+    return {name: [row for columns in same for row in columns[name]] for name in usual}
+
+
+def _lines(trace: Path) -> Iterator[Line]:
+    if not trace.exists():
+        return
+    with trace.open(newline="", encoding="utf-8") as stream:
+        for row in csv.reader(stream):
+            # A gateway may be writing its last line.
+            if len(row) == len(HEADER) and tuple(row) != HEADER:
+                yield float(row[0]), int(row[1]), row[2]
+
+
+def _write_trace(file: Path, lines: list[Line]) -> None:
+    with _replacing(file) as made, made.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(HEADER)
+        writer.writerows((f"{at:.6f}", length, tenant) for at, length, tenant in lines)
+
+
+@contextmanager
+def _replacing(file: Path) -> Iterator[Path]:
+    """A file of its owner's alone to write to, which then takes `file`'s place, whole or not at
+    all: a replica may be reading that."""
+    handle, made = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    os.close(handle)
+    try:
+        yield Path(made)
+        os.replace(made, file)
+    finally:
+        Path(made).unlink(missing_ok=True)
+
+
+def _print(name: str, recorded: Recorded) -> None:
+    table = Table(title=f"{name}: {recorded.folder}", title_justify="left", box=None)
+    for heading in ("tokens", "requests", "rows kept"):
+        table.add_column(heading, justify="right" if heading != "tokens" else "left")
+    for interval in recorded.among:
+        table.add_row(str(interval), str(recorded.came[interval]), str(recorded.kept[interval]))
+    Console().print(table)
+    most = ", ".join(f"{tenant} {count}" for tenant, count in recorded.tenants.most_common(10))
+    click.echo(f"tenants: {most or 'none'}")
+    click.echo(f"replay:    headrace load SCENARIO --url … --trace {recorded.folder / TRACE}")
+    click.echo(f"calibrate: options: {{calibration: {recorded.folder}}}")

@@ -1,0 +1,104 @@
+"""`headrace serve` in the foreground: starts the host process, shows its progress, passes signals.
+
+The host runs in a session of its own; the first Ctrl-C or SIGTERM asks it to drain, a second one
+asks nothing more (draining is bounded by gateway.drain_s). The host notices when this process dies,
+because its standard input closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from deployments.settings import load
+from deployments.tools.console.terminal import Progress
+
+
+def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
+    """The exit code: 0 after a clean stop, 1 when the start failed. Raises SettingsErrors."""
+    models = list(load(settings_path).models)
+    # -P: what lies in the user's folder must not be imported instead of ours.
+    command = [sys.executable, "-P", "-m", "deployments.cluster.host_process", str(settings_path)]
+    command += ["--port", str(port)] if port is not None else []
+    command += ["--host", host] if host is not None else []
+    child = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: _ask_to_stop(child))
+    assert child.stdout is not None
+    events = _events(child.stdout)
+    with Progress(models) as progress:
+        turn = _until_ready(events, progress)
+    if turn.get("event") == "ready":
+        _show(turn["message"], err=False)
+    else:
+        _say(turn)
+    for event in events:
+        _say(event)
+    return _exit_code(child.wait())
+
+
+def _exit_code(code: int) -> int:
+    """Ours for the host's; one that was killed is said so."""
+    if code >= 0:
+        return code
+    name = signal.Signals(-code).name
+    click.echo(
+        f"the server's own process was ended by {name}; what it left is cleared by the next "
+        "`headrace serve` on this port",
+        err=True,
+    )
+    return 1
+
+
+def _say(event: dict[str, Any]) -> None:
+    if event.get("event") in ("phase", "failed", "log"):
+        _show(event["message"], err=True)
+
+
+def _show(text: str, *, err: bool) -> None:
+    """A log on a full disk, or a reader that left, must not end the server."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=err)
+
+
+def _ask_to_stop(child: subprocess.Popen[str]) -> None:
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+
+
+def _events(lines: IO[str]) -> Any:
+    """The host's JSON lines; whatever else a library prints is passed over."""
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and "event" in event:
+            yield event
+
+
+def _until_ready(events: Any, progress: Progress) -> dict[str, Any]:
+    """Shows phases; returns the event that ends this: ready, failed or the beginning of a stop."""
+    for event in events:
+        if event["event"] == "progress":
+            for model in event["models"]:
+                progress.update(model["model"], model["phase"], model["fraction"], model["detail"])
+        elif event["event"] == "log":
+            _say(event)
+        elif event.get("name") not in ("ray", "deploy"):
+            turn: dict[str, Any] = event
+            return turn
+    return {}

@@ -1,0 +1,141 @@
+"""Which replicas does a scenario have, from when to when, and how do they misbehave?
+
+Each place for a replica has lives one after another: the one that runs at the start (or joins), and
+one more each time a death is made good. A life is a device of its own, as a replica that Ray starts
+anew has a name of its own. Times are seconds from the start of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from random import Random
+
+from deployments.tools.simulate.stage import Stage, StageError
+from loadtests.traffic.scenario import Scenario
+from routers.simulation.drag import Drag, Ramp, Slow
+from routers.simulation.simulator import Device
+from routers.types import ReplicaKind
+
+
+@dataclass(frozen=True, slots=True)
+class _Death:
+    at_s: float
+    back_after_s: float
+    hangs: bool
+
+
+def devices(scenario: Scenario, stage: Stage) -> tuple[Device, ...]:
+    """Raises StageError for a fault of a replica that there is not."""
+    starts = [0.0] * stage.replicas
+    for join in scenario.joins:
+        starts += [scenario.warmup_s + join.at_s] * join.count
+    deaths = _deaths(scenario, starts, stage.hang_limit_s)
+    return tuple(
+        device
+        for place, start in enumerate(starts)
+        for device in _lives(scenario, stage, place, start, deaths[place])
+    )
+
+
+def _deaths(scenario: Scenario, starts: list[float], hang_limit_s: float) -> list[list[_Death]]:
+    deaths: list[list[_Death]] = [[] for _ in starts]
+    for position, part in enumerate(scenario.faults.deaths):
+        _check_place(f"deaths[{position}]", part.replica, len(starts))
+        at_s = scenario.warmup_s + part.at_s
+        back_s = inf if part.back_after_s is None else part.back_after_s
+        deaths[part.replica].append(_Death(at_s, back_s, part.hangs))
+    for place, death in _chaos(scenario, len(starts)):
+        deaths[place].append(death)
+    return [_possible(start, sorted(each, key=_when), hang_limit_s)
+            for start, each in zip(starts, deaths, strict=True)]  # fmt: skip
+
+
+def _chaos(scenario: Scenario, places: int) -> Iterator[tuple[int, _Death]]:
+    chaos, at_s = scenario.faults.chaos, 0.0
+    if chaos is None or not places:
+        return
+    rng = Random(f"{scenario.seed} chaos")
+    while (at_s := at_s + rng.expovariate(1.0 / chaos.every_s)) < scenario.run_s:
+        place, hangs = rng.randrange(places), rng.random() < chaos.hanging
+        yield place, _Death(at_s, chaos.back_after_s, hangs)
+
+
+def _possible(start: float, deaths: list[_Death], hang_limit_s: float) -> list[_Death]:
+    """Those that find the place taken."""
+    kept: list[_Death] = []
+    for death in deaths:
+        if death.at_s > start:
+            kept.append(death)
+            start = _replaced_at(death, hang_limit_s)
+    return kept
+
+
+def _replaced_at(death: _Death, hang_limit_s: float) -> float:
+    return death.at_s + death.back_after_s + (hang_limit_s if death.hangs else 0.0)
+
+
+def _lives(
+    scenario: Scenario, stage: Stage, place: int, start: float, deaths: list[_Death]
+) -> Iterator[Device]:
+    for life, death in enumerate([*deaths, None]):
+        if start == inf:
+            return
+        yield Device(
+            f"r{place}" if not life else f"r{place}.{life}",
+            stage.service_s,
+            stage.slots,
+            scenario.transport_ms / 1e3,
+            joins_at=start,
+            dies_at=inf if death is None or death.hangs else death.at_s,
+            hangs_at=inf if death is None or not death.hangs else death.at_s,
+            hang_limit_s=stage.hang_limit_s,
+            drag=_drag(scenario, place, life, start),
+            kind=ReplicaKind.BATCH if stage.engine is None else ReplicaKind.STREAM,
+            engine=stage.engine,
+        )
+        start = inf if death is None else _replaced_at(death, stage.hang_limit_s)
+
+
+def _drag(scenario: Scenario, place: int, life: int, start: float) -> Drag | None:
+    faults, warmup_s = scenario.faults, scenario.warmup_s
+    hiccups, starting = faults.hiccups, faults.slow_start
+    slow = tuple(
+        Slow(
+            each.factor,
+            warmup_s + each.from_s if each.from_s else 0.0,
+            inf if each.to_s is None else warmup_s + each.to_s,
+        )
+        for each in faults.slow
+        if each.replica == place
+    )
+    ramp = None
+    if starting is not None and start > 0.0:
+        ramp = Ramp(starting.factor, start, starting.last_s)
+    if not (faults.noise or hiccups or slow or ramp):
+        return None
+    return Drag(
+        Random(f"{scenario.seed} replica {place} {life}"),
+        faults.noise,
+        0.0 if hiccups is None else hiccups.share,
+        1.0 if hiccups is None else hiccups.factor,
+        slow,
+        ramp,
+    )
+
+
+def check_places(scenario: Scenario, stage: Stage) -> None:
+    """Raises StageError for a fault of a replica that there is not."""
+    places = stage.replicas + sum(join.count for join in scenario.joins)
+    for position, part in enumerate(scenario.faults.slow):
+        _check_place(f"slow[{position}]", part.replica, places)
+
+
+def _check_place(where: str, place: int, places: int) -> None:
+    if place >= places:
+        raise StageError(f"faults.{where}.replica: is {place}; there are {places}, from 0")
+
+
+def _when(death: _Death) -> float:
+    return death.at_s

@@ -1,0 +1,174 @@
+"""A scenario made ready, run, and what came of it.
+
+Reads scenario and settings, checks that they fit together, runs them on virtual time. The outcome
+hangs on the files and the seed alone, not on this machine or its clock. What is left over at the
+end (requests that never ended, leases never closed) is counted: it is 0, or the core is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deployments.settings import Settings, dump, load, parse
+from deployments.tools.simulate.devices import check_places, devices
+from deployments.tools.simulate.scene import Callers, Watcher
+from deployments.tools.simulate.stage import Stage, StageError, set_up
+from loadtests.results.summary import Summary
+from loadtests.traffic import scenario_file
+from loadtests.traffic.plan import Plan
+from loadtests.traffic.scenario import Scenario
+from loadtests.traffic.scenario_file import ScenarioErrors
+from routers.dispatcher import Dispatcher
+from routers.settings import DispatcherSettings
+from routers.simulation.fifo import Fifo
+from routers.simulation.round_robin import RoundRobin
+from routers.simulation.simulator import Core, Device, World, run
+from routers.types import Snapshot
+
+_OF_SETTINGS = "settings."
+_COUNTS = (
+    "hedges", "hedges_won", "ties", "probes", "retries", "pushed_out", "preempted", "edge_switches",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says beside the scenario's file. `changes`: `path=value`; those whose
+    path begins with `settings.` change the settings file's tree."""
+
+    changes: Sequence[str] = ()
+    trace: Path | None = None
+    replicas: int | None = None
+    seed: int | None = None
+    fifo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of a run. `utilisation`: busy share of the time that replicas were there, 0..1;
+    `cores`: what each gateway's held when nothing was left to happen."""
+
+    summary: Summary
+    utilisation: float
+    cores: tuple[Snapshot, ...]
+
+    @property
+    def left_over(self) -> dict[str, int]:
+        """What should have ended and has not."""
+        return {
+            "requests": self.summary.course.unfinished,
+            "rows": sum(core.waiting_rows + core.leased_rows for core in self.cores),
+            "leases": sum(core.leases for core in self.cores),
+            "drift": sum(abs(each.drift) for core in self.cores for each in core.replicas),
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `--json` prints; see docs/simulator.md."""
+        return {
+            **self.summary.as_json(),
+            "utilisation": self.utilisation,
+            "left_over": self.left_over,
+            "gateways": [_core_as_json(core) for core in self.cores],
+        }
+
+
+def _core_as_json(core: Snapshot) -> dict[str, Any]:
+    return {
+        **{name: getattr(core, name) for name in _COUNTS},
+        "idle_gap_ms": core.idle_gap_s * 1e3,
+        "early_binding_ms": core.early_binding_s * 1e3,
+        "edges": core.edges,
+        "controllers": {
+            each.name: {"mode": each.mode, "shed": each.shed, "would_shed": each.would_shed}
+            for each in core.controllers
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """A scenario ready to run, any number of times."""
+
+    path: Path
+    scenario: Scenario
+    stage: Stage
+    devices: tuple[Device, ...]
+
+    @property
+    def title(self) -> str:
+        return self.scenario.about.strip() or self.path.stem
+
+    @property
+    def left_out(self) -> list[str]:
+        """What the scenario asks for and a simulation has no counterpart of."""
+        callers = [tenant for _, tenant in self.scenario.callers()]
+        rubbish = any(tenant.rubbish for tenant in callers)
+        output = any(self.scenario.output_of(tenant) for tenant in callers)
+        unheard = output and self.stage.engine is None
+        return ["rubbish"] * rubbish + ["output (the model generates nothing)"] * unheard
+
+    def run(self, advance: Callable[[float, int], None], *, fifo: bool = False) -> Played:
+        """`advance` hears of virtual seconds and requests so far. Raises TraceError."""
+        scenario, stage = self.scenario, self.stage
+        begin_s, end_s = scenario.warmup_s, scenario.run_s
+        summary = Summary(stage.claims(), stage.core.bucket_edges, begin_s, end_s)
+        callers = Callers(Plan(scenario, self.path.parent, stage.gateways), stage)
+        world = World(
+            self.devices,
+            stage.gateways,
+            scenario.faults.detect_s,
+            callers.follow,
+            callers.door if callers.are_limited else None,
+            self._beside if fifo else Dispatcher,
+        )
+        watcher = Watcher(summary, stage, scenario.network_ms / 1e3, advance)
+        cores = run(stage.core, callers.arrivals(), world, watcher)
+        summary.finish(end_s)
+        return Played(summary, self._utilisation(summary), cores)
+
+    @property
+    def _beside(self) -> Callable[[DispatcherSettings], Core]:
+        """What the dispatcher is compared with."""
+        return Fifo if self.stage.engine is None else RoundRobin
+
+    def _utilisation(self, summary: Summary) -> float:
+        begin_s, end_s = self.scenario.warmup_s, self.scenario.run_s
+        there_s = sum(
+            max(0.0, min(end_s, each.dies_at) - max(begin_s, each.joins_at))
+            for each in self.devices
+        )
+        return summary.work.busy_s / there_s if there_s else 0.0
+
+
+def prepare(path: Path, asked: Asked) -> Play:
+    """Reads and checks everything but traces. Raises ScenarioErrors and SettingsErrors."""
+    changes = [each for each in asked.changes if not each.startswith(_OF_SETTINGS)]
+    changes += [f"replicas={asked.replicas}"] if asked.replicas is not None else []
+    changes += [f"seed={asked.seed}"] if asked.seed is not None else []
+    scenario = scenario_file.load(path, changes, asked.trace)
+    if scenario.settings is None:
+        raise ScenarioErrors(
+            f"{path}: settings: is missing; a simulation needs a server's settings"
+        )
+    settings = _settings(path.parent / scenario.settings, asked.changes)
+    try:
+        # A recording is of another model's lengths: what is too long for this one is cut.
+        stage = set_up(scenario, settings, cut=asked.trace is not None)
+        check_places(scenario, stage)
+        return Play(path, scenario, stage, devices(scenario, stage))
+    except StageError as error:
+        raise ScenarioErrors(f"{path}: {error}") from None
+
+
+def _settings(path: Path, changes: Iterable[str]) -> Settings:
+    settings = load(path, here=False)
+    changed = [each.removeprefix(_OF_SETTINGS) for each in changes if each.startswith(_OF_SETTINGS)]
+    if not changed:
+        return settings
+    data = dump(settings)
+    for each in changed:
+        scenario_file.change(data, each)
+    return parse(data)

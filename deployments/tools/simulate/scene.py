@@ -1,0 +1,161 @@
+"""A scenario's requests as the simulator wants them, and what came of them as a summary wants it.
+
+The go-between of `loadtests.traffic.plan` and `loadtests.results.summary` on one side and
+`routers.simulation.simulator` on the other: it knows both vocabularies and decides nothing. A
+refused caller is told what the header would say: whole seconds. Latencies include the scenario's
+`network_ms`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from math import inf
+
+from deployments.contract.errors import OverOwnLimit, whole_seconds
+from deployments.gateway.tenancy.rates import Rates
+from deployments.settings import RateSettings
+from deployments.tools.simulate.stage import Stage
+from loadtests.results.summary import Batch, Ending, Summary
+from loadtests.traffic.plan import Plan, Planned
+from routers.simulation.traffic import Arrival, Fate, Parcel
+from routers.types import Reason
+
+_CALLERS_FAULT = {Reason.TOO_LONG, Reason.TOO_LARGE}  # asking again would not help
+_REFUSED = {Reason.QUEUE_FULL, Reason.TENANT_FULL, Reason.LATE, Reason.SHED}
+_LEFT = "left"
+_NO_RATE = RateSettings()
+
+
+class Callers:
+    """Requests come as planned, are held to their tenants' rates at the door, and when they have
+    ended are followed by retries and by a loop's next."""
+
+    def __init__(self, plan: Plan, stage: Stage) -> None:
+        self._plan = plan
+        self._stage = stage
+        self._now = 0.0
+        self._rates = [Rates(stage.gateways, lambda: self._now) for _ in range(stage.gateways)]
+
+    @property
+    def are_limited(self) -> bool:
+        return any(each.tenant.rate != _NO_RATE for each in self._stage.terms.values())
+
+    def door(self, arrival: Arrival, now: float) -> float:
+        """See `routers.simulation.traffic.Door`; as the gateways keep rates."""
+        self._now = now
+        tenant = self._stage.terms[arrival.tenant].tenant
+        try:
+            self._rates[arrival.gateway].take_request(tenant)
+            self._rates[arrival.gateway].take_tokens(tenant, sum(arrival.lengths))
+        except OverOwnLimit as refusal:
+            return refusal.retry_after_s
+        return 0.0
+
+    def arrivals(self) -> Iterator[Arrival]:
+        return map(self._arrival, (each for each in self._plan.requests() if not each.rubbish))
+
+    def follow(self, fate: Fate, now: float) -> Arrival | None:
+        planned = fate.arrival.caller
+        assert isinstance(planned, Planned)
+        following = None
+        if fate.reason is not None and fate.reason not in _CALLERS_FAULT:
+            following = self._plan.again(planned, now, _header_s(fate.retry_after_s))
+        following = following or self._plan.next_in_loop(planned, now)
+        return None if following is None else self._arrival(following)
+
+    def _arrival(self, planned: Planned) -> Arrival:
+        terms, longest = self._stage.terms[planned.tenant], self._stage.longest
+        lengths = planned.lengths
+        if longest is not None and max(lengths) > longest:
+            lengths = tuple([min(length, longest) for length in lengths])
+        prompts, generation, output = self._stage.prompts, None, 0
+        if prompts is not None:
+            lengths = lengths[:1]
+            generation, output = prompts.asked(planned, lengths[0])
+        return Arrival(
+            planned.at_s,
+            lengths,
+            terms.slo_s,
+            terms.timeout_s,
+            inf if planned.leave_s is None else planned.at_s + planned.leave_s,
+            planned.tenant,
+            terms.priority,
+            terms.weight,
+            terms.tenant_rows,
+            planned.session,
+            terms.retryable,
+            planned.gateway,
+            planned.attempt,
+            planned,
+            generation,
+            output,
+        )
+
+
+class Watcher:
+    """The witness that fills a summary. `on_progress(now, requests)`: every thousandth request."""
+
+    def __init__(
+        self,
+        summary: Summary,
+        stage: Stage,
+        network_s: float,
+        on_progress: Callable[[float, int], None],
+    ) -> None:
+        self._summary = summary
+        self._stage = stage
+        self._network_s = network_s
+        self._on_progress = on_progress
+        self._row_cost_s = lru_cache(maxsize=65_536)(stage.row_cost_s)
+        self._requests = 0
+
+    def arrived(self, fate: Fate, now: float) -> None:
+        arrival = fate.arrival
+        self._summary.sent(arrival.tenant, arrival.at, self._cost_s(arrival), arrival.attempt)
+        self._requests += 1
+        if self._requests % 1000 == 0:
+            self._on_progress(now, self._requests)
+
+    def ended(self, fate: Fate, now: float) -> None:
+        arrival = fate.arrival
+        ending = Ending(
+            arrival.tenant, arrival.at, max(arrival.lengths), arrival.slo_s, self._cost_s(arrival)
+        )
+        if fate.answered_at is not None:
+            ending.latency_s = fate.answered_at - arrival.at + self._network_s
+            started_at = now if fate.started_at is None else fate.started_at
+            ending.wait_s = started_at - arrival.at
+            if fate.first_at is not None:
+                ending.first_s = fate.first_at - arrival.at + self._network_s
+                ending.per_token_s = fate.token_s
+        else:
+            ending.reason = _LEFT if fate.reason is None else fate.reason.value
+            ending.refused = fate.reason in _REFUSED
+        self._summary.ended(ending, now)
+
+    def sent(self, parcel: Parcel, now: float) -> None:
+        pass
+
+    def served(self, parcel: Parcel, service_s: float, now: float) -> None:
+        lease = parcel.lease
+        whole_s = sum([seconds for _, _, seconds in lease.charges])
+        batch = Batch(
+            len(parcel.members), parcel.tokens, parcel.padded_tokens, service_s, bool(lease.copy_of)
+        )
+        if whole_s > 0.0:
+            batch.paid = [(who, service_s * part / whole_s) for _, who, part in lease.charges]
+        self._summary.batch(batch, now)
+
+    def _cost_s(self, arrival: Arrival) -> float:
+        lengths = arrival.lengths
+        if arrival.generation is not None:
+            return self._stage.generation_cost_s(lengths[0], arrival.output)
+        if len(lengths) == 1:
+            return self._row_cost_s(lengths[0])
+        return sum(map(self._row_cost_s, lengths))
+
+
+def _header_s(retry_after_s: float) -> float:
+    """What the `Retry-After` header says; 0: there is none."""
+    return float(whole_seconds(retry_after_s)) if retry_after_s > 0.0 else 0.0

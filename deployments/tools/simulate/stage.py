@@ -1,0 +1,228 @@
+"""What is a scenario's server like in a simulation: its core, its device, who may call and how?
+
+Settings become the core's by the very translation that the service uses, so that the two cannot
+differ; a model that is not `synthetic` is described as if it were, with the device that the
+scenario names. Nothing is loaded and no time passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.contract.description import ModelDescription
+from deployments.contract.scheduling import Home, dispatcher_settings
+from deployments.gateway.tenancy.tenants import Tenant, Tenants
+from deployments.replica.describe import describe, runtime_settings
+from deployments.replica.known_costs import KnownCosts
+from deployments.settings import ModelSettings, Settings
+from deployments.tools.simulate.engines import Prompts, engine_of, page_of
+from deployments.tools.simulate.engines import row_cost_s as generation_cost_s
+from loadtests.results.fairness import Claim
+from loadtests.traffic.scenario import Scenario
+from routers.settings import DispatcherSettings
+from routers.simulation.devices import Engine
+from runtimes import options
+from runtimes.errors import LoadError
+from runtimes.profiling import Profile, measure
+from runtimes.synthetic.runtime import SyntheticOptions, SyntheticRuntime, service_s
+from runtimes.types import Batch, Limits, RuntimeSettings
+
+_NO_FILES = Path()
+_TIMES = ("base_ms", "per_request_ms", "per_token_us")
+
+
+class StageError(ValueError):
+    """Scenario and settings do not fit together; says where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """By what right a tenant's requests come; see `routers.types.Request`. `slo_s` and `timeout_s`
+    from arrival."""
+
+    tenant: Tenant
+    slo_s: float
+    timeout_s: float
+    priority: int
+    weight: float
+    tenant_rows: int
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`service_s(rows, width)`: the device's time; `longest`: rows are cut to it, None: they are
+    not. `replicas`: how many run at the start. `engine`: of a model that generates, with what its
+    requests ask for."""
+
+    core: DispatcherSettings
+    service_s: Callable[[int, int], float]
+    terms: dict[str, Terms]
+    longest: int | None
+    replicas: int
+    gateways: int
+    slots: int
+    hang_limit_s: float
+    engine: Engine | None = None
+    prompts: Prompts | None = None
+
+    def claims(self) -> dict[str, Claim]:
+        return {name: Claim(each.weight, each.priority) for name, each in self.terms.items()}
+
+    def generation_cost_s(self, prompt: int, output: int) -> float:
+        """Device seconds that a generation is worth."""
+        assert self.engine is not None
+        assert self.core.generation is not None
+        return generation_cost_s(self.core.generation, self.engine, prompt, output)
+
+    def row_cost_s(self, length: int) -> float:
+        """Device seconds of a row that is one of a full batch of its length."""
+        core = self.core
+        rows = core.fixed_size or max(1, min(core.max_size, core.max_tokens // length))
+        most_s = core.max_slo_share * core.slo_s
+        while rows > 1 and core.fixed_size is None and self.service_s(rows, length) > most_s:
+            rows -= 1
+        return self.service_s(rows, length) / rows
+
+
+def set_up(scenario: Scenario, settings: Settings, *, cut: bool = False) -> Stage:
+    """`cut`: rows that are too long for the model are cut, as if its settings truncated them.
+    Raises StageError."""
+    name, model = _model(scenario, settings)
+    if model.task == "generate":
+        return _generating(scenario, settings, name, model)
+    if scenario.engine is not None:
+        raise StageError(f"engine: must be left out; {name} generates nothing")
+    device = _device(scenario, name, model)
+    page = _page(name, model, device)
+    priorities = settings.gateway.priorities
+    home = Home("simulated", len(priorities), settings.controllers.frozen)
+    replicas = model.replicas.count if scenario.replicas is None else scenario.replicas
+    return Stage(
+        core=dispatcher_settings(page, home),
+        service_s=lambda rows, width: service_s(device, rows, width),
+        terms=_terms(scenario, settings, page),
+        longest=page.max_length if page.truncate or cut else None,
+        replicas=replicas,
+        gateways=scenario.gateways or settings.gateway.replicas,
+        slots=model.replicas.slots,
+        hang_limit_s=model.replicas.hang_limit_s,
+    )
+
+
+def _generating(scenario: Scenario, settings: Settings, name: str, model: ModelSettings) -> Stage:
+    if scenario.device is not None:
+        raise StageError(f"device: must be left out; {name} generates, say engine instead")
+    engine = engine_of(scenario)
+    if engine.cache_tokens < model.lengths.max:
+        raise StageError(
+            f"engine.cache_tokens: is {engine.cache_tokens}; must hold a request of "
+            f"{model.lengths.max} tokens, which is {name}'s lengths.max"
+        )
+    page = page_of(name, model, engine)
+    home = Home("simulated", len(settings.gateway.priorities), settings.controllers.frozen)
+    return Stage(
+        core=dispatcher_settings(page, home),
+        service_s=lambda rows, width: 0.0,
+        terms=_terms(scenario, settings, page),
+        longest=model.lengths.max - 1,
+        replicas=model.replicas.count if scenario.replicas is None else scenario.replicas,
+        gateways=scenario.gateways or settings.gateway.replicas,
+        slots=model.replicas.slots,
+        hang_limit_s=model.replicas.hang_limit_s,
+        engine=engine,
+        prompts=Prompts(scenario, model.lengths.max, engine.block_tokens),
+    )
+
+
+def _model(scenario: Scenario, settings: Settings) -> tuple[str, ModelSettings]:
+    names = list(settings.models)
+    name = names[0] if scenario.model is None else scenario.model
+    if name not in settings.models:
+        raise StageError(f"model: is {name!r}; {scenario.settings} has {', '.join(names)}")
+    if scenario.model is None and len(names) > 1:
+        raise StageError(f"model: is missing; must be one of {', '.join(names)}")
+    return name, settings.models[name]
+
+
+def _device(scenario: Scenario, name: str, model: ModelSettings) -> SyntheticOptions:
+    if scenario.device is not None:
+        return SyntheticOptions(**scenario.device.model_dump())
+    if model.runtime != "synthetic":
+        raise StageError(
+            f"device: is missing; {name} is no synthetic model, so say what a batch takes"
+        )
+    given = {key: value for key, value in model.options.items() if key in _TIMES}
+    try:
+        return options.parse(SyntheticOptions, given)
+    except LoadError as error:
+        raise StageError(f"settings.models.{name}.options: {error}") from None
+
+
+def _page(name: str, model: ModelSettings, device: SyntheticOptions) -> ModelDescription:
+    """The model's page as a synthetic replica of these settings would write it."""
+    data = model.model_dump() | {
+        "runtime": "synthetic",
+        "source": None,
+        "task": "tensors",
+        "precision": "fp32",
+        "options": {key: getattr(device, key) for key in _TIMES},
+    }
+    data["lengths"] |= {"input": None, "axis": None, "mask": None}
+    stand_in = ModelSettings.model_validate(data)
+    settled = runtime_settings(name, stand_in, _NO_FILES, lambda phase, done: None)
+    runtime = SyntheticRuntime(settled)
+    runtime.load()
+    profile = _profile(settled, runtime.limits(), device, model.profile_s)
+    page, _ = describe(name, stand_in, "", runtime, KnownCosts(profile))
+    runtime.close()
+    return page
+
+
+def _profile(
+    settings: RuntimeSettings, limits: Limits, device: SyntheticOptions, seconds: float
+) -> Profile:
+    """What a replica would have measured after its warm-up, on a clock that only batches move."""
+    now = 0.0
+
+    def run_batch(batch: Batch) -> None:
+        nonlocal now
+        now += service_s(device, batch.rows, int(batch.lengths.max()))
+
+    return measure(settings, limits, run_batch, seconds, lambda: now)
+
+
+def _terms(scenario: Scenario, settings: Settings, page: ModelDescription) -> dict[str, Terms]:
+    known = Tenants(settings.tenants, settings.gateway.priorities)
+    declared = {tenant.name: tenant for tenant in known.all}
+    found = {}
+    for name, part in scenario.callers():
+        tenant = declared.get(name)
+        if tenant is None:
+            raise StageError(
+                f"tenants.{name}: {scenario.settings} has no such tenant, but {', '.join(declared)}"
+            )
+        own = part.budget_ms
+        plan = page.scheduling
+        found[name] = Terms(
+            tenant=tenant,
+            slo_s=plan.slo_s if own is None else own / 1e3,
+            timeout_s=plan.timeout_s if own is None else own / 1e3,
+            priority=_rank(part.priority, tenant, settings.gateway.priorities, name),
+            weight=tenant.weight,
+            tenant_rows=tenant.max_queue_rows,
+            retryable=plan.retry and part.retryable,
+        )
+    return found
+
+
+def _rank(asked: str | None, tenant: Tenant, priorities: tuple[str, ...], name: str) -> int:
+    """A request may lower its priority, never raise it."""
+    if asked is not None and asked not in priorities:
+        raise StageError(
+            f"tenants.{name}.priority: is {asked!r}; must be one of {', '.join(priorities)}"
+        )
+    own = priorities.index(tenant.priority)
+    return own if asked is None else max(own, priorities.index(asked))

@@ -1,0 +1,185 @@
+"""Which tensor inside the graph drifts first, and does keeping its origin in fp32 heal the model?
+
+Traces the worst sample (or the longest) through candidate and reference, names the first tensor
+that drifts and the operations whose error is their own, then builds the model with these in fp32
+and verifies it again: a proposal is only as good as what it leads to. Tensors are laid side by side
+by name, so the reference is the same backend in fp32, or another that runs the same ONNX graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from deployments.replica.verify.reference import GRAPH_RUNTIMES, reference_for, said
+from deployments.replica.verify.sample_file import Reading
+from deployments.replica.verify.samples import Sample, batch_of
+from deployments.replica.verify.verification import Asked, Report, samples_of, verify
+from deployments.settings.reference import CannotVerify
+from deployments.tools.verify.drift import Drift, Drifts, around, drifts
+from runtimes import catalog, layers, source
+from runtimes.datatypes import DTYPES
+from runtimes.errors import LoadError
+from runtimes.padding import mask, pad
+from runtimes.source import SourceKind
+from runtimes.types import Limits, RuntimeSettings
+
+KEEP = "keep_fp32"
+SHARES = ((1, 1), (4, 2), (1_000_000, 3))  # (origins, steps around them) to try, in turn
+MOST_SHOWN = 5
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """`reference`: whose tensors the candidate's were compared with. `sample`: which one, and its
+    length. `keep`: operations to keep in fp32, empty where none would help. `healed`: the report
+    with them kept, None where the backend has no such option or there is nothing to keep."""
+
+    reference: str
+    sample: tuple[int, int]
+    drifts: Drifts
+    keep: tuple[str, ...]
+    healed: Report | None
+
+
+def look(settings: RuntimeSettings, report: Report, asked: Asked, reading: Reading) -> Looked:
+    """`report`: of the candidate, which is closed by now. Raises `CannotVerify` where tensors
+    cannot be laid side by side, and what loading raises."""
+    quiet = replace(settings, progress=lambda phase, fraction: None)
+    wanted = _side(quiet, asked)
+    limits, number, sample = _sample(quiet, report, asked, reading)
+    arrays = _arrays(limits, sample)
+    reference = layers.trace(wanted, arrays)
+    traced = layers.trace(quiet, arrays)
+    found = drifts(reference, traced, quiet.precision)
+    keep, healed = _healing(quiet, list(_proposals(found, traced)), asked, reading)
+    return Looked(said(wanted), (number, sample.length), found, keep, healed)
+
+
+def lines(looked: Looked) -> list[str]:
+    """What there is to say, a sentence a line."""
+    found, (number, length) = looked.drifts, looked.sample
+    head = (
+        f"layers: {found.compared} tensors of sample {number} ({length} tokens) against "
+        f"{looked.reference}, drift is a relative error above {found.allowed:.2g}"
+    )
+    if found.first is None:
+        return [head, "  none drifts: the tolerances are tighter than this precision's rounding"]
+    said_ = [head, f"  first: {_said(found.first)}"]
+    said_ += [f"  origin: {_said(drift)}" for drift in found.origins[:MOST_SHOWN]]
+    if not looked.keep:
+        said_.append("  none of these can be kept in fp32 by a setting of this runtime")
+    if looked.keep:
+        said_.append(f"  to keep in fp32: options: {{{KEEP}: [{', '.join(looked.keep)}]}}")
+    if looked.healed is not None:
+        verdict = "accepted" if looked.healed.verdict.accepted else "still not accepted"
+        said_.append(f"  with it the model is {verdict}")
+    return said_
+
+
+def _said(drift: Drift) -> str:
+    made_by = f"{drift.kind} {drift.node}".strip()
+    return (
+        f"{drift.name} ({made_by}): error {drift.error:.3g}, of its inputs {drift.given:.3g}; "
+        f"values up to {drift.largest:.4g}"
+    )
+
+
+def _side(settings: RuntimeSettings, asked: Asked) -> RuntimeSettings:
+    wanted = reference_for(settings, asked.against, asked.artifact)
+    alike = wanted.runtime == settings.runtime
+    both = {wanted.runtime, settings.runtime} <= set(GRAPH_RUNTIMES) and _is_graph(wanted)
+    if wanted.runtime in layers.TRACERS and (alike or both):
+        return wanted
+    plain = {KEEP, "calibration", "short_calibration"}
+    options = {name: value for name, value in settings.options.items() if name not in plain}
+    own = replace(settings, precision="fp32", options=options)
+    if (settings.runtime, settings.precision) == ("openvino", "int8"):
+        raise CannotVerify(
+            "openvino int8 computes another graph than openvino fp32: look at the layers of "
+            "onnxruntime int8, which quantises alike"
+        )
+    if settings.precision == "fp32" or settings.runtime not in layers.TRACERS:
+        raise CannotVerify(
+            f"the tensors of {said(settings)} and {said(wanted)} have no names in common; "
+            "--layers compares onnxruntime and openvino on one ONNX graph, or one of "
+            f"{', '.join(layers.TRACERS)} with itself in fp32"
+        )
+    return own
+
+
+def _is_graph(settings: RuntimeSettings) -> bool:
+    assert settings.source is not None
+    return source.inspect(settings.source, settings.cache_dir).kind is SourceKind.ONNX
+
+
+def _sample(
+    settings: RuntimeSettings, report: Report, asked: Asked, reading: Reading
+) -> tuple[Limits, int, Sample]:
+    """The sample in which the first broken tolerance is broken most, else the longest."""
+    candidate = catalog.create(settings)
+    candidate.load()
+    try:
+        limits, samples = samples_of(settings, candidate, asked, reading)
+    finally:
+        candidate.close()
+    worst = [breach.sample[0] for breach in report.verdict.breaches if breach.sample]
+    number = worst[0] if worst else max(range(len(samples)), key=lambda at: samples[at].length)
+    return limits, number, samples[number]
+
+
+def _arrays(limits: Limits, sample: Sample) -> dict[str, Array]:
+    """Dense inputs of one row, those that may be left out made as a runtime makes them."""
+    batch = batch_of(limits, [sample])
+    arrays = {name: np.array(pad(ragged)) for name, ragged in batch.inputs.items()}
+    for spec in limits.inputs:
+        if spec.name in arrays:
+            continue
+        ones = mask(batch.lengths, sample.length)
+        made = ones if spec.name == limits.mask_input else np.zeros_like(ones)
+        arrays[spec.name] = made.astype(DTYPES[spec.datatype])
+    return arrays
+
+
+def _proposals(found: Drifts, traced: list[layers.Layer]) -> Iterator[tuple[str, ...]]:
+    """The worst origin with its neighbours, then more origins and wider around them."""
+    for count, steps in SHARES:
+        nodes = [node for drift in found.origins[:count] for node in around(drift, traced, steps)]
+        if named := tuple(dict.fromkeys(node for node in nodes if node)):
+            yield named
+
+
+def _healing(
+    settings: RuntimeSettings, proposals: list[tuple[str, ...]], asked: Asked, reading: Reading
+) -> tuple[tuple[str, ...], Report | None]:
+    """The first proposal with which the model is accepted, else the last; with its report."""
+    tried: tuple[str, ...] = ()
+    report = None
+    if settings.precision == "fp32":  # what drifts then is the artifact's own
+        return tried, report
+    for nodes in proposals:
+        tried = tuple(dict.fromkeys((*settings.options.get(KEEP, ()), *nodes)))
+        try:
+            report = _verified(settings, tried, asked, reading)
+        except LoadError:
+            return tried, None
+        if report.verdict.accepted:
+            break
+    return tried, report
+
+
+def _verified(
+    settings: RuntimeSettings, keep: tuple[str, ...], asked: Asked, reading: Reading
+) -> Report:
+    kept = replace(settings, options={**settings.options, KEEP: list(keep)})
+    candidate = catalog.create(kept)
+    candidate.load()
+    try:
+        return verify(kept, candidate, asked, reading)
+    finally:
+        candidate.close()

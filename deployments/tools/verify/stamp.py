@@ -1,0 +1,34 @@
+"""`headrace fingerprint`: what will be done to a model's inputs here, printed or stored beside it.
+
+Run with `--write` where the model is known to be right, its `preprocessing.json` then travels with
+the artifact; or the file is written by whoever trained it, who knows best.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from deployments.settings import preprocessing_support, source_path
+from deployments.settings.reference import CannotVerify
+from deployments.tools.verify.command import chosen
+from runtimes import fingerprint
+
+
+def stamp(file: Path, name: str, *, write: bool) -> int:
+    """The exit code. Raises SettingsErrors for a file that is wrong, a stored fingerprint that
+    disagrees included: what is stored is never overwritten by what contradicts it."""
+    model = chosen(file, name)
+    if model.source is None:
+        raise CannotVerify(f"models.{name} has no artifact: there is nothing to store it with")
+    source = source_path(model.source)
+    does = preprocessing_support.supported_preprocessing(model, source)
+    if not does:
+        raise CannotVerify(f"models.{name} gets its tensors as they come: nothing is done to them")
+    click.echo(json.dumps(does, indent=2))
+    if write:
+        stored = fingerprint.read(source)
+        click.echo(f"stored in {fingerprint.write(source, stored | does)}", err=True)
+    return 0

@@ -1,0 +1,156 @@
+"""Log lines: one object each, known fields only, and few of them in a flood."""
+
+import io
+import json
+import logging
+import re
+
+import pytest
+
+from deployments.contract import logs
+from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
+
+LINE = AccessLine("id-1", "POST", "/v1/embeddings", 503, "shed", "queue_full", "m", "acme", 1.23456)
+
+
+@pytest.fixture
+def written():
+    """(configure, read lines); the logger is left as it was found."""
+    logger, stream = logging.getLogger(logs.ROOT), io.StringIO()
+    before = logger.handlers[:], logger.level, logger.propagate
+
+    def configure(form="json", level="info"):
+        logs.configure(level, form, stream)
+
+    yield configure, lambda: stream.getvalue().splitlines()
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+def test_a_line_is_one_json_object_with_time_level_logger_message_and_fields(written):
+    configure, lines = written
+    configure()
+    logging.getLogger("headrace.x").info("hello %s", "you", extra={"model": "m", "rows": 3})
+    (line,) = [json.loads(text) for text in lines()]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("ts"))
+    assert line == {
+        "level": "info", "logger": "headrace.x", "message": "hello you", "model": "m", "rows": 3,
+    }  # fmt: skip
+
+
+def test_an_extra_that_is_no_known_field_is_never_written(written):
+    configure, lines = written
+    configure()
+    extra = {"body": "secret", "authorization": "Bearer secret", "key": "hr_secret", "tenant": "a"}
+    logging.getLogger("headrace.x").info("hello", extra=extra)
+    assert "secret" not in lines()[0]
+    assert json.loads(lines()[0])["tenant"] == "a"
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_an_exception_comes_with_its_line(written, form):
+    configure, lines = written
+    configure(form)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("headrace.x").exception("failed")
+    if form == "json":
+        (line,) = lines()
+        assert json.loads(line)["exception"].endswith("ValueError: broken")
+    else:
+        assert lines()[-1] == "ValueError: broken"
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_what_a_caller_wrote_cannot_forge_a_second_line(written, form):
+    configure, lines = written
+    configure(form)
+    logging.getLogger("headrace.x").info("a\nb", extra={"path": "/x\n{}\r\x1b[31m", "rows": 1})
+    (line,) = lines()
+    assert "\x1b" not in line
+
+
+def test_surrogates_and_long_messages_do_not_break_a_line(written):
+    configure, lines = written
+    configure()
+    logging.getLogger("headrace.x").info("\ud800" + "x" * 100_000, extra={"path": "\udfff"})
+    (line,) = lines()
+    assert len(line) < 10_000
+    assert json.loads(line)["path"] == "\\udfff"
+
+
+def test_text_lines_name_their_fields(written):
+    configure, lines = written
+    configure("text")
+    logging.getLogger("headrace.x").warning("naïve", extra={"model": "m", "tenant": ""})
+    assert lines()[0].endswith("Z warning headrace.x naïve model=m")
+
+
+def test_lines_below_the_level_are_left_out(written):
+    configure, lines = written
+    configure(level="warning")
+    logging.getLogger("headrace.x").info("no")
+    logging.getLogger("headrace.x").warning("yes")
+    assert [json.loads(line)["message"] for line in lines()] == ["yes"]
+
+
+def test_configuring_twice_writes_once(written):
+    configure, lines = written
+    configure()
+    configure()
+    logging.getLogger("headrace.x").info("once")
+    assert len(lines()) == 1
+
+
+@pytest.mark.parametrize(("status", "wanted"), [(200, False), (429, False), (499, False)])
+def test_answers_and_callers_mistakes_get_no_line(status, wanted):
+    assert AccessLog().wants(status, 0.0) is wanted
+
+
+@pytest.mark.parametrize(("least", "status", "wanted"), [(0, 200, True), (400, 404, True),
+                                                        (600, 503, False)])  # fmt: skip
+def test_the_least_status_that_gets_a_line_can_be_set(least, status, wanted):
+    assert AccessLog(least_status=least).wants(status, 0.0) is wanted
+
+
+@pytest.mark.parametrize(("refused", "expected"), [(0, 0), (1, 1), (2, 2), (10, 10), (11, 10)])
+def test_a_flood_gets_at_most_ten_lines_a_second(refused, expected):
+    access = AccessLog(most_per_s=10)
+    assert sum(access.wants(503, 7.0 + i / 100) for i in range(refused)) == expected
+    assert access.wants(503, 8.0)
+
+
+def test_a_line_says_how_many_were_left_out_before_it(written):
+    configure, lines = written
+    configure()
+    access = AccessLog(most_per_s=1)
+    for now in (0.0, 0.1, 0.2, 1.0, 2.0):
+        if access.wants(503, now):
+            access.write(LINE)
+    assert [json.loads(line).get("suppressed") for line in lines()] == [None, 2, None]
+
+
+def test_what_was_left_out_at_the_end_of_a_flood_is_said_later(written):
+    configure, lines = written
+    configure()
+    access = AccessLog(most_per_s=0)
+    access.wants(503, 0.0)
+    access.settle(0.5)
+    assert lines() == []
+    access.settle(1.0)
+    access.settle(2.0)
+    assert [json.loads(line)["suppressed"] for line in lines()] == [1]
+
+
+def test_an_access_line_carries_its_requests_fields(written):
+    configure, lines = written
+    configure()
+    AccessLog().write(LINE)
+    line = json.loads(lines()[0])
+    del line["ts"]
+    assert line == {
+        "level": "warning", "logger": "headrace.access", "message": "POST /v1/embeddings 503",
+        "request_id": "id-1", "method": "POST", "path": "/v1/embeddings", "status": 503,
+        "outcome": "shed", "reason": "queue_full", "model": "m", "tenant": "acme",
+        "total_ms": 1.235,
+    }  # fmt: skip

@@ -1,0 +1,176 @@
+"""Leases by model and generation, what a view holds, and what a restart forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from deployments.contract.description import ModelDescription
+from deployments.contract.registry import GATHERS_S, LEASE_S, SNAPSHOT_KEEPS_S, Progress, Registry
+
+Page = Callable[..., ModelDescription]
+
+
+@pytest.fixture
+def registry() -> Registry:
+    registry = Registry(born_s=0.0)
+    registry.declare(["device"])
+    return registry
+
+
+def test_an_announced_model_is_in_the_view_until_its_lease_ends(
+    registry: Registry, page: Page
+) -> None:
+    registry.announce(page(), b"", 10.0)
+    assert not registry.sweep(10.0 + LEASE_S)
+    assert list(registry.view().models) == ["device"]
+    assert registry.sweep(10.001 + LEASE_S)
+    assert registry.view().models == {}
+    assert registry.view().declared == {"device"}
+
+
+def test_a_renewed_lease_lives_on_and_changes_no_revision(registry: Registry, page: Page) -> None:
+    registry.announce(page(), b"", 10.0)
+    revision = registry.revision
+    assert registry.renew("device", 1, 12.0)
+    assert not registry.sweep(12.0 + LEASE_S)
+    assert registry.revision == revision
+
+
+def test_an_unknown_lease_is_not_renewed(registry: Registry) -> None:
+    assert not registry.renew("device", 1, 0.0)
+
+
+def test_generations_grow_even_within_a_millisecond_and_across_restarts(
+    registry: Registry,
+) -> None:
+    first, second = registry.begin("device", 10.0), registry.begin("device", 10.0)
+    again = Registry(born_s=11.0).begin("device", 11.0)
+    assert first < second < again
+
+
+def test_an_old_anchor_never_withdraws_its_successor(registry: Registry, page: Page) -> None:
+    registry.announce(page(generation=1), b"", 0.0)
+    registry.announce(page(generation=2), b"", 0.0)
+    assert registry.view().models["device"].generation == 2
+    assert registry.withdraw("device", 1)
+    assert registry.view().models["device"].generation == 2
+    assert not registry.withdraw("device", 1)
+
+
+def test_the_predecessor_counts_again_when_its_successor_goes(
+    registry: Registry, page: Page
+) -> None:
+    registry.announce(page(generation=1), b"", 0.0)
+    registry.announce(page(generation=2), b"", 0.0)
+    registry.withdraw("device", 2)
+    assert registry.view().models["device"].generation == 1
+
+
+def test_a_model_that_is_no_longer_declared_is_not_in_the_view(
+    registry: Registry, page: Page
+) -> None:
+    registry.announce(page(), b"", 0.0)
+    registry.declare(["other"])
+    view = registry.view()
+    assert (view.models, view.declared) == ({}, {"other"})
+
+
+def test_every_change_that_gateways_must_hear_of_has_a_new_revision(
+    registry: Registry, page: Page
+) -> None:
+    seen = [registry.revision]
+    for change in (
+        lambda: registry.declare(["device"]),
+        lambda: registry.begin("device", 1.0),
+        lambda: registry.announce(page(), b"", 1.0),
+        lambda: registry.drain(True),
+        lambda: registry.withdraw("device", 1),
+    ):
+        change()
+        seen.append(registry.revision)
+    assert seen == sorted(set(seen))
+    assert registry.view().draining
+
+
+def test_tokenisers_are_kept_while_somebody_uses_them(registry: Registry, page: Page) -> None:
+    registry.announce(page(generation=1, tokenizer_digest="a"), b"bytes", 0.0)
+    registry.announce(page(generation=2, tokenizer_digest="a"), b"bytes", 1.0)
+    registry.withdraw("device", 1)
+    assert registry.blobs == {"a": b"bytes"}
+    registry.sweep(1.001 + LEASE_S)
+    assert registry.blobs == {}
+
+
+def test_a_view_is_whole_once_all_were_declared(page: Page) -> None:
+    registry = Registry(born_s=100.0)
+    registry.announce(page(), b"", 100.0)
+    assert not registry.view().whole
+    registry.declare(["device"])
+    assert registry.view().whole
+
+
+@pytest.mark.parametrize(("after_s", "whole"), [(GATHERS_S - 0.001, False), (GATHERS_S, True)])
+def test_a_view_is_whole_once_everybody_had_the_time_to_announce(
+    after_s: float, whole: bool
+) -> None:
+    registry = Registry(born_s=100.0)
+    revision = registry.revision
+    assert registry.sweep(100.0 + after_s) == whole
+    assert registry.view().whole == whole
+    assert (registry.revision > revision) == whole
+
+
+def test_snapshots_of_gateways_that_went_are_dropped(registry: Registry) -> None:
+    registry.push("g", {}, 0.0)
+    registry.sweep(SNAPSHOT_KEEPS_S - 0.001)
+    assert "g" in registry.gateways
+    registry.sweep(SNAPSHOT_KEEPS_S)
+    assert registry.gateways == {}
+
+
+def test_progress_is_kept_by_replica_and_failures_until_the_next_declaration(
+    registry: Registry,
+) -> None:
+    registry.note(Progress("device", "r1", "failed", 0.0, "no memory"))
+    registry.note(Progress("device", "r2", "staging", 0.1))
+    registry.note(Progress("device", "r2", "warming", 0.5))
+    assert [p.phase for p in registry.progress.values()] == ["failed", "warming"]
+    registry.declare(["device"])
+    assert [p.phase for p in registry.progress.values()] == ["warming"]
+
+
+def test_notes_of_progress_are_bounded(registry: Registry) -> None:
+    for index in range(3000):
+        registry.note(Progress("device", f"r{index}", "staging", 0.0))
+    assert len(registry.progress) == 1024
+    assert ("device", "r2999") in registry.progress
+
+
+def test_an_anchor_adds_no_name_to_a_declared_list(registry: Registry, page: Page) -> None:
+    registry.begin("stray", 1.0)
+    registry.announce(page(name="stray"), b"", 10.0)
+    assert registry.view().declared == {"device"}
+    assert registry.view().models == {}
+
+
+def test_anchors_declare_their_models_where_nobody_else_does(page: Page) -> None:
+    registry = Registry(born_s=0.0)
+    registry.begin("device", 1.0)
+    assert registry.view().declared == {"device"}
+
+
+def test_an_anchor_says_who_stands_in_until_its_model_is_ready(registry: Registry) -> None:
+    registry.begin("device", 1.0, "small")
+    assert registry.view().fallbacks == {"device": "small"}
+    registry.begin("device", 2.0)
+    assert registry.view().fallbacks == {"device": ""}
+
+
+def test_nobody_stands_in_for_what_is_not_declared(registry: Registry) -> None:
+    registry.begin("stray", 1.0, "small")
+    registry.begin("device", 1.0, "small")
+    assert registry.view().fallbacks == {"device": "small"}
+    registry.declare(["other"])
+    assert registry.view().fallbacks == {}

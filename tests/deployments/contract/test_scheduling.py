@@ -1,0 +1,145 @@
+"""What users write of scheduling reaches the core, in its units and its words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import pytest
+
+from deployments.contract.description import ModelDescription
+from deployments.contract.scheduling import Home, dispatcher_settings, scheduling
+from deployments.settings import ModelSettings
+from routers.admission.bounds import validate
+from routers.settings import DispatcherSettings, Mode
+
+# Every setting that the core acts on, none at its default.
+WRITTEN: dict[str, Any] = {
+    "runtime": "synthetic",
+    "slo": {"latency_ms": 250, "late": "refuse"},
+    "lengths": {
+        "max": 64,
+        "buckets": 3,
+        "adapt": {"minimise": "padding", "every_s": 5, "half_life_s": 50, "min_gain": 0.2},
+    },
+    "batch": {
+        "max_size": 16,
+        "max_tokens": 4096,
+        "max_slo_share": 0.3,
+        "fixed_size": 4,
+        "hold": "auto",
+    },
+    "queue": {
+        "max_rows": 100,
+        "max_late_rows": 50,
+        "max_work_s": 2.5,
+        "ageing_ms": 300,
+        "preempt_streams": True,
+    },
+    "admission": {
+        "feasibility": {"mode": "observe", "margin_ms": 5, "late_room_s": 0.5},
+        "codel": {"mode": "enforce", "target_ms": 10, "interval_ms": 100},
+        "limit": {"mode": "enforce", "fixed": 64, "least": 4, "most": 400},
+    },
+    "hedge": {
+        "mode": "tied",
+        "quantile": 0.9,
+        "delay_ms": 5,
+        "budget": 0.1,
+        "max_utilisation": 0.7,
+        "min_samples": 10,
+    },
+    "outliers": {"eject_ratio": 3, "max_ejected": 0.25, "probe_s": 2, "max_probe_s": 20},
+}
+# What the loaded model or the machine's own measurements say, not the file.
+NOT_WRITTEN = {
+    "pads",
+    "initial_cost_s",
+    "profile",
+    "generation",  # of task generate only
+    "buckets.fixed_shapes",
+    "buckets.switch_s",  # written, and acted on where shapes are fixed
+}
+
+HOME = Home("g")
+Page = Callable[..., ModelDescription]
+
+
+def told(page: Page, **written: Any) -> DispatcherSettings:
+    model = ModelSettings.model_validate({"runtime": "synthetic"} | written)
+    return dispatcher_settings(page(scheduling=scheduling(model)), HOME)
+
+
+def unchanged(value: Any, default: Any, at: str = "") -> set[str]:
+    """Dotted names of what equals the default."""
+    if not is_dataclass(value):
+        return {at} if value == default else set()
+    found: set[str] = set()
+    for each in fields(value):
+        name = f"{at}.{each.name}" if at else each.name
+        found |= unchanged(getattr(value, each.name), getattr(default, each.name), name)
+    return found
+
+
+def test_every_setting_of_the_core_is_reached_by_one_that_users_write(page: Page) -> None:
+    model = ModelSettings.model_validate(WRITTEN)
+    home = Home("g", priorities=5, frozen=True)
+    found = dispatcher_settings(page(scheduling=scheduling(model)), home)
+    assert unchanged(found, DispatcherSettings((512,))) == NOT_WRITTEN
+
+
+def test_defaults_are_the_cores_own(page: Page) -> None:
+    found = told(page)
+    own = DispatcherSettings(found.bucket_edges, max_tokens=8192)
+    differs = {f.name for f in fields(own) if getattr(found, f.name) != getattr(own, f.name)}
+    assert differs == {"buckets"}
+    assert found.buckets.adaptive
+
+
+def test_the_core_starts_from_the_replicas_profile(page: Page) -> None:
+    profile = ((1, 16, 0.005), (8, 16, 0.007))
+    described = page(scheduling=scheduling(ModelSettings(runtime="synthetic")), profile=profile)
+    assert dispatcher_settings(described, HOME).profile == profile
+
+
+def test_the_core_takes_what_users_may_write(page: Page) -> None:
+    validate(told(page))
+    validate(told(page, **WRITTEN))
+
+
+@pytest.mark.parametrize(
+    ("buckets", "adaptive", "most"), [("auto", True, 8), (3, True, 3), ([4, 512], False, 8)]
+)
+def test_listed_edges_stay_and_others_follow_the_lengths(
+    page: Page, buckets: Any, adaptive: bool, most: int
+) -> None:
+    found = told(page, lengths={"buckets": buckets}).buckets
+    assert (found.adaptive, found.max_edges) == (adaptive, most)
+
+
+def test_shapes_that_a_backend_was_compiled_for_stay_and_switching_costs() -> None:
+    model = ModelSettings.model_validate({"runtime": "synthetic", "lengths": {"switch_ms": 4}})
+    fixed, free = scheduling(model, fixed_shapes=True).buckets, scheduling(model).buckets
+    assert (fixed.adaptive, fixed.fixed_shapes, fixed.switch_s) == (False, True, 0.004)
+    assert (free.adaptive, free.fixed_shapes, free.switch_s) == (True, False, 0.0)
+
+
+def test_a_model_that_may_not_run_twice_is_not_hedged(page: Page) -> None:
+    assert told(page, hedge={"mode": "hedge"}).hedge.mode == "hedge"
+    assert told(page, hedge={"mode": "hedge"}, retry=False).hedge.mode == "off"
+
+
+def test_no_outlier_is_ejected_when_that_is_off(page: Page) -> None:
+    assert told(page, outliers={"mode": "off"}).outliers.eject_ratio == float("inf")
+
+
+def test_modes_are_the_cores(page: Page) -> None:
+    found = told(page, admission={"codel": {"mode": False}, "feasibility": {"mode": "observe"}})
+    assert found.admission.codel.mode is Mode.OFF
+    assert found.admission.feasibility is Mode.OBSERVE
+
+
+def test_the_models_own_bound_on_rows_wins(page: Page) -> None:
+    assert dispatcher_settings(page(max_rows=8), HOME).max_size == 8
+    assert dispatcher_settings(page(max_rows=64), HOME).max_size == 32

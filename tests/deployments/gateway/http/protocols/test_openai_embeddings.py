@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments.contract.description import ModelDescription
+from deployments.contract.errors import BadRequest
+from deployments.gateway.http.protocols import openai_embeddings
+from deployments.gateway.http.protocols.openai_embeddings import MAX_INPUTS
+from deployments.gateway.http.protocols.types import EmbeddingsCall
+
+
+def decode(given: Any, **more: Any) -> EmbeddingsCall:
+    body = {"model": "m", "input": given, **more}
+    return openai_embeddings.decode(json.dumps(body, indent=1).encode())
+
+
+@pytest.mark.parametrize(
+    ("given", "texts", "tokens"),
+    [
+        ("a", ["a"], None),
+        (["a", "b"], ["a", "b"], None),
+        ([1, 2], None, [[1, 2]]),
+        ([[1], [2, 3]], None, [[1], [2, 3]]),
+    ],
+)
+def test_each_form_of_input_is_read(given: Any, texts: Any, tokens: Any) -> None:
+    call = decode(given)
+    assert (call.texts, call.tokens) == (texts, tokens)
+    assert (call.model, call.base64, call.dimensions) == ("m", False, None)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        [],
+        [""],
+        ["a", ""],
+        [[]],
+        [[1], []],
+        [1, "a"],
+        ["a", 1],
+        [1.5],
+        [-1],
+        [True],
+        {},
+        None,
+        3,
+    ],
+)
+def test_input_that_is_empty_or_mixed_is_refused_by_parameter(given: Any) -> None:
+    with pytest.raises(BadRequest) as caught:
+        decode(given)
+    assert caught.value.param == "input"
+
+
+@pytest.mark.parametrize("count", [1, 2, MAX_INPUTS])
+def test_inputs_up_to_the_limit_are_taken(count: int) -> None:
+    assert decode(["a"] * count).texts == ["a"] * count
+
+
+@pytest.mark.parametrize("one", ["a", [1]])
+def test_inputs_over_the_limit_are_refused(one: Any) -> None:
+    with pytest.raises(BadRequest, match="1 to 2048"):
+        decode([one] * (MAX_INPUTS + 1))
+
+
+def test_long_lists_are_counted_before_their_entries_are_read() -> None:
+    with pytest.raises(BadRequest, match="1 to 2048"):
+        decode([["no token"]] * (MAX_INPUTS + 1))
+    with pytest.raises(BadRequest, match="expected"):
+        decode([["no token"]] * MAX_INPUTS)
+
+
+@pytest.mark.parametrize(("form", "expected"), [("float", False), ("base64", True), (None, False)])
+def test_encoding_format_is_read(form: str | None, expected: bool) -> None:
+    assert decode("a", encoding_format=form, user="ignored").base64 is expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("encoding_format", "hex"), ("dimensions", 0), ("model", None)]
+)
+def test_field_of_the_wrong_kind_is_named(field: str, value: Any) -> None:
+    with pytest.raises(BadRequest) as caught:
+        decode("a", **{field: value})
+    assert caught.value.param == field
+
+
+def test_dimensions_are_right_only_as_the_models_own(
+    encoder: Callable[..., ModelDescription],
+) -> None:
+    openai_embeddings.check_dimensions(decode("a"), encoder())
+    openai_embeddings.check_dimensions(decode("a", dimensions=2), encoder())
+    with pytest.raises(BadRequest, match="gives 2 dimensions") as caught:
+        openai_embeddings.check_dimensions(decode("a", dimensions=3), encoder())
+    assert caught.value.param == "dimensions"
+
+
+def test_answer_lists_vectors_in_order() -> None:
+    vectors = np.array([[0.1, 0.2], [0.3, 0.4]], dtype=np.float32)
+    encoded = openai_embeddings.encode(decode(["a", "b"]), vectors, 7)
+    assert json.loads(encoded.body) == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [0.1, 0.2]},
+            {"object": "embedding", "index": 1, "embedding": [0.3, 0.4]},
+        ],
+        "model": "m",
+        "usage": {"prompt_tokens": 7, "total_tokens": 7},
+    }
+
+
+def test_base64_is_little_endian_float32() -> None:
+    vectors = np.array([[0.1, -2.5]], dtype=np.float32)
+    encoded = openai_embeddings.encode(decode("a", encoding_format="base64"), vectors, 1)
+    raw = base64.b64decode(json.loads(encoded.body)["data"][0]["embedding"])
+    assert np.frombuffer(raw, dtype="<f4").tolist() == vectors[0].tolist()

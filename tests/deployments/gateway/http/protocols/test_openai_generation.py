@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from deployments.contract.errors import BadRequest, ReplicaLost
+from deployments.gateway.http.protocols import openai_generation
+from deployments.gateway.http.protocols.openai_generation import GenerationCall
+
+
+def completion(prompt: Any, **more: Any) -> GenerationCall:
+    body = {"model": "m", "prompt": prompt, **more}
+    return openai_generation.decode_completion(json.dumps(body, indent=1).encode())
+
+
+def chat(*contents: Any, **more: Any) -> GenerationCall:
+    messages = [{"role": "user", "content": content} for content in contents]
+    body = {"model": "m", "messages": messages, **more}
+    return openai_generation.decode_chat(json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts", "tokens"),
+    [
+        ("a", ["a"], None),
+        ("", [""], None),
+        (["a", "b"], ["a", "b"], None),
+        ([1, 2], None, [[1, 2]]),
+        ([[1], [2, 3]], None, [[1], [2, 3]]),
+    ],
+)
+def test_each_form_of_prompt_is_read(prompt: Any, texts: Any, tokens: Any) -> None:
+    call = completion(prompt)
+    assert (call.texts, call.tokens) == (texts, tokens)
+    assert call.sequences == len(texts or tokens)
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, 1, {}, [], [[]], ["a", 1], [1, "a"], [1.5], [-1], [[1], "a"], [None], True]
+)
+def test_another_prompt_is_refused_by_its_name(prompt: Any) -> None:
+    with pytest.raises(BadRequest) as refused:
+        completion(prompt)
+    assert refused.value.param == "prompt"
+
+
+def test_more_prompts_than_may_be_are_refused() -> None:
+    most = openai_generation.MAX_PROMPTS
+    assert completion(["a"] * most).sequences == most
+    with pytest.raises(BadRequest):
+        completion(["a"] * (most + 1))
+
+
+def test_a_conversation_is_its_tools_and_all_its_texts_in_order() -> None:
+    parts = [{"type": "text", "text": "b"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    call = chat("a", parts, None, tools=[{"type": "function"}])
+    assert call.texts == ['[{"type": "function"}]\na\nb']
+    assert call.extra_tokens > 0
+
+
+def test_calls_of_tools_count_as_what_was_said() -> None:
+    said = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}, said], "tools": None}
+    call = openai_generation.decode_chat(json.dumps(body).encode())
+    assert call.texts == ['a\n[{"id": "1"}]']
+
+
+@pytest.mark.parametrize(
+    ("more", "sequences"), [({}, 1), ({"n": 3}, 3), ({"n": 2, "best_of": 4}, 4)]
+)
+def test_sequences_are_what_the_engine_makes(more: dict[str, int], sequences: int) -> None:
+    assert completion("a", **more).sequences == sequences
+    assert completion(["a", "b"], **more).sequences == 2 * sequences
+
+
+def test_a_completion_that_says_nothing_has_sixteen_tokens_and_a_chat_no_bound() -> None:
+    assert completion("a").max_tokens == 16
+    assert chat("a").max_tokens is None
+    assert chat("a", max_tokens=5).max_tokens == 5
+    assert chat("a", max_tokens=5, max_completion_tokens=7).max_tokens == 7
+    assert chat("a", max_completion_tokens=0).max_tokens == 0
+
+
+@pytest.mark.parametrize(("stream", "streams"), [(True, True), (False, False), (None, False)])
+def test_whether_to_stream(stream: bool | None, streams: bool) -> None:
+    assert chat("a", stream=stream).streams is streams
+
+
+def test_an_adapter_stands_behind_a_colon() -> None:
+    call = chat("a", model="base:sql:v2")
+    assert (call.model, call.adapter) == ("base", "sql:v2")
+    assert (chat("a").model, chat("a").adapter) == ("m", "")
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": openai_generation.MAX_SEQUENCES + 1}, "n"),
+        ({"n": "2"}, "n"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"stream": "yes"}, "stream"),
+        ({"user": 1}, "user"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "a"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages"),
+        ({"model": 5}, "model"),
+    ],
+)
+def test_what_is_wrong_is_named(more: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        chat("a", **more)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(("given", "cut"), [(5, 5), (-1, -1), (None, None)])
+def test_a_prompt_may_be_cut_by_the_engine(given: int | None, cut: int | None) -> None:
+    assert completion("a", truncate_prompt_tokens=given).truncate_tokens == cut
+
+
+def test_fields_are_set_and_all_others_stay_as_they_were() -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":"\\u00e9"}],"x":1.50}'
+    call = openai_generation.decode_chat(body)
+    sent = openai_generation.with_fields(call, {"model": "n", "max_tokens": 5}).body
+    assert b'[{"role":"user","content":"\\u00e9"}]' in sent
+    assert b'"x":1.50' in sent
+    assert (json.loads(sent)["model"], json.loads(sent)["max_tokens"]) == ("n", 5)
+
+
+def test_an_error_event_holds_openais_error() -> None:
+    event = openai_generation.error_event(ReplicaLost("gone"))
+    assert event.startswith(b"data: ")
+    assert event.endswith(b"\n\n")
+    assert json.loads(event[6:])["error"]["code"] == "replica_lost"

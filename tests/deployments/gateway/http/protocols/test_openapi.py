@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+
+from deployments.contract.description import Classes, Generating, ImageInput, ModelDescription
+from deployments.contract.errors import BadRequest
+from deployments.contract.preprocess.image_file import opened
+from deployments.gateway.http.protocols import (
+    classify,
+    metadata,
+    oip_json,
+    openai_embeddings,
+    openai_generation,
+    openapi,
+    predict,
+)
+from deployments.gateway.http.protocols.error_shapes import oip_error, openai_error
+from deployments.gateway.http.protocols.types import ClassifyCall, InferAnswer, InferCall, Tensor
+from deployments.gateway.rows.split import split
+from runtimes.types import TensorSpec
+
+Page = Callable[..., ModelDescription]
+
+PATHS = {
+    "/v2",
+    "/v2/health/live",
+    "/v2/health/ready",
+    "/v2/repository/index",
+    "/v2/models/{model}",
+    "/v2/models/{model}/ready",
+    "/v2/models/{model}/infer",
+    "/v2/models/{model}/versions/{version}",
+    "/v2/models/{model}/versions/{version}/ready",
+    "/v2/models/{model}/versions/{version}/infer",
+    "/v1/models/{model}:predict",
+    "/v1/models/{model}:classify",
+    "/v1/embeddings",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/models",
+    "/v1/models/{model}",
+    "/metrics",
+    "/healthz",
+    "/readyz",
+    "/openapi.json",
+    "/docs",
+}
+
+
+def half(page: Page) -> ModelDescription:
+    inputs = (TensorSpec("x", "FP16", (-1, 3)),)
+    return page(name="half", inputs=inputs, lengths_input=None)
+
+
+def classifiers(page: Page) -> list[ModelDescription]:
+    """One of images, one of texts."""
+    classes = Classes("sum", ("a", "b"), 2, 1.0, 0.9, False)
+    image = ImageInput(
+        "image", "FP32", ((8, 8),), "bilinear", True, True, None, (0.0,), (1.0,), "RGB", "NCHW", 99
+    )
+    shown = page(name="shown", classes=classes, image=image, inputs=(half(page).inputs))
+    return [shown, page(name="told", classes=classes, tokenizer_digest="t")]
+
+
+@pytest.fixture
+def doc(page: Page, encoder: Page) -> Any:
+    described = [page(), encoder(), half(page), *classifiers(page)]
+    return json.loads(openapi.document(described, "http://127.0.0.1:8000"))
+
+
+def walk(node: Any) -> Iterator[Any]:
+    yield node
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    for child in children:
+        yield from walk(child)
+
+
+def operations(doc: Any) -> Iterator[tuple[str, Any]]:
+    for path, item in doc["paths"].items():
+        for method in ("get", "post"):
+            if method in item:
+                yield path, {**item[method], "shared": item.get("parameters", [])}
+
+
+def examples(doc: Any, path: str) -> dict[str, Any]:
+    media = doc["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    return {name: example["value"] for name, example in media["examples"].items()}
+
+
+def conforms(doc: Any, schema: str, value: Any) -> None:
+    root = {"$ref": f"#/components/schemas/{schema}", "components": doc["components"]}
+    Draft202012Validator(root).validate(value)
+
+
+def test_every_path_of_the_surface_is_described(doc: Any) -> None:
+    assert doc["openapi"] == "3.1.0"
+    assert set(doc["paths"]) == PATHS
+
+
+def test_every_reference_leads_somewhere(doc: Any) -> None:
+    refs = [node["$ref"] for node in walk(doc) if isinstance(node, dict) and "$ref" in node]
+    assert refs
+    for ref in refs:
+        node = doc
+        for key in ref.removeprefix("#/").split("/"):
+            node = node[key]
+
+
+def test_every_schema_is_one(doc: Any) -> None:
+    for schema in doc["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+def test_operations_are_distinct_and_name_their_path_parameters(doc: Any) -> None:
+    ids = [operation["operationId"] for _, operation in operations(doc)]
+    assert len(set(ids)) == len(ids)
+    for path, operation in operations(doc):
+        named = {parameter["name"] for parameter in operation["shared"]}
+        assert set(re.findall(r"{(\w+)}", path)) == named
+
+
+def test_refusals_that_may_be_retried_say_when(doc: Any) -> None:
+    for name, answer in doc["components"]["responses"].items():
+        may = name.endswith(("429", "503"))
+        assert ("retry-after" in answer.get("headers", {})) is may
+
+
+def test_infer_takes_both_forms_and_answers_its_time_split(doc: Any) -> None:
+    infer = doc["paths"]["/v2/models/{model}/infer"]["post"]
+    forms = {"application/json", "application/octet-stream"}
+    assert set(infer["requestBody"]["content"]) == forms
+    assert set(infer["responses"]["200"]["content"]) == forms
+    assert "x-queue-wait-ms" in infer["responses"]["200"]["headers"]
+
+
+def test_infer_examples_are_taken_by_schema_decoder_and_model(
+    doc: Any, page: Page, encoder: Page
+) -> None:
+    found = examples(doc, "/v2/models/{model}/infer")
+    assert set(found) == {"device", "encoder", "told"}
+    for d in (page(), encoder()):
+        conforms(doc, "InferRequest", found[d.name])
+        rows = split(oip_json.decode(json.dumps(found[d.name]).encode()), d)
+        assert rows.lengths == (4,)
+
+
+def test_predict_examples_are_taken_by_schema_decoder_and_model(
+    doc: Any, page: Page, encoder: Page
+) -> None:
+    found = examples(doc, "/v1/models/{model}:predict")
+    for d in (page(), encoder(), half(page)):
+        conforms(doc, "PredictRequest", found[d.name])
+        assert predict.rows_of(predict.decode(json.dumps(found[d.name]).encode()), d).count == 1
+
+
+@pytest.mark.parametrize(("values", "shown"), [(64, True), (65, False), (3 * 10**9, False)])
+def test_an_input_that_nobody_would_read_is_no_example(
+    page: Page, values: int, shown: bool
+) -> None:
+    inputs = (TensorSpec("image", "FP32", (-1, values)),)
+    described = [page(inputs=inputs, lengths_input=None)]
+    doc = json.loads(openapi.document(described, "http://127.0.0.1:8000"))
+    for path in ("/v2/models/{model}/infer", "/v1/models/{model}:predict"):
+        media = doc["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        assert ("examples" in media) is shown
+
+
+def test_embedding_examples_stand_for_models_that_embed(doc: Any) -> None:
+    found = examples(doc, "/v1/embeddings")
+    assert set(found) == {"encoder"}
+    conforms(doc, "EmbeddingsRequest", found["encoder"])
+    assert openai_embeddings.decode(json.dumps(found["encoder"]).encode()).model == "encoder"
+
+
+def test_classify_examples_are_taken_by_schema_and_decoder(doc: Any) -> None:
+    found = examples(doc, "/v1/models/{model}:classify")
+    assert set(found) == {"shown", "told"}
+    for example in found.values():
+        conforms(doc, "ClassifyRequest", example)
+    shown, told = (
+        classify.decode(json.dumps(found[name]).encode(), "", b"") for name in ("shown", "told")
+    )
+    assert opened(shown.images[0], "image", 64, grey=True).size == (8, 8)
+    assert told.texts == ["a short text"]
+
+
+def test_what_is_written_conforms_to_its_schema(doc: Any, encoder: Page, page: Page) -> None:
+    d, call = encoder(), openai_embeddings.decode(b'{"model": "m", "input": "a"}')
+    array = np.ones((1, 2), dtype=np.float32)
+    states = [metadata.ModelState("a", "", False, "warming")]
+    named = classifiers(page)[0]
+    unsure, sure = (np.array([0.0, logit]) for logit in (1.0, 9.0))
+    written = {
+        "InferResponse": oip_json.encode(
+            InferCall([], id="1"), InferAnswer("m", "1", [Tensor("y", "FP32", array)])
+        ),
+        "EmbeddingsResponse": openai_embeddings.encode(call, array, 1),
+        "ClassifyResponse": classify.encode(ClassifyCall(["a"], None), [unsure, sure], named),
+        "Error": oip_error(BadRequest("m")),
+        "OpenAIError": openai_error(BadRequest("m")),
+        "ServerMetadata": metadata.server_metadata(),
+        "ModelMetadata": metadata.model_metadata(d),
+        "Index": metadata.repository_index(states),
+        "OpenAIModel": metadata.openai_model(d),
+        "OpenAIModels": metadata.openai_models([d]),
+        "Live": metadata.live(),
+        "Ready": metadata.server_ready(False, states),
+        "ModelReady": metadata.model_ready("a", True),
+    }
+    for schema, encoded in written.items():
+        conforms(doc, schema, json.loads(encoded.body))
+
+
+def test_document_without_models_has_no_examples() -> None:
+    empty = json.loads(openapi.document([], "http://localhost"))
+    assert set(empty["paths"]) == PATHS
+    assert not any(isinstance(node, dict) and "examples" in node for node in walk(empty))
+
+
+def test_page_needs_nothing_from_elsewhere_and_sets_no_markup() -> None:
+    page = openapi.docs_page().decode()
+    assert page.startswith("<!doctype html>")
+    assert "fetch('/openapi.json')" in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "innerHTML" not in page
+    assert "prefers-color-scheme" in page
+
+
+@pytest.mark.parametrize(
+    ("path", "schema", "decode"),
+    [
+        ("/v1/chat/completions", "ChatRequest", openai_generation.decode_chat),
+        ("/v1/completions", "CompletionRequest", openai_generation.decode_completion),
+    ],
+)
+def test_examples_of_generation_are_of_models_that_generate_and_decode(
+    page: Page, path: str, schema: str, decode: Callable[[bytes], Any]
+) -> None:
+    writes = page(name="chat", inputs=(), outputs=(), generating=Generating(100, 100, 4))
+    doc = json.loads(openapi.document([page(), writes], "http://127.0.0.1:8000"))
+    (found,) = examples(doc, path).values()
+    conforms(doc, schema, found)
+    assert decode(json.dumps(found).encode()).model == "chat"
+    assert list(examples(doc, "/v2/models/{model}/infer")) == ["device"]
+    answers = doc["paths"][path]["post"]["responses"]["200"]["content"]
+    assert set(answers) == {"application/json", "text/event-stream"}

@@ -1,0 +1,52 @@
+"""Which path leads where."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.gateway.http.router import Route, match
+
+GET = ("GET", "HEAD")
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v2", Route("server_metadata", GET)),
+        ("/healthz", Route("live", GET)),
+        ("/v1/embeddings", Route("embeddings", ("POST",))),
+        ("/v2/models/m.1-a", Route("model_metadata", GET, "m.1-a")),
+        ("/v2/models/m/", Route("model_metadata", GET, "m")),
+        ("/v2/models/m/ready", Route("model_ready", GET, "m")),
+        ("/v2/models/m/infer", Route("infer", ("POST",), "m")),
+        ("/v2/models/m/versions/2/infer", Route("infer", ("POST",), "m", "2")),
+        ("/v2/models/m/versions/2", Route("model_metadata", GET, "m", "2")),
+        ("/v2/models/m/versions/2/ready", Route("model_ready", GET, "m", "2")),
+        ("/v2/models/versions/infer", Route("infer", ("POST",), "versions")),
+        ("/v1/models/m", Route("openai_model", GET, "m")),
+        ("/v1/models/m:predict", Route("predict", ("POST",), "m")),
+    ],
+)
+def test_a_path_of_the_surface_leads_to_its_endpoint(path: str, route: Route) -> None:
+    assert match(path) == route
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "/", "v2", "/v2/", "/v2/models", "/v2/models/", "/v2/models//infer",
+     "/v2/models/m/infer/", "/v2/models/m/x", "/v2/models/m/versions", "/v2/models/m/versions/",
+     "/v2/models/m/versions//infer", "/v2/models/m/versions/2/infer/x", "/v1/models/",
+     "/v1/models/:predict", "/v1/models/m:", "/v1/models/m:predict:x", "/v1/models/a/b",
+     "/V2", "/metrics/"],
+)  # fmt: skip
+def test_any_other_path_leads_nowhere(path: str) -> None:
+    assert match(path) is None
+
+
+@given(st.text())
+def test_no_text_breaks_it(path: str) -> None:
+    for each in (path, "/v2/models/" + path, "/v1/models/" + path):
+        found = match(each)
+        assert found is None or found.methods

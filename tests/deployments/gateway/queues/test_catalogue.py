@@ -1,0 +1,308 @@
+"""How a gateway follows the registry: models come, change and go, and a registry that starts anew
+or is away takes nothing from anybody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from fake_engines import Engines
+
+from deployments.contract import errors
+from deployments.contract.app_names import book_key
+from deployments.contract.description import Generating, ModelDescription
+from deployments.contract.registry import View
+from deployments.contract.replica_directory import RunningReplica, book_for
+from deployments.contract.scheduling import Home
+from deployments.gateway.queues.catalogue import Catalogue
+
+Page = Callable[..., ModelDescription]
+
+
+class FakeRegistry:
+    """`tell(view)` ends a watch with it; an exception is raised there."""
+
+    def __init__(self) -> None:
+        self._told: asyncio.Queue[View | Exception] = asyncio.Queue()
+        self.heard = 0
+        self.watch = self.blob = self
+        self._revision = 0
+
+    async def remote(self, revision: int, timeout_s: float) -> View:
+        told = await self._told.get()
+        self.heard += 1
+        if isinstance(told, Exception):
+            raise told
+        return told
+
+    async def tell(self, *pages: ModelDescription, declared: str = "", **more: Any) -> None:
+        self._revision += 1
+        names = frozenset(declared.split()) | {page.name for page in pages}
+        models = {page.name: page for page in pages}
+        view = View(self._revision, models, names, more.pop("draining", False), **more)
+        await self.tell_raw(view)
+
+    async def tell_raw(self, told: View | Exception) -> None:
+        self._told.put_nowait(told)
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+class FakeTransport:
+    """`ready` is waited for by `seed`, as if no replica ran before."""
+
+    def __init__(self, ready: asyncio.Event) -> None:
+        self._ready = ready
+
+    async def seed(self, timeout_s: float) -> None:
+        await self._ready.wait()
+
+    def forget(self, running: set[str]) -> None: ...
+
+
+class Following:
+    """A catalogue that follows a fake registry; `seeds[application]` holds a model up."""
+
+    def __init__(self) -> None:
+        self.registry = FakeRegistry()
+        self.seeds: dict[str, asyncio.Event] = {}
+        self.catalogue = Catalogue(
+            self.registry,
+            Home("g"),
+            1 << 16,
+            lambda *_: None,
+            connect=self._connect,
+            connect_streams=self._connect_streams,
+        )
+        self.streams_to: list[tuple[str, str]] = []
+
+    def _connect(self, application: str) -> Any:
+        open_at_once = asyncio.Event()
+        open_at_once.set()
+        return FakeTransport(self.seeds.get(application, open_at_once))
+
+    def _connect_streams(self, application: str, gateway: str) -> Any:
+        self.streams_to.append((application, gateway))
+        return Engines()
+
+    def run(self, page: ModelDescription) -> None:
+        metadata = (("digest", page.digest),)
+        book_for(book_key(page.name)).update([RunningReplica(f"{page.name}-0", metadata)])
+
+
+@pytest.fixture
+async def following(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Following]:
+    monkeypatch.setattr("deployments.contract.replica_directory._BOOKS", {})
+    monkeypatch.setattr("deployments.gateway.queues.catalogue._PAUSE_S", 0.0)
+    found = Following()
+    task = asyncio.create_task(found.catalogue.follow())
+    yield found
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_announced_model_is_found_and_ready_once_a_replica_runs(
+    following: Following, page: Page
+) -> None:
+    following.run(page())
+    await following.registry.tell(page())
+    assert following.catalogue.find("device").description == page()
+    assert following.catalogue.ready("device")
+    assert following.catalogue.all_ready
+
+
+async def test_a_declared_model_is_503_and_an_undeclared_one_404(following: Following) -> None:
+    await following.registry.tell(declared="device")
+    with pytest.raises(errors.NotReady):
+        following.catalogue.find("device")
+    with pytest.raises(errors.NotFound):
+        following.catalogue.find("other")
+    assert not following.catalogue.all_ready
+    assert following.catalogue.waiting_for == ["device"]
+
+
+async def test_who_stands_in_is_known_before_a_model_was_ready(
+    following: Following, page: Page
+) -> None:
+    await following.registry.tell(declared="device", fallbacks={"device": "small"})
+    assert following.catalogue.fallback_of("device") == "small"
+    assert following.catalogue.fallback_of("other") == ""
+    await following.registry.tell(declared="device", whole=False)
+    assert following.catalogue.fallback_of("device") == "small"
+    following.run(page())
+    await following.registry.tell(page(), fallbacks={"device": "small"})
+    assert following.catalogue.fallback_of("device") == page().ladder.fallback
+
+
+async def test_the_switch_reaches_the_models_that_are_there_and_those_to_come(
+    following: Following, page: Page
+) -> None:
+    def frozen() -> list[bool]:
+        return [m.queue._settings.frozen for m in following.catalogue.served.values()]
+
+    following.run(page())
+    await following.registry.tell(page())
+    following.catalogue.freeze(True)
+    following.run(page(name="later"))
+    await following.registry.tell(page(), page(name="later"))
+    assert frozen() == [True, True]
+    following.catalogue.freeze(False)
+    assert frozen() == [False, False]
+
+
+async def test_nothing_is_ready_before_anything_was_declared(following: Following) -> None:
+    assert not following.catalogue.all_ready
+    await following.registry.tell()
+    assert not following.catalogue.all_ready
+
+
+async def test_a_model_that_does_not_answer_holds_up_no_other(
+    following: Following, page: Page
+) -> None:
+    following.seeds["model-slow"] = asyncio.Event()
+    following.run(page())
+    await following.registry.tell(page(name="slow"), page())
+    assert following.catalogue.ready("device")
+    assert not following.catalogue.ready("slow")
+    await following.registry.tell(page(name="slow"), page(), draining=True)
+    assert following.catalogue.draining
+    following.seeds["model-slow"].set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert following.catalogue.find("slow")
+
+
+async def test_a_model_that_cannot_be_taken_in_is_tried_again(
+    following: Following, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, failures = following._connect, [RuntimeError("no route"), RuntimeError("no route")]
+
+    def stumble(application: str) -> Any:
+        if failures:
+            raise failures.pop()
+        return connect(application)
+
+    monkeypatch.setattr(following.catalogue, "_connect", stumble)
+    await following.registry.tell(page())
+    await following.registry.tell(page())
+    assert following.catalogue.find("device")
+
+
+async def test_a_new_version_replaces_the_page_and_keeps_the_queue(
+    following: Following, page: Page
+) -> None:
+    following.run(page())
+    await following.registry.tell(page())
+    queue = following.catalogue.find("device").queue
+    await following.registry.tell(page(version="2", digest="d2", generation=2))
+    assert following.catalogue.find("device").description.version == "2"
+    assert following.catalogue.find("device").queue is queue
+    assert not following.catalogue.ready("device")  # no replica of it runs yet
+    following.run(page(version="2", digest="d2"))
+    assert following.catalogue.ready("device")
+    with pytest.raises(errors.NotFound):
+        following.catalogue.find("device", "1")
+
+
+async def test_a_profile_is_kept_until_another_version_brings_its_own(
+    following: Following, page: Page
+) -> None:
+    async def told(**changes: Any) -> Any:
+        await following.registry.tell(page(**changes))
+        return following.catalogue.find("device").queue._settings.profile
+
+    first, second = ((1, 8, 0.1),), ((1, 8, 0.2),)
+    assert await told(profile=first) == first
+    assert await told(profile=second, generation=2) == first
+    assert await told(profile=second, generation=3, version="2") == second
+
+
+async def test_a_model_that_is_no_longer_declared_is_closed(
+    following: Following, page: Page
+) -> None:
+    following.run(page())
+    await following.registry.tell(page(), page(name="other"))
+    await following.registry.tell(page(name="other"))
+    assert list(following.catalogue.served) == ["other"]
+    with pytest.raises(errors.NotFound):
+        following.catalogue.find("device")
+
+
+async def test_a_model_that_is_awaited_and_then_withdrawn_is_not_waited_for(
+    following: Following, page: Page
+) -> None:
+    following.run(page())
+    await following.registry.tell(page(), declared="broken")
+    assert not following.catalogue.all_ready
+    await following.registry.tell(page())
+    assert following.catalogue.all_ready
+
+
+async def test_a_model_between_anchors_keeps_taking_requests_while_its_replicas_run(
+    following: Following, page: Page
+) -> None:
+    following.run(page())
+    await following.registry.tell(page())
+    await following.registry.tell(declared="device")
+    assert following.catalogue.find("device")
+    assert not following.catalogue.ready("device")
+
+
+async def test_a_registry_that_starts_anew_takes_nothing_away(
+    following: Following, page: Page
+) -> None:
+    following.run(page())
+    await following.registry.tell(page(), draining=True)
+    await following.registry.tell(whole=False)
+    assert following.catalogue.ready("device")
+    assert following.catalogue.draining
+    await following.registry.tell(page(version="2"), whole=False)
+    assert following.catalogue.find("device").description.version == "2"
+    await following.registry.tell(draining=False)
+    assert following.catalogue.served == {}
+
+
+async def test_a_registry_that_fails_is_asked_again(following: Following, page: Page) -> None:
+    await following.registry.tell_raw(RuntimeError("the actor died"))
+    await following.registry.tell(page())
+    assert following.catalogue.find("device")
+
+
+async def test_a_superseded_announcement_is_given_up(following: Following, page: Page) -> None:
+    following.seeds["model-device"] = asyncio.Event()
+    await following.registry.tell(page(version="1"))
+    await following.registry.tell(page(version="2"))
+    following.seeds["model-device"].set()
+    await following.registry.tell(page(version="2"), draining=True)
+    assert following.catalogue.find("device").description.version == "2"
+    await following.registry.tell()
+    assert following.catalogue.served == {}
+
+
+async def test_a_model_that_generates_is_reached_by_streams(
+    following: Following, page: Page
+) -> None:
+    chat = page(name="chat", task="generate", generating=Generating(8, 64, 4))
+    following.run(chat)
+    await following.registry.tell(chat)
+    assert following.streams_to == [("model-chat", "g")]
+    assert following.catalogue.find("chat").streams.waiting_rows == 0
+
+
+async def test_a_model_that_begins_to_generate_has_a_queue_of_the_other_kind(
+    following: Following, page: Page
+) -> None:
+    following.run(page())
+    await following.registry.tell(page())
+    assert following.catalogue.find("device").batches.waiting_rows == 0
+    other = page(version="2", task="generate", generating=Generating(8, 64, 4))
+    await following.registry.tell(other)
+    served = following.catalogue.find("device")
+    assert served.streams.waiting_rows == 0
+    with pytest.raises(errors.BadRequest):
+        _ = served.batches
+    await following.registry.tell(page(version="3"))
+    assert following.catalogue.find("device").batches.waiting_rows == 0

@@ -1,0 +1,266 @@
+"""Requests to generate from their prompt to their last piece: what is given to whom, what runs once
+more, and what ends with an error. The books agree after each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from fake_engines import until
+from stream_bench import SHAPE, bench, read
+
+from deployments.contract import errors
+from deployments.contract.description import ModelDescription
+from deployments.contract.stream_wire import StreamEnd
+from deployments.gateway.queues.stream_tickets import MOST_UNREAD_BYTES
+from deployments.gateway.queues.tickets import BatchEnd, Terms
+from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Unreached
+from routers.types import Tokens
+
+Page = Callable[..., ModelDescription]
+
+
+async def test_pieces_are_given_as_they_come(page: Page) -> None:
+    async with bench(page) as b:
+        ticket = b.submit()
+        lease = await b.begun(1)
+        b.engines.say(lease, b"one ", tokens=(10, 4, 1))
+        assert await ticket.next() == b"one "
+        b.engines.say(lease, b"two", tokens=(10, 4, 2), end=StreamEnd.DONE)
+        assert await read(ticket) == b"two"
+        assert (ticket.tokens, ticket.status) == (Tokens(10, 4, 2), 200)
+        assert ticket.first_at < ticket.last_at
+        assert b.queue.calls.ends[BatchEnd.ANSWERED] == 1
+
+
+async def test_an_answer_that_is_not_streamed_is_given_whole(page: Page) -> None:
+    async with bench(page) as b:
+        ticket = b.submit(streams=False)
+        lease = await b.begun(1)
+        reading = asyncio.create_task(ticket.next())
+        b.engines.say(lease, tokens=(10, 0, 1))
+        b.engines.say(lease, b"all of it", tokens=(10, 0, 9), end=StreamEnd.DONE)
+        assert await reading == b"all of it"
+        assert await ticket.next() == b""
+
+
+async def test_the_engines_refusal_is_its_status_and_words(page: Page) -> None:
+    async with bench(page) as b:
+        ticket = b.submit()
+        b.engines.say(await b.begun(1), b'{"error": {}}', status=400, end=StreamEnd.DONE)
+        assert await read(ticket) == b'{"error": {}}'
+        assert ticket.status == 400
+
+
+async def test_what_was_not_begun_waits_for_another_replica(page: Page) -> None:
+    async with bench(page, 2) as b:
+        ticket = b.submit()
+        b.engines.say(await b.begun(1), end=StreamEnd.BUSY)
+        lease = await b.begun(2)
+        assert b.engines.begun[0][0] != b.engines.begun[1][0]
+        b.engines.say(lease, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        assert await read(ticket) == b"x"
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_request_whose_replica_dies_before_its_first_piece_runs_elsewhere(
+    page: Page, streams: bool
+) -> None:
+    async with bench(page, 2) as b:
+        ticket = b.submit(streams=streams)
+        await b.begun(1)
+        b.engines.kill(b.engines.begun[0][0])
+        lease = await b.begun(2)
+        b.engines.say(lease, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        assert await read(ticket) == b"x"
+        assert b.queue.calls.ends[BatchEnd.LOST] == 1
+
+
+async def test_a_request_that_was_lost_twice_ends_with_an_error(page: Page) -> None:
+    async with bench(page, 3) as b:
+        ticket = b.submit()
+        for count in (1, 2):
+            await b.begun(count)
+            b.engines.kill(b.engines.begun[-1][0])
+        with pytest.raises(errors.ReplicaLost):
+            await read(ticket)
+
+
+async def test_an_answer_that_has_begun_ends_with_an_error_when_its_replica_dies(
+    page: Page,
+) -> None:
+    async with bench(page, 2) as b:
+        ticket = b.submit()
+        b.engines.say(await b.begun(1), b"half", tokens=(1, 0, 1))
+        assert await ticket.next() == b"half"
+        b.engines.kill(b.engines.begun[0][0])
+        with pytest.raises(errors.ReplicaLost):
+            await ticket.next()
+        assert len(b.engines.begun) == 1
+
+
+async def test_what_came_before_the_error_is_given_first(page: Page) -> None:
+    async with bench(page, 1) as b:
+        ticket = b.submit()
+        b.engines.say(await b.begun(1), b"half", tokens=(1, 0, 1))
+        b.engines.kill("r0")
+        await until(lambda: ticket.done)
+        assert await ticket.next() == b"half"
+        with pytest.raises(errors.ReplicaLost):
+            await ticket.next()
+
+
+async def test_what_the_engine_failed_on_runs_once_more_elsewhere(page: Page) -> None:
+    async with bench(page, 2) as b:
+        ticket = b.submit()
+        b.engines.say(await b.begun(1), end=StreamEnd.FAILED)
+        lease = await b.begun(2)
+        assert b.engines.begun[0][0] != b.engines.begun[1][0]
+        b.engines.say(lease, end=StreamEnd.FAILED)
+        with pytest.raises(errors.RowFailed):
+            await read(ticket)
+        assert len(b.engines.begun) == 2
+
+
+async def test_an_engines_own_words_on_its_failure_are_passed_on(page: Page) -> None:
+    async with bench(page) as b:
+        ticket = b.submit(repeatable=False)
+        b.engines.say(await b.begun(1), b"{}", status=500, end=StreamEnd.FAILED)
+        assert await read(ticket) == b"{}"
+        assert ticket.status == 500
+
+
+async def test_a_replica_that_takes_its_stream_back_loses_what_ran_and_is_asked_again(
+    page: Page,
+) -> None:
+    async with bench(page) as b:
+        ticket = b.submit()
+        await b.begun(1)
+        b.engines.engine("r0").said.put_nowait(None)
+        lease = await b.begun(2)
+        b.engines.say(lease, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        assert await read(ticket) == b"x"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "end"),
+    [
+        (Unreached("r"), BatchEnd.RETURNED),
+        (ReplicaDied("r"), BatchEnd.LOST),
+        (ReplicaFault("r"), BatchEnd.LOST),
+    ],
+)
+async def test_a_call_that_does_not_arrive_is_made_again(
+    page: Page, refusal: Exception, end: BatchEnd
+) -> None:
+    async with bench(page, 2) as b:
+        b.engines.refusal = refusal
+        ticket = b.submit()
+        b.engines.say(await b.begun(1), b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        assert await read(ticket) == b"x"
+        assert b.queue.calls.ends[end] == 1
+
+
+async def test_no_replica_is_given_work_before_its_stream_stands(page: Page) -> None:
+    async with bench(page) as b:
+        b.run(["r0", "r1"])
+        assert [r.replica_id for r in b.queue.snapshot().replicas] == ["r0"]
+        b.names.append("r1")
+        await b.up()
+        assert len(b.queue.snapshot().replicas) == 2
+
+
+async def test_a_replica_that_is_to_go_ends_what_it_has_and_gets_no_more(page: Page) -> None:
+    async with bench(page, 2) as b:
+        first = b.submit()
+        lease, going = await b.begun(1), b.engines.begun[0][0]
+        (staying,) = {"r0", "r1"} - {going}
+        b.run([staying])
+        second = b.submit()
+        assert (await b.engines.until_begun(2))[0] == staying
+        b.engines.say(lease, b"a", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        b.engines.say(b.engines.begun[1][1].lease_id, b"b", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        assert (await read(first), await read(second)) == (b"a", b"b")
+        await until(lambda: not b.engines.engine(going).streams)
+
+
+async def test_a_reader_that_stops_loses_its_answer_and_nobody_elses(page: Page) -> None:
+    async with bench(page) as b:
+        slow, other = b.submit(), b.submit()
+        lease, second = await b.begun(1), await b.begun(2)
+        half = bytes(MOST_UNREAD_BYTES // 2 + 1)
+        b.engines.say(lease, half, tokens=(1, 0, 1))
+        b.engines.say(lease, half, tokens=(1, 0, 2))
+        await b.engines.until_aborted(1)
+        with pytest.raises(errors.ReaderTooSlow):
+            await slow.next()
+        b.engines.say(second, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        assert await read(other) == b"x"
+
+
+async def test_a_single_large_piece_is_no_slow_reader(page: Page) -> None:
+    async with bench(page) as b:
+        ticket, large = b.submit(streams=False), bytes(2 * MOST_UNREAD_BYTES)
+        b.engines.say(await b.begun(1), large, tokens=(1, 0, 1), end=StreamEnd.DONE)
+        assert await read(ticket) == large
+
+
+async def test_another_version_with_another_context_refuses_what_was_measured_for_the_old(
+    page: Page,
+) -> None:
+    async with bench(page) as b:
+        old = b.terms
+        b.queue.adopt(b.queue._settings, Terms("2", "other"))
+        b.run(["r0"])
+        with pytest.raises(errors.NotReady):
+            b.submit()
+        b.queue.adopt(b.queue._settings, replace(old, version="3"))
+        b.run(["r0"])
+        ticket = b.submit()
+        b.engines.say(await b.begun(1), b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        assert await read(ticket) == b"x"
+
+
+async def test_each_replica_holds_as_many_as_its_shape_says(page: Page) -> None:
+    async with bench(page) as b:
+        (replica,) = b.queue.snapshot().replicas
+        assert replica.capacity == SHAPE.cache_tokens
+
+
+async def test_the_engines_own_account_is_kept(page: Page) -> None:
+    async with bench(page) as b:
+        b.engines.load = replace(b.engines.load, running=3, cache_used=0.25, preemptions=2)
+        ticket = b.submit()
+        b.engines.say(await b.begun(1), b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        await read(ticket)
+        assert b.queue.loads["r0"].preemptions == 2
+        assert b.queue.duty == {"r0": 0.25}
+
+
+async def test_an_engine_that_fails_once_it_began_ends_with_an_error(page: Page) -> None:
+    async with bench(page) as b:
+        ticket = b.submit()
+        lease = await b.begun(1)
+        b.engines.say(lease, b"one ", tokens=(10, 0, 1))
+        assert await ticket.next() == b"one "
+        b.engines.say(lease, b"two", tokens=(10, 0, 2), end=StreamEnd.FAILED)
+        with pytest.raises(errors.RowFailed):
+            await read(ticket)
+
+
+async def test_a_run_that_was_wanted_back_gives_nothing_and_runs_again(page: Page) -> None:
+    async with bench(page) as b:
+        ticket = b.submit()
+        lease = await b.begun(1)
+        await until(lambda: b.queue.calls.run(lease) is not None)
+        run = b.queue.calls.run(lease)
+        assert run is not None
+        run.aborted = True  # as by a preemption
+        b.engines.say(lease, b"never given", tokens=(10, 0, 1))
+        b.engines.say(lease, end=StreamEnd.ABORTED)
+        await until(lambda: b.queue.calls.run(lease) is None)
+        assert not ticket.begun
+        assert not ticket.done
+        b.queue.cancel(ticket)

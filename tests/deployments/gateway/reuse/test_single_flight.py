@@ -1,0 +1,423 @@
+"""Identical requests share one run, each on its own clock; nobody waits for a run that is worse
+than its own, and what ends for one caller's sake ends for that caller alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from deployments.contract import errors
+from deployments.gateway.queues.batch_calls import RowAnswer
+from deployments.gateway.queues.tickets import Terms, Ticket, refusal
+from deployments.gateway.reuse.single_flight import Seat, SingleFlight
+from deployments.gateway.rows.columns import Rows
+from routers.types import Reason, Request
+
+KEY = ("tenant", b"key")
+FAR_S = 60.0
+clock = time.monotonic
+
+
+class Queue:
+    """Takes every ticket until told otherwise; the test ends them."""
+
+    def __init__(self) -> None:
+        self.tickets: list[Ticket] = []
+        self.cancelled: list[Ticket] = []
+        self.full = False
+        self.why = Reason.QUEUE_FULL
+
+    def submit(self, seat: Seat) -> Ticket:
+        if self.full:
+            raise refusal(self.why, 1.0)
+        now = clock()
+        request = Request(
+            len(self.tickets), (1,) * seat.rows, now, seat.deadline, seat.expires,
+            priority=seat.priority,
+        )  # fmt: skip
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        rows = Rows(seat.rows, request.lengths, {})
+        ticket = Ticket(request, rows, Terms("1", ()), future, [None] * seat.rows, seat.rows)
+        self.tickets.append(ticket)
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        self.cancelled.append(ticket)
+        self.end(ticket, errors.CallerLeft("the client left"))
+
+    def answer(self, ticket: Ticket, value: float = 1.0) -> None:
+        ticket.future.set_result((RowAnswer(service_s=value),) * ticket.missing)
+
+    def end(self, ticket: Ticket, error: errors.HeadraceError) -> None:
+        ticket.future.set_exception(error)
+        ticket.future.exception()
+
+
+class Callers:
+    def __init__(self, most_rows: int = 100) -> None:
+        self.queue = Queue()
+        self.flights = SingleFlight(self.queue.cancel, most_rows)
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    async def come(
+        self,
+        key: Any = KEY,
+        *,
+        deadline_s: float = FAR_S,
+        expires_s: float = FAR_S,
+        priority: int = 1,
+        rows: int = 1,
+    ) -> tuple[Seat, asyncio.Task[Any]]:
+        now = clock()
+        seat = Seat(rows, priority, now + deadline_s, now + expires_s)
+        call = self.flights.answers(key, seat, lambda: self.queue.submit(seat))
+        task = asyncio.create_task(call)
+        self.tasks.append(task)
+        await asyncio.sleep(0)
+        return seat, task
+
+    async def turns(self) -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    def assert_empty(self) -> None:
+        assert all(task.cancelled() or task.exception() or task.done() for task in self.tasks)
+        assert not self.flights._running
+        assert self.flights.following_rows == 0
+
+
+@pytest.fixture
+def callers() -> Iterator[Callers]:
+    callers = Callers()
+    yield callers
+    callers.assert_empty()
+
+
+def value(answers: tuple[RowAnswer, ...]) -> float:
+    return answers[0].service_s
+
+
+async def test_those_who_ask_the_same_share_one_run(callers: Callers) -> None:
+    tasks = [(await callers.come())[1] for _ in range(5)]
+    assert len(callers.queue.tickets) == 1
+    callers.queue.answer(callers.queue.tickets[0], 7.0)
+    assert [value(await task) for task in tasks] == [7.0] * 5
+    assert callers.flights.coalesced_total == 4
+
+
+@pytest.mark.parametrize("other", [("tenant", b"other"), ("another", b"key")])
+async def test_another_key_or_tenant_runs_by_itself(callers: Callers, other: Any) -> None:
+    await callers.come()
+    await callers.come(other)
+    assert len(callers.queue.tickets) == 2
+    for ticket in callers.queue.tickets:
+        callers.queue.answer(ticket)
+    await callers.turns()
+
+
+async def test_after_an_answer_the_next_caller_runs_anew(callers: Callers) -> None:
+    _, first = await callers.come()
+    callers.queue.answer(callers.queue.tickets[0], 1.0)
+    assert value(await first) == 1.0
+    _, second = await callers.come()
+    callers.queue.answer(callers.queue.tickets[1], 2.0)
+    assert value(await second) == 2.0
+
+
+async def test_a_leader_that_leaves_cancels_nobody_elses_run(callers: Callers) -> None:
+    leader, left = await callers.come()
+    _, stays = await callers.come()
+    leader.leave()
+    with pytest.raises(errors.CallerLeft):
+        await left
+    assert not callers.queue.cancelled
+    callers.queue.answer(callers.queue.tickets[0], 3.0)
+    assert value(await stays) == 3.0
+    assert len(callers.queue.tickets) == 1
+
+
+async def test_the_last_to_leave_cancels_the_run(callers: Callers) -> None:
+    seats = [(await callers.come())[0] for _ in range(3)]
+    for seat in seats[:2]:
+        seat.leave()
+    await callers.turns()
+    assert not callers.queue.cancelled
+    seats[2].leave()
+    await callers.turns()
+    assert callers.queue.cancelled == callers.queue.tickets
+
+
+async def test_a_caller_cancelled_from_outside_gives_up_its_seat(callers: Callers) -> None:
+    _, first = await callers.come()
+    _, second = await callers.come()
+    first.cancel()
+    await callers.turns()
+    assert not callers.queue.cancelled
+    second.cancel()
+    await callers.turns()
+    assert callers.queue.cancelled == callers.queue.tickets
+
+
+async def test_a_leader_whose_time_is_up_hands_that_to_nobody(callers: Callers) -> None:
+    _, leader = await callers.come()
+    followers = [(await callers.come())[1] for _ in range(4)]
+    callers.queue.end(callers.queue.tickets[0], errors.Expired("its time was up"))
+    with pytest.raises(errors.Expired):
+        await leader
+    await callers.turns()
+    # One of them queued anew, the others follow that one.
+    assert len(callers.queue.tickets) == 2
+    callers.queue.answer(callers.queue.tickets[1], 5.0)
+    assert [value(await task) for task in followers] == [5.0] * 4
+    assert callers.flights.coalesced_total == 3
+
+
+async def test_a_late_leader_that_is_turned_away_takes_nobody_with_it(callers: Callers) -> None:
+    _, leader = await callers.come()
+    _, follower = await callers.come()
+    callers.queue.end(callers.queue.tickets[0], refusal(Reason.LATE, 1.0))
+    with pytest.raises(errors.Overloaded):
+        await leader
+    await callers.turns()
+    callers.queue.answer(callers.queue.tickets[1])
+    assert value(await follower) == 1.0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        errors.BadRequest("no such token"),
+        errors.RowFailed("the model failed on it"),
+        errors.ReplicaLost("and so was the retry"),
+        errors.NotReady("replaced"),
+        refusal(Reason.SHED, 1.0),
+    ],
+)
+async def test_what_would_befall_everybody_is_everybodys(
+    callers: Callers, fault: errors.HeadraceError
+) -> None:
+    tasks = [(await callers.come())[1] for _ in range(4)]
+    callers.queue.end(callers.queue.tickets[0], fault)
+    for task in tasks:
+        with pytest.raises(type(fault)):
+            await task
+    assert len(callers.queue.tickets) == 1
+
+
+async def test_a_follower_has_its_own_timeout(callers: Callers) -> None:
+    _, leader = await callers.come()
+    _, follower = await callers.come(deadline_s=0.0, expires_s=0.001)
+    with pytest.raises(errors.Expired):
+        await follower
+    assert not callers.queue.cancelled
+    callers.queue.answer(callers.queue.tickets[0])
+    assert value(await leader) == 1.0
+
+
+async def test_the_more_urgent_run_by_themselves_and_lead_from_then_on(callers: Callers) -> None:
+    _, bulk = await callers.come(priority=2)
+    _, urgent = await callers.come(priority=0)
+    _, also_bulk = await callers.come(priority=2)
+    assert len(callers.queue.tickets) == 2
+    callers.queue.answer(callers.queue.tickets[1], 2.0)
+    assert [value(await task) for task in (urgent, also_bulk)] == [2.0, 2.0]
+    assert not bulk.done()
+    callers.queue.answer(callers.queue.tickets[0], 1.0)
+    assert value(await bulk) == 1.0
+
+
+async def test_nobody_who_is_on_time_joins_a_run_that_is_late(callers: Callers) -> None:
+    _, late = await callers.come(deadline_s=0.0)
+    _, fresh = await callers.come(deadline_s=FAR_S)
+    assert len(callers.queue.tickets) == 2
+    callers.queue.answer(callers.queue.tickets[1], 2.0)
+    assert value(await fresh) == 2.0
+    callers.queue.answer(callers.queue.tickets[0], 1.0)
+    assert value(await late) == 1.0
+
+
+async def test_who_is_late_too_joins_a_run_that_is_late(callers: Callers) -> None:
+    _, first = await callers.come(deadline_s=0.0)
+    _, second = await callers.come(deadline_s=0.0)
+    assert len(callers.queue.tickets) == 1
+    callers.queue.answer(callers.queue.tickets[0])
+    await asyncio.gather(first, second)
+
+
+async def test_followers_leave_a_run_that_turns_late_and_share_the_next(callers: Callers) -> None:
+    _, leader = await callers.come(deadline_s=0.05)
+    followers = [(await callers.come())[1] for _ in range(3)]
+    assert len(callers.queue.tickets) == 1
+    while len(callers.queue.tickets) < 2:  # noqa: ASYNC110 - the run has to turn late
+        await asyncio.sleep(0.001)
+    await callers.turns()
+    assert len(callers.queue.tickets) == 2
+    callers.queue.answer(callers.queue.tickets[1], 2.0)
+    assert [value(await task) for task in followers] == [2.0] * 3
+    callers.queue.answer(callers.queue.tickets[0], 1.0)
+    assert value(await leader) == 1.0
+
+
+@pytest.mark.parametrize("why", [Reason.QUEUE_FULL, Reason.TENANT_FULL, Reason.LATE])
+async def test_when_the_queue_refuses_a_worse_run_is_better_than_none(
+    callers: Callers, why: Reason
+) -> None:
+    await callers.come(deadline_s=0.0, priority=2)
+    callers.queue.full, callers.queue.why = True, why
+    _, fresh = await callers.come(priority=0)
+    callers.queue.answer(callers.queue.tickets[0], 4.0)
+    assert value(await fresh) == 4.0
+
+
+async def test_a_full_queue_refuses_what_nobody_runs(callers: Callers) -> None:
+    callers.queue.full = True
+    _, task = await callers.come()
+    with pytest.raises(errors.Overloaded):
+        await task
+
+
+@pytest.mark.parametrize(("rows", "runs"), [(1, 1), (2, 1), (3, 2)])
+async def test_those_who_follow_are_bounded_in_rows(rows: int, runs: int) -> None:
+    callers = Callers(most_rows=2)
+    await callers.come(rows=rows)
+    await callers.come(rows=rows)
+    assert len(callers.queue.tickets) == runs
+    for ticket in callers.queue.tickets:
+        callers.queue.answer(ticket)
+    await callers.turns()
+    callers.assert_empty()
+
+
+async def test_nobody_joins_a_run_of_an_earlier_version(callers: Callers) -> None:
+    _, before = await callers.come()
+    callers.flights.adopt(100)
+    _, after = await callers.come()
+    assert len(callers.queue.tickets) == 2
+    callers.queue.answer(callers.queue.tickets[0], 1.0)
+    callers.queue.answer(callers.queue.tickets[1], 2.0)
+    assert [value(await task) for task in (before, after)] == [1.0, 2.0]
+
+
+async def test_who_left_while_a_run_ended_does_not_begin_another(callers: Callers) -> None:
+    _, leader = await callers.come()
+    seat, follower = await callers.come()
+    callers.queue.end(callers.queue.tickets[0], errors.Expired("its time was up"))
+    # Between the run's end and the follower's look for another.
+    asyncio.get_running_loop().call_soon(seat.leave)
+    with pytest.raises(errors.Expired):
+        await leader
+    with pytest.raises(errors.CallerLeft):
+        await follower
+    assert len(callers.queue.tickets) == 1
+
+
+class FlightMachine(RuleBasedStateMachine):
+    """Callers come, leave and are cancelled, runs end in every way, versions change. Nobody is
+    forgotten or answered for another key, no run goes on that nobody waits for."""
+
+    keys = st.sampled_from(["a", "b"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.callers = self.on_loop(self.make())
+        self.there: list[tuple[str, Seat, asyncio.Task[Any]]] = []
+        self.asked: dict[int, str] = {}
+
+    async def make(self) -> Callers:
+        return Callers(most_rows=5)
+
+    def on_loop(self, work: Any) -> Any:
+        return self.loop.run_until_complete(work)
+
+    def live(self) -> list[Ticket]:
+        return [t for t in self.callers.queue.tickets if not t.future.done()]
+
+    async def arrive(self, key: str, late: bool, priority: int, rows: int) -> None:
+        known = len(self.callers.queue.tickets)
+        deadline_s = -1.0 if late else FAR_S
+        seat, task = await self.callers.come(
+            key, deadline_s=deadline_s, priority=priority, rows=rows
+        )
+        self.there.append((key, seat, task))
+        if len(self.callers.queue.tickets) > known:
+            self.asked[known] = key
+        await self.settle()
+
+    async def settle(self) -> None:
+        known = len(self.callers.queue.tickets)
+        await self.callers.turns()
+        for number in range(known, len(self.callers.queue.tickets)):
+            self.asked.setdefault(number, self.again)
+
+    again = ""
+
+    @rule(key=keys, late=st.booleans(), priority=st.integers(0, 2), rows=st.integers(1, 3))
+    def comes(self, key: str, late: bool, priority: int, rows: int) -> None:
+        self.on_loop(self.arrive(key, late, priority, rows))
+
+    @precondition(lambda self: self.there)
+    @rule(data=st.data(), politely=st.booleans())
+    def leaves(self, data: st.DataObject, politely: bool) -> None:
+        _, seat, task = data.draw(st.sampled_from(self.there))
+        if politely:
+            seat.leave()
+        else:
+            task.cancel()
+        self.on_loop(self.settle())
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data(), how=st.sampled_from(["answer", "expire", "late", "fail"]))
+    def ends(self, data: st.DataObject, how: str) -> None:
+        ticket = data.draw(st.sampled_from(self.live()))
+        number = self.callers.queue.tickets.index(ticket)
+        self.again = self.asked[number]
+        if how == "answer":
+            self.callers.queue.answer(ticket, float(ord(self.asked[number])))
+        else:
+            error = {
+                "expire": errors.Expired("its time was up"),
+                "late": refusal(Reason.LATE, 1.0),
+                "fail": errors.RowFailed("the model failed on it"),
+            }[how]
+            self.callers.queue.end(ticket, error)
+        self.on_loop(self.settle())
+
+    @rule(full=st.booleans())
+    def fills(self, full: bool) -> None:
+        self.callers.queue.full = full
+
+    @rule()
+    def another_version(self) -> None:
+        self.callers.flights.adopt(5)
+
+    @invariant()
+    def nobody_waits_for_nothing_and_nothing_runs_for_nobody(self) -> None:
+        waiting = [task for _, _, task in self.there if not task.done()]
+        assert bool(waiting) == bool(self.live())
+        assert len(self.live()) <= len(waiting)
+        assert 0 <= self.callers.flights.following_rows <= 5
+        for key, _, task in self.there:
+            if task.done() and not task.cancelled() and task.exception() is None:
+                assert value(task.result()) == float(ord(key))
+
+    def teardown(self) -> None:
+        self.callers.queue.full = False
+        for ticket in self.live():
+            self.again = self.asked[self.callers.queue.tickets.index(ticket)]
+            self.callers.queue.answer(ticket, float(ord(self.again)))
+        self.on_loop(self.settle())
+        self.nobody_waits_for_nothing_and_nothing_runs_for_nobody()
+        self.callers.assert_empty()
+        self.loop.close()
+
+
+TestFlightMachine = FlightMachine.TestCase
+TestFlightMachine.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)

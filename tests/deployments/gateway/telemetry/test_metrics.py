@@ -1,0 +1,451 @@
+"""Metrics: exact against prometheus_client, bounded in labels, and served on a port of its own."""
+
+import asyncio
+import logging
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+from deployments.contract.preprocess.text_cache import CacheStatistics
+from deployments.gateway.http.request_start import sent_at_s, upstream_wait_s
+from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
+from deployments.gateway.telemetry.histograms import LATENCY_EDGES_S, HistogramTable, SampleLog
+from deployments.gateway.telemetry.label_names import LabelNames
+from deployments.gateway.telemetry.levels import GatewayLevels, ModelLevels
+from deployments.gateway.telemetry.metric_tables import BATCH_STAGES, REQUEST_STAGES, WAITING_ROWS
+from deployments.gateway.telemetry.metrics import (
+    BatchSample,
+    GatewayMetrics,
+    RequestLabels,
+    RequestTimes,
+)
+from deployments.gateway.telemetry.metrics_server import MetricsServer
+from routers.cost.model import Coefficients, CostError
+from routers.types import ControllerSnapshot, FlowSnapshot, ReplicaSnapshot, Snapshot
+
+OK = RequestLabels("m", "acme", "bulk", "openai")
+BATCH = BatchSample("m", 128, 8, 0.25, 0.010, 0.008, 0.001, 0.0005, 0.008, 0.0005)
+CORE = Snapshot(
+    waiting_rows=7, late_rows=2, waiting_requests=5, oldest_wait_s=0.05, leases=1, leased_rows=8,
+    drift=0, rows_by_bucket=((64, 7), (512, 0)), backlog_s=0.25,
+    replicas=(
+        ReplicaSnapshot("r#1", 2, 1, 1, False, 0),
+        ReplicaSnapshot("r#2", 2, 0, 0, False, 0, sick=True, ejected=True, ratio=5.0),
+    ),
+    edges=(64, 512), batch_targets=((64, 32), (512, 9)), edge_switches=3,
+    hedges=12, hedges_won=8, ties=2, probes=5, retries=4, pushed_out=6, preempted=1,
+    budget_s=0.75, utilisation=0.6, idle_gap_s=0.001, early_binding_s=0.002,
+    controllers=(
+        ControllerSnapshot("feasibility", "enforce", False, 0.03, 40, 0, ((0, "acme", 0.02),)),
+        ControllerSnapshot("limit", "observe", True, 64, 0, 9, ((0, "gone", 64), (2, "acme", 80))),
+    ),
+    flows=(
+        FlowSnapshot("acme", 0, 4.0, 3, 1, 0.125, 2.5, 0.0),
+        FlowSnapshot("gone", 0, 1.0, 1, 1, 0.0625, 1.0, 0.0),
+        FlowSnapshot("left", 0, 1.0, 1, 0, 0.0625, 0.5, 0.0),
+        FlowSnapshot("acme", 9, 4.0, 0, 0, 0.0, 0.0, 0.0),
+    ),
+)  # fmt: skip
+LEVELS = GatewayLevels(
+    models=(
+        ModelLevels(
+            "m", CORE, CostError(0.1, 0.9, 5), Coefficients(0.005, 0.0002, 8e-6, 0.0),
+            {"r#1": 0.75}, CacheStatistics(1, 500, 1000, 11, 12), {"answered": 4},
+        ),
+    ),
+    preprocess=TurnStatistics(3, 9, 1, 2, 2, 40, 6, 0.001),
+)  # fmt: skip
+
+
+@pytest.fixture
+def metrics():
+    return GatewayMetrics("gw-0", models=["m"], tenants=["acme"], levels=lambda: LEVELS)
+
+
+def samples(metrics):
+    """{(sample name, sorted label pairs without the gateway's): value}."""
+    page, _ = metrics.exposition()
+    found = {}
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            assert sample.labels.pop("gateway") == "gw-0"
+            found[(sample.name, *sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def value(metrics, name, **labels):
+    return samples(metrics).get((name, *sorted(labels.items())))
+
+
+# ---- histograms ---------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from([0.0, *LATENCY_EDGES_S, 61.0]), st.floats(0, 100))))
+def test_counts_and_sums_are_those_of_prometheus_client(values):
+    reference = Histogram("h", "h", buckets=LATENCY_EDGES_S, registry=None)
+    table = HistogramTable(LATENCY_EDGES_S)
+    number = table.series(("x",))
+    for observed in values:
+        reference.observe(observed)
+    table.add(np.full(len(values), number), np.array(values, dtype=np.float64))
+    expected = {(s.name, s.labels.get("le")): s.value for s in reference.collect()[0].samples}
+    if not values:
+        assert list(table) == []
+        return
+    ((_, counts, total),) = table
+    buckets = [v for (name, _), v in expected.items() if name == "h_bucket"]
+    assert counts == buckets
+    assert math.isclose(total, expected[("h_sum", None)], rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_what_was_not_observed_is_not_counted():
+    table = HistogramTable((1.0,))
+    number = table.series(("x",))
+    table.add(np.array([number, number]), np.array([math.nan, 0.5]))
+    assert list(table) == [(("x",), [1, 1], 0.5)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 100])
+def test_series_keep_their_counts_while_the_table_grows(count):
+    table = HistogramTable((1.0,))
+    for index in range(count):
+        number = table.series((str(index),))
+        table.add(np.array([number]), np.array([2.0]))
+    assert [(key, counts) for key, counts, _ in table] == [
+        ((str(index),), [0, 1]) for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 7])
+def test_a_log_drains_every_row_once_and_in_order(count):
+    drained = []
+    log = SampleLog(2, 3, lambda rows: drained.extend(rows[:, 0].tolist()))
+    for index in range(count):
+        log.append(index, 0.0)
+    assert len(drained) + len(log) == count
+    log.drain()
+    log.drain()
+    assert drained == list(range(count))
+
+
+# ---- what requests and batches leave ------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, WAITING_ROWS, WAITING_ROWS + 1])
+def test_every_request_is_counted_once(metrics, count):
+    for _ in range(count):
+        metrics.arrival("m", "acme", "bulk")
+        metrics.request(OK, RequestTimes(0.02), 700)
+    flow = {"model": "m", "tenant": "acme", "priority": "bulk"}
+    ended = value(
+        metrics, "headrace_requests_total", **flow, protocol="openai", outcome="ok", reason=""
+    )
+    assert ended == (count or None)
+    assert value(metrics, "headrace_request_seconds_count", **flow) == (count or None)
+    assert value(metrics, "headrace_arrivals_total", **flow) == (count or None)
+
+
+def test_each_stage_of_a_request_has_its_histogram(metrics):
+    metrics.request(OK, RequestTimes(0.1, 0.001, 0.002, 0.003, 0.004, 0.005), 10)
+    sums = [
+        value(metrics, "headrace_stage_seconds_sum", model="m", stage=s) for s in REQUEST_STAGES
+    ]
+    assert sums == pytest.approx([0.001, 0.002, 0.003, 0.004, 0.005])
+    flow = {"model": "m", "tenant": "acme", "priority": "bulk"}
+    assert value(metrics, "headrace_queue_wait_seconds_sum", **flow) == pytest.approx(0.004)
+    assert value(metrics, "headrace_response_bytes_sum", model="m") == 10
+
+
+def test_a_stage_that_did_not_happen_is_no_sample(metrics):
+    metrics.request(OK, RequestTimes(0.1, queue_s=0.004))
+    stages = {dict(key[1:]).get("stage") for key in samples(metrics) if "stage_seconds" in key[0]}
+    assert stages == {"queue"}
+
+
+def test_what_was_refused_is_counted_by_outcome_and_is_no_latency_sample(metrics):
+    metrics.request(OK._replace(outcome="shed", reason="queue_full"), RequestTimes(0.0001))
+    found = samples(metrics)
+    shed = [v for key, v in found.items() if ("outcome", "shed") in key]
+    assert shed == [1.0]
+    assert ("reason", "queue_full") in next(k for k in found if ("outcome", "shed") in k)
+    assert not [key for key in found if key[0].startswith("headrace_request_seconds")]
+
+
+def test_a_batch_leaves_size_padding_service_cost_ratio_and_stages(metrics):
+    metrics.batch(BATCH)
+    assert value(metrics, "headrace_batch_size_sum", model="m") == 8
+    assert value(metrics, "headrace_padding_ratio_sum", model="m") == 0.25
+    assert value(metrics, "headrace_service_seconds_sum", model="m", bucket="128") == 0.01
+    assert value(metrics, "headrace_cost_ratio_sum", model="m") == pytest.approx(1.25)
+    sums = [value(metrics, "headrace_stage_seconds_sum", model="m", stage=s) for s in BATCH_STAGES]
+    assert sums == pytest.approx([0.001, 0.0005, 0.008, 0.0005])
+
+
+def test_a_batch_without_a_prediction_has_no_cost_ratio(metrics):
+    metrics.batch(BATCH._replace(predicted_s=0.0))
+    assert value(metrics, "headrace_cost_ratio_count", model="m") is None
+
+
+def test_requests_of_different_models_and_tenants_stay_apart():
+    metrics = GatewayMetrics("gw-0", models=["m", "n"], tenants=["a", "b"])
+    for index, (model, tenant) in enumerate([("m", "a"), ("m", "b"), ("n", "a")]):
+        for _ in range(index + 1):
+            metrics.request(OK._replace(model=model, tenant=tenant), RequestTimes(1.0, queue_s=0.5))
+    counts = [
+        value(
+            metrics, "headrace_request_seconds_count", model=model, tenant=tenant, priority="bulk"
+        )
+        for model, tenant in [("m", "a"), ("m", "b"), ("n", "a")]
+    ]
+    assert counts == [1, 2, 3]
+    assert value(metrics, "headrace_stage_seconds_count", model="m", stage="queue") == 3
+
+
+def test_names_that_callers_make_up_become_other_and_are_not_remembered(metrics):
+    for index in range(500):
+        metrics.arrival(f"model-{index}", f"tenant-{index}", f"priority-{index}")
+        metrics.request(
+            RequestLabels(f"model-{index}", f"tenant-{index}", f"p{index}", "oip"),
+            RequestTimes(1.0),
+        )
+        metrics.batch(BATCH._replace(model=f"model-{index}"))
+    other = {"model": "other", "tenant": "other", "priority": "other"}
+    assert value(metrics, "headrace_arrivals_total", **other) == 500
+    assert value(metrics, "headrace_request_seconds_count", **other) == 500
+    assert len(metrics._recorded.requests._ids) == 1
+    assert len(metrics._recorded.batches._ids) == len(metrics._recorded.arrivals) == 1
+
+
+def test_a_tenant_declared_later_gets_its_own_label():
+    names = LabelNames(["m"], ["a"])
+    assert names.flow("m", "b", "bulk") == ("m", "other", "bulk")
+    names.declare(tenants=["b"])
+    assert names.flow("m", "b", "bulk") == ("m", "b", "bulk")
+    assert names.flow("m", "a", "bulk")[1] == "other"
+    names.declare(models=[])
+    assert names.model("m") == "other"
+
+
+def test_a_tenants_share_is_its_own_and_those_not_declared_are_added_up(metrics):
+    def of(tenant, priority):
+        names = ("queue_rows", "backlog_seconds", "served_seconds_total")
+        flow = {"model": "m", "tenant": tenant, "priority": priority}
+        return [value(metrics, f"headrace_tenant_{name}", **flow) for name in names]
+
+    assert of("acme", "interactive") == [4, 0.125, 2.5]
+    assert of("other", "interactive") == [3, 0.125, 1.5]
+    assert of("acme", "other") == [0, 0, 0]
+    assert of("gone", "interactive") == [None] * 3
+
+
+def test_buckets_are_those_in_force_and_those_where_rows_wait(metrics):
+    for bucket, target, rows in (("64", 32, 7), ("512", 9, 0)):
+        assert value(metrics, "headrace_batch_size_target", model="m", bucket=bucket) == target
+        assert value(metrics, "headrace_bucket_queue_rows", model="m", bucket=bucket) == rows
+
+
+def test_slow_replicas_are_shown_with_their_pace(metrics):
+    for replica, ejected, pace in (("r#1", 0, 1.0), ("r#2", 1, 5.0)):
+        assert value(metrics, "headrace_replica_ejected", model="m", replica=replica) == ejected
+        assert value(metrics, "headrace_replica_pace", model="m", replica=replica) == pace
+
+
+def test_controllers_show_their_mode_what_they_learnt_and_what_they_refused(metrics):
+    for name, mode, learnt, shed, would in (
+        ("feasibility", "enforce", 0.03, 40, 0),
+        ("limit", "observe", 64, 0, 9),
+    ):
+        of = {"model": "m", "controller": name}
+        assert value(metrics, "headrace_controller_mode", mode=mode, **of) == 1
+        assert value(metrics, "headrace_controller_value", **of) == learnt
+        assert value(metrics, "headrace_controller_shed_total", **of) == shed
+        assert value(metrics, "headrace_controller_would_shed_total", **of) == would
+
+
+def test_what_controllers_learnt_of_tenants_that_are_not_declared_is_left_out(metrics):
+    found = {key: v for key, v in samples(metrics).items() if "controller_tenant_value" in key[0]}
+    learnt = {(dict(key[1:])["tenant"], dict(key[1:])["priority"]): v for key, v in found.items()}
+    assert learnt == {("acme", "interactive"): 0.02, ("acme", "bulk"): 80}
+
+
+def test_levels_are_read_when_the_page_is_asked_for(metrics):
+    for name, expected in [
+        ("queue_rows", 7), ("queue_late_rows", 2), ("queue_requests", 5), ("inflight_batches", 1),
+        ("inflight_rows", 8), ("accounting_drift", 0), ("backlog_seconds", 0.25),
+        ("queue_oldest_wait_seconds", 0.05), ("cost_error_median", 0.1), ("cost_error_p99", 0.9),
+        ("replicas", 2), ("bucket_switches_total", 3), ("hedges_total", 12),
+        ("hedges_won_total", 8), ("ties_total", 2), ("probes_total", 5), ("retries_total", 4),
+        ("pushed_out_total", 6), ("preempted_total", 1), ("copy_budget_seconds", 0.75),
+        ("utilisation", 0.6), ("idle_gap_seconds", 0.001), ("early_binding_seconds", 0.002),
+    ]:  # fmt: skip
+        assert value(metrics, f"headrace_{name}", model="m") == expected
+    assert value(metrics, "headrace_replica_duty_cycle", model="m", replica="r#1") == 0.75
+    assert value(metrics, "headrace_batches_total", model="m", end="answered") == 4
+    assert value(metrics, "headrace_controllers_frozen") == 0
+    for per, seconds in [("batch", 0.005), ("row", 0.0002), ("token", 8e-6), ("token_length", 0)]:
+        assert value(metrics, "headrace_cost_coefficient_seconds", model="m", per=per) == seconds
+    assert value(metrics, "headrace_preprocess_waiting_jobs") == 3
+    assert value(metrics, "headrace_preprocess_refused_total") == 6
+    assert value(metrics, "headrace_preprocess_cache_hits_total", model="m") == 11
+
+
+def test_connections_opened_and_reused_are_counted(metrics):
+    metrics.connection_opened()
+    metrics.connection_reused()
+    metrics.connection_reused()
+    assert value(metrics, "headrace_connections_opened_total") == 1
+    assert value(metrics, "headrace_connections_reused_total") == 2
+
+
+# ---- the page -----------------------------------------------------------------------------
+
+
+def test_the_page_is_byte_for_byte_what_prometheus_client_writes():
+    metrics = GatewayMetrics('g"w\\0\n', ["m"], ["acme"], lambda: LEVELS)
+    metrics.request(OK, RequestTimes(0.1, queue_s=1e-7), 12_345_678)
+    metrics.batch(BATCH)
+    for _ in range(3):
+        metrics.arrival("m", "acme", "bulk")
+    metrics._recorded.connections_opened = 12_345_678
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    assert metrics.exposition()[0] == generate_latest(registry)
+
+
+def test_a_scraper_that_takes_only_openmetrics_gets_it(metrics):
+    metrics.request(OK, RequestTimes(0.1))
+    page, content_type = metrics.exposition("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    names = {family.name for family in openmetrics_families(page.decode())}
+    assert "headrace_requests" in names
+
+
+def test_the_documentation_lists_exactly_the_metrics_there_are(metrics):
+    metrics.request(OK, RequestTimes(0.1, queue_s=0.1), 1)
+    metrics.batch(BATCH)
+    page = metrics.exposition()[0].decode()
+    served = set(re.findall(r"^# TYPE (headrace_\w+)", page, re.MULTILINE))
+    text = Path(__file__).parents[4].joinpath("docs", "observability.md").read_text()
+    assert set(re.findall(r"^\| `(headrace_\w+)`", text, re.MULTILINE)) == served
+
+
+# ---- x-request-start ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"t=1700000000.250", b"1700000000.250", b"t=1700000000250", b"1700000000250",
+        b"t=1700000000250000", b"1700000000250000000", b" t=1700000000.25 ",
+    ],
+)  # fmt: skip
+def test_seconds_milliseconds_micros_and_nanos_are_told_apart(header):
+    assert sent_at_s(header) == pytest.approx(1_700_000_000.25, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"", b"t=", b"soon", b"nan", b"inf", b"-1700000000", b"0", b"17", b"1e300", b"1" * 33,
+     b"t=1700000000,1700000001", b"\xff"],
+)  # fmt: skip
+def test_nonsense_is_no_time(header):
+    assert sent_at_s(header) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (1_700_000_000.0, 0.0), (1_700_000_000.5, 0.5), (1_700_003_600.0, 3600.0),
+        (1_700_003_600.1, None), (1_699_999_999.9, None),
+    ],
+)  # fmt: skip
+def test_a_wait_from_the_future_or_over_an_hour_is_left_out(now, expected):
+    assert upstream_wait_s(b"t=1700000000.000", now) == expected
+
+
+def test_no_header_is_no_wait():
+    assert upstream_wait_s(None, 1_700_000_000.0) is None
+
+
+# ---- the port -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def server():
+    made = MetricsServer("127.0.0.1", 0, lambda accept: (b"page " + accept.encode(), "text/x"))
+    made.start()
+    await made.listening()
+    yield made
+    await made.close()
+
+
+async def ask(server, request):
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def test_the_port_serves_the_page_with_what_the_scraper_accepts(server):
+    answer = await ask(server, b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\nAccept: text/x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\ncontent-type: text/x\r\ncontent-length: 11\r\n")
+    assert answer.endswith(b"\r\n\r\npage text/x")
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (b"HEAD /metrics HTTP/1.1", b"200"), (b"POST /metrics HTTP/1.1", b"405"),
+        (b"GET /other HTTP/1.1", b"404"), (b"rubbish", b"404"), (b"\xff\xfe", b"404"),
+    ],
+)  # fmt: skip
+async def test_other_requests_get_their_status(server, request_line, status):
+    answer = await ask(server, request_line + b"\r\n\r\n")
+    assert answer.split()[1] == status
+    assert b"page" not in answer
+
+
+async def test_a_head_that_is_too_long_is_hung_up_on(server):
+    with pytest.raises((ConnectionError, AssertionError)):
+        assert await ask(server, b"x" * 40_000)
+
+
+async def test_a_taken_port_is_tried_again_until_it_is_free_and_mentioned_once(server, caplog):
+    pauses, freed = [], asyncio.Event()
+
+    async def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            freed.set()
+            await server.close()
+
+    second = MetricsServer("127.0.0.1", server.port, lambda accept: (b"2", "t"), pause=pause)
+    with caplog.at_level(logging.WARNING, "headrace.metrics"):
+        second.start()
+        assert second.port is None
+        await second.listening()
+    assert freed.is_set()
+    assert len(pauses) == 3
+    assert len([r for r in caplog.records if "cannot be had" in r.message]) == 1
+    assert (await ask(second, b"GET /metrics HTTP/1.1\r\n\r\n")).endswith(b"2")
+    await second.close()
+
+
+async def test_closing_while_the_port_is_still_taken_ends_the_retries(server):
+    second = MetricsServer("127.0.0.1", server.port, lambda accept: (b"", "t"))
+    second.start()
+    await asyncio.sleep(0)
+    await second.close()
+    assert second.port is None

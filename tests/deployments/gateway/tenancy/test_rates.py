@@ -1,0 +1,94 @@
+"""Rates are a tenant's own, shared out over gateways, and survive a change of the tenants' file."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.contract.errors import OverOwnLimit
+from deployments.gateway.tenancy.rates import Rates
+from deployments.gateway.tenancy.tenants import Tenant
+from deployments.settings import RateSettings
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def tenant(name: str = "acme", **rate: float) -> Tenant:
+    return Tenant(name, rate=RateSettings.model_validate(rate))
+
+
+def requests_until_refused(rates: Rates, of: Tenant) -> int:
+    for taken in range(100):
+        try:
+            rates.take_request(of)
+        except OverOwnLimit:
+            return taken
+    return 100
+
+
+@pytest.mark.parametrize(("gateways", "then"), [(1, 10), (2, 5), (10, 1)])
+def test_a_gateway_passes_the_whole_burst_and_then_its_share(gateways: int, then: int) -> None:
+    clock = Clock()
+    rates, of = Rates(gateways, clock), tenant(requests_per_s=5, burst_s=2)
+    assert requests_until_refused(rates, of) == 10
+    clock.now += 2.001
+    assert requests_until_refused(rates, of) == then
+
+
+def test_at_least_one_request_passes() -> None:
+    assert requests_until_refused(Rates(1, Clock()), tenant(requests_per_s=0.5, burst_s=1)) == 1
+
+
+def test_what_is_told_is_when_it_works_again() -> None:
+    clock = Clock()
+    rates, of = Rates(1, clock), tenant(requests_per_s=2)
+    assert requests_until_refused(rates, of) == 2
+    with pytest.raises(OverOwnLimit) as refused:
+        rates.take_request(of)
+    clock.now += refused.value.retry_after_s
+    rates.take_request(of)
+    with pytest.raises(OverOwnLimit):
+        rates.take_request(of)
+
+
+def test_tokens_and_requests_are_counted_apart() -> None:
+    rates, of = Rates(1, Clock()), tenant(requests_per_s=2, tokens_per_s=100)
+    rates.take_tokens(of, 60)
+    with pytest.raises(OverOwnLimit) as refused:
+        rates.take_tokens(of, 60)
+    assert refused.value.reason == "token_rate"
+    assert refused.value.retry_after_s == pytest.approx(0.2, abs=0.001)
+    assert requests_until_refused(rates, of) == 2
+
+
+def test_without_a_rate_everything_passes() -> None:
+    rates = Rates(1, Clock())
+    assert requests_until_refused(rates, tenant()) == 100
+    assert requests_until_refused(rates, tenant(tokens_per_s=1)) == 100
+    rates.take_tokens(tenant(requests_per_s=1), 10**9)
+
+
+def test_one_tenants_rate_is_not_anothers() -> None:
+    rates = Rates(1, Clock())
+    assert requests_until_refused(rates, tenant("a", requests_per_s=3)) == 3
+    assert requests_until_refused(rates, tenant("b", requests_per_s=3)) == 3
+
+
+def test_tenants_that_are_read_again_keep_what_they_used_up() -> None:
+    clock = Clock()
+    rates = Rates(1, clock)
+    assert requests_until_refused(rates, tenant(requests_per_s=10)) == 10
+    assert requests_until_refused(rates, tenant(requests_per_s=10)) == 0
+    assert requests_until_refused(rates, tenant(requests_per_s=40)) == 0
+    clock.now += 0.5
+    assert requests_until_refused(rates, tenant(requests_per_s=40)) == 20
+
+
+def test_a_rate_that_shrinks_holds_at_once() -> None:
+    rates = Rates(1, Clock())
+    rates.take_request(tenant(requests_per_s=50))
+    assert requests_until_refused(rates, tenant(requests_per_s=5)) == 5

@@ -1,0 +1,259 @@
+"""Who a caller is taken for: by header while nobody has keys, by key alone as soon as one has."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from deployments.contract.errors import BadRequest, Unauthorized
+from deployments.gateway.tenancy.keys import hash_key
+from deployments.gateway.tenancy.tenants import Tenants, TenantsFile
+from deployments.settings import SettingsErrors, TenantSettings, TenantsSettings
+
+ACME = "hr_acme"
+OTHER = "hr_other"
+
+
+def tenants(**declared: dict[str, object]) -> Tenants:
+    return Tenants(TenantsSettings.model_validate({"tenants": declared}).tenants)
+
+
+def named(found: Tenants, key: bytes | None = None, header: bytes | None = None) -> str:
+    return found.identify(key, header, None).tenant.name
+
+
+OPEN = tenants(acme={"weight": 3}, default={})
+CLOSED = tenants(acme={"keys": [hash_key(ACME)]}, other={"keys": [hash_key(OTHER)]})
+HALF = tenants(acme={"keys": [hash_key(ACME)]}, default={}, keyless={})
+
+
+def test_without_tenants_everybody_is_default() -> None:
+    none = tenants()
+    assert named(none) == "default"
+    assert named(none, b"Bearer anything") == "default"
+    assert named(none, header=b"default") == "default"
+    assert none.names == ("default",)
+    with pytest.raises(Unauthorized):
+        named(none, header=b"acme")
+
+
+def test_without_keys_the_header_chooses_and_authorization_is_ignored() -> None:
+    assert named(OPEN, header=b"acme") == "acme"
+    assert named(OPEN, b"Bearer hr_wrong", b" acme ") == "acme"
+    assert named(OPEN, b"Basic eDp5") == "default"
+
+
+@pytest.mark.parametrize("header", [b"nobody", b"", b"\xff\xfe", b"ACME"])
+def test_unknown_tenant_is_refused(header: bytes) -> None:
+    with pytest.raises(Unauthorized, match="unknown tenant"):
+        named(OPEN, header=header)
+
+
+def test_without_default_a_tenant_must_be_named() -> None:
+    with pytest.raises(Unauthorized, match="x-tenant"):
+        named(tenants(acme={}))
+
+
+def test_with_keys_the_key_alone_says_who() -> None:
+    assert named(CLOSED, b"Bearer hr_acme") == "acme"
+    assert named(CLOSED, b"bearer  hr_other ", b"acme") == "other"
+
+
+def test_with_keys_the_header_opens_nothing() -> None:
+    with pytest.raises(Unauthorized, match="a key is needed"):
+        named(CLOSED, header=b"acme")
+    assert named(HALF, header=b"acme") == "default"
+    assert named(HALF, header=b"keyless") == "default"
+
+
+@pytest.mark.parametrize(
+    "authorization", [b"Bearer hr_wrong", b"Bearer sha256:", b"Bearer \xff", b"Bearer hr_acme x"]
+)
+def test_unknown_key_is_refused_even_where_default_is_open(authorization: bytes) -> None:
+    for found in (CLOSED, HALF):
+        with pytest.raises(Unauthorized, match=r"^unknown key$"):
+            named(found, authorization)
+
+
+def test_hash_of_a_key_is_no_key() -> None:
+    with pytest.raises(Unauthorized):
+        named(CLOSED, b"Bearer " + hash_key(ACME).encode())
+
+
+@pytest.mark.parametrize(
+    "authorization", [b"", b"Bearer", b"Bearer ", b"Basic hr_acme", b"hr_acme"]
+)
+def test_authorization_of_another_kind_is_told_the_right_one(authorization: bytes) -> None:
+    with pytest.raises(Unauthorized, match="must be `Bearer <key>`"):
+        named(HALF, authorization)
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "given"),
+    [
+        ("interactive", None, "interactive"),
+        ("interactive", b"bulk", "bulk"),
+        ("interactive", b"Standard ", "standard"),
+        ("standard", b"interactive", "standard"),
+        ("bulk", b"interactive", "bulk"),
+        ("bulk", b"bulk", "bulk"),
+    ],
+)
+def test_priority_is_lowered_never_raised(own: str, asked: bytes | None, given: str) -> None:
+    caller = tenants(default={"priority": own}).identify(None, None, asked)
+    assert caller.priority == given
+    assert caller.rank == ["interactive", "standard", "bulk"].index(given)
+
+
+@pytest.mark.parametrize(
+    ("priorities", "unset"),
+    [
+        (("only",), "only"),
+        (("first", "last"), "last"),
+        (("interactive", "standard", "bulk"), "standard"),
+        (("a", "b", "c", "d"), "c"),
+    ],
+)
+def test_a_tenant_without_a_priority_has_the_middle_one(
+    priorities: tuple[str, ...], unset: str
+) -> None:
+    for found in (Tenants({}, priorities), Tenants({"default": TenantSettings()}, priorities)):
+        caller = found.identify(None, None, None)
+        assert (caller.priority, caller.rank) == (unset, priorities.index(unset))
+
+
+def test_priorities_are_the_gateways() -> None:
+    found = Tenants({"default": TenantSettings(priority="gold")}, ("gold", "silver"))
+    assert found.identify(None, None, b"silver").rank == 1
+    with pytest.raises(BadRequest, match="one of gold, silver"):
+        found.identify(None, None, b"bulk")
+
+
+@pytest.mark.parametrize("asked", [b"", b"urgent", b"0", b"\xff"])
+def test_unknown_priority_is_a_bad_request(asked: bytes) -> None:
+    with pytest.raises(BadRequest, match="one of interactive, standard, bulk"):
+        OPEN.identify(None, None, asked)
+
+
+def test_tenant_carries_its_limits() -> None:
+    limits = {"weight": 2, "max_length": 9, "max_queue_rows": 5, "rate": {"requests_per_s": 7}}
+    found = tenants(default={**limits, "models": ["a"]})
+    tenant = found.identify(None, None, None).tenant
+    assert (tenant.weight, tenant.max_length, tenant.max_queue_rows) == (2, 9, 5)
+    assert (tenant.rate.requests_per_s, tenant.rate.tokens_per_s) == (7, None)
+    assert tenants(default={}).identify(None, None, None).tenant.max_queue_rows == 0
+    assert tenant.may_use("a")
+    assert not tenant.may_use("b")
+    assert tenants(default={}).identify(None, None, None).tenant.may_use("b")
+    assert not tenants(default={"models": []}).identify(None, None, None).tenant.may_use("b")
+
+
+def replace(path: Path, text: str) -> None:
+    """A new file under the old name, as editors and `apply` do it."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "tenants.yaml"
+    made.write_text("tenants: {a: {}}\n")
+    return made
+
+
+def test_replaced_file_is_read_again_and_only_then(path: Path) -> None:
+    watched = TenantsFile(path)
+    first = watched.current
+    assert first.names == ("a",)
+    assert not watched.refresh()
+    assert watched.current is first
+    replace(path, "tenants: {b: {}}\n")
+    assert watched.refresh()
+    assert watched.current.names == ("b",)
+
+
+def test_file_written_in_place_is_read_again(path: Path) -> None:
+    watched = TenantsFile(path)
+    path.write_text("tenants: {longer: {}}\n")
+    assert watched.refresh()
+    assert watched.current.names == ("longer",)
+
+
+def test_same_size_and_another_time_is_another_file(path: Path) -> None:
+    watched = TenantsFile(path)
+    path.write_text("tenants: {b: {}}\n")
+    os.utime(path, ns=(1, 1))
+    assert watched.refresh()
+    assert watched.current.names == ("b",)
+
+
+def test_switched_link_is_another_file(tmp_path: Path) -> None:
+    for version in ("one", "two"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "tenants.yaml").write_text(f"tenants: {{{version}: {{}}}}\n")
+    (tmp_path / "..data").symlink_to("one")
+    (tmp_path / "tenants.yaml").symlink_to("..data/tenants.yaml")
+    watched = TenantsFile(tmp_path / "tenants.yaml")
+    (tmp_path / "..new").symlink_to("two")
+    os.replace(tmp_path / "..new", tmp_path / "..data")
+    assert watched.refresh()
+    assert watched.current.names == ("two",)
+
+
+@pytest.mark.parametrize("text", ["", "tenants: {a: {weight: -1}}\n", "tenants:\n", "x: [\n"])
+def test_invalid_file_keeps_the_last_good_one_and_says_so(path: Path, text: str) -> None:
+    watched = TenantsFile(path)
+    replace(path, text)
+    assert not watched.refresh()
+    assert watched.current.names == ("a",)
+    assert watched.problem
+    assert str(path) in watched.problem
+    replace(path, "tenants: {c: {}}\n")
+    assert watched.refresh()
+    assert watched.problem is None
+    assert watched.current.names == ("c",)
+
+
+def test_the_switch_of_all_controllers_is_read_with_the_tenants(path: Path) -> None:
+    watched = TenantsFile(path)
+    assert not watched.frozen
+    replace(path, "tenants: {a: {}}\ncontrollers: {frozen: true}\n")
+    assert watched.refresh()
+    assert watched.frozen
+    replace(path, "tenants: {a: {}}\ncontrollers: {frozen: perhaps}\n")
+    assert not watched.refresh()
+    assert watched.frozen
+    replace(path, "tenants: {a: {}}\n")
+    assert watched.refresh()
+    assert not watched.frozen
+
+
+def test_a_priority_that_the_running_gateway_lacks_is_refused(path: Path) -> None:
+    watched = TenantsFile(path, ("gold", "silver"))
+    replace(path, "tenants: {b: {priority: bulk}}\n")
+    assert not watched.refresh()
+    assert watched.current.names == ("a",)
+    assert watched.problem is not None
+    assert "tenants.b.priority: is 'bulk'; must be one of gold, silver" in watched.problem
+
+
+def test_file_that_vanishes_keeps_the_last_good_one(path: Path) -> None:
+    watched = TenantsFile(path)
+    path.unlink()
+    assert not watched.refresh()
+    assert watched.problem is not None
+    assert "cannot be read" in watched.problem
+    path.write_text("tenants: {back: {}}\n")
+    assert watched.refresh()
+    assert watched.current.names == ("back",)
+
+
+def test_first_reading_needs_a_valid_file_or_a_fallback(tmp_path: Path) -> None:
+    with pytest.raises(SettingsErrors):
+        TenantsFile(tmp_path / "none.yaml")
+    watched = TenantsFile(tmp_path / "none.yaml", fallback=OPEN)
+    assert watched.current is OPEN
+    assert watched.problem

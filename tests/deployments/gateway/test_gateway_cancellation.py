@@ -1,0 +1,162 @@
+"""Callers that leave and requests whose time is up, queued or running: the place is free, nothing
+counts as an answer, a late reply harms nobody. The stand is empty and the books agree after
+each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from fake_runtimes import Encoder, Moody
+from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
+from in_process import Stand, ask, standing
+
+from deployments.contract.batch_wire import RowError
+
+
+@pytest.fixture
+async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
+    async with standing({"device": SYNTHETIC}, tmp_path, replicas=2) as stand:
+        yield stand
+
+
+@pytest.fixture
+def looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.gateway.http.leaving._WATCH_AFTER_S", 0.0)
+
+
+@pytest.mark.usefixtures("looked_at_once")
+async def test_a_caller_that_leaves_the_queue_frees_its_place(stand: Stand) -> None:
+    held = await fill(stand)
+    leave = asyncio.Event()
+    leaver, stayer = send(stand, 1, leave=leave), send(stand, 2)
+    await stand.waiting("device", 2)
+    leave.set()
+    assert (await leaver).status == 0
+    assert stand.models._served["device"].queue.waiting_rows == 1
+    stand.transports["device"].release()
+    assert data(await stayer) == [2]
+    await asyncio.gather(*held)
+
+
+@pytest.mark.usefixtures("looked_at_once")
+async def test_a_caller_that_leaves_a_running_batch_is_not_waited_for(stand: Stand) -> None:
+    transport = stand.transports["device"]
+    transport.hold()
+    leave = asyncio.Event()
+    leaver = send(stand, 1, leave=leave)
+    await transport.sent(1)
+    leave.set()
+    assert (await leaver).status == 0
+    assert stand.models._served["device"].queue.inflight == 0
+    transport.release()
+
+
+@pytest.mark.usefixtures("looked_at_once")
+async def test_a_batch_whose_callers_all_left_before_it_started_never_runs(tmp_path: Path) -> None:
+    runtime = Moody(lambda value: None)
+    models, fakes = {"device": SYNTHETIC}, {"device": runtime}
+    async with standing(models, tmp_path, runtimes=fakes) as stand:
+        transport, leave = stand.transports["device"], asyncio.Event()
+        transport.hold()
+        body = body_of([7], "x")
+        leaver = asyncio.create_task(ask(stand.app, "POST", INFER, body=body, leave=leave))
+        await transport.sent(1)
+        leave.set()
+        assert (await leaver).status == 0
+        transport.release()
+        await stand.settled()
+        assert transport.drops == [("device-0", 1)]
+        assert runtime.batches == []
+        lines = (await ask(stand.app, "GET", "/metrics")).body.decode().splitlines()
+        (dropped,) = [n for n in lines if "batches_total{" in n and 'end="dropped"' in n]
+        assert dropped.endswith(" 1.0")
+
+
+@pytest.mark.usefixtures("looked_at_once")
+async def test_a_caller_that_left_is_counted_as_cancelled_and_is_no_latency_sample(
+    stand: Stand,
+) -> None:
+    stand.transports["device"].hold()
+    leave = asyncio.Event()
+    leaver = send(stand, 1, leave=leave)
+    await stand.transports["device"].sent(1)
+    leave.set()
+    await leaver
+    stand.transports["device"].release()
+    lines = (await ask(stand.app, "GET", "/metrics")).body.decode().splitlines()
+    assert any("requests_total{" in line and 'outcome="cancelled"' in line for line in lines)
+    assert not any("request_seconds_count{" in line and "device" in line for line in lines)
+
+
+async def test_a_request_that_is_cancelled_from_outside_leaves_nothing(stand: Stand) -> None:
+    held = await fill(stand)
+    caller = send(stand, 1)
+    await stand.waiting("device", 1)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert stand.models._served["device"].queue.waiting_rows == 0
+    stand.transports["device"].release()
+    await asyncio.gather(*held)
+
+
+async def test_a_caller_that_leaves_before_its_body_is_complete_gets_nothing(stand: Stand) -> None:
+    leave = asyncio.Event()
+    leave.set()
+    for path in (INFER, "/v2/repository/index"):
+        answer = await ask(stand.app, "POST", path, body=[b"{", None], leave=leave)
+        assert answer.status == 0
+
+
+async def test_a_request_expires_while_it_waits(stand: Stand) -> None:
+    held = await fill(stand)
+    answer = await send(stand, 1, headers=[(b"x-timeout-ms", b"5")])
+    assert (answer.status, list(json.loads(answer.body))) == (504, ["error"])
+    stand.transports["device"].release()
+    await asyncio.gather(*held)
+
+
+@pytest.mark.parametrize(
+    "header", [(b"x-timeout-ms", b"5"), (b"x-request-timeout-seconds", b"0.025")]
+)
+async def test_a_request_expires_while_it_runs(stand: Stand, header: tuple[bytes, bytes]) -> None:
+    stand.transports["device"].hold()
+    assert (await send(stand, 1, headers=[header])).status == 504
+    stand.transports["device"].release()
+
+
+async def test_an_embeddings_request_expires_in_openais_shape(tmp_path: Path) -> None:
+    model = {**SYNTHETIC, "task": "embed"}
+    async with standing({"e": model}, tmp_path, runtimes={"e": Encoder()}) as stand:
+        stand.transports["e"].hold()
+        headers, body = [(b"x-timeout-ms", b"5")], b'{"model": "e", "input": [1]}'
+        answer = await ask(stand.app, "POST", "/v1/embeddings", headers, body)
+        assert answer.status == 504
+        assert json.loads(answer.body)["error"]["type"] == "server_error"
+        stand.transports["e"].release()
+
+
+async def test_a_late_answer_to_a_request_that_expired_is_ignored(stand: Stand) -> None:
+    stand.transports["device"].hold()
+    call = send(stand, 1, headers=[(b"x-timeout-ms", b"5")])
+    assert (await call).status == 504
+    again = send(stand, 2)
+    stand.transports["device"].release()
+    assert data(await again) == [2]
+
+
+async def test_an_answer_to_what_a_request_was_before_its_retry_is_ignored(tmp_path: Path) -> None:
+    async with standing({"device": {**SYNTHETIC, "batch": {"max_size": 1}}}, tmp_path) as stand:
+        transport = stand.transports["device"]
+        transport.hold()
+        call = send(stand, 1, 2)
+        await transport.sent(2)
+        failed = busy()._replace(busy=False, errors=(RowError(0, False, "stumbled"),))
+        transport.script = [failed]
+        transport.release()
+        assert data(await call) == [1, 2]
+        assert len(transport.calls) == 4

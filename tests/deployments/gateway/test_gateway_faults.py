@@ -1,0 +1,306 @@
+"""What becomes of callers when replicas die, hang, raise or are busy, when the queue is full, when
+the server drains, and when a model changes hands. Calls are held on their way, so that a test
+decides what happens first; the stand is empty and the books agree after each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from fake_runtimes import Moody
+from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
+from in_process import Answer, Stand, ask, standing
+
+from deployments.contract.batch_wire import Column
+from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault
+from runtimes.errors import BadRows, RunError, Unhealthy
+from runtimes.types import TensorSpec
+
+
+def mood(value: int) -> Exception | None:
+    faults = {1: BadRows("row 1 is bad"), 2: RunError("the device stumbled"), 3: KeyError("odd")}
+    return Unhealthy("broken") if value == 4 else faults.get(value)
+
+
+@pytest.fixture
+async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
+    async with standing({"device": SYNTHETIC}, tmp_path, replicas=2) as stand:
+        yield stand
+
+
+# ---- rows that fail -------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def moody(tmp_path: Path) -> AsyncIterator[Stand]:
+    models, fakes = {"device": SYNTHETIC}, {"device": Moody(mood)}
+    async with standing(models, tmp_path, runtimes=fakes) as stand:
+        yield stand
+
+
+async def together(stand: Stand, values: list[int]) -> list[Answer]:
+    """All in one batch, behind two held ones."""
+    transport = stand.transports["device"]
+    transport.hold()
+    first = [asyncio.create_task(ask(stand.app, "POST", INFER, body=body_of([9], "x")))]
+    await transport.sent(1)
+    first.append(asyncio.create_task(ask(stand.app, "POST", INFER, body=body_of([9], "x"))))
+    await transport.sent(2)
+    calls = [
+        asyncio.create_task(ask(stand.app, "POST", INFER, body=body_of([value], "x")))
+        for value in values
+    ]
+    await stand.waiting("device", len(values))
+    transport.release()
+    answers = await asyncio.gather(*calls)
+    await asyncio.gather(*first)
+    return answers
+
+
+async def test_one_bad_row_of_a_batch_fails_alone(moody: Stand) -> None:
+    answers = await together(moody, [5, 1, 6, 7])
+    assert [a.status for a in answers] == [200, 400, 200, 200]
+    assert [data(a) for a in answers if a.status == 200] == [[5], [6], [7]]
+    assert "row 1 is bad" in answers[1].body.decode()
+
+
+@pytest.mark.parametrize("value", [2, 3])
+async def test_a_row_on_which_the_runtime_raises_is_retried_once_then_503(
+    moody: Stand, value: int
+) -> None:
+    answers = await together(moody, [5, value, 6])
+    assert [a.status for a in answers] == [200, 503, 200]
+    assert answers[1].header(b"retry-after") == b"1"
+    assert b"stumbled" not in answers[1].body
+    runtime = moody._runtimes["device"]
+    alone = [b for b in runtime.batches if b.inputs["x"].data.tolist() == [value]]  # type: ignore[attr-defined]
+    assert len(alone) == 2
+
+
+async def test_a_row_that_failed_once_is_answered_by_its_retry(tmp_path: Path) -> None:
+    faults: list[Exception] = [RunError("once")]
+    runtime = Moody(lambda value: faults.pop() if faults else None)
+    async with standing({"device": SYNTHETIC}, tmp_path, runtimes={"device": runtime}) as stand:
+        answer = await ask(stand.app, "POST", INFER, body=body_of([5], "x"))
+        assert data(answer) == [5]
+
+
+async def test_all_rows_of_a_batch_may_fail(moody: Stand) -> None:
+    assert [a.status for a in await together(moody, [1, 1, 1])] == [400, 400, 400]
+
+
+async def test_a_request_is_answered_whole_or_not_at_all(moody: Stand) -> None:
+    answer = await ask(moody.app, "POST", INFER, body=body_of([5, 1, 6], "x"))
+    assert answer.status == 400
+
+
+async def test_an_unhealthy_device_counts_as_lost(moody: Stand) -> None:
+    answers = await together(moody, [5, 4])
+    assert [a.status for a in answers] == [200, 503]
+
+
+# ---- replicas that are lost -------------------------------------------------------------------
+
+
+async def test_members_of_a_lost_batch_are_retried_singly_on_another_replica(stand: Stand) -> None:
+    held = await fill(stand)
+    transport = stand.transports["device"]
+    calls = [send(stand, n) for n in (1, 2, 3)]
+    await stand.waiting("device", 3)
+    transport.script = [None, None, None, None, ReplicaDied("gone")]
+    transport.release()
+    assert [data(await call) for call in calls] == [[1], [2], [3]]
+    await asyncio.gather(*held)
+    lost_by, lost = transport.calls[4]
+    retries = transport.calls[5:]
+    assert len(lost.lengths) == 3 * 4
+    assert [len(call.lengths) for _, call in retries] == [4, 4, 4]
+    assert lost_by not in {replica for replica, _ in retries}
+
+
+async def test_a_request_that_is_lost_twice_is_503_with_retry_after(stand: Stand) -> None:
+    transport = stand.transports["device"]
+    transport.script = [ReplicaDied("gone"), ReplicaFault("broken")]
+    answer = await send(stand, 1)
+    assert (answer.status, answer.header(b"retry-after")) == (503, b"1")
+    assert len({replica for replica, _ in transport.calls}) == 2
+
+
+async def test_without_retry_a_lost_request_is_503_at_once(tmp_path: Path) -> None:
+    async with standing({"device": {**SYNTHETIC, "retry": False}}, tmp_path, replicas=2) as stand:
+        stand.transports["device"].script = [ReplicaDied("gone")]
+        assert (await send(stand, 1)).status == 503
+        assert len(stand.transports["device"].calls) == 1
+
+
+async def test_a_call_that_never_arrived_harms_nobody(stand: Stand) -> None:
+    transport = stand.transports["device"]
+    transport.gone = {"device-0"}
+    assert [data(await send(stand, n)) for n in range(4)] == [[0], [1], [2], [3]]
+    assert "device-0" in {replica for replica, _ in transport.calls}
+
+
+async def test_a_hang_past_the_limit_counts_as_died(tmp_path: Path) -> None:
+    model = {**SYNTHETIC, "options": {"base_ms": 0, "hang_ids": [7], "hang_s": 0.2}}
+    async with standing({"device": model}, tmp_path, replicas=2) as stand:
+        queue = stand.models._served["device"].queue
+        object.__setattr__(queue.terms, "call_limit_s", 0.01)
+        assert (await send(stand, 7)).status == 503
+        assert sorted({r for r, _ in stand.transports["device"].calls}) == ["device-0", "device-1"]
+        assert [core.inflight for core in stand.transports["device"].cores.values()] == [1, 1]
+        stand._workers[0]._runtime.close()
+        stand._workers[1]._runtime.close()
+
+
+async def test_rows_that_a_busy_replica_returned_keep_their_order(tmp_path: Path) -> None:
+    model = {**SYNTHETIC, "batch": {"max_size": 1}, "replicas": {"slots": 1}}
+    async with standing({"device": model}, tmp_path) as stand:
+        transport = stand.transports["device"]
+        transport.hold()
+        calls = [send(stand, 1)]
+        await transport.sent(1)
+        calls += [send(stand, 2), send(stand, 3)]
+        await stand.waiting("device", 2)
+        transport.script = [busy()]
+        transport.release()
+        assert [data(await call) for call in calls] == [[1], [2], [3]]
+        sent = [call.inputs["ids"].buffer for _, call in transport.calls]
+        assert sent[0] == sent[1] == (1).to_bytes(8, "little")
+
+
+async def test_a_reply_that_makes_no_sense_is_503_and_nothing_is_left(
+    stand: Stand, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("headrace"), "propagate", True)
+    column = {"sum": Column("FP32", bytes(12), ((), (), ()))}
+    nonsense = busy()._replace(busy=False, outputs=column)
+    stand.transports["device"].script = [nonsense]
+    assert (await send(stand, 1)).status == 503
+    assert "could not be sent or taken in" in caplog.text
+    assert data(await send(stand, 2)) == [2]
+
+
+async def test_a_broken_listener_leaves_nothing_open(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = stand.models._served["device"].queue
+    monkeypatch.setattr(queue, "_on_batch", lambda record: 1 / 0)
+    assert (await send(stand, 1)).status == 503
+
+
+# ---- full, draining, changing hands -------------------------------------------------------------
+
+
+async def test_a_full_queue_is_503_with_retry_after_and_the_body_is_not_read(
+    tmp_path: Path,
+) -> None:
+    model = {**SYNTHETIC, "queue": {"max_rows": 2}, "replicas": {"slots": 1}}
+    async with standing({"device": model}, tmp_path) as stand:
+        transport = stand.transports["device"]
+        transport.hold()
+        calls = [send(stand, 1)]
+        await transport.sent(1)
+        assert (await send(stand, 1, 2, 3)).status == 400  # could never be queued
+        calls.append(send(stand, 2))
+        await stand.waiting("device", 1)
+        assert (await send(stand, 3, 4)).status == 503  # one too many
+        calls.append(send(stand, 5))
+        await stand.waiting("device", 2)
+        refused = await ask(stand.app, "POST", INFER, body=[None])
+        assert (refused.status, refused.header(b"retry-after")) == (503, b"1")
+        transport.release()
+        assert [data(await call) for call in calls] == [[1], [2], [5]]
+
+
+async def test_draining_refuses_the_new_and_finishes_what_runs(stand: Stand) -> None:
+    stand.transports["device"].hold()
+    running = send(stand, 1)
+    await stand.transports["device"].sent(1)
+    stand.models.draining = True
+    refused = await send(stand, 2)
+    assert (refused.status, refused.header(b"retry-after")) == (503, b"2")
+    ready = await ask(stand.app, "GET", "/readyz")
+    assert (ready.status, ready.header(b"retry-after")) == (503, b"2")
+    assert (await ask(stand.app, "GET", "/healthz")).status == 200
+    stand.transports["device"].release()
+    assert data(await running) == [1]
+
+
+async def test_a_withdrawn_model_refuses_what_waits_and_finishes_what_runs(stand: Stand) -> None:
+    held = await fill(stand)
+    waiting = send(stand, 1)
+    await stand.waiting("device", 1)
+    stand.models._served["device"].queue.close()
+    assert (await waiting).status == 503
+    stand.transports["device"].release()
+    assert [data(await call) for call in held] == [[101], [102], [103], [104]]
+
+
+async def test_the_queue_holds_while_no_replica_runs(stand: Stand) -> None:
+    stand.run_replicas("device", [])
+    waiting = send(stand, 1)
+    await stand.waiting("device", 1)
+    stand.run_replicas("device", ["device-1"])
+    assert data(await waiting) == [1]
+
+
+async def test_what_waits_is_answered_by_a_new_version_of_equal_tensors(stand: Stand) -> None:
+    held = await fill(stand)
+    before = stand.models.find("device").description.version
+    waiting = send(stand, 1)
+    await stand.waiting("device", 1)
+    stand.swap("device", version="v2")
+    stand.transports["device"].release()
+    assert json.loads((await waiting).body)["model_version"] == "v2"
+    assert {json.loads((await call).body)["model_version"] for call in held} == {before}
+
+
+async def test_rows_parsed_for_other_tensors_never_reach_the_new_version(stand: Stand) -> None:
+    held = await fill(stand)
+    waiting = send(stand, 1)
+    await stand.waiting("device", 1)
+    sent = len(stand.transports["device"].calls)
+    stand.swap("device", version="v2", inputs=(TensorSpec("other", "INT64", (-1, -1)),))
+    refused = await waiting
+    assert (refused.status, refused.header(b"retry-after")) == (503, b"1")
+    stand.transports["device"].release()
+    assert [data(await call) for call in held] == [[101], [102], [103], [104]]
+    assert len(stand.transports["device"].calls) == sent
+
+
+async def test_rows_that_come_back_after_such_a_change_are_refused_too(stand: Stand) -> None:
+    transport = stand.transports["device"]
+    transport.hold()
+    running = send(stand, 1)
+    await transport.sent(1)
+    stand.swap("device", version="v2", outputs=(TensorSpec("other", "FP32", (-1,)),))
+    transport.script = [ReplicaDied("gone")]
+    transport.release()
+    assert (await running).status == 503
+    assert len(transport.calls) == 1
+
+
+async def test_a_request_for_one_version_is_not_answered_by_another(stand: Stand) -> None:
+    held = await fill(stand)
+    version = stand.models.find("device").description.version
+    path = f"/v2/models/device/versions/{version}/infer"
+    waiting = asyncio.create_task(ask(stand.app, "POST", path, body=body_of([1])))
+    await stand.waiting("device", 1)
+    stand.swap("device", version="v2")
+    stand.transports["device"].release()
+    assert (await waiting).status == 503
+    await asyncio.gather(*held)
+
+
+async def test_the_log_of_a_refused_request_carries_its_id(
+    stand: Stand, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("headrace"), "propagate", True)
+    stand.transports["device"].script = [ReplicaDied("a"), ReplicaDied("b")]
+    await send(stand, 1, headers=[(b"x-request-id", b"find-me")])
+    lines = [r for r in caplog.records if r.name == "headrace.access"]
+    assert {line.__dict__["request_id"] for line in lines} == {"find-me"}

@@ -1,0 +1,212 @@
+"""Chats over real connections, from engines that are nothing but time: OpenAI's own client is at
+home, tokens come as they are made, and what ends early leaves nothing behind at the replica.
+
+The gateway behind uvicorn with httptools, as Ray Serve runs it; replicas' cores in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from fake_engines import until
+from in_process import Stand, ask, standing
+
+from deployments.contract.replica_directory import ReplicaBook, RunningReplica
+from deployments.contract.stream_wire import GenerateCall, StepMessage
+from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.queues.transport import ReplicaDied, Unreached
+from deployments.replica import describe
+from deployments.replica.stream_core import StreamCore
+from deployments.settings import ModelSettings
+from runtimes import catalog
+
+STEP_MS = 4
+SAID: Any = [{"role": "user", "content": "hello there"}]
+CHAT = {
+    "runtime": "synthetic",
+    "task": "generate",
+    "lengths": {"max": 400},
+    "options": {"base_ms": STEP_MS, "max_sequences": 8, "fail_words": ["fail"]},
+}
+
+
+class Cores:
+    """The way to replica cores in this process. `cores`: the stand looks for batch replicas'."""
+
+    def __init__(self) -> None:
+        self.cores: dict[str, Any] = {}
+        self.streams: dict[str, StreamCore] = {}
+        self.dead: set[str] = set()
+
+    def forget(self, running: set[str]) -> None:
+        pass
+
+    async def begin(self, replica_id: str, call: GenerateCall) -> None:
+        if replica_id in self.dead:
+            raise ReplicaDied(replica_id)
+        if not self.streams[replica_id].begin(call):
+            raise Unreached(replica_id)
+
+    async def abort(self, replica_id: str, lease_ids: list[int]) -> None:
+        for lease_id in lease_ids:
+            self.streams[replica_id].abort("g0", lease_id)
+
+    async def messages(self, replica_id: str) -> AsyncIterator[StepMessage]:
+        async for message in self.streams[replica_id].messages("g0"):
+            if replica_id in self.dead:
+                raise ReplicaDied(replica_id)
+            yield message
+
+    @property
+    def inflight(self) -> int:
+        return sum(core.inflight for core in self.streams.values())
+
+
+class Chats:
+    """A stand that listens, and its engines."""
+
+    def __init__(self, stand: Stand, url: str, cores: Cores) -> None:
+        self.stand, self.url, self.cores = stand, url, cores
+        self.client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        self.http = httpx.AsyncClient(base_url=url, timeout=10)
+
+    async def metrics(self) -> list[str]:
+        return (await ask(self.stand.app, "GET", "/metrics")).body.decode().splitlines()
+
+
+async def engines(stand: Stand, folder: Path, count: int) -> tuple[Cores, list[Any]]:
+    model = ModelSettings.model_validate(CHAT)
+    settings = describe.runtime_settings("chat", model, folder, lambda phase, share: None)
+    cores, runtimes = Cores(), []
+    for index in range(count):
+        runtime = catalog.create_stream(settings)
+        await runtime.load()
+        runtimes.append(runtime)
+        cores.streams[f"chat-{index}"] = StreamCore(runtime, 64)
+    page, _ = describe.describe_stream("chat", model, "digest", runtimes[0])
+    book = ReplicaBook()
+    served = ServedModel(page, None, cores, book, stand.home, stand.observer.batch)
+    stand.models._served["chat"], stand.models._live["chat"] = served, page
+    stand.transports["chat"], stand.books["chat"] = cores, book  # type: ignore[assignment]
+    book.update([RunningReplica(name, (("digest", "digest"),)) for name in cores.streams])
+    stand.observer.refresh()
+    return cores, runtimes
+
+
+@pytest.fixture
+async def chats(tmp_path: Path) -> AsyncIterator[Chats]:
+    async with standing({}, tmp_path) as stand:
+        cores, runtimes = await engines(stand, tmp_path, 2)
+        server = uvicorn.Server(
+            uvicorn.Config(stand.app, port=0, http="httptools", log_config=None)
+        )
+        serving = asyncio.create_task(server.serve())
+        await until(lambda: server.started)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        found = Chats(stand, f"http://127.0.0.1:{port}", cores)
+        yield found
+        await found.client.close()
+        await found.http.aclose()
+        await until(lambda: not cores.inflight)
+        server.should_exit = server.force_exit = True
+        await serving
+        for runtime in runtimes:
+            await runtime.close()
+
+
+async def test_tokens_come_while_the_engine_makes_further_ones(chats: Chats) -> None:
+    stream = await chats.client.chat.completions.create(
+        model="chat", messages=SAID, max_tokens=100, stream=True
+    )
+    running = [
+        chats.cores.inflight
+        async for chunk in stream
+        if chunk.choices and chunk.choices[0].delta.content
+    ]
+    assert len(running) == 100
+    assert running[:50] == [1] * 50
+
+
+async def test_streamed_and_whole_answers_are_the_same(chats: Chats) -> None:
+    asked: Any = {"model": "chat", "messages": SAID, "max_tokens": 6}
+    whole = await chats.client.chat.completions.create(**asked)
+    stream = await chats.client.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 6
+
+
+async def test_several_sequences_and_a_completion(chats: Chats) -> None:
+    answer = await chats.client.completions.create(model="chat", prompt="a b", max_tokens=3, n=2)
+    assert len(answer.choices) == 2
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 6
+
+
+async def test_refusals_are_openais_own_exceptions(chats: Chats) -> None:
+    create = chats.client.chat.completions.create
+    with pytest.raises(openai.BadRequestError) as long:
+        await create(model="chat", messages=SAID, max_tokens=5000)
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.NotFoundError):
+        await create(model="nobody", messages=SAID)
+    with pytest.raises(openai.InternalServerError):
+        await create(model="chat", messages=[{"role": "user", "content": "fail"}], max_tokens=5)
+
+
+async def test_many_at_once_are_all_answered_and_leave_nothing(chats: Chats) -> None:
+    async def one(number: int) -> int:
+        stream = await chats.client.chat.completions.create(
+            model="chat", messages=SAID, max_tokens=5 + number % 7, stream=True
+        )
+        return len([c async for c in stream if c.choices and c.choices[0].delta.content])
+
+    heard = await asyncio.gather(*[one(number) for number in range(40)])
+    assert heard == [5 + number % 7 for number in range(40)]
+
+
+async def test_a_client_that_leaves_frees_the_engine(chats: Chats) -> None:
+    asked = {"model": "chat", "messages": SAID, "max_tokens": 350, "stream": True}
+    async with chats.http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+        async for _ in answer.aiter_lines():
+            break
+        assert chats.cores.inflight == 1
+    await until(lambda: not chats.cores.inflight)
+    loads = [await core.health() for core in chats.cores.streams.values()]
+    assert [load.running for load in loads] == [0, 0]
+    lines = await chats.metrics()
+    assert any('protocol="chat"' in x and 'outcome="cancelled"' in x for x in lines)
+
+
+async def test_a_dying_replica_ends_what_it_had_begun_and_nothing_else(chats: Chats) -> None:
+    asked = {"model": "chat", "messages": SAID, "max_tokens": 60, "stream": True}
+
+    async def one(begun: asyncio.Event) -> str:
+        async with chats.http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+            last = ""
+            async for line in answer.aiter_lines():
+                begun.set()
+                last = line or last
+        return last
+
+    events = [asyncio.Event() for _ in range(4)]
+    tasks = [asyncio.create_task(one(event)) for event in events]
+    for event in events:
+        await event.wait()
+    running = {name: core.inflight for name, core in chats.cores.streams.items()}
+    assert min(running.values()) > 0
+    chats.cores.dead.add("chat-0")
+    ends = await asyncio.gather(*tasks)
+    broken = [json.loads(end[6:])["error"]["code"] for end in ends if end != "data: [DONE]"]
+    assert broken == ["replica_lost"] * running["chat-0"]

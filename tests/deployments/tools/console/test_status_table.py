@@ -1,0 +1,133 @@
+"""The table and the JSON of `status` say what the snapshot says."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from deployments.cluster.server_status import ModelStatus, StatusSnapshot
+from deployments.tools.console.status_table import _seconds, as_json, show
+
+MODEL: ModelStatus = {
+    "name": "[red]m",
+    "version": "abc",
+    "runtime": "openvino",
+    "state": "ready",
+    "replicas_ready": 1,
+    "replicas": 2,
+    "waiting_rows": 7,
+    "late_rows": 3,
+    "oldest_wait_s": 0.012,
+    "leases": 4,
+    "backlog_s": 2.5,
+    "drift": 0,
+    "rows_by_bucket": {"32": 5, "512": 2},
+    "rows_by_tenant": {"acme": 2, "batch": 5},
+    "tokens_per_s": 0.0,
+    "engines": {},
+    "ejected": [],
+    "profile": "",
+}
+SNAPSHOT: StatusSnapshot = {
+    "url": "http://127.0.0.1:8000",
+    "pid": 42,
+    "uptime_s": 7500.0,
+    "gateways": 1,
+    "models": [MODEL],
+    "frozen": False,
+    "problem": None,
+}
+
+
+def shown(snapshot: StatusSnapshot) -> str:
+    out = io.StringIO()
+    show(snapshot, Console(file=out, width=160))
+    return out.getvalue()
+
+
+def test_table_holds_every_figure_of_a_model() -> None:
+    title, headings, row, *_ = (line.split() for line in shown(SNAPSHOT).strip().splitlines())
+    assert " ".join(title) == "http://127.0.0.1:8000 pid 42 up 2 h 5 min 1 gateway"
+    assert headings[0] == "MODEL"
+    assert row == [
+        "[red]m",
+        "abc",
+        "openvino",
+        "ready",
+        "1/2",
+        "7",
+        "3",
+        "12",
+        "ms",
+        "4",
+        "2.5",
+        "s",
+        "0",
+    ]
+
+
+def test_what_waits_is_told_by_length_below_the_table() -> None:
+    assert "[red]m waiting by length: 5 up to 32, 2 up to 512\n" in shown(SNAPSHOT)
+    empty: ModelStatus = {**MODEL, "rows_by_bucket": {}, "rows_by_tenant": {}}
+    assert "waiting by" not in shown({**SNAPSHOT, "models": [empty]})
+
+
+def test_the_tenants_with_most_rows_are_told_first_and_the_many_added_up() -> None:
+    assert "[red]m waiting by tenant: batch 5, acme 2\n" in shown(SNAPSHOT)
+    many: ModelStatus = {**MODEL, "rows_by_tenant": {f"t{n:02}": 20 - n for n in range(12)}}
+    text = " ".join(shown({**SNAPSHOT, "models": [many]}).split())
+    assert text.endswith("t08 12, t09 11, others 19")
+
+
+def test_replicas_that_are_left_out_are_named() -> None:
+    assert "slow" not in shown(SNAPSHOT)
+    slow: ModelStatus = {**MODEL, "ejected": ["r#1", "r#2"]}
+    assert "[red]m slow replicas left out: r#1, r#2\n" in shown({**SNAPSHOT, "models": [slow]})
+
+
+def test_frozen_controllers_are_told() -> None:
+    assert "frozen" not in shown(SNAPSHOT)
+    assert shown({**SNAPSHOT, "frozen": True}).endswith("controllers are frozen\n")
+
+
+def test_problem_stands_below_the_table() -> None:
+    assert (
+        shown(SNAPSHOT | {"problem": "tenants [x] are stale"})
+        .strip()
+        .endswith("problem: tenants [x] are stale")
+    )
+
+
+def test_server_without_models_is_shown() -> None:
+    assert "2 gateways" in shown(SNAPSHOT | {"models": [], "gateways": 2})
+
+
+def test_json_is_the_snapshot() -> None:
+    assert json.loads(as_json(SNAPSHOT)) == SNAPSHOT
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 ms"),
+        (0.999, "999 ms"),
+        (1, "1.0 s"),
+        (119.9, "119.9 s"),
+        (120, "2 min"),
+        (7199, "119 min"),
+        (7200, "2 h 0 min"),
+    ],
+)
+def test_times_are_in_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert _seconds(seconds) == text
+
+
+def test_a_model_that_generates_says_how_much_and_how_full_it_is() -> None:
+    engines = {"r0": [3, 1, 0.5], "r1": [2, 0, 0.25]}
+    model: ModelStatus = {**MODEL, "name": "chat", "tokens_per_s": 812.4, "engines": engines}
+    page = shown({**SNAPSHOT, "models": [model]})
+    said = "chat generates: 812 tokens/s, 38% of the cache used, 5 running, 1 waiting in engines"
+    assert said in page

@@ -1,0 +1,179 @@
+"""What is shown while models start, and the line to try is one that the model answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+
+import pytest
+from rich.console import Console
+
+from deployments.cluster.ready_message import ready_message, try_line
+from deployments.contract.description import ModelDescription
+from deployments.contract.scheduling import scheduling
+from deployments.settings import ModelSettings
+from deployments.tools.console.terminal import Progress
+from runtimes.types import TensorSpec
+
+IDS = TensorSpec("ids", "INT64", (-1, -1))
+MASK = TensorSpec("mask", "INT64", (-1, -1))
+URL = "http://127.0.0.1:8000"
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def described(*inputs: TensorSpec, **changes: object) -> ModelDescription:
+    plain: dict[str, object] = {
+        "name": "m",
+        "version": "1",
+        "generation": 0,
+        "platform": "p",
+        "task": "tensors",
+        "inputs": inputs or (IDS,),
+        "outputs": (),
+        "lengths_input": "ids",
+        "lengths_axis": 1,
+        "mask_input": None,
+        "optional_inputs": (),
+        "max_length": 512,
+        "truncate": False,
+        "bucket_edges": (512,),
+        "pads": True,
+        "precision": "fp32",
+        "device": "cpu",
+        "scheduling": scheduling(ModelSettings(runtime="synthetic")),
+        "digest": "",
+    }
+    return ModelDescription(**(plain | changes))  # type: ignore[arg-type]
+
+
+def body_of(line: str) -> tuple[str, dict[str, object]]:
+    """URL and body, as the shell would pass them to curl."""
+    words = shlex.split(line)
+    assert words[:2] == ["curl", "-s"]
+    return words[2], json.loads(words[words.index("-d") + 1])
+
+
+def plain(width: int = 200) -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, width=width, force_terminal=False), out
+
+
+def test_without_a_terminal_each_phase_is_one_line() -> None:
+    clock, (console, out) = Clock(), plain()
+    with Progress(["m", "n"], console=console, clock=clock) as progress:
+        progress.update("m", "staging", 0.1)
+        progress.update("m", "staging", 0.9)
+        clock.now += 1.5
+        progress.update("m", "compiling")
+        progress.update("n", "staging")
+        clock.now += 1
+        progress.update("m", "ready")
+        progress.update("n", "failed", note="no such file")
+    assert out.getvalue().splitlines() == [
+        "m: staging (0.0 s)",
+        "m: compiling (1.5 s)",
+        "n: staging (1.5 s)",
+        "m: ready (2.5 s)",
+        "n: failed: no such file (2.5 s)",
+    ]
+
+
+def test_phases_never_go_back() -> None:
+    console, out = plain()
+    with Progress(["m"], console=console, clock=Clock()) as progress:
+        for phase in ("warming", "staging", "unheard of", "ready", "warming", "failed"):
+            progress.update("m", phase)
+    assert out.getvalue().splitlines() == ["m: warming (0.0 s)", "m: ready (0.0 s)"]
+
+
+def test_long_lines_are_not_folded_in_logs() -> None:
+    console, out = plain(width=20)
+    with Progress(["m"], console=console, clock=Clock()) as progress:
+        progress.update("m", "failed", note="x" * 100)
+    assert out.getvalue().count("\n") == 1
+
+
+def test_model_that_was_not_named_is_shown_too() -> None:
+    console, out = plain()
+    with Progress([], console=console, clock=Clock()) as progress:
+        progress.update("late", "staging")
+    assert out.getvalue() == "late: staging (0.0 s)\n"
+
+
+def test_terminal_shows_every_phase_with_its_seconds() -> None:
+    clock, out = Clock(), io.StringIO()
+    console = Console(file=out, width=120, force_terminal=True, color_system=None)
+    with Progress(["m", "n"], console=console, clock=clock) as progress:
+        progress.update("m", "staging")
+        clock.now += 2
+        progress.update("m", "warming", 0.5)
+        progress.update("n", "failed", note="[no] markup")
+        clock.now += 3
+    last = out.getvalue().split("\n")
+    assert any("staging 2.0 s" in line and "warming 50% 3.0 s" in line for line in last)
+    assert any("failed: [no] markup" in line for line in last)
+
+
+def test_embedding_model_is_tried_with_a_text() -> None:
+    url, body = body_of(try_line(described(task="embed", tokenizer_digest="d"), URL + "/"))
+    assert url == f"{URL}/v1/embeddings"
+    assert body["model"] == "m"
+    assert isinstance(body["input"], str)
+
+
+def test_model_without_a_tokeniser_is_tried_with_ids() -> None:
+    url, body = body_of(try_line(described(task="embed"), URL))
+    assert url == f"{URL}/v2/models/m/infer"
+    assert body == {
+        "inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 4], "data": [[1, 2, 3, 4]]}]
+    }
+
+
+def test_optional_inputs_are_left_out() -> None:
+    _, body = body_of(try_line(described(IDS, MASK, optional_inputs=("mask",)), URL))
+    assert [each["name"] for each in body["inputs"]] == ["ids"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [("BYTES", ["text"] * 2), ("FP32", [0.5] * 2), ("BOOL", [True] * 2), ("UINT8", [1, 2])],
+)
+def test_values_are_of_the_inputs_type(datatype: str, data: list[object]) -> None:
+    _, body = body_of(try_line(described(TensorSpec("x", datatype, (-1, 2))), URL))
+    only = body["inputs"][0]  # type: ignore[index]
+    assert (only["shape"], only["data"]) == ([1, 2], [data])
+
+
+def test_model_whose_input_has_no_json_form_is_asked_for_its_page() -> None:
+    line = try_line(described(TensorSpec("x", "BF16", (-1, 2))), URL)
+    assert line == f"curl -s {URL}/v2/models/m"
+
+
+def test_dynamic_axes_are_within_the_models_length() -> None:
+    _, body = body_of(try_line(described(max_length=2), URL))
+    assert body["inputs"][0]["shape"] == [1, 2]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("values", "tried"), [(64, True), (65, False), (3 * 10**9, False)])
+def test_large_input_is_not_printed(values: int, tried: bool) -> None:
+    line = try_line(described(TensorSpec("image", "FP32", (-1, values))), URL)
+    assert line.endswith("/v2/models/m") is not tried
+    assert len(line) < 1000
+
+
+def test_ready_message_names_the_models_and_one_line_to_try() -> None:
+    lines = ready_message(URL, [described(), described(name="n")]).splitlines()
+    assert lines[0] == f"ready: {URL} (m, n)"
+    assert lines[1] == "try:"
+    assert lines[2].startswith(f"  curl -s {URL}/v2/models/m/infer")
+    assert len(lines) == 3

@@ -1,0 +1,116 @@
+"""A model that generates is simulated with an engine, and shown by its tokens."""
+
+from __future__ import annotations
+
+from io import StringIO
+from math import inf
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from deployments.settings import parse
+from deployments.tools.console.simulated import show
+from deployments.tools.simulate.engines import Prompts
+from deployments.tools.simulate.play import Asked, prepare
+from deployments.tools.simulate.stage import StageError, set_up
+from loadtests.traffic.plan import Planned
+from loadtests.traffic.scenario_file import check
+from routers.types import ReplicaKind
+
+SCENARIOS = Path(__file__).parents[4] / "loadtests" / "scenarios"
+MODEL = {"runtime": "synthetic", "task": "generate", "lengths": {"max": 4096}}
+SCENARIO = {
+    "settings": "x",
+    "duration_s": 10,
+    "arrivals": {"rate": 10},
+    "lengths": {"fixed": 100},
+    "output": {"fixed": 50},
+    "engine": {"cache_tokens": 5000, "max_sequences": 8, "base_ms": 10},
+}
+
+
+def stage(model=None, **changed):
+    return set_up(check(SCENARIO | changed), parse({"models": {"m": MODEL | (model or {})}}))
+
+
+def played(*changes, fifo=False):
+    play = prepare(SCENARIOS / "generation-mix.yaml", Asked(("duration_s=10", *changes)))
+    return play, play.run(lambda now, requests: None, fifo=fifo)
+
+
+def test_core_is_told_of_the_engine_what_a_replica_would_say():
+    made = stage({"slo": {"ttft_ms": 300, "tpot_ms": 30}})
+    core = made.core
+    assert core.generation is not None
+    assert (core.slo_s, core.generation.tpot_s, core.generation.block_tokens) == (0.3, 0.03, 16)
+    assert core.generation.profile[0] == (1, 1, pytest.approx(0.0101))
+    assert core.bucket_edges[-1] == 4096
+    assert made.engine.cache_tokens == 5000
+
+
+def test_first_tokens_and_each_one_after_are_shown():
+    play, end = played()
+    assert play.left_out == []
+    assert {device.kind for device in play.devices} == {ReplicaKind.STREAM}
+    total = end.summary.total()
+    assert total.first.total == total.latency.total > 50
+    assert end.as_json()["tenants"]["chat"]["first_p99_ms"] > 0
+    assert not any(end.left_over.values())
+    out = StringIO()
+    show("mix", end, end, Console(file=out, width=120))
+    assert "first p99" in out.getvalue()
+    assert "straight to the engines, in turn" in out.getvalue()
+
+
+def test_the_same_runs_straight_to_the_engines():
+    _, end = played(fifo=True)
+    assert end.summary.total().first.total > 50
+    assert not any(end.left_over.values())
+
+
+def test_first_token_is_what_is_due():
+    _, end = played("settings.models.writer.slo.ttft_ms=1000")
+    writers = end.summary.tenants()["writers"]
+    assert writers.latency.percentile_s(50) > 5.0
+    assert writers.in_slo_share > 0.9
+
+
+def test_models_without_an_engine_and_engines_without_a_model_are_refused():
+    with pytest.raises(StageError, match="device: must be left out; m generates"):
+        stage(device={"base_ms": 1})
+    with pytest.raises(StageError, match="engine: must be left out; m generates nothing"):
+        stage({"task": "tensors"})
+    with pytest.raises(StageError, match="is 100; must hold a request of 4096 tokens"):
+        stage(engine={"cache_tokens": 100})
+
+
+def planned(**more):
+    return Planned(0.0, "default", (100,), **({"output": 50} | more))
+
+
+def prompts(**tenant):
+    return Prompts(check(SCENARIO | {"tenants": {"default": tenant}}), 4096, 16)
+
+
+def test_requests_ask_for_what_they_come_to_unless_the_scenario_says_more():
+    generation, output = prompts().asked(planned(), 100)
+    assert (generation.max_tokens, output) == (50, 50)
+    generation, output = prompts(max_tokens=1000).asked(planned(), 100)
+    assert (generation.max_tokens, output) == (1000, 50)
+    generation, output = prompts(max_tokens=1000).asked(planned(output=5000), 4000)
+    assert (generation.max_tokens, output) == (96, 96)
+
+
+def shared(first, second):
+    return sum(a == b for a, b in zip(first.blocks, second.blocks, strict=True))
+
+
+def test_prompts_begin_alike_as_far_as_tenant_and_session_say():
+    asks = prompts(prefix_tokens=48)
+    first, second = (asks.asked(planned(), 160)[0] for _ in range(2))
+    assert shared(first, second) == 3
+    first, second = (asks.asked(planned(session="s"), 160)[0] for _ in range(2))
+    assert shared(first, second) == 3 + 3
+    assert len(set(first.blocks)) == len(first.blocks) == 10
+    assert first.max_tokens < inf

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from deployments.cluster import run_folder
+from deployments.cluster.control_socket import ControlSocket
+from deployments.cluster.state_file import NoServer
+from deployments.tools import control
+
+
+@pytest.fixture(autouse=True)
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "path_of", lambda port: tmp_path)
+    return tmp_path
+
+
+def fails(_):
+    raise RuntimeError("no cluster")
+
+
+def test_a_question_is_answered_by_its_handler():
+    with ControlSocket(1, {"status": lambda request: {"asked": request["do"]}}):
+        assert control.ask(1, {"do": "status"}) == {"asked": "status"}
+
+
+def test_a_handler_that_raises_is_a_refusal_and_the_next_question_is_answered():
+    with ControlSocket(1, {"apply": fails, "status": lambda _: {"up": True}}):
+        with pytest.raises(control.Refused, match="RuntimeError: no cluster"):
+            control.ask(1, {"do": "apply"})
+        assert control.ask(1, {"do": "status"}) == {"up": True}
+
+
+@pytest.mark.parametrize("line", [b"\n", b"[]\n", b'{"do": "dance"}\n', b"\xff\n"])
+def test_rubbish_is_refused_in_words(run, line):
+    with ControlSocket(1, {}), socket.socket(socket.AF_UNIX) as conn:
+        conn.connect(str(run / "control.sock"))
+        conn.sendall(line)
+        assert b"not a request this host knows" in conn.makefile("rb").readline()
+
+
+def test_the_socket_is_its_owners_alone_and_goes(run):
+    with ControlSocket(1, {}):
+        assert (run / "control.sock").stat().st_mode & 0o777 == 0o600
+    assert not (run / "control.sock").exists()
+
+
+def test_nobody_there_is_no_server():
+    with pytest.raises(NoServer, match="starting or stopping"):
+        control.ask(1, {"do": "status"})
+
+
+def test_a_host_that_does_not_answer_in_time_is_said_so():
+    answer = threading.Event()
+
+    def late(_):
+        answer.wait(1)
+        return {}
+
+    with ControlSocket(1, {"status": late}):
+        with pytest.raises(control.Refused, match=r"no answer within 0\.01 s"):
+            control.ask(1, {"do": "status"}, timeout_s=0.01)
+        answer.set()
+
+
+@pytest.mark.parametrize("other", ["apply", "freeze"])
+def test_changes_are_made_one_after_another(other):
+    inside, most = [], []
+    never = threading.Event()
+
+    def apply(_):
+        inside.append(1)
+        never.wait(0.02)
+        most.append(len(inside))
+        inside.pop()
+        return {}
+
+    with ControlSocket(1, {"apply": apply, "freeze": apply}):
+        asked = [
+            threading.Thread(target=control.ask, args=(1, {"do": do})) for do in ("apply", other)
+        ]
+        for thread in asked:
+            thread.start()
+        for thread in asked:
+            thread.join()
+    assert most == [1, 1]
