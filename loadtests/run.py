@@ -18,8 +18,8 @@ import yaml
 
 from loadtests.client.protocols import PROTOCOLS
 from loadtests.client.protocols.types import Place, Wire
-from loadtests.results.keeper import Keeper, Terms
 from loadtests.results.record import Client, Record
+from loadtests.results.recorder import Keeper, Terms
 from loadtests.results.report_table import this_machine
 from loadtests.results.token_limits import TokenLimits
 from loadtests.traffic import scenario_file

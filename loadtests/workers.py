@@ -24,8 +24,8 @@ from typing import Any
 from loadtests.client.player import Player, Stand, run_loop
 from loadtests.client.protocols.rubbish import with_rubbish
 from loadtests.client.protocols.types import Wire
-from loadtests.results.keeper import Keeper, Terms
 from loadtests.results.record import Cell, merged
+from loadtests.results.recorder import Keeper, Terms
 from loadtests.traffic.plan import Part, Plan
 from loadtests.traffic.scenario import Scenario
 

@@ -17,11 +17,11 @@ from routers.buckets.edges import EdgeSolver
 from routers.cost.model import CostModel
 from routers.deadlines import Turnaround
 from routers.flows import Flow
+from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
 from routers.streams.generations import Generations
 from routers.tickets import Row, Ticket
 from routers.types import Generation, Request
-from routers.waiting import Waiting
 
 
 class Arrivals:
@@ -30,7 +30,7 @@ class Arrivals:
     def __init__(
         self,
         settings: DispatcherSettings,
-        waiting: Waiting,
+        waiting: RequestQueue,
         turnaround: Turnaround,
         cost: CostModel,
     ) -> None:

@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from routers.batcher import form_batch
-from routers.choosing.affinity import Affinity
-from routers.choosing.choice import finish_in_s
-from routers.choosing.racing import Racing, row_ids
-from routers.holders import Holder
 from routers.leases import Lease, stream_share
 from routers.members import abort
-from routers.offers import Goods
-from routers.requests import Requests
+from routers.placement.affinity import Affinity
+from routers.placement.choice import finish_in_s
+from routers.placement.speculative_copies import SpeculativeCopies, row_ids
+from routers.preemption import spare_lease
+from routers.replica_capacity import FormedBatch
+from routers.replica_state import ReplicaState
+from routers.request_table import RequestTable
 from routers.streams.choice import preferred as preferred_stream
 from routers.streams.leases import began
 from routers.tickets import Row
 from routers.types import Action, Dispatch
-from routers.yielding import spare_lease
 
 _MOST_URGENT = (0, 0, inf)
 
@@ -34,8 +34,8 @@ _MOST_URGENT = (0, 0, inf)
 class Assignment:
     """`racing` brings replicas, leases, budget and settings along."""
 
-    requests: Requests
-    racing: Racing
+    requests: RequestTable
+    racing: SpeculativeCopies
     affinity: Affinity
 
     def fill(self, now: float, actions: list[Action]) -> None:
@@ -76,7 +76,7 @@ class Assignment:
                 racing.tally.preempted += 1
                 abort(lease, actions)
 
-    def _send_instead(self, holder: Holder, now: float, actions: list[Action]) -> bool:
+    def _send_instead(self, holder: ReplicaState, now: float, actions: list[Action]) -> bool:
         """One lease more than the replica holds, which therefore gives its least urgent back."""
         given_up = spare_lease(holder)
         assert given_up is not None
@@ -93,7 +93,7 @@ class Assignment:
         self.racing.tally.pushed_out += 1
         return True
 
-    def _send(self, holder: Holder, now: float, actions: list[Action]) -> Lease | None:
+    def _send(self, holder: ReplicaState, now: float, actions: list[Action]) -> Lease | None:
         """A lease of what the batcher gives this replica, if anything."""
         racing = self.racing
         trusted = bool(racing.settings.profile)
@@ -105,7 +105,7 @@ class Assignment:
             return None
         return self._sign(self._preferred(holder, goods, now), goods, now, actions)
 
-    def _save_room(self, holder: Holder, row: Row) -> None:
+    def _save_room(self, holder: ReplicaState, row: Row) -> None:
         """At the replica that was asked first, and at no other meanwhile."""
         plan = row.ticket.plan
         saves = None if plan is None else self.racing.replicas.holders.get(plan.waits_at)
@@ -113,7 +113,9 @@ class Assignment:
             holder.save(row)
             plan.waits_at = holder.replica.replica_id
 
-    def _sign(self, holder: Holder, goods: Goods, now: float, actions: list[Action]) -> Lease:
+    def _sign(
+        self, holder: ReplicaState, goods: FormedBatch, now: float, actions: list[Action]
+    ) -> Lease:
         """The lease, sent, paid and watched."""
         racing = self.racing
         replica_id = holder.replica.replica_id
@@ -147,7 +149,7 @@ class Assignment:
         else:
             budget.earn(lease.predicted_s)
 
-    def _preferred(self, best: Holder, goods: Goods, now: float) -> Holder:
+    def _preferred(self, best: ReplicaState, goods: FormedBatch, now: float) -> ReplicaState:
         """The replica that served the leading row's session last, or else the best."""
         row = goods.rows[0]
         preferred = self.affinity.preferred(row.ticket.request.session)
@@ -184,7 +186,7 @@ class Assignment:
                 actions.append(copy)
 
 
-def _fits(holder: Holder, goods: Goods) -> bool:
+def _fits(holder: ReplicaState, goods: FormedBatch) -> bool:
     if not holder.streams:
         return holder.answers > 0 or len(goods.rows) == 1
     room = holder.replica.capacity - holder.held

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
+from routers.batch_builder import BatchBuilder
 from routers.batch_size import pays_to_wait
 from routers.buckets.bucket import Bucket
 from routers.buckets.spare_room import fill_spare_room, take_late_along
-from routers.draft import Draft
 from routers.flows import Flow
 from routers.lanes import FlowQueue, Lane
-from routers.offers import Goods, Offer
-from routers.requests import Requests
+from routers.replica_capacity import FormedBatch, ReplicaCapacity
+from routers.request_table import RequestTable
 from routers.streams.turns import next_row
 from routers.tickets import Row
 from routers.types import Action
@@ -31,7 +31,9 @@ from routers.types import Action
 _EARLY_DROP = 0.7  # of the batch that could be formed: the size at which a row must make it
 
 
-def form_batch(requests: Requests, offer: Offer, now: float, actions: list[Action]) -> Goods | None:
+def form_batch(
+    requests: RequestTable, offer: ReplicaCapacity, now: float, actions: list[Action]
+) -> FormedBatch | None:
     """The rows for this replica, taken out of the queue and charged to their flows; None when it
     may take none of them, or an idle replica should wait until `requests.held_until`."""
     requests.waiting.reorder()
@@ -57,7 +59,7 @@ def form_batch(requests: Requests, offer: Offer, now: float, actions: list[Actio
     return None
 
 
-def _in_order(requests: Requests, now: float) -> Iterator[Lane]:
+def _in_order(requests: RequestTable, now: float) -> Iterator[Lane]:
     """Lanes, the one to serve first in front; the late ones as they are once these were asked."""
     waiting = requests.waiting
     due = waiting.passed_over(requests.settings.ageing_s, now)
@@ -67,7 +69,7 @@ def _in_order(requests: Requests, now: float) -> Iterator[Lane]:
     yield from waiting.late
 
 
-def _with_lowest_tag(requests: Requests, lane: Lane) -> Lane:
+def _with_lowest_tag(requests: RequestTable, lane: Lane) -> Lane:
     """The lane itself, or the late one of its priority where a flow with late rows alone is a batch
     further below its share: being late may cost it its place among its own, not its share. Less
     than that is no matter of shares (of 1,200 rows/s offered by 100 equal tenants, 490 instead of
@@ -83,13 +85,13 @@ def _with_lowest_tag(requests: Requests, lane: Lane) -> Lane:
 
 
 def _led(
-    requests: Requests, lane: Lane, offer: Offer, now: float, actions: list[Action]
-) -> Goods | None:
+    requests: RequestTable, lane: Lane, offer: ReplicaCapacity, now: float, actions: list[Action]
+) -> FormedBatch | None:
     """A batch of the flow whose turn it is; None when all of the lane's rows turned out late, or
     it pays to wait for more."""
     while (queue := lane.order.first()) is not None:
         bucket = _bucket(requests, queue, offer, now)
-        draft = Draft(requests, lane, bucket.edge, offer, now)
+        draft = BatchBuilder(requests, lane, bucket.edge, offer, now)
         if _is_held(requests, draft, bucket, now):
             return None
         start = queue.flow.tag
@@ -105,14 +107,14 @@ def _led(
     return None
 
 
-def _least_turn_s(requests: Requests, queue: FlowQueue) -> float:
+def _least_turn_s(requests: RequestTable, queue: FlowQueue) -> float:
     """A turn costs at least what the cheapest full batch of the flow's buckets does, or buckets
     in which little waits would be served in many small batches."""
     waiting = [edge for edge, bucket in queue.buckets.items() if bucket.rows]
     return min([requests.sizes.full_s(edge) for edge in waiting], default=0.0)
 
 
-def _bucket(requests: Requests, queue: FlowQueue, offer: Offer, now: float) -> Bucket:
+def _bucket(requests: RequestTable, queue: FlowQueue, offer: ReplicaCapacity, now: float) -> Bucket:
     """The bucket whose turn it is, or the one whose shape the replica has loaded while that one
     is ahead by less than loading another costs."""
     bucket = queue.leading(requests.sizes, now)
@@ -125,7 +127,7 @@ def _bucket(requests: Requests, queue: FlowQueue, offer: Offer, now: float) -> B
 
 
 def _fill(
-    requests: Requests, draft: Draft, leader: Flow, now: float, actions: list[Action]
+    requests: RequestTable, draft: BatchBuilder, leader: Flow, now: float, actions: list[Action]
 ) -> None:
     """Rows of the leading bucket over all flows, lowest tag first, none that would be late. Flows
     far above their share fill only a part: the others' cycle through their buckets stays short."""
@@ -151,7 +153,7 @@ def _fill(
         draft.take(row)
 
 
-def _turnaround_s(requests: Requests, draft: Draft, waiting: int) -> float:
+def _turnaround_s(requests: RequestTable, draft: BatchBuilder, waiting: int) -> float:
     """Predicted seconds to the end of a batch of most of what could be in it, at the 99th
     percentile: a row that could only be served in a smaller one would keep the others waiting."""
     rows = max(1, int(_EARLY_DROP * min(draft.room, waiting)))
@@ -159,7 +161,7 @@ def _turnaround_s(requests: Requests, draft: Draft, waiting: int) -> float:
     return busy_s + requests.cost.predict(rows, draft.edge, draft.offer.replica_id, 0.99)
 
 
-def _is_held(requests: Requests, draft: Draft, bucket: Bucket, now: float) -> bool:
+def _is_held(requests: RequestTable, draft: BatchBuilder, bucket: Bucket, now: float) -> bool:
     """Whether the bucket's next arrival should be waited for; sets `held_until`. Only the last idle
     replica waits, and then nobody else takes those rows either."""
     offer, edge = draft.offer, draft.edge
@@ -181,8 +183,8 @@ def _is_held(requests: Requests, draft: Draft, bucket: Bucket, now: float) -> bo
 
 
 def _stream(
-    requests: Requests, lane: Lane, offer: Offer, now: float, actions: list[Action]
-) -> Goods | None:
+    requests: RequestTable, lane: Lane, offer: ReplicaCapacity, now: float, actions: list[Action]
+) -> FormedBatch | None:
     row = next_row(requests, lane, offer, now, actions)
     if row is None:
         return None
@@ -192,14 +194,16 @@ def _stream(
     return _alone(requests, lane, row, offer, now)
 
 
-def _is_strict(requests: Requests) -> bool:
+def _is_strict(requests: RequestTable) -> bool:
     """Whether less urgent rows wait because more urgent ones could not be taken: not where those
     wait for nothing but the reading of other prompts."""
     return requests.generations is None or requests.wants_room is not None
 
 
-def _alone(requests: Requests, lane: Lane, row: Row, offer: Offer, now: float) -> Goods:
-    draft = Draft(requests, lane, row.edge, offer, now)
+def _alone(
+    requests: RequestTable, lane: Lane, row: Row, offer: ReplicaCapacity, now: float
+) -> FormedBatch:
+    draft = BatchBuilder(requests, lane, row.edge, offer, now)
     flow = row.ticket.flow
     start = flow.tag
     draft.take(row)

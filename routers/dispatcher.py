@@ -15,19 +15,18 @@ from math import inf
 
 from routers.admission.bounds import validate
 from routers.assignment import Assignment
-from routers.choosing.affinity import Affinity
-from routers.choosing.budget import Budget
-from routers.choosing.hedging import Hedging
-from routers.choosing.outliers import Outliers
-from routers.choosing.racing import Racing
 from routers.cost.model import Coefficients, CostError, CostModel
-from routers.endings import close_lease, forget_replica
 from routers.invariants import check
+from routers.lease_completion import close_lease, forget_replica
 from routers.leases import LeaseBook
 from routers.members import start_first
-from routers.outlook import Outlook
+from routers.placement.affinity import Affinity
+from routers.placement.budget import Budget
+from routers.placement.hedging import Hedging
+from routers.placement.outliers import Outliers
+from routers.placement.speculative_copies import SpeculativeCopies
 from routers.replicas import ReplicaSet
-from routers.requests import Requests
+from routers.request_table import RequestTable
 from routers.settings import DispatcherSettings
 from routers.snapshots import State, take_snapshot
 from routers.streams.leases import moved
@@ -46,6 +45,7 @@ from routers.types import (
     Tick,
 )
 from routers.utilisation import Utilisation
+from routers.wakeup_planner import WakeupPlanner
 
 
 class Dispatcher:
@@ -56,8 +56,8 @@ class Dispatcher:
         self._cost = CostModel.of(settings)
         self._replicas = ReplicaSet()
         self._leases = LeaseBook()
-        self._requests = Requests(settings, self._replicas, self._cost)
-        self._racing = Racing(
+        self._requests = RequestTable(settings, self._replicas, self._cost)
+        self._racing = SpeculativeCopies(
             settings,
             self._cost,
             self._replicas,
@@ -71,7 +71,7 @@ class Dispatcher:
         self._assignment = Assignment(self._requests, self._racing, Affinity())
         self._state = State(self._requests, self._replicas, self._leases, self._cost, self._racing)
         self._racing.adopt(settings)
-        self._outlook = Outlook()
+        self._outlook = WakeupPlanner()
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take in one event at `now`, which never goes back; returns what is to do, in order."""

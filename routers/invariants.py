@@ -11,12 +11,12 @@ from __future__ import annotations
 from math import isclose
 
 from routers.buckets.bucket import Bucket
-from routers.holders import Holder
 from routers.lanes import Lane
 from routers.leases import Lease
+from routers.replica_state import ReplicaState
+from routers.request_queue import RequestQueue
 from routers.snapshots import State
 from routers.tickets import Row, Ticket
-from routers.waiting import Waiting
 
 _SLACK = 32
 
@@ -84,7 +84,7 @@ def _check_bucket(bucket: Bucket, lane: Lane) -> None:
     assert all(row.ticket.flow.priority == lane.priority for row in rows)
 
 
-def _check_flows(waiting: Waiting, rows: list[Row]) -> None:
+def _check_flows(waiting: RequestQueue, rows: list[Row]) -> None:
     for flow in waiting.flows.by_key.values():
         own = [row for row in rows if row.ticket.flow is flow]
         late = sum(row.ticket.late for row in own)
@@ -146,7 +146,7 @@ def _check_replicas(state: State) -> None:
     assert state.replicas.ready.count(spare=True) == len(_ready(state))
 
 
-def _check_reading(holder: Holder) -> None:
+def _check_reading(holder: ReplicaState) -> None:
     """Prompts that are being read are those of leases without a token."""
     streams = [lease.running for lease in holder.leases.values() if lease.running is not None]
     assert isclose(holder.reading, sum(each.reads for each in streams), abs_tol=1e-6)
@@ -159,7 +159,7 @@ def _check_reading(holder: Holder) -> None:
         assert holder.saved <= row.ticket.plan.room
 
 
-def _ready(state: State) -> list[Holder]:
+def _ready(state: State) -> list[ReplicaState]:
     return [each for each in state.replicas.holders.values() if each in state.replicas.ready]
 
 
@@ -179,7 +179,7 @@ def _check_no_idle_replica(state: State) -> None:
                 _check_idle(state, holder)
 
 
-def _check_idle(state: State, holder: Holder) -> None:
+def _check_idle(state: State, holder: ReplicaState) -> None:
     """Whose turn it is hangs on the time, so any retried row may be the one it empties for."""
     offer = state.replicas.offer(holder, 0.0, trusted=True)
     lanes = list(state.requests.waiting.lanes())

@@ -86,7 +86,7 @@ class FlowQueue:
 
 
 @dataclass(slots=True, eq=False)
-class Shelf:
+class LengthClass:
     """All flows' buckets of one edge in one lane."""
 
     edge: int
@@ -107,7 +107,7 @@ class Lane:
     since: float = 0.0
     order: TagOrder[FlowQueue] = field(default_factory=TagOrder)
     queues: dict[Flow, FlowQueue] = field(default_factory=dict)
-    shelves: dict[int, Shelf] = field(default_factory=dict)
+    shelves: dict[int, LengthClass] = field(default_factory=dict)
     solo: Bucket = field(init=False)
 
     def __post_init__(self) -> None:
@@ -178,10 +178,10 @@ class Lane:
         queue = self.queues[flow] = FlowQueue(self, flow)
         return queue
 
-    def _shelf(self, edge: int) -> Shelf:
+    def _shelf(self, edge: int) -> LengthClass:
         if len(self.shelves) >= _KEPT:
             self.shelves = {e: s for e, s in self.shelves.items() if s.rows}
-        shelf = self.shelves[edge] = Shelf(edge)
+        shelf = self.shelves[edge] = LengthClass(edge)
         return shelf
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, inf
 
-from routers.holders import Holder
-from routers.offers import Goods
+from routers.preemption import Streams
+from routers.replica_capacity import FormedBatch
+from routers.replica_state import ReplicaState
 from routers.streams.leases import Running
 from routers.tickets import Row
-from routers.yielding import Streams
 
 
 @dataclass(slots=True, eq=False)
@@ -34,15 +34,15 @@ class Lease:
     `running`: of one that generates."""
 
     lease_id: int
-    holder: Holder
-    goods: Goods
+    holder: ReplicaState
+    goods: FormedBatch
     share: float
     predicted_s: float
     sent_at: float
     starts_at: float
     since: float
     live: int
-    owes: Goods | None = None
+    owes: FormedBatch | None = None
     opened: bool = False
     copy_of: Lease | None = None
     copy: Lease | None = None
@@ -79,7 +79,9 @@ class LeaseBook:
         self.unknown_closes = 0
         self._last_id = 0
 
-    def sign(self, holder: Holder, goods: Goods, predicted_s: float, now: float) -> Lease:
+    def sign(
+        self, holder: ReplicaState, goods: FormedBatch, predicted_s: float, now: float
+    ) -> Lease:
         lease = self._open(holder, goods, predicted_s, now)
         lease.owes = goods
         for row in goods.rows:
@@ -87,7 +89,7 @@ class LeaseBook:
         return lease
 
     def sign_copy(
-        self, lease: Lease, holder: Holder, goods: Goods, predicted_s: float, now: float
+        self, lease: Lease, holder: ReplicaState, goods: FormedBatch, predicted_s: float, now: float
     ) -> Lease:
         """A copy of some of the lease's members, whose flows have paid already."""
         copy = self._open(holder, goods, predicted_s, now)
@@ -97,7 +99,9 @@ class LeaseBook:
             row.copy, row.copied = copy, True
         return copy
 
-    def _open(self, holder: Holder, goods: Goods, predicted_s: float, now: float) -> Lease:
+    def _open(
+        self, holder: ReplicaState, goods: FormedBatch, predicted_s: float, now: float
+    ) -> Lease:
         self._last_id = lease_id = self._last_id + 1
         share = stream_share(goods.rows[0]) if holder.streams else 1.0
         starts_at = now if holder.streams else max(now, holder.finish_at)

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from routers.choosing.choice import Ready, load_of
-from routers.holders import Holder
-from routers.offers import Offer
+from routers.placement.choice import Ready, load_of
+from routers.preemption import Yielding
+from routers.replica_capacity import ReplicaCapacity
+from routers.replica_state import ReplicaState
 from routers.types import Replica
-from routers.yielding import Yielding
 
 MIN_BLOCK_S = 0.001  # a busy answer that names no time may not become a busy loop
 SUSPECT_S = 1.0  # after a loss, unless the replica answers or is listed as running again
@@ -32,7 +32,7 @@ class ReplicaSet:
     hold for the promised time a token."""
 
     def __init__(self) -> None:
-        self.holders: dict[str, Holder] = {}
+        self.holders: dict[str, ReplicaState] = {}
         self.ready = Ready()
         self.yielding = Yielding()
         self.running = 0  # not draining
@@ -41,16 +41,16 @@ class ReplicaSet:
         self.batch_s = 0.0
         self.largest = 0.0
         self.most_streams = inf
-        self.timers: list[tuple[float, int, Holder]] = []
+        self.timers: list[tuple[float, int, ReplicaState]] = []
         self._pushed = 0
 
-    def update(self, replicas: Iterable[Replica], now: float) -> list[Holder]:
+    def update(self, replicas: Iterable[Replica], now: float) -> list[ReplicaState]:
         """Take over the whole running set; returns those that are gone for good."""
         listed = {replica.replica_id: replica for replica in replicas}
         for replica_id, replica in listed.items():
             holder = self.holders.get(replica_id)
             if holder is None:
-                holder = self.holders[replica_id] = Holder(replica)
+                holder = self.holders[replica_id] = ReplicaState(replica)
             holder.list_as(replica)
             if holder.suspect:
                 self._unblock(holder)
@@ -71,7 +71,7 @@ class ReplicaSet:
             self.refresh(holder, now)
         return gone
 
-    def refresh(self, holder: Holder, now: float) -> None:
+    def refresh(self, holder: ReplicaState, now: float) -> None:
         """Find the holder's place again after anything about it has changed."""
         sick = holder.suspect or holder.overdue or holder.ejected
         if sick != holder.sick:
@@ -128,11 +128,11 @@ class ReplicaSet:
         known = self.batch_s
         self.batch_s = known + (_BATCH_GAIN if known else 1.0) * (predicted_s - known)
 
-    def block(self, holder: Holder, until: float, *, suspect: bool = False) -> None:
+    def block(self, holder: ReplicaState, until: float, *, suspect: bool = False) -> None:
         holder.blocked_until = max(holder.blocked_until, until)
         holder.suspect = holder.suspect or suspect
 
-    def closed(self, holder: Holder, now: float, *, alive: bool) -> bool:
+    def closed(self, holder: ReplicaState, now: float, *, alive: bool) -> bool:
         """A lease of it has closed; `alive`: by an answer, so whatever blocked it is over. True
         when it was draining and that was its last lease: it is gone."""
         if alive:
@@ -147,12 +147,12 @@ class ReplicaSet:
         self.refresh(holder, now)
         return False
 
-    def offer(self, holder: Holder, now: float, *, trusted: bool) -> Offer:
+    def offer(self, holder: ReplicaState, now: float, *, trusted: bool) -> ReplicaCapacity:
         """What the holder can take now, in the batcher's words; `trusted`: costs are known even of
         replicas that have not answered yet."""
         replica, saves_for = holder.replica, holder.saves_for
         saves_for = holder.saving() if saves_for is not None else None
-        return Offer(
+        return ReplicaCapacity(
             replica.replica_id,
             streams=holder.streams,
             room=replica.capacity - holder.held - holder.saved,
@@ -167,7 +167,7 @@ class ReplicaSet:
             reading_long=holder.reading_long,
         )
 
-    def _due_at(self, holder: Holder) -> float | None:
+    def _due_at(self, holder: ReplicaState) -> float | None:
         if holder.draining or not holder.has_room():
             return None
         if holder.streams and holder.leases and len(holder.leases) + 1 > self.most_streams:
@@ -178,15 +178,15 @@ class ReplicaSet:
         running_s = head.predicted_s if head is not None else self.batch_s
         return max(holder.finish_at - holder.lead_s(running_s), holder.blocked_until)
 
-    def _drop(self, holder: Holder) -> None:
+    def _drop(self, holder: ReplicaState) -> None:
         holder.wake_at = None
         self.yielding.place(holder)
         self.ready.drop(holder)
 
     @staticmethod
-    def _is_over(holder: Holder) -> bool:
+    def _is_over(holder: ReplicaState) -> bool:
         return holder.draining and not holder.leases
 
     @staticmethod
-    def _unblock(holder: Holder) -> None:
+    def _unblock(holder: ReplicaState) -> None:
         holder.blocked_until, holder.suspect = 0.0, False

@@ -9,26 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from routers.buckets.bucket import Bucket
-from routers.choosing.racing import Racing
 from routers.cost.model import CostModel
 from routers.flows import Flow
-from routers.holders import Holder
 from routers.leases import LeaseBook
+from routers.placement.speculative_copies import SpeculativeCopies
+from routers.replica_state import ReplicaState
 from routers.replicas import ReplicaSet
-from routers.requests import Requests
+from routers.request_queue import RequestQueue
+from routers.request_table import RequestTable
 from routers.types import FlowSnapshot, ReplicaSnapshot, Snapshot
-from routers.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """The parts a dispatcher is made of, for whoever only looks."""
 
-    requests: Requests
+    requests: RequestTable
     replicas: ReplicaSet
     leases: LeaseBook
     cost: CostModel
-    racing: Racing
+    racing: SpeculativeCopies
 
 
 def take_snapshot(state: State, now: float) -> Snapshot:
@@ -79,7 +79,7 @@ def _flow(flow: Flow) -> FlowSnapshot:
     )
 
 
-def _replica(holder: Holder) -> ReplicaSnapshot:
+def _replica(holder: ReplicaState) -> ReplicaSnapshot:
     replica = holder.replica
     return ReplicaSnapshot(
         replica_id=replica.replica_id,
@@ -94,13 +94,13 @@ def _replica(holder: Holder) -> ReplicaSnapshot:
     )
 
 
-def _oldest_wait_s(waiting: Waiting, now: float) -> float:
+def _oldest_wait_s(waiting: RequestQueue, now: float) -> float:
     buckets = [bucket for lane in waiting.lanes() for bucket in lane.buckets()]
     heads = [head for bucket in buckets if (head := bucket.head()) is not None]
     return max((now - head.ticket.queued_at for head in heads), default=0.0)
 
 
-def _rows_by_bucket(waiting: Waiting) -> tuple[tuple[int, int], ...]:
+def _rows_by_bucket(waiting: RequestQueue) -> tuple[tuple[int, int], ...]:
     """Edges in force, and older ones where rows still wait."""
     counts = dict.fromkeys(waiting.edges, 0)
     for lane in waiting.lanes():

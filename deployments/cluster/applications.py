@@ -145,7 +145,7 @@ class _Kind:
 
 
 def _batches(settings: ModelSettings, gateways: int) -> _Kind:
-    from deployments.replica.model_replica import ModelReplica
+    from deployments.replica.batch_replica import BatchReplica
 
     replicas = settings.replicas
     # What a replica may have in hand at most: a stop lets it end.
@@ -154,7 +154,7 @@ def _batches(settings: ModelSettings, gateways: int) -> _Kind:
     # each a call that drops it or asks for its start. Too many batches get a busy answer instead.
     calls = gateways * 2 * (replicas.slots + 1)
     return _Kind(
-        ModelReplica,
+        BatchReplica,
         {
             "max_ongoing_requests": calls + 2,
             "graceful_shutdown_timeout_s": replicas.hang_limit_s * room + GRACE_S,

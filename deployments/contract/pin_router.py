@@ -19,9 +19,9 @@ from ray.serve.request_router import RunningReplica as ServeReplica
 
 
 def _book(key: str) -> Any:
-    from deployments.contract.replica_directory import book_for
+    from deployments.contract.replica_directory import directory_for
 
-    return book_for(key)
+    return directory_for(key)
 
 
 def _entry(replica: ServeReplica) -> Any:

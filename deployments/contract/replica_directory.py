@@ -30,7 +30,7 @@ class RunningReplica:
 Listener = Callable[[tuple[RunningReplica, ...]], None]
 
 
-class ReplicaBook:
+class ReplicaDirectory:
     """The running set; listeners hear every change, and the current set when they join."""
 
     def __init__(self) -> None:
@@ -60,9 +60,9 @@ class ReplicaBook:
             listener(self.replicas)
 
 
-_BOOKS: dict[str, ReplicaBook] = {}
+_BOOKS: dict[str, ReplicaDirectory] = {}
 
 
-def book_for(key: str) -> ReplicaBook:
+def directory_for(key: str) -> ReplicaDirectory:
     """This process's book of the deployment `key` ("application/deployment")."""
-    return _BOOKS.setdefault(key, ReplicaBook())
+    return _BOOKS.setdefault(key, ReplicaDirectory())

@@ -27,7 +27,7 @@ _NEVER = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class GatewayIdentity:
     """The gateway that a queue lives in: its name, unique in the cluster; how many priorities its
     requests have; whether all that learns is frozen."""
 
@@ -64,7 +64,7 @@ def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Schedulin
     )
 
 
-def dispatcher_settings(d: ModelDescription, home: Home) -> DispatcherSettings:
+def dispatcher_settings(d: ModelDescription, home: GatewayIdentity) -> DispatcherSettings:
     """What the gateway's core of this model is told."""
     s = d.scheduling
     return DispatcherSettings(

@@ -25,9 +25,9 @@ from deployments.gateway.http.pages import Pages
 from deployments.gateway.http.protocols import error_shapes, openai_generation
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.pipeline import Pipeline
-from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
-from deployments.gateway.request_context import Gate
+from deployments.gateway.request_context import GatewayServices
 from deployments.gateway.telemetry.observer import Observer
 from deployments.gateway.tenancy.tenants import TenantsFile
 from deployments.settings import GatewaySettings
@@ -46,7 +46,9 @@ logger = logging.getLogger("headrace.gateway")
 class GatewayApp:
     """`connection(client)` hears of every request's client address, for keep-alive counters."""
 
-    def __init__(self, gate: Gate, pages: Pages, connection: Callable[[object], None]) -> None:
+    def __init__(
+        self, gate: GatewayServices, pages: Pages, connection: Callable[[object], None]
+    ) -> None:
         self._pipeline = Pipeline(gate)
         self._pages = pages
         self._connection = connection
@@ -125,11 +127,11 @@ def assembled(
     settings: GatewaySettings,
     tenants: TenantsFile,
     models: Catalogue,
-    pool: TurnPool,
+    pool: FairThreadPool,
     observer: Observer,
 ) -> GatewayApp:
     """The app over parts that its owner made, and ends."""
-    gate = Gate(settings, tenants=tenants, models=models, pool=pool, watcher=observer)
+    gate = GatewayServices(settings, tenants=tenants, models=models, pool=pool, watcher=observer)
     return GatewayApp(gate, Pages(models, observer), observer.connection)
 
 

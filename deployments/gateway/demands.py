@@ -11,13 +11,13 @@ from time import perf_counter
 from deployments.contract import errors
 from deployments.contract.description import Scheduling
 from deployments.gateway.queues.tickets import Demand
-from deployments.gateway.request_context import Flight
+from deployments.gateway.request_context import RequestContext
 from deployments.gateway.tenancy.tenants import Caller
 
 _LONGEST_SESSION = 128  # as of `x-session-id`; a gateway remembers many
 
 
-def demand_of(flight: Flight, promise: Scheduling, session: str = "") -> Demand:
+def demand_of(flight: RequestContext, promise: Scheduling, session: str = "") -> Demand:
     """Some of a request's time has passed since its headers arrived. `session`: where its headers
     name none."""
     assert flight.who is not None

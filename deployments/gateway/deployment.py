@@ -16,10 +16,10 @@ from ray import serve
 
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry_actor import registry
-from deployments.contract.scheduling import Home
+from deployments.contract.scheduling import GatewayIdentity
 from deployments.gateway.app import assembled
 from deployments.gateway.http import fast_path
-from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.telemetry.observer import Observer
 from deployments.gateway.tenancy.tenants import TenantsFile
@@ -42,11 +42,11 @@ class Gateway:
         self._uid = context.replica_id.unique_id
         self._registry = registry()
         self._tenants = TenantsFile(Path(args["tenants_file"]), settings.priorities)
-        self._pool = TurnPool(settings.preprocess.workers, settings.preprocess.max_pending)
+        self._pool = FairThreadPool(settings.preprocess.workers, settings.preprocess.max_pending)
         self._observer = Observer(self._name, settings, rank)
         self._models = Catalogue(
             self._registry,
-            Home(self._uid, len(settings.priorities), self._tenants.frozen),
+            GatewayIdentity(self._uid, len(settings.priorities), self._tenants.frozen),
             settings.preprocess.cache_bytes,
             self._observer.batch,
         )

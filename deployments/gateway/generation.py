@@ -25,8 +25,8 @@ from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.preprocess.prompts import Ids, prompt_of, pseudo_ids, too_many
 from deployments.gateway.queues.stream_tickets import StreamTicket
-from deployments.gateway.request_context import Flight, Gate, Generated
-from deployments.gateway.reuse.fallback import Way
+from deployments.gateway.request_context import GatewayServices, Generated, RequestContext
+from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import Tenant
 
@@ -38,7 +38,9 @@ _BODY_BYTES, _BYTES_PER_TOKEN = 4 << 20, 64
 _WORD = "a"
 
 
-async def generate(gate: Gate, flight: Flight, way: Way, call: GenerationCall) -> None:
+async def generate(
+    gate: GatewayServices, flight: RequestContext, way: ModelSelection, call: GenerationCall
+) -> None:
     """Answers the request, by the model of `way`. Raises what it could not be answered for; once
     its head is out, after telling the client."""
     who, model = flight.who, way.model
@@ -81,8 +83,8 @@ def _check_size(call: GenerationCall, page: ModelDescription) -> None:
 
 
 async def _ids(
-    gate: Gate,
-    flight: Flight,
+    gate: GatewayServices,
+    flight: RequestContext,
     call: GenerationCall,
     tokenizer: TextTokenizer | None,
     page: ModelDescription,
@@ -106,7 +108,7 @@ async def _ids(
     return [ids if text.strip() else [] for ids, text in zip(found, call.texts, strict=True)]
 
 
-def _as_sent(call: GenerationCall, way: Way, page: ModelDescription) -> GenerationCall:
+def _as_sent(call: GenerationCall, way: ModelSelection, page: ModelDescription) -> GenerationCall:
     """The caller's own bytes, but for what the engine could not know: that another model takes it,
     and how much it may write where the caller does not say."""
     changes: dict[str, str | int] = {}
@@ -131,7 +133,9 @@ class _Bill:
             self._counted = so_far
 
 
-async def _relay(flight: Flight, way: Way, ticket: StreamTicket, bill: _Bill) -> None:
+async def _relay(
+    flight: RequestContext, way: ModelSelection, ticket: StreamTicket, bill: _Bill
+) -> None:
     exchange = flight.exchange
     try:
         first = await ticket.next()
@@ -148,7 +152,9 @@ async def _relay(flight: Flight, way: Way, ticket: StreamTicket, bill: _Bill) ->
     flight.mark("reply")
 
 
-async def _whole(exchange: Exchange, flight: Flight, ticket: StreamTicket, first: bytes) -> None:
+async def _whole(
+    exchange: Exchange, flight: RequestContext, ticket: StreamTicket, first: bytes
+) -> None:
     """An answer that is not streamed, or the engine's own refusal."""
     parts = [first]
     while parts[-1]:
@@ -163,7 +169,7 @@ async def _whole(exchange: Exchange, flight: Flight, ticket: StreamTicket, first
 
 
 async def _flow(
-    exchange: Exchange, flight: Flight, ticket: StreamTicket, first: bytes, bill: _Bill
+    exchange: Exchange, flight: RequestContext, ticket: StreamTicket, first: bytes, bill: _Bill
 ) -> None:
     data = first
     try:
@@ -193,7 +199,7 @@ async def _in_time(sending: Awaitable[None]) -> None:
         raise errors.ReaderTooSlow(f"nothing was read for {STALL_S:g} s") from None
 
 
-def _generated(flight: Flight, way: Way, ticket: StreamTicket) -> Generated:
+def _generated(flight: RequestContext, way: ModelSelection, ticket: StreamTicket) -> Generated:
     tokens, now = ticket.tokens, monotonic()
     ttft_s = flight.age_s() - (now - ticket.first_at) if ticket.first_at else None
     tpot_s = None

@@ -28,11 +28,11 @@ from deployments.gateway.http.protocols.inflate import MOST_INFLATION, inflate
 from deployments.gateway.queues.batch_calls import RowAnswer
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.queues.tickets import Demand, Terms, Ticket
-from deployments.gateway.request_context import Flight, Gate
-from deployments.gateway.reuse.fallback import Way
+from deployments.gateway.request_context import GatewayServices, RequestContext
+from deployments.gateway.reuse.answer_reuse import Wanted, sharing
+from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.reuse.row_keys import row_keys
-from deployments.gateway.reuse.rungs import Wanted, sharing
-from deployments.gateway.reuse.single_flight import Seat
+from deployments.gateway.reuse.single_flight import Follower
 from deployments.gateway.rows.columns import Rows
 from deployments.gateway.tenancy.tenants import Caller
 
@@ -42,7 +42,7 @@ T = TypeVar("T")
 class Pipeline:
     """`gate` holds what all requests share: tenants, models, the preprocessing pool, limits."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: GatewayServices) -> None:
         self._gate = gate
 
     async def answer(
@@ -54,7 +54,7 @@ class Pipeline:
     ) -> None:
         """`name` None: the body names the model. Every ending is one reply and one record."""
         watcher = self._gate.watcher
-        flight = Flight(exchange, codec.label, watcher.begin(exchange.headers))
+        flight = RequestContext(exchange, codec.label, watcher.begin(exchange.headers))
         try:
             await self._walk(flight, codec, name, version)
         except errors.HeadraceError as error:
@@ -72,7 +72,7 @@ class Pipeline:
 
     async def _walk(
         self,
-        flight: Flight,
+        flight: RequestContext,
         codec: Codec | GenerationCodec,
         name: str | None,
         version: str | None,
@@ -115,7 +115,9 @@ class Pipeline:
         await exchange.reply(200, encoded, flight.headers(None))
         flight.mark("reply")
 
-    async def _answered(self, flight: Flight, way: Way, codec: Codec, call: Any) -> _Answered:
+    async def _answered(
+        self, flight: RequestContext, way: ModelSelection, codec: Codec, call: Any
+    ) -> _Answered:
         gate, who, model = self._gate, flight.who, way.model
         assert who is not None
         # From here on by one version's page and terms, even if another goes live meanwhile.
@@ -156,10 +158,12 @@ class Pipeline:
         flight.found(found)
         return _Answered(page, rows, found.answers)
 
-    def _way(self, flight: Flight, who: Caller, name: str, version: str | None) -> Way:
+    def _way(
+        self, flight: RequestContext, who: Caller, name: str, version: str | None
+    ) -> ModelSelection:
         if not who.tenant.may_use(name):
             raise errors.Forbidden("this tenant may not use this model", param="model")
-        way = Way(self._gate.models, who.tenant, name, version)
+        way = ModelSelection(self._gate.models, who.tenant, name, version)
         flight.model = name
         self._gate.watcher.arrived(flight)
         return way
@@ -185,7 +189,7 @@ class Pipeline:
             )
         return await self._gate.tokenize(who, model.tokenizer, texts)
 
-    async def _wanted(self, flight: Flight, page: ModelDescription, rows: Rows) -> Wanted:
+    async def _wanted(self, flight: RequestContext, page: ModelDescription, rows: Rows) -> Wanted:
         who, exchange = flight.who, flight.exchange
         assert who is not None
         names = [spec.name for spec in page.outputs]
@@ -195,7 +199,9 @@ class Pipeline:
         share, keep = sharing(exchange.headers, flight.asked.repeatable)
         return Wanted(who.tenant.name, page, rows, keys, share, keep)
 
-    def _submit(self, flight: Flight, way: Way, terms: Terms, rows: Rows) -> Ticket:
+    def _submit(
+        self, flight: RequestContext, way: ModelSelection, terms: Terms, rows: Rows
+    ) -> Ticket:
         """Queues the rows for what is left of the caller's time."""
         ticket = way.model.batches.submit(rows, terms, demand_of(flight, way.promise))
         ticket.trace = flight.trace
@@ -211,7 +217,9 @@ class _Answered:
     answers: tuple[RowAnswer, ...]
 
 
-async def _by_either(flight: Flight, way: Way, attempt: Callable[[], Awaitable[T]]) -> T:
+async def _by_either(
+    flight: RequestContext, way: ModelSelection, attempt: Callable[[], Awaitable[T]]
+) -> T:
     """A cheaper model, before a refusal: once, on the same clock, and not once an answer flows."""
     while True:
         try:
@@ -223,9 +231,9 @@ async def _by_either(flight: Flight, way: Way, attempt: Callable[[], Awaitable[T
             flight.turned()
 
 
-def _seat(demand: Demand, rows: int) -> Seat:
+def _seat(demand: Demand, rows: int) -> Follower:
     now = monotonic()
-    return Seat(rows, demand.priority, now + demand.deadline_s, now + demand.expires_s)
+    return Follower(rows, demand.priority, now + demand.deadline_s, now + demand.expires_s)
 
 
 def _as_answered(

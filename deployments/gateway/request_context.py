@@ -1,4 +1,4 @@
-"""One request in flight (`Flight`) and what all of them share (`Gate`).
+"""One request in flight (`RequestContext`) and what all of them share (`GatewayServices`).
 
 A flight collects where its time went and how it ended, and becomes one record for metrics and
 tracing when it lands. The gate answers the questions of the pipeline that are not about one model:
@@ -19,12 +19,12 @@ from deployments.contract.preprocess.images import Encoded, row_bytes
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.gateway.http.body_room import BodyRoom
 from deployments.gateway.http.exchange import Asked, BodyLimits, Exchange
-from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.preprocess.images import prepare_images
 from deployments.gateway.preprocess.texts import encode_texts
 from deployments.gateway.queues.batch_calls import RowAnswer
 from deployments.gateway.queues.catalogue import Catalogue
-from deployments.gateway.reuse.rungs import Found
+from deployments.gateway.reuse.answer_reuse import Found
 from deployments.gateway.telemetry.trace_context import TraceContext
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import Caller, TenantsFile
@@ -61,7 +61,7 @@ class Generated:
         return self.tpot_s is None or self.tpot_s <= tpot_limit_s
 
 
-class Flight:
+class RequestContext:
     """`protocol`: the codec's label. `mark` fills `stages` (seconds) in the order of the walk.
     `counted`: its tokens were, at its tenant's rate. `fallback`: the model that answered if it is
     not the asked one. `ran`: rows of it were queued and run, for it or an identical request."""
@@ -164,11 +164,11 @@ class Watcher(Protocol):
     """Hears of every request: when its trace begins, its model is known, and it has ended."""
 
     def begin(self, headers: dict[bytes, bytes]) -> TraceContext: ...
-    def arrived(self, flight: Flight) -> None: ...
-    def landed(self, flight: Flight) -> None: ...
+    def arrived(self, flight: RequestContext) -> None: ...
+    def landed(self, flight: RequestContext) -> None: ...
 
 
-class Gate:
+class GatewayServices:
     """`watcher` hears of every flight's landing exactly once, whatever its ending."""
 
     def __init__(
@@ -177,7 +177,7 @@ class Gate:
         *,
         tenants: TenantsFile,
         models: Catalogue,
-        pool: TurnPool,
+        pool: FairThreadPool,
         watcher: Watcher,
     ) -> None:
         limits = settings.limits
@@ -220,7 +220,7 @@ class Gate:
         return await encode_texts(self.pool, who.tenant.name, tokenizer, texts)
 
     async def prepare_images(
-        self, flight: Flight, how: ImageInput, images: Sequence[Encoded]
+        self, flight: RequestContext, how: ImageInput, images: Sequence[Encoded]
     ) -> list[Any]:
         """As rows of the model's input, whose memory counts as the body's does."""
         assert flight.who is not None

@@ -23,7 +23,7 @@ logger = logging.getLogger("headrace.anchor")
 
 
 class ModelAnchor:
-    """`args` as of `ModelReplica`; `model` is the handle of the deployment below."""
+    """`args` as of `BatchReplica`; `model` is the handle of the deployment below."""
 
     async def __init__(self, args: dict[str, Any], model: Any) -> None:  # type: ignore[misc]
         keep_replica_calls_local()

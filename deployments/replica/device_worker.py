@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from deployments.contract.batch_wire import RowError
 from deployments.replica.bisection import run_bisected
-from deployments.replica.device_line import DeviceLine
+from deployments.replica.device_queue import DeviceQueue
 from deployments.replica.jobs import Job, Probe
 from runtimes.types import Batch, Prefetching, Runtime
 
@@ -33,7 +33,7 @@ class DeviceWorker:
     def __init__(
         self, runtime: Runtime, slots: int, *, hang_limit_s: float, on_hang: Callable[[], None]
     ) -> None:
-        self.line = DeviceLine(slots, self._stage)
+        self.line = DeviceQueue(slots, self._stage)
         self._runtime = runtime
         self._staged: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._prefetch = _prefetch_of(runtime)

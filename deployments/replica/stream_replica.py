@@ -1,6 +1,6 @@
 """The Ray Serve deployment of a model that generates: wires a stream runtime to the stream core.
 
-As `ModelReplica`, but what runs inside is an engine that batches by itself, and what comes of its
+As `BatchReplica`, but what runs inside is an engine that batches by itself, and what comes of its
 requests goes out on one stream a gateway. The constructor loads, warms and profiles before it
 returns, so a replica that runs is hot. An engine that makes no step while requests run ends the
 process (`os._exit`): Serve replaces the replica, and gateways run again what had not begun to
@@ -23,7 +23,7 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.stream_wire import GenerateCall, StepMessage
 from deployments.replica import compiler_cache, describe, engine_env
-from deployments.replica.notes import Notes
+from deployments.replica.startup_progress import StartupProgress
 from deployments.replica.stream_core import StreamCore, watch_stalls
 from deployments.settings import ModelSettings
 from runtimes import catalog
@@ -36,14 +36,14 @@ logger = logging.getLogger("headrace.replica")
 
 
 class StreamReplica:
-    """`args` as of `ModelReplica`."""
+    """`args` as of `BatchReplica`."""
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
         logs.configure(args["log"]["level"], args["log"]["format"])
         self._name: str = args["name"]
         self._settings = ModelSettings.model_validate(args["settings"])
-        self._notes = Notes(self._name, serve.get_replica_context().replica_id.unique_id)
+        self._notes = StartupProgress(self._name, serve.get_replica_context().replica_id.unique_id)
         try:
             profile = await self._start(Path(args["cache_dir"]))
             self._description, self._tokenizer = describe.describe_stream(

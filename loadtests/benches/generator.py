@@ -30,7 +30,7 @@ from loadtests.client.http1 import AnswerParser
 from loadtests.client.player import Played
 from loadtests.client.protocols import PROTOCOLS
 from loadtests.client.protocols.types import Place
-from loadtests.results.keeper import Keeper, Terms
+from loadtests.results.recorder import Keeper, Terms
 from loadtests.results.report_table import (
     Cell,
     Report,

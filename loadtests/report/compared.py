@@ -7,13 +7,13 @@ from math import inf
 from pathlib import Path
 
 from loadtests.report import page
-from loadtests.report.course import spans
-from loadtests.report.course_figures import over
 from loadtests.report.figure import Figure
 from loadtests.report.figures import busiest
 from loadtests.report.html import facts
 from loadtests.report.latency_figures import distribution, percentiles
 from loadtests.report.table import aligned, length_name, percent, verdict
+from loadtests.report.time_series import spans
+from loadtests.report.time_series_figures import over
 from loadtests.results.compare import Comparison, Difference
 from loadtests.results.record import Cell, Record
 from loadtests.results.report_table import Table, number

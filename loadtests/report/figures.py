@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from loadtests.report import scale
-from loadtests.report.course import spans
-from loadtests.report.course_figures import over_time
 from loadtests.report.figure import Figure
 from loadtests.report.latency_figures import (
     distribution,
@@ -19,6 +17,8 @@ from loadtests.report.latency_figures import (
 )
 from loadtests.report.plots import Axis, bars
 from loadtests.report.table import length_name
+from loadtests.report.time_series import spans
+from loadtests.report.time_series_figures import over_time
 from loadtests.results.record import Cell, Record
 from loadtests.results.report_table import Table
 

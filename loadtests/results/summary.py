@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadtests.results.course import Course
 from loadtests.results.fairness import Claim, Fairness
 from loadtests.results.latency_histogram import LatencyHistogram
+from loadtests.results.time_series import Course
 
 
 @dataclass(slots=True)

@@ -12,16 +12,16 @@ from itertools import pairwise
 from math import inf
 
 from routers.errors import BadSettings
+from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
 from routers.types import Reason, Request
-from routers.waiting import Waiting
 
 MIN_RETRY_S = 0.05
 MAX_RETRY_S = 60.0
 
 
 def refusal(
-    request: Request, waiting: Waiting, settings: DispatcherSettings, replicas: int, now: float
+    request: Request, waiting: RequestQueue, settings: DispatcherSettings, replicas: int, now: float
 ) -> Reason | None:
     """Why the request is not queued, or None. What can never succeed is said first."""
     lengths = request.lengths

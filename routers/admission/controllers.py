@@ -8,10 +8,10 @@ leaves the queue; each decides by itself and knows nothing of the others. The fr
 
 from __future__ import annotations
 
+from routers.admission.best_effort_capacity import LateRoom
 from routers.admission.codel import Codel
 from routers.admission.feasibility import Feasibility
 from routers.admission.forecast import Forecast
-from routers.admission.late_room import LateRoom
 from routers.admission.learnt_limit import LearntLimit
 from routers.admission.verdicts import Verdicts
 from routers.settings import DispatcherSettings

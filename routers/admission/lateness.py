@@ -9,10 +9,10 @@ here.
 
 from __future__ import annotations
 
+from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
 from routers.tickets import Ticket
 from routers.types import Request
-from routers.waiting import Waiting
 
 
 def next_moment(ticket: Ticket, now: float) -> float:
@@ -28,12 +28,14 @@ def is_over(request: Request, settings: DispatcherSettings, now: float) -> bool:
     return settings.late == "refuse" and request.deadline <= now
 
 
-def has_place(rows: int, waiting: Waiting, settings: DispatcherSettings) -> bool:
+def has_place(rows: int, waiting: RequestQueue, settings: DispatcherSettings) -> bool:
     """Whether so many rows more may wait late."""
     return waiting.late_rows + rows <= settings.max_late_rows
 
 
-def is_refused(ticket: Ticket, waiting: Waiting, settings: DispatcherSettings, now: float) -> bool:
+def is_refused(
+    ticket: Ticket, waiting: RequestQueue, settings: DispatcherSettings, now: float
+) -> bool:
     """Whether a late request may not stay, or one that becomes late finds no place there."""
     newcomers = 0 if ticket.late else ticket.queued
     return is_over(ticket.request, settings, now) or (

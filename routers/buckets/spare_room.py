@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from math import exp, inf
 
-from routers.draft import Draft
-from routers.lanes import Shelf
-from routers.requests import Requests
+from routers.batch_builder import BatchBuilder
+from routers.lanes import LengthClass
+from routers.request_table import RequestTable
 
 _EASY = 0.1  # of the SLO: waiting on-time work, in seconds a replica, below which there is time
 
 
-def fill_spare_room(requests: Requests, draft: Draft) -> None:
+def fill_spare_room(requests: RequestTable, draft: BatchBuilder) -> None:
     shelves = draft.lane.shelves
     if draft.room <= 0 or len(shelves) < 2:
         return
@@ -37,7 +37,7 @@ def fill_spare_room(requests: Requests, draft: Draft) -> None:
             draft.take(row)
 
 
-def _how_many(requests: Requests, draft: Draft, shelf: Shelf) -> int:
+def _how_many(requests: RequestTable, draft: BatchBuilder, shelf: LengthClass) -> int:
     """All of the shelf's rows, as many as fit, or none."""
     settings = requests.settings
     count = min(shelf.rows, draft.room)
@@ -57,7 +57,7 @@ def _how_many(requests: Requests, draft: Draft, shelf: Shelf) -> int:
     )
 
 
-def _saved_s(requests: Requests, shelf: Shelf, count: int, meanwhile_s: float) -> float:
+def _saved_s(requests: RequestTable, shelf: LengthClass, count: int, meanwhile_s: float) -> float:
     """What the shelf's own next batch is expected to take less without `count` of its rows, if it
     comes after `meanwhile_s`."""
     width = shelf.edge if requests.settings.pads else -(-shelf.tokens // shelf.rows)
@@ -70,7 +70,7 @@ def _saved_s(requests: Requests, shelf: Shelf, count: int, meanwhile_s: float) -
     return predict(own, width) - others_come * fixed_s
 
 
-def take_late_along(requests: Requests, draft: Draft, now: float) -> None:
+def take_late_along(requests: RequestTable, draft: BatchBuilder, now: float) -> None:
     """Late rows of the same bucket, while what waits on time leaves time for them: a device that is
     never without on-time rows, though not overloaded, would not serve them before they expire. Of
     flows that are not above their share, also while only those above theirs make it busy."""

@@ -19,7 +19,7 @@ from math import exp, log
 from routers.cost.fit import CostFit, Vector, features
 from routers.cost.pace import Paces
 from routers.cost.spread import Spread, at_quantile
-from routers.cost.usual import UsualBatches
+from routers.cost.typical_batch import UsualBatches
 from routers.settings import DispatcherSettings
 
 _NEW_GROUND = 0.25  # doubt above which a deviation is the fit's: fewer than 4 batches of the kind

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
 
-from routers.simulation.traffic import Parcel
+from routers.simulation.traffic import SimLease
 from routers.staging import Staged, Staging, Turn
 from routers.types import LeaseEnd, ReplicaKind, Report, Tokens
 
@@ -71,7 +71,7 @@ class Device:
         return seconds if self.drag is None else seconds * self.drag(now)
 
 
-class Scene(Protocol):
+class Environment(Protocol):
     """What a replica needs of the simulation around it."""
 
     @property
@@ -80,14 +80,14 @@ class Scene(Protocol):
     def at(self, when: float, act: Callable[[Any], None], what: Any) -> None:
         """Call `act(what)` at that time."""
 
-    def opened(self, parcel: Parcel) -> None: ...
+    def opened(self, parcel: SimLease) -> None: ...
 
-    def progressed(self, moved: tuple[Parcel, float, Tokens]) -> None:
+    def progressed(self, moved: tuple[SimLease, float, Tokens]) -> None:
         """A stream holds so much, and has had so many tokens so far."""
 
-    def closed(self, end: tuple[Parcel, LeaseEnd, Report]) -> None: ...
+    def closed(self, end: tuple[SimLease, LeaseEnd, Report]) -> None: ...
 
-    def served(self, parcel: Parcel, service_s: float) -> None: ...
+    def served(self, parcel: SimLease, service_s: float) -> None: ...
 
     def died(self, device: Device) -> None:
         """Everybody will find out; `lose_all` is called then."""
@@ -96,16 +96,16 @@ class Scene(Protocol):
 class BatchReplica:
     """One that is sent batches. Answers go to the scene half of the transport time later."""
 
-    def __init__(self, device: Device, scene: Scene) -> None:
+    def __init__(self, device: Device, scene: Environment) -> None:
         self.device = device
         self._scene = scene
         self._staging = Staging(device.slots)
-        self._held: dict[tuple[str, int], Parcel] = {}
+        self._held: dict[tuple[str, int], SimLease] = {}
         self._started_at = 0.0
         self._dead = False
         self._buried = False
 
-    def receive(self, parcel: Parcel) -> None:
+    def receive(self, parcel: SimLease) -> None:
         if self._buried:
             self._scene.closed((parcel, LeaseEnd.LOST, Report()))
             return
@@ -115,7 +115,7 @@ class BatchReplica:
         waiting = lease.waiting if not lease.copy_of else None  # of which a copy says nothing
         self._perform(self._staging.arrive(batch, waiting, self._scene.now))
 
-    def abort(self, parcel: Parcel) -> None:
+    def abort(self, parcel: SimLease) -> None:
         """Nobody waits for it: dropped if it has not started, else left alone."""
         gateway, lease_id = parcel.gateway, parcel.lease.lease_id
         if not self._dead and self._staging.drop(gateway, lease_id):
@@ -142,7 +142,7 @@ class BatchReplica:
             parcel = self._held.pop((back.gateway, back.lease_id))
             self._answer(parcel, LeaseEnd.BUSY, self._report(back.gateway))
 
-    def _start(self, parcel: Parcel) -> None:
+    def _start(self, parcel: SimLease) -> None:
         scene, device = self._scene, self.device
         now = self._started_at = scene.now
         for fate, _ in parcel.members:
@@ -156,7 +156,7 @@ class BatchReplica:
         else:
             scene.at(max(now, device.hangs_at) + device.hang_limit_s, self.die, None)
 
-    def _finish(self, run: tuple[Parcel, float]) -> None:
+    def _finish(self, run: tuple[SimLease, float]) -> None:
         if self._dead:
             return
         parcel, service_s = run
@@ -172,6 +172,6 @@ class BatchReplica:
         now, transport_s = self._scene.now, self.device.transport_s
         return self._staging.report(gateway, now, service_s, padded_tokens, transport_s)
 
-    def _answer(self, parcel: Parcel, end: LeaseEnd, report: Report) -> None:
+    def _answer(self, parcel: SimLease, end: LeaseEnd, report: Report) -> None:
         scene = self._scene
         scene.at(scene.now + self.device.transport_s / 2, scene.closed, (parcel, end, report))

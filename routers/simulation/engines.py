@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from routers.simulation.devices import Device, Engine, Scene
-from routers.simulation.traffic import Parcel
+from routers.simulation.devices import Device, Engine, Environment
+from routers.simulation.traffic import SimLease
 from routers.streams.prefix_tree import PrefixTree
 from routers.types import LeaseEnd, Report, Tokens
 
@@ -30,7 +30,7 @@ class _Sequence:
     stopped its output so far). `part`: what of the running step is its; `told`: output tokens that
     its gateway has been told of."""
 
-    parcel: Parcel
+    parcel: SimLease
     prompt: int
     target: int
     blocks: tuple[int, ...]
@@ -72,7 +72,7 @@ class EngineCounts:
 class EngineReplica:
     """Answers and progress go to the scene half of the transport time later."""
 
-    def __init__(self, device: Device, engine: Engine, scene: Scene) -> None:
+    def __init__(self, device: Device, engine: Engine, scene: Environment) -> None:
         self.device = device
         self.counts = EngineCounts()
         self._engine = engine
@@ -88,7 +88,7 @@ class EngineReplica:
 
     # -- what the gateways ask
 
-    def receive(self, parcel: Parcel) -> None:
+    def receive(self, parcel: SimLease) -> None:
         scene, lease_id = self._scene, parcel.lease.lease_id
         if self._buried:
             scene.closed((parcel, LeaseEnd.LOST, Report()))
@@ -104,7 +104,7 @@ class EngineReplica:
         scene.at(scene.now + self.device.transport_s / 2, scene.opened, parcel)
         self._step()
 
-    def abort(self, parcel: Parcel) -> None:
+    def abort(self, parcel: SimLease) -> None:
         sequence = self._by_lease.get((parcel.gateway, parcel.lease.lease_id))
         if sequence is not None and not self._dead:
             self._leave(sequence)

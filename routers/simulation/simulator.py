@@ -20,7 +20,16 @@ from routers.settings import DispatcherSettings
 from routers.simulation.devices import BatchReplica, Device
 from routers.simulation.engines import EngineReplica
 from routers.simulation.streams import StreamReplica
-from routers.simulation.traffic import Arrival, Door, Fate, Follow, Keeper, Outcome, Parcel, Witness
+from routers.simulation.traffic import (
+    Arrival,
+    Door,
+    Follow,
+    Keeper,
+    Observer,
+    Outcome,
+    SimLease,
+    SimOutcome,
+)
 from routers.types import (
     Abort,
     Action,
@@ -46,7 +55,7 @@ from routers.types import (
     WakeAt,
 )
 
-__all__ = ["Arrival", "Core", "Device", "Fate", "Outcome", "World", "run", "simulate"]
+__all__ = ["Arrival", "Core", "Device", "Outcome", "SimOutcome", "World", "run", "simulate"]
 
 AnyReplica = BatchReplica | StreamReplica | EngineReplica
 
@@ -82,13 +91,13 @@ class _Gateway:
     core: Core
     timer: float = inf
     wakes: set[float] = field(default_factory=set)
-    parcels: dict[int, Parcel] = field(default_factory=dict)
+    parcels: dict[int, SimLease] = field(default_factory=dict)
 
 
 class _Simulation:
     """The scene of `simulation.devices`. The agenda holds (when, order of entry, act, what)."""
 
-    def __init__(self, settings: DispatcherSettings, world: World, witness: Witness) -> None:
+    def __init__(self, settings: DispatcherSettings, world: World, witness: Observer) -> None:
         self.now = 0.0
         self.gateways = [_Gateway(f"g{n}", world.core(settings)) for n in range(world.gateways)]
         self._named = {gateway.name: gateway for gateway in self.gateways}
@@ -97,7 +106,7 @@ class _Simulation:
         self._pads = settings.pads
         self._agenda: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._entries = 0
-        self._live: dict[int, Fate] = {}
+        self._live: dict[int, SimOutcome] = {}
         self._requests = 0
         self._replicas: dict[str, AnyReplica] = {}  # all that ever ran
         self._running: dict[str, AnyReplica] = {}  # those believed to
@@ -127,7 +136,7 @@ class _Simulation:
     def _arrive(self, arrival: Arrival) -> None:
         self._requests += 1
         request_id, now, lengths = self._requests, self.now, arrival.lengths
-        fate = self._live[request_id] = Fate(arrival, (1 << len(lengths)) - 1)
+        fate = self._live[request_id] = SimOutcome(arrival, (1 << len(lengths)) - 1)
         self._witness.arrived(fate, now)
         door = self._world.door
         if door is not None and (wait_s := door(arrival, now)) > 0.0:
@@ -149,7 +158,7 @@ class _Simulation:
             self._end(request_id, fate)
             self._step(self.gateways[fate.arrival.gateway], Cancel(request_id))
 
-    def _row_done(self, of: tuple[int, int], fate: Fate) -> None:
+    def _row_done(self, of: tuple[int, int], fate: SimOutcome) -> None:
         request_id, row = of
         bit = 1 << row
         if not fate.missing & bit:
@@ -166,7 +175,7 @@ class _Simulation:
         fate.answers += 1
         self._end(action.request_id, fate)
 
-    def _end(self, request_id: int, fate: Fate) -> None:
+    def _end(self, request_id: int, fate: SimOutcome) -> None:
         fate.missing = 0
         del self._live[request_id]
         self._witness.ended(fate, self.now)
@@ -207,7 +216,7 @@ class _Simulation:
         lengths = [fate.arrival.lengths[row] for fate, row in members]
         rows, tokens, longest = len(lengths), sum(lengths), max(lengths)
         width, padded = (longest, rows * longest) if self._pads else (-(-tokens // rows), tokens)
-        parcel = Parcel(gateway.name, lease, members, width, tokens, padded)
+        parcel = SimLease(gateway.name, lease, members, width, tokens, padded)
         gateway.parcels[lease.lease_id] = parcel
         if lease.tied:
             self._watch(parcel)
@@ -216,7 +225,7 @@ class _Simulation:
         replica = self._replicas[lease.replica_id]
         self.at(self.now + replica.device.transport_s / 2, replica.receive, parcel)
 
-    def _watch(self, parcel: Parcel | None) -> None:
+    def _watch(self, parcel: SimLease | None) -> None:
         """Ask its replica to tell when it starts, or at once if it has."""
         if parcel is not None and not parcel.watched:
             parcel.watched = True
@@ -232,23 +241,23 @@ class _Simulation:
 
     # -- what replicas report (the scene)
 
-    def opened(self, parcel: Parcel) -> None:
+    def opened(self, parcel: SimLease) -> None:
         self._step(self._named[parcel.gateway], Opened(parcel.lease.lease_id))
 
-    def progressed(self, moved: tuple[Parcel, float, Tokens]) -> None:
+    def progressed(self, moved: tuple[SimLease, float, Tokens]) -> None:
         parcel, held, tokens = moved
         gateway, lease_id = self._named[parcel.gateway], parcel.lease.lease_id
         if lease_id in gateway.parcels:
             self._note(parcel, tokens)
             self._step(gateway, Progress(lease_id, 0.0, held, tokens))
 
-    def _note(self, parcel: Parcel, tokens: Tokens) -> None:
+    def _note(self, parcel: SimLease, tokens: Tokens) -> None:
         for fate, _ in parcel.members:
             fate.tokens = tokens
             if tokens.output and fate.first_at is None:
                 fate.first_at = self.now
 
-    def closed(self, closed: tuple[Parcel, LeaseEnd, Report]) -> None:
+    def closed(self, closed: tuple[SimLease, LeaseEnd, Report]) -> None:
         parcel, end, report = closed
         gateway, lease_id = self._named[parcel.gateway], parcel.lease.lease_id
         del gateway.parcels[lease_id]
@@ -259,7 +268,7 @@ class _Simulation:
                 self._row_done(of, fate)
         self._step(gateway, Closed(lease_id, end, report))
 
-    def served(self, parcel: Parcel, service_s: float) -> None:
+    def served(self, parcel: SimLease, service_s: float) -> None:
         self._witness.served(parcel, service_s, self.now)
 
     def died(self, device: Device) -> None:
@@ -310,7 +319,7 @@ def _as_listed(device: Device) -> Replica:
 
 
 def run(
-    settings: DispatcherSettings, arrivals: Iterable[Arrival], world: World, witness: Witness
+    settings: DispatcherSettings, arrivals: Iterable[Arrival], world: World, witness: Observer
 ) -> tuple[Snapshot, ...]:
     """Run until nothing is left to happen; what each core holds then. Same input, same course.
 

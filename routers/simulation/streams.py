@@ -8,23 +8,23 @@ Its memory is not modelled beyond `capacity`, which the dispatcher keeps.
 
 from __future__ import annotations
 
-from routers.simulation.devices import Device, Scene
-from routers.simulation.traffic import Parcel
+from routers.simulation.devices import Device, Environment
+from routers.simulation.traffic import SimLease
 from routers.types import LeaseEnd, Report, Tokens
 
 
 class StreamReplica:
     """One that is sent single rows. Answers go to the scene half of the transport time later."""
 
-    def __init__(self, device: Device, scene: Scene) -> None:
+    def __init__(self, device: Device, scene: Environment) -> None:
         self.device = device
         self._scene = scene
-        self._held: dict[tuple[str, int], Parcel] = {}
+        self._held: dict[tuple[str, int], SimLease] = {}
         self._seen: dict[str, int] = {}
         self._dead = False
         self._buried = False
 
-    def receive(self, parcel: Parcel) -> None:
+    def receive(self, parcel: SimLease) -> None:
         scene, device = self._scene, self.device
         if self._buried:
             scene.closed((parcel, LeaseEnd.LOST, Report()))
@@ -43,7 +43,7 @@ class StreamReplica:
         else:
             scene.at(max(now, device.hangs_at) + device.hang_limit_s, self.die, None)
 
-    def abort(self, parcel: Parcel) -> None:
+    def abort(self, parcel: SimLease) -> None:
         if not self._dead and self._take(parcel):
             self._answer(parcel, LeaseEnd.ABORTED, 0.0)
 
@@ -58,22 +58,22 @@ class StreamReplica:
         for parcel in held:
             self._scene.closed((parcel, LeaseEnd.LOST, Report()))
 
-    def _half_way(self, parcel: Parcel) -> None:
+    def _half_way(self, parcel: SimLease) -> None:
         if not self._dead and (parcel.gateway, parcel.lease.lease_id) in self._held:
             scene = self._scene
             moved = (parcel, parcel.padded_tokens / 2, Tokens())
             scene.at(scene.now + self.device.transport_s / 2, scene.progressed, moved)
 
-    def _finish(self, run: tuple[Parcel, float]) -> None:
+    def _finish(self, run: tuple[SimLease, float]) -> None:
         parcel, service_s = run
         if not self._dead and self._take(parcel):
             self._scene.served(parcel, service_s)
             self._answer(parcel, LeaseEnd.DONE, service_s)
 
-    def _take(self, parcel: Parcel) -> bool:
+    def _take(self, parcel: SimLease) -> bool:
         return self._held.pop((parcel.gateway, parcel.lease.lease_id), None) is not None
 
-    def _answer(self, parcel: Parcel, end: LeaseEnd, service_s: float) -> None:
+    def _answer(self, parcel: SimLease, end: LeaseEnd, service_s: float) -> None:
         scene, half_s = self._scene, self.device.transport_s / 2
         report = Report(
             service_s=service_s,

@@ -1,8 +1,9 @@
 """What comes to the simulated gateways, and how does each request end?
 
-An `Arrival` is one caller's request; a `Fate` is what becomes of it, from its arrival to its one
-end. Who wants to know is a `Witness`; who sends again after a refusal, or sends the next request
-once the last has ended, is a `Follow`. Times are virtual seconds. Nothing here decides anything.
+An `Arrival` is one caller's request; a `SimOutcome` is what becomes of it, from its arrival to its
+one end. Who wants to know is an `Observer`; who sends again after a refusal, or sends the next
+request once the last has ended, is a `Follow`. Times are virtual seconds. Nothing here decides
+anything.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _NO_TOKENS = Tokens()
 
 
 @dataclass(slots=True, eq=False)
-class Fate:
+class SimOutcome:
     """How one request ended: answered, refused for a reason, or its caller left.
 
     `missing`: one bit a row that has no answer yet, 0 once it has ended. `started_at`: when a
@@ -80,7 +81,7 @@ class Fate:
         return (self.answered_at - self.first_at) / (self.tokens.output - 1)
 
 
-Follow = Callable[[Fate, float], Arrival | None]
+Follow = Callable[[SimOutcome, float], Arrival | None]
 """Called when a request has ended, with the time; the arrival that follows from it, not before
 that time, or None."""
 
@@ -91,14 +92,14 @@ that it is over (`Reason.TENANT_FULL`), and so many seconds later it may be let 
 
 
 @dataclass(slots=True, eq=False)
-class Parcel:
+class SimLease:
     """A lease between its dispatch and its end. `members`: requests and row indices, in order;
     `width`: its longest row (packed batches: its mean); `tokens` are without padding; `watched`:
     its gateway asked to hear of its start, which it does for ties."""
 
     gateway: str
     lease: Dispatch
-    members: list[tuple[Fate, int]]
+    members: list[tuple[SimOutcome, int]]
     width: int
     tokens: int
     padded_tokens: int
@@ -106,16 +107,16 @@ class Parcel:
     started: bool = False
 
 
-class Witness(Protocol):
+class Observer(Protocol):
     """Hears of everything that happens, in order of time."""
 
-    def arrived(self, fate: Fate, now: float) -> None: ...
+    def arrived(self, fate: SimOutcome, now: float) -> None: ...
 
-    def ended(self, fate: Fate, now: float) -> None: ...
+    def ended(self, fate: SimOutcome, now: float) -> None: ...
 
-    def sent(self, parcel: Parcel, now: float) -> None: ...
+    def sent(self, parcel: SimLease, now: float) -> None: ...
 
-    def served(self, parcel: Parcel, service_s: float, now: float) -> None:
+    def served(self, parcel: SimLease, service_s: float, now: float) -> None:
         """A device has finished with a batch that it worked on for so long."""
 
 
@@ -123,7 +124,7 @@ class Witness(Protocol):
 class Outcome:
     """`ends`: what each gateway's core holds at the end, `end` the first one's."""
 
-    fates: tuple[Fate, ...]
+    fates: tuple[SimOutcome, ...]
     batches: tuple[tuple[float, Dispatch], ...]
     ends: tuple[Snapshot, ...]
 
@@ -140,17 +141,17 @@ class Keeper:
     """A witness that keeps every fate and every batch: for tests, not for a million requests."""
 
     def __init__(self) -> None:
-        self.fates: list[Fate] = []
+        self.fates: list[SimOutcome] = []
         self.batches: list[tuple[float, Dispatch]] = []
 
-    def arrived(self, fate: Fate, now: float) -> None:
+    def arrived(self, fate: SimOutcome, now: float) -> None:
         self.fates.append(fate)
 
-    def ended(self, fate: Fate, now: float) -> None:
+    def ended(self, fate: SimOutcome, now: float) -> None:
         pass
 
-    def sent(self, parcel: Parcel, now: float) -> None:
+    def sent(self, parcel: SimLease, now: float) -> None:
         self.batches.append((now, parcel.lease))
 
-    def served(self, parcel: Parcel, service_s: float, now: float) -> None:
+    def served(self, parcel: SimLease, service_s: float, now: float) -> None:
         pass

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from routers.choosing.choice import load_of
-from routers.holders import Holder
+from routers.placement.choice import load_of
+from routers.replica_state import ReplicaState
 from routers.replicas import ReplicaSet
 from routers.streams.generations import Generations, Plan
 from routers.tickets import Row
@@ -24,10 +24,10 @@ def preferred(
     replicas: ReplicaSet,
     generations: Generations,
     row: Row,
-    best: Holder,
+    best: ReplicaState,
     session: str | None,
     now: float,
-) -> Holder:
+) -> ReplicaState:
     """`best`: the one that is asked first by its load; `session`: the one that served the row's
     session last, None: none did."""
     plan, settings = row.ticket.plan, generations.settings
@@ -54,7 +54,9 @@ def _names(generations: Generations, plan: Plan, session: str | None) -> Iterabl
     return names
 
 
-def _seconds(generations: Generations, plan: Plan, holder: Holder, session: str | None) -> float:
+def _seconds(
+    generations: Generations, plan: Plan, holder: ReplicaState, session: str | None
+) -> float:
     known = generations.known(
         plan, holder.replica.replica_id, session=holder.replica.replica_id == session
     )

@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from routers.choosing.choice import load_of
+from routers.placement.choice import load_of
 from routers.types import LeaseEnd, Progress, Tokens
 
 if TYPE_CHECKING:
     from routers.leases import Lease
-    from routers.requests import Requests
+    from routers.request_table import RequestTable
     from routers.snapshots import State
     from routers.streams.generations import Generations, Plan
 
@@ -121,7 +121,9 @@ def has_read(lease: Lease) -> None:
         running.reads = 0.0
 
 
-def _pay(requests: Requests, lease: Lease, running: Running, tokens: Tokens, now: float) -> None:
+def _pay(
+    requests: RequestTable, lease: Lease, running: Running, tokens: Tokens, now: float
+) -> None:
     """What it has had beyond what its flow has paid; the controllers hear of all of it."""
     generations, goods = requests.generations, lease.owes
     assert generations is not None
@@ -160,7 +162,9 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
     _settle(requests, lease, running, end, now)
 
 
-def _settle(requests: Requests, lease: Lease, running: Running, end: LeaseEnd, now: float) -> None:
+def _settle(
+    requests: RequestTable, lease: Lease, running: Running, end: LeaseEnd, now: float
+) -> None:
     goods, tokens = lease.owes, running.tokens
     if goods is None:
         return
@@ -178,7 +182,7 @@ def _settle(requests: Requests, lease: Lease, running: Running, end: LeaseEnd, n
     running.told_s = served_s
 
 
-def _is_full(requests: Requests, lease: Lease) -> bool:
+def _is_full(requests: RequestTable, lease: Lease) -> bool:
     """Whether its replica works as fast as it can: what waits, waits for room there."""
     return requests.waiting.rows > 0 and load_of(lease.holder) > _FULL
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from routers.buckets.bucket import Bucket
 from routers.lanes import Lane
-from routers.offers import Offer
-from routers.requests import Requests
+from routers.replica_capacity import ReplicaCapacity
+from routers.request_table import RequestTable
 from routers.tickets import Row
 from routers.types import Action, Reason
 
@@ -21,7 +21,7 @@ _FLOWS = 4  # whose rows may pass one that has no room, the lowest tags
 
 
 def next_row(
-    requests: Requests, lane: Lane, offer: Offer, now: float, actions: list[Action]
+    requests: RequestTable, lane: Lane, offer: ReplicaCapacity, now: float, actions: list[Action]
 ) -> Row | None:
     """Still queued; None when the replica may take none of those that were asked. Sets
     `requests.wants_room` to the first one, where room is what it lacks."""
@@ -37,7 +37,12 @@ def next_row(
 
 
 def _passes(
-    requests: Requests, lane: Lane, offer: Offer, row: Row, now: float, actions: list[Action]
+    requests: RequestTable,
+    lane: Lane,
+    offer: ReplicaCapacity,
+    row: Row,
+    now: float,
+    actions: list[Action],
 ) -> Row | None:
     """One that may go before this one, which cannot be taken."""
     if row.ticket.plan is None:
@@ -54,7 +59,7 @@ def _passes(
     return None
 
 
-def _head(requests: Requests, bucket: Bucket, actions: list[Action]) -> Row | None:
+def _head(requests: RequestTable, bucket: Bucket, actions: list[Action]) -> Row | None:
     """Its first row, or None if that had to leave: what no running replica can hold."""
     row = bucket.head()
     assert row is not None
@@ -67,11 +72,11 @@ def _head(requests: Requests, bucket: Bucket, actions: list[Action]) -> Row | No
     return row
 
 
-def _sheds(requests: Requests, row: Row, now: float, actions: list[Action]) -> bool:
+def _sheds(requests: RequestTable, row: Row, now: float, actions: list[Action]) -> bool:
     return not row.ticket.late and requests.sheds(row.ticket, now, actions)
 
 
-def _takes(requests: Requests, offer: Offer, row: Row) -> bool:
+def _takes(requests: RequestTable, offer: ReplicaCapacity, row: Row) -> bool:
     generations = requests.generations
     if generations is None or row.ticket.plan is None:
         return offer.fits(row)

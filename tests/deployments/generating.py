@@ -13,7 +13,7 @@ from in_process import Stand
 
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.contract.replica_directory import ReplicaBook, RunningReplica
+from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.contract.scheduling import scheduling
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.settings import ModelSettings
@@ -50,7 +50,7 @@ def add(
     if model.fallback:
         ladder = replace(described.ladder, fallback=model.fallback)
         described = replace(described, ladder=ladder)
-    engines, book = Played(), ReplicaBook()
+    engines, book = Played(), ReplicaDirectory()
     served = ServedModel(described, tokenizer, engines, book, stand.home, stand.observer.batch)
     stand.models._served[name] = served
     stand.models._live[name] = described

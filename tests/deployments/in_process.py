@@ -18,10 +18,10 @@ import httpx
 
 from deployments.contract.batch_wire import BatchCall, BatchReply
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.contract.replica_directory import ReplicaBook, RunningReplica
-from deployments.contract.scheduling import Home
+from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
+from deployments.contract.scheduling import GatewayIdentity
 from deployments.gateway.app import assembled
-from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Unreached
@@ -133,13 +133,13 @@ class Stand:
     ) -> None:
         self.settings = GatewaySettings.model_validate(gateway or {})
         self.tenants = StandingTenants(tenants or {}, self.settings.priorities)
-        self.home = Home("g0", len(self.settings.priorities))
-        self.pool = TurnPool(2, 64)
+        self.home = GatewayIdentity("g0", len(self.settings.priorities))
+        self.pool = FairThreadPool(2, 64)
         self.observer = Observer("gateway-0", self.settings, 0, listen=False)
         self.models = Catalogue(None, self.home, 1 << 20, self.observer.batch)
         self.observer.watch(self.models, self.pool, self.tenants)
         self.transports: dict[str, LocalTransport] = {}
-        self.books: dict[str, ReplicaBook] = {}
+        self.books: dict[str, ReplicaDirectory] = {}
         self._workers: list[DeviceWorker] = []
         self._runtimes = dict(runtimes or {})
         for name, given in models.items():
@@ -150,7 +150,7 @@ class Stand:
         self.app = assembled(self.settings, self.tenants, self.models, self.pool, self.observer)
 
     def _serve(self, name: str, model: ModelSettings, cache_dir: Path, replicas: int) -> None:
-        transport, book = LocalTransport(), ReplicaBook()
+        transport, book = LocalTransport(), ReplicaDirectory()
         settings = describe.runtime_settings(name, model, cache_dir, lambda phase, share: None)
         for index in range(replicas):
             runtime = self._runtimes.get(name) or catalog.create(settings)

@@ -12,7 +12,7 @@ from fake_engines import Engines, until
 
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.replica_directory import RunningReplica
-from deployments.contract.scheduling import Home, dispatcher_settings
+from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
 from deployments.gateway.queues.served_model import terms
 from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.gateway.queues.stream_tickets import Prompt, StreamTicket
@@ -32,7 +32,7 @@ class Bench:
         )
         self.engines = Engines()
         self.terms = terms(self.page)
-        settings = dispatcher_settings(self.page, Home("g0"))
+        settings = dispatcher_settings(self.page, GatewayIdentity("g0"))
         self.queue = StreamQueue(settings, self.terms, self.engines, gateway="g0")
         self.names = [f"r{number}" for number in range(replicas)]
         self.run(self.names)

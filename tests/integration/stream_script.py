@@ -108,13 +108,13 @@ class Gateway:
 
 async def seen() -> dict[str, Any]:
     from deployments.contract.app_names import book_key, model_app
-    from deployments.contract.replica_directory import book_for
+    from deployments.contract.replica_directory import directory_for
     from deployments.gateway.queues.pinned_handles import ReplicaDied, Unreached
     from deployments.gateway.queues.stream_transport import ServeStreamTransport
 
     transport = ServeStreamTransport(model_app("llm"), "g")
     await transport.seed(30.0)
-    (replica,) = [r.replica_id for r in book_for(book_key("llm")).replicas]
+    (replica,) = [r.replica_id for r in directory_for(book_key("llm")).replicas]
     found: dict[str, Any] = {}
 
     async def begun(lease_id: int) -> bool:

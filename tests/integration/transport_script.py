@@ -79,12 +79,12 @@ def call(lease_id: int) -> Any:
 
 async def seen() -> dict[str, Any]:
     from deployments.contract.app_names import book_key, model_app
-    from deployments.contract.replica_directory import book_for
+    from deployments.contract.replica_directory import directory_for
     from deployments.gateway.queues.transport import ServeTransport
 
     transport = ServeTransport(model_app("held"))
     await transport.seed(30.0)
-    (replica,) = [r.replica_id for r in book_for(book_key("held")).replicas]
+    (replica,) = [r.replica_id for r in directory_for(book_key("held")).replicas]
 
     def send(lease_id: int) -> asyncio.Task[Any]:
         return asyncio.create_task(transport.call(replica, call(lease_id), 30.0))

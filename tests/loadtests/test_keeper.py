@@ -4,8 +4,8 @@ import pytest
 
 from loadtests.client.player import Played
 from loadtests.client.protocols.types import Heard
-from loadtests.results.keeper import Keeper, Terms
 from loadtests.results.record import Client, Record
+from loadtests.results.recorder import Keeper, Terms
 from loadtests.results.token_limits import TokenLimits
 from loadtests.traffic.plan import Planned
 

@@ -16,8 +16,8 @@ from loadtests.client.closed_loop import run_async
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load
 from loadtests.client.player import Player, Stand
-from loadtests.results.keeper import Keeper, Terms
 from loadtests.results.record import Cell, merged
+from loadtests.results.recorder import Keeper, Terms
 from loadtests.traffic.plan import Plan
 from loadtests.traffic.scenario_file import check
 

@@ -11,8 +11,8 @@ from loadtests.benches.trivial_server import whole_bytes
 from loadtests.client.player import Player, Stand
 from loadtests.client.protocols import PROTOCOLS
 from loadtests.client.protocols.types import Place
-from loadtests.results.keeper import Keeper, Terms
 from loadtests.results.record import Cell, merged
+from loadtests.results.recorder import Keeper, Terms
 from loadtests.traffic.plan import Plan
 from loadtests.traffic.scenario_file import check
 

@@ -8,9 +8,9 @@ from routers.arrivals import Arrivals
 from routers.cost.model import CostModel
 from routers.deadlines import Turnaround
 from routers.flows import Flows
+from routers.request_queue import RequestQueue
 from routers.settings import BucketSettings, DispatcherSettings
 from routers.types import Request
-from routers.waiting import Waiting
 
 EDGES = (16, 64)
 
@@ -19,7 +19,7 @@ def arrivals(**settings):
     told = DispatcherSettings(EDGES, initial_cost_s=0.01, **settings)
     turnaround = Turnaround()
     turnaround.keep(EDGES, told.initial_cost_s)
-    return Arrivals(told, Waiting(EDGES, Flows()), turnaround, CostModel.of(told))
+    return Arrivals(told, RequestQueue(EDGES, Flows()), turnaround, CostModel.of(told))
 
 
 def a_request(*lengths, **more):

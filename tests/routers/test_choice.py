@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from routers.choosing.choice import Ready, finish_in_s
-from routers.holders import Holder
 from routers.leases import LeaseBook
-from routers.offers import Goods
+from routers.placement.choice import Ready, finish_in_s
+from routers.replica_capacity import FormedBatch
+from routers.replica_state import ReplicaState
 from routers.tickets import Row
 from routers.types import Replica, ReplicaKind
 
@@ -15,20 +15,20 @@ NOW = 10.0
 
 
 def idle(replica_id="a", ratio=1.0, last_used=0):
-    holder = Holder(Replica(replica_id, 2.0))
+    holder = ReplicaState(Replica(replica_id, 2.0))
     holder.ratio, holder.last_used = ratio, last_used
     return holder
 
 
 def running(replica_id, finish_at):
     holder = idle(replica_id)
-    LeaseBook().sign(holder, Goods([Row(None, 0, 1, 0, 1)], 1, 1), 1.0, NOW)  # type: ignore[arg-type]
+    LeaseBook().sign(holder, FormedBatch([Row(None, 0, 1, 0, 1)], 1, 1), 1.0, NOW)  # type: ignore[arg-type]
     holder.finish_at = finish_at
     return holder
 
 
 def stream(replica_id, held, ratio=1.0):
-    holder = Holder(Replica(replica_id, 100.0, ReplicaKind.STREAM))
+    holder = ReplicaState(Replica(replica_id, 100.0, ReplicaKind.STREAM))
     holder.held, holder.ratio = held, ratio
     return holder
 

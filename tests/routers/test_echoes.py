@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.admission.echoes import KEPT_S, Echoes, Refused
+from routers.admission.rejection_cache import KEPT_S, Refused, RejectionCache
 from routers.settings import AdmissionSettings
 from routers.types import Reason, Reject
 
@@ -12,7 +12,7 @@ TOLD = Refused(edge=32, left_s=0.1, expires_s=1.0, late_by_s=0.05, retry_after_s
 
 @pytest.fixture
 def echoes():
-    echoes = Echoes()
+    echoes = RejectionCache()
     echoes.keep(FLOW, TOLD, at=7, now=10.0)
     return echoes
 

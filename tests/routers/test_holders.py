@@ -2,12 +2,12 @@
 
 import pytest
 
-from routers.holders import Holder
+from routers.replica_state import ReplicaState
 from routers.types import Replica, Report
 
 
-def holder(*reports: Report) -> Holder:
-    made = Holder(Replica("r", 2))
+def holder(*reports: Report) -> ReplicaState:
+    made = ReplicaState(Replica("r", 2))
     for report in reports:
         made.learn(report, 0.0, answered=True)
     return made

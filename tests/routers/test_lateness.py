@@ -4,10 +4,10 @@ import pytest
 
 from routers.admission.lateness import has_place, is_over, is_refused, next_moment
 from routers.flows import Flow, Flows
+from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
 from routers.tickets import Ticket
 from routers.types import Request
-from routers.waiting import Waiting
 
 REQUEST = Request(1, (10,), arrival=0.0, deadline=1.0, expires=5.0)
 DEMOTE = DispatcherSettings((64,), max_late_rows=2)
@@ -19,7 +19,7 @@ def a_ticket(*, late, queued=1):
 
 
 def with_late_rows(count):
-    waiting = Waiting((64,), Flows())
+    waiting = RequestQueue((64,), Flows())
     waiting.late_rows = count
     return waiting
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from routers.choosing.pace_histogram import PaceHistogram
+from routers.placement.pace_histogram import PaceHistogram
 
 
 def filled(ratios):

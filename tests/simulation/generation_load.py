@@ -14,7 +14,7 @@ from routers.settings import DispatcherSettings, GenerationSettings
 from routers.simulation.devices import Device, Engine
 from routers.simulation.round_robin import RoundRobin
 from routers.simulation.simulator import World, run
-from routers.simulation.traffic import Arrival, Fate, Keeper
+from routers.simulation.traffic import Arrival, Keeper, SimOutcome
 from routers.types import Generation, ReplicaKind
 
 EDGES = (64, 256, 1024, 4096, 16384, 65536)
@@ -58,11 +58,11 @@ class Kind:
 
 @dataclass(frozen=True)
 class Ran:
-    fates: list[Fate]
+    fates: list[SimOutcome]
     cores: list[Any]
     replicas: list[Any]
 
-    def of(self, *tenants: str, after: float = 0.0) -> list[Fate]:
+    def of(self, *tenants: str, after: float = 0.0) -> list[SimOutcome]:
         return [f for f in self.fates if f.arrival.tenant in tenants and f.arrival.at >= after]
 
     def first_token_s(self, quantile: float, *tenants: str, after: float = 10.0) -> float:
@@ -136,7 +136,9 @@ def _leaving(after_s: dict[str, float], arrivals: Iterable[Arrival]) -> Iterator
         yield arrival
 
 
-def weighted(fates: Iterable[Fate], begin: float, end: float, output_weight: float = 2.0) -> float:
+def weighted(
+    fates: Iterable[SimOutcome], begin: float, end: float, output_weight: float = 2.0
+) -> float:
     """Weighted tokens that these were given between two times: a prompt when its first token came,
     the output evenly from there to the answer."""
     total = 0.0

@@ -68,7 +68,7 @@ class TurnStatistics:
     mean_turn_s: float
 
 
-class TurnPool:
+class FairThreadPool:
     """A bounded thread pool that serves tenants in turn; results arrive on the caller's event loop.
 
     `max_pending` bounds the jobs that wait (not those that run). Threads start with the first job.

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 
 from deployments.contract.description import ImageInput
 from deployments.contract.preprocess.images import Array, Encoded, prepared
-from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 
 TURN_BYTES = 32_768
 TURN_IMAGES = 16
 
 
 async def prepare_images(
-    pool: TurnPool, tenant: str, how: ImageInput, images: Sequence[Encoded]
+    pool: FairThreadPool, tenant: str, how: ImageInput, images: Sequence[Encoded]
 ) -> list[Array]:
     """One row an image, of the model's datatype and of the shape of one of its sizes, in order.
     Raises `BadRequest`, and `Overloaded` by a full pool."""

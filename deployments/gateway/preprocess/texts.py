@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from deployments.contract.preprocess.text_cache import IdArray
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 
 INLINE_CHARS = 100
 TURN_CHARS = 4096
@@ -22,7 +22,7 @@ Piece = list[tuple[int, str]]
 
 
 async def encode_texts(
-    pool: TurnPool, tenant: str, tokenizer: TextTokenizer, texts: Sequence[str]
+    pool: FairThreadPool, tenant: str, tokenizer: TextTokenizer, texts: Sequence[str]
 ) -> list[IdArray]:
     """int64 ids of each text, in order. Raises `BadRequest`, and `Overloaded` by a full pool."""
     found = tokenizer.cached(texts)

@@ -19,8 +19,8 @@ from deployments.contract.app_names import book_key, model_app
 from deployments.contract.description import ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.registry import View
-from deployments.contract.replica_directory import book_for
-from deployments.contract.scheduling import Home
+from deployments.contract.replica_directory import directory_for
+from deployments.contract.scheduling import GatewayIdentity
 from deployments.gateway.queues.served_model import AnyTransport, ServedModel
 from deployments.gateway.queues.stream_transport import ServeStreamTransport
 from deployments.gateway.queues.tickets import BatchRecord
@@ -54,7 +54,7 @@ class Catalogue:
     def __init__(
         self,
         registry: Any,
-        home: Home,
+        home: GatewayIdentity,
         cache_bytes: int,
         on_batch: Callable[[str, BatchRecord], None],
         connect: Callable[[str], SeededTransport] = ServeTransport,
@@ -234,7 +234,7 @@ class Catalogue:
         if served is not None:
             served.close()
         self._served[name] = ServedModel(
-            description, tokenizer, transport, book_for(book_key(name)), self._home,
+            description, tokenizer, transport, directory_for(book_key(name)), self._home,
             self._on_batch,
         )  # fmt: skip
 

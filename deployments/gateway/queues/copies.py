@@ -15,7 +15,7 @@ from routers.types import Dispatch
 
 
 @dataclass(frozen=True, slots=True)
-class Hope:
+class PendingRowFailure:
     """A row that failed with `error` on `replica_id`, and may be answered by the other lease."""
 
     ticket: Ticket
@@ -28,7 +28,7 @@ class Copies:
     def __init__(self) -> None:
         self._open: dict[int, Dispatch] = {}
         self._other: dict[int, int] = {}
-        self._hopes: dict[int, list[Hope]] = {}
+        self._hopes: dict[int, list[PendingRowFailure]] = {}
 
     def began(self, lease: Dispatch) -> None:
         self._open[lease.lease_id] = lease
@@ -36,7 +36,7 @@ class Copies:
             self._other[lease.lease_id] = lease.copy_of
             self._other[lease.copy_of] = lease.lease_id
 
-    def ended(self, lease_id: int) -> list[Hope]:
+    def ended(self, lease_id: int) -> list[PendingRowFailure]:
         """What was hoped of this lease; its rows have been delivered."""
         self._open.pop(lease_id, None)
         other = self._other.pop(lease_id, None)
@@ -44,7 +44,7 @@ class Copies:
             del self._other[other]
         return self._hopes.pop(lease_id, [])
 
-    def hope(self, lease_id: int, hope: Hope) -> bool:
+    def hope(self, lease_id: int, hope: PendingRowFailure) -> bool:
         """A row failed in this lease; whether another one that carries it still runs."""
         other = self._other.get(lease_id)
         if other is None or hope.of not in self._open[other].rows:

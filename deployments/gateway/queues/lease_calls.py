@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from deployments.contract.batch_wire import BatchReply
 from deployments.gateway.queues.batch_calls import build_call
-from deployments.gateway.queues.hearsay import Hearsay
+from deployments.gateway.queues.peer_demand import PeerDemand
 from deployments.gateway.queues.tickets import BatchEnd, Terms, Ticket
 from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Transport, Unreached
 from routers.types import Dispatch, LeaseEnd, Report
@@ -76,7 +76,7 @@ class LeaseCalls:
         self._gateway = gateway
         self._loop = asyncio.get_running_loop()
         self._sent: dict[int, Sent] = {}
-        self._hearsay = Hearsay()
+        self._hearsay = PeerDemand()
         self.tasks: set[asyncio.Task[None]] = set()
         self.ends = dict.fromkeys(BatchEnd, 0)
 

@@ -16,13 +16,13 @@ from typing import Any, Protocol, cast
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.contract.replica_directory import ReplicaBook, RunningReplica
-from deployments.contract.scheduling import Home, dispatcher_settings
-from deployments.gateway.queues.model_queue import ModelQueue
+from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
+from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
+from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.gateway.queues.tickets import BatchRecord, Terms
 from deployments.gateway.recording.recorder import Recorder
-from deployments.gateway.reuse.rungs import Rungs
+from deployments.gateway.reuse.answer_reuse import AnswerReuse
 from routers.settings import DispatcherSettings
 
 _CALL_MARGIN_S = 5.0
@@ -56,8 +56,8 @@ class ServedModel:
         description: ModelDescription,
         tokenizer: TextTokenizer | None,
         transport: AnyTransport,
-        book: ReplicaBook,
-        home: Home,
+        book: ReplicaDirectory,
+        home: GatewayIdentity,
         on_batch: Callable[[str, BatchRecord], None],
     ) -> None:
         self.description = description
@@ -66,26 +66,26 @@ class ServedModel:
         self._home = home
         self._profile = description.profile
         self._running: tuple[RunningReplica, ...] = ()
-        self._rungs: Rungs | None = None
-        self.queue: ModelQueue | StreamQueue
+        self._rungs: AnswerReuse | None = None
+        self.queue: BatchQueue | StreamQueue
         if description.generating is not None:
             self.queue = StreamQueue(
                 self._settings(), terms(description), cast(Any, transport), gateway=home.gateway
             )
         else:
-            self.queue = ModelQueue(
+            self.queue = BatchQueue(
                 self._settings(),
                 terms(description),
                 cast(Any, transport),
                 gateway=home.gateway,
                 on_batch=lambda record: on_batch(description.name, record),
             )
-            self._rungs = Rungs(description, self.queue.cancel)
+            self._rungs = AnswerReuse(description, self.queue.cancel)
         self.recorder = self._recorder()
         self._stop_listening = book.listen(self._heard)
 
     @property
-    def batches(self) -> ModelQueue:
+    def batches(self) -> BatchQueue:
         """Raises BadRequest of a model that generates."""
         if isinstance(self.queue, StreamQueue):
             raise errors.BadRequest(
@@ -98,7 +98,7 @@ class ServedModel:
     @property
     def streams(self) -> StreamQueue:
         """Raises BadRequest of a model that does not generate."""
-        if isinstance(self.queue, ModelQueue):
+        if isinstance(self.queue, BatchQueue):
             raise errors.BadRequest(
                 f"model {self.description.name} generates no text; GET /v1/models lists those "
                 "that do",
@@ -111,7 +111,7 @@ class ServedModel:
         return (description.generating is None) == (self.description.generating is None)
 
     @property
-    def rungs(self) -> Rungs | None:
+    def rungs(self) -> AnswerReuse | None:
         """None where the model neither keeps nor shares answers."""
         ladder = self.description.ladder
         return self._rungs if ladder.cache_bytes or ladder.coalesce else None
@@ -170,7 +170,7 @@ class ServedModel:
         self._running = running
         d, live = self.description, self._live()
         self._transport.forget({r.replica_id for r in running})
-        if isinstance(self.queue, ModelQueue):
+        if isinstance(self.queue, BatchQueue):
             self.queue.set_replicas(live, d.scheduling.slots)
         elif d.generating is not None:
             self.queue.set_replicas(live, d.generating)

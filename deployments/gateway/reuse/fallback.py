@@ -26,7 +26,7 @@ _TURNED_AWAY = frozenset(
 _NOT_TAKEN = (errors.BadRequest, errors.NotReady, errors.Overloaded)
 
 
-class Way:
+class ModelSelection:
     """Where one request goes at the moment: `model`, under the `promise` of the asked one."""
 
     __slots__ = ("_asked", "_models", "_name", "_pinned", "_refusal", "_tenant", "model")

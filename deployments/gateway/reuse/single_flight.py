@@ -36,14 +36,14 @@ class _Run:
 
     key: Hashable
     ticket: Ticket
-    seats: dict[Seat, None] = field(default_factory=dict)
+    seats: dict[Follower, None] = field(default_factory=dict)
 
     @property
     def deadline(self) -> float:
         return self.ticket.request.deadline
 
 
-class Seat:
+class Follower:
     """One caller's stay: its clock, and where it waits at the moment. `deadline` and `expires`:
     absolute, monotonic. `followed`: the last run it waited for was begun by another."""
 
@@ -107,7 +107,7 @@ class SingleFlight:
     def following_rows(self) -> int:
         return self._following_rows
 
-    async def answers(self, key: Hashable, seat: Seat, submit: Callable[[], Ticket]) -> Answers:
+    async def answers(self, key: Hashable, seat: Follower, submit: Callable[[], Ticket]) -> Answers:
         """The answers to what `key` stands for, by a run that is under way or by a new ticket.
 
         Raises what `submit` raises, what ended the run, `Expired` or `CallerLeft`.
@@ -121,7 +121,7 @@ class SingleFlight:
                 self.coalesced_total += seat.followed
                 return answers
 
-    def _find_or_begin(self, key: Hashable, seat: Seat, submit: Callable[[], Ticket]) -> _Run:
+    def _find_or_begin(self, key: Hashable, seat: Follower, submit: Callable[[], Ticket]) -> _Run:
         there = self._running.get(key)
         if there is not None and self._following_rows + seat.rows > self._most_rows:
             there = None
@@ -143,7 +143,7 @@ class SingleFlight:
         ticket.future.add_done_callback(lambda ended: self._ended(run, ended))
         return run
 
-    async def _sit(self, run: _Run, seat: Seat) -> Answers | None:
+    async def _sit(self, run: _Run, seat: Follower) -> Answers | None:
         loop = asyncio.get_running_loop()
         seat.future = loop.create_future()
         run.seats[seat] = None
@@ -162,7 +162,7 @@ class SingleFlight:
                 seat.timer.cancel()
             self._rise(run, seat)
 
-    def _rise(self, run: _Run, seat: Seat) -> None:
+    def _rise(self, run: _Run, seat: Follower) -> None:
         del run.seats[seat]
         if not run.seats and not run.ticket.future.done():
             self._forget(run)
@@ -182,7 +182,7 @@ class SingleFlight:
             del self._running[run.key]
 
 
-def _worse(run: _Run, seat: Seat) -> bool:
+def _worse(run: _Run, seat: Follower) -> bool:
     """Whether the caller does better with a run of its own."""
     if run.ticket.request.priority > seat.priority:
         return True

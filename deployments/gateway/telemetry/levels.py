@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from deployments.contract.preprocess.text_cache import CacheStatistics
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
-from deployments.gateway.reuse.rungs import RungLevels
+from deployments.gateway.reuse.answer_reuse import RungLevels
 from routers.cost.model import Coefficients, CostError
 from routers.types import Snapshot
 from runtimes.types import EngineLoad

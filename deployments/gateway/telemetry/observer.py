@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 from deployments.contract import logs
 from deployments.gateway.http.request_start import upstream_wait_s
-from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.queues.tickets import BatchRecord
-from deployments.gateway.request_context import Flight, Generated
+from deployments.gateway.request_context import Generated, RequestContext
 from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
 from deployments.gateway.telemetry.gateway_status import TokenPace, model_status
 from deployments.gateway.telemetry.generation_tables import GenerationSample
@@ -66,7 +66,7 @@ class Observer:
             self._server = MetricsServer(settings.host, port, self.page)
             self._server.start()
 
-    def watch(self, models: Catalogue, pool: TurnPool, tenants: KnownTenants) -> None:
+    def watch(self, models: Catalogue, pool: FairThreadPool, tenants: KnownTenants) -> None:
         """What levels, labels and snapshots are read from."""
         self._models, self._pool, self._tenants = models, pool, tenants
         models.on_change = self._declare
@@ -97,11 +97,11 @@ class Observer:
     def begin(self, headers: dict[bytes, bytes]) -> TraceContext:
         return self._tracing.begin(headers)
 
-    def arrived(self, flight: Flight) -> None:
+    def arrived(self, flight: RequestContext) -> None:
         assert flight.who is not None
         self._metrics.arrival(flight.model, flight.who.tenant.name, flight.who.priority)
 
-    def landed(self, flight: Flight) -> None:
+    def landed(self, flight: RequestContext) -> None:
         """A request ended, in whichever way."""
         total_s = time.perf_counter() - flight.exchange.arrived
         who, stages = flight.who, flight.stages
@@ -147,7 +147,7 @@ class Observer:
 
     # ---- traces -----------------------------------------------------------------------------
 
-    def _trace(self, flight: Flight, total_s: float) -> None:
+    def _trace(self, flight: RequestContext, total_s: float) -> None:
         end_ns = time.time_ns()
         start_ns = end_ns - int(total_s * 1e9)
         at, spans = start_ns, []
@@ -219,7 +219,7 @@ class Observer:
         return GatewayLevels(models, self._pool.statistics(), self._models.frozen)
 
 
-def _upstream(flight: Flight) -> float:
+def _upstream(flight: RequestContext) -> float:
     stamp = flight.exchange.headers.get(b"x-request-start")
     if stamp is None:
         return NOT_MEASURED
@@ -229,7 +229,7 @@ def _upstream(flight: Flight) -> float:
     return max(waited_s - (time.perf_counter() - flight.exchange.arrived), 0.0)
 
 
-def _spans(flight: Flight) -> list[tuple[str, float]]:
+def _spans(flight: RequestContext) -> list[tuple[str, float]]:
     """Stages in the order of the walk, seconds."""
     stages = flight.stages
     named: list[tuple[str, float]] = [(n, stages[n]) for n in ("parse", "tokenize") if n in stages]
@@ -240,7 +240,7 @@ def _spans(flight: Flight) -> list[tuple[str, float]]:
     return named + [(n, stages[n]) for n in ("reply",) if n in stages]
 
 
-def _token_spans(flight: Flight, generated: Generated) -> list[tuple[str, float]]:
+def _token_spans(flight: RequestContext, generated: Generated) -> list[tuple[str, float]]:
     """After the queue: until the first token, and from then on."""
     before_s = flight.stages.get("parse", 0.0) + flight.stages.get("tokenize", 0.0)
     spans = [("queue", flight.queue_wait_s)]
@@ -261,7 +261,7 @@ def _sample(generated: Generated, total_s: float) -> GenerationSample:
     )  # fmt: skip
 
 
-def _line(flight: Flight, tenant: str, total_s: float) -> AccessLine:
+def _line(flight: RequestContext, tenant: str, total_s: float) -> AccessLine:
     tokens = None if flight.generated is None else flight.generated.tokens
     return AccessLine(
         flight.exchange.request_id.decode("latin-1"), flight.exchange.method, flight.exchange.path,

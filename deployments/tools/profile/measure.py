@@ -16,7 +16,7 @@ from typing import Protocol
 
 import psutil
 
-from deployments.contract.scheduling import Home, dispatcher_settings
+from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
 from deployments.replica.backend_loop import plain_batch
 from deployments.replica.describe import describe, tokenizer_bytes
 from deployments.replica.known_costs import KnownCosts
@@ -173,7 +173,7 @@ class Course:
         """What a gateway would tell its core of this model."""
         costs = KnownCosts(fitted.points)
         page, _ = describe(self._chosen.name, self._chosen.model, "", runtime, costs)
-        return dispatcher_settings(page, Home("profile"))
+        return dispatcher_settings(page, GatewayIdentity("profile"))
 
     def _facts(self, found: Findings, fitted: Fitted) -> Facts:
         """At the knee of the typical length."""

@@ -14,8 +14,8 @@ from random import Random
 
 from routers.cost.spread import at_quantile
 from routers.settings import DispatcherSettings
-from routers.simulation.simulator import Arrival, Device, Fate, World, run
-from routers.simulation.traffic import Parcel
+from routers.simulation.simulator import Arrival, Device, SimOutcome, World, run
+from routers.simulation.traffic import SimLease
 
 CLIENTS = (50, 100, 200)
 MEASURED_S = 5.0
@@ -60,7 +60,7 @@ def depth(service: Service, clients: int, lengths: Sequence[int], rng: Random) -
     def arrival(at: float) -> Arrival:
         return Arrival(at, (rng.choice(lengths),), core.slo_s, service.timeout_s)
 
-    def follow(fate: Fate, now: float) -> Arrival | None:
+    def follow(fate: SimOutcome, now: float) -> Arrival | None:
         answered = fate.answered_at is not None
         pause_s = 0.0 if answered else max(fate.retry_after_s, _LEAST_PAUSE_S)
         return arrival(now + pause_s) if now + pause_s < count.end_s else None
@@ -87,7 +87,7 @@ class _Count:
 
     begin_s: float
     end_s: float
-    waiting: dict[int, Fate] = field(default_factory=dict)
+    waiting: dict[int, SimOutcome] = field(default_factory=dict)
     waits: list[float] = field(default_factory=list)
     ends: int = 0
     answered: int = 0
@@ -98,11 +98,11 @@ class _Count:
     rows: int = 0
     since: float = 0.0
 
-    def arrived(self, fate: Fate, now: float) -> None:
+    def arrived(self, fate: SimOutcome, now: float) -> None:
         self._pass(now)
         self.waiting[id(fate)] = fate
 
-    def ended(self, fate: Fate, now: float) -> None:
+    def ended(self, fate: SimOutcome, now: float) -> None:
         self._pass(now)
         self.waiting.pop(id(fate), None)
         if self._counts(now):
@@ -110,7 +110,7 @@ class _Count:
             self.answered += fate.answered_at is not None
             self.in_time += fate.in_slo
 
-    def sent(self, parcel: Parcel, now: float) -> None:
+    def sent(self, parcel: SimLease, now: float) -> None:
         self._pass(now)
         for fate, _ in parcel.members:
             if self.waiting.pop(id(fate), None) is not None and self._counts(now):
@@ -119,7 +119,7 @@ class _Count:
             self.batches += 1
             self.rows += len(parcel.members)
 
-    def served(self, parcel: Parcel, service_s: float, now: float) -> None:
+    def served(self, parcel: SimLease, service_s: float, now: float) -> None:
         pass
 
     def _counts(self, now: float) -> bool:

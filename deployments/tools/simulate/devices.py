@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from random import Random
 
-from deployments.tools.simulate.stage import Stage, StageError
+from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError
 from loadtests.traffic.scenario import Scenario
 from routers.simulation.drag import Drag, Ramp, Slow
 from routers.simulation.simulator import Device
@@ -26,7 +26,7 @@ class _Death:
     hangs: bool
 
 
-def devices(scenario: Scenario, stage: Stage) -> tuple[Device, ...]:
+def devices(scenario: Scenario, stage: SimSetup) -> tuple[Device, ...]:
     """Raises StageError for a fault of a replica that there is not."""
     starts = [0.0] * stage.replicas
     for join in scenario.joins:
@@ -77,7 +77,7 @@ def _replaced_at(death: _Death, hang_limit_s: float) -> float:
 
 
 def _lives(
-    scenario: Scenario, stage: Stage, place: int, start: float, deaths: list[_Death]
+    scenario: Scenario, stage: SimSetup, place: int, start: float, deaths: list[_Death]
 ) -> Iterator[Device]:
     for life, death in enumerate([*deaths, None]):
         if start == inf:
@@ -125,7 +125,7 @@ def _drag(scenario: Scenario, place: int, life: int, start: float) -> Drag | Non
     )
 
 
-def check_places(scenario: Scenario, stage: Stage) -> None:
+def check_places(scenario: Scenario, stage: SimSetup) -> None:
     """Raises StageError for a fault of a replica that there is not."""
     places = stage.replicas + sum(join.count for join in scenario.joins)
     for position, part in enumerate(scenario.faults.slow):
@@ -134,7 +134,7 @@ def check_places(scenario: Scenario, stage: Stage) -> None:
 
 def _check_place(where: str, place: int, places: int) -> None:
     if place >= places:
-        raise StageError(f"faults.{where}.replica: is {place}; there are {places}, from 0")
+        raise SimSetupError(f"faults.{where}.replica: is {place}; there are {places}, from 0")
 
 
 def _when(death: _Death) -> float:

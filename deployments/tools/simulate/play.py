@@ -14,8 +14,8 @@ from typing import Any
 
 from deployments.settings import Settings, dump, load, parse
 from deployments.tools.simulate.devices import check_places, devices
-from deployments.tools.simulate.scene import Callers, Watcher
-from deployments.tools.simulate.stage import Stage, StageError, set_up
+from deployments.tools.simulate.environment import Callers, Watcher
+from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError, set_up
 from loadtests.results.summary import Summary
 from loadtests.traffic import scenario_file
 from loadtests.traffic.plan import Plan
@@ -94,7 +94,7 @@ class Play:
 
     path: Path
     scenario: Scenario
-    stage: Stage
+    stage: SimSetup
     devices: tuple[Device, ...]
 
     @property
@@ -159,7 +159,7 @@ def prepare(path: Path, asked: Asked) -> Play:
         stage = set_up(scenario, settings, cut=asked.trace is not None)
         check_places(scenario, stage)
         return Play(path, scenario, stage, devices(scenario, stage))
-    except StageError as error:
+    except SimSetupError as error:
         raise ScenarioErrors(f"{path}: {error}") from None
 
 

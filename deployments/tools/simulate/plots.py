@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from loadtests.results.course import Moment
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.summary import Summary
+from loadtests.results.time_series import Moment
 
 KINDS = (".png", ".svg", ".pdf")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.scheduling import Home, dispatcher_settings, scheduling
+from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings, scheduling
 from deployments.settings import ModelSettings
 from routers.admission.bounds import validate
 from routers.settings import DispatcherSettings, Mode
@@ -62,7 +62,7 @@ NOT_WRITTEN = {
     "buckets.switch_s",  # written, and acted on where shapes are fixed
 }
 
-HOME = Home("g")
+HOME = GatewayIdentity("g")
 Page = Callable[..., ModelDescription]
 
 
@@ -84,7 +84,7 @@ def unchanged(value: Any, default: Any, at: str = "") -> set[str]:
 
 def test_every_setting_of_the_core_is_reached_by_one_that_users_write(page: Page) -> None:
     model = ModelSettings.model_validate(WRITTEN)
-    home = Home("g", priorities=5, frozen=True)
+    home = GatewayIdentity("g", priorities=5, frozen=True)
     found = dispatcher_settings(page(scheduling=scheduling(model)), home)
     assert unchanged(found, DispatcherSettings((512,))) == NOT_WRITTEN
 

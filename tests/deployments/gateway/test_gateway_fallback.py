@@ -18,7 +18,7 @@ from in_process import Answer, Stand, ask, standing
 from deployments.contract.description import Ladder
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.gateway.queues.tickets import Demand, refusal
-from deployments.gateway.reuse.fallback import Way
+from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.tenancy.tenants import Tenant
 from routers.types import Reason
 
@@ -131,7 +131,7 @@ async def test_without_leave_or_with_a_version_the_refusal_stands(
 async def test_only_load_and_readiness_are_reasons_to_go_elsewhere(
     stand: Stand, reason: Reason
 ) -> None:
-    way = Way(stand.models, Tenant("t"), "device", None)
+    way = ModelSelection(stand.models, Tenant("t"), "device", None)
     error = refusal(reason, 1.0)
     if reason in (Reason.QUEUE_FULL, Reason.LATE, Reason.SHED, Reason.CLOSED):
         way.turn(error)
@@ -291,7 +291,7 @@ async def test_tokens_are_counted_once_at_a_tenants_rate(tmp_path: Path) -> None
 
 
 async def test_a_way_holds_on_to_the_asked_models_promise(stand: Stand) -> None:
-    way = Way(stand.models, Tenant("t"), "device", None)
+    way = ModelSelection(stand.models, Tenant("t"), "device", None)
     asked = stand.models.find("device").description.scheduling
     assert way.promise is asked
     held = await fill(stand)

@@ -18,7 +18,7 @@ import uvicorn
 from fake_engines import until
 from in_process import Stand, ask, standing
 
-from deployments.contract.replica_directory import ReplicaBook, RunningReplica
+from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.contract.stream_wire import GenerateCall, StepMessage
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.queues.transport import ReplicaDied, Unreached
@@ -91,7 +91,7 @@ async def engines(stand: Stand, folder: Path, count: int) -> tuple[Cores, list[A
         runtimes.append(runtime)
         cores.streams[f"chat-{index}"] = StreamCore(runtime, 64)
     page, _ = describe.describe_stream("chat", model, "digest", runtimes[0])
-    book = ReplicaBook()
+    book = ReplicaDirectory()
     served = ServedModel(page, None, cores, book, stand.home, stand.observer.batch)
     stand.models._served["chat"], stand.models._live["chat"] = served, page
     stand.transports["chat"], stand.books["chat"] = cores, book  # type: ignore[assignment]

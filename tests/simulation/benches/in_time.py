@@ -17,7 +17,7 @@ from routers.dispatcher import Dispatcher
 from routers.settings import BucketSettings, DispatcherSettings
 from routers.simulation.fifo import Fifo
 from routers.simulation.simulator import Arrival, Device, World, run
-from routers.simulation.traffic import Fate, Parcel
+from routers.simulation.traffic import SimLease, SimOutcome
 from tests.simulation.benches.lengths import FRESH_ROWS, Lengths
 
 FIFO = "FIFO"
@@ -46,18 +46,18 @@ class Tallied:
     rows: int = 0
     waits_ms: list[float] = field(default_factory=list)
 
-    def arrived(self, fate: Fate, now: float) -> None:
+    def arrived(self, fate: SimOutcome, now: float) -> None:
         self.offered += 1
 
-    def ended(self, fate: Fate, now: float) -> None:
+    def ended(self, fate: SimOutcome, now: float) -> None:
         self.in_slo += fate.in_slo
         if fate.answered_at is not None:
             self.waits_ms.append(1e3 * (fate.answered_at - fate.arrival.at))
 
-    def sent(self, parcel: Parcel, now: float) -> None:
+    def sent(self, parcel: SimLease, now: float) -> None:
         pass
 
-    def served(self, parcel: Parcel, service_s: float, now: float) -> None:
+    def served(self, parcel: SimLease, service_s: float, now: float) -> None:
         self.batches += 1
         self.rows += len(parcel.members)
         self.tokens += parcel.tokens

@@ -3,7 +3,7 @@
 One simulated replica and ten times the requests that it could answer within the SLO, open loop. The
 events of that run are recorded and replayed into a fresh dispatcher; counted is the processor time
 of those arrivals alone that end in a refusal. With one tenant most refusals are told again what the
-like of them was told a moment ago (`routers.admission.echoes`), with many each is judged by
+like of them was told a moment ago (`admission/rejection_cache.py`), with many each is judged by
 itself. See `core_speed`, which reports it.
 """
 

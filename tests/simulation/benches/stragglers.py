@@ -19,7 +19,7 @@ from statistics import mean
 
 from routers.settings import DispatcherSettings, HedgeSettings, OutlierSettings
 from routers.simulation.simulator import Arrival, Device, World, run
-from routers.simulation.traffic import Fate, Parcel
+from routers.simulation.traffic import SimLease, SimOutcome
 from routers.types import Snapshot
 
 REPLICAS = 8
@@ -58,18 +58,18 @@ class Tail:
     offered: int = 0
     in_slo: int = 0
 
-    def arrived(self, fate: Fate, now: float) -> None:
+    def arrived(self, fate: SimOutcome, now: float) -> None:
         self.offered += 1
 
-    def ended(self, fate: Fate, now: float) -> None:
+    def ended(self, fate: SimOutcome, now: float) -> None:
         self.in_slo += fate.in_slo
         if fate.answered_at is not None and fate.arrival.at >= WARM_UP_S:
             self.times.append(1000.0 * (fate.answered_at - fate.arrival.at))
 
-    def sent(self, parcel: Parcel, now: float) -> None:
+    def sent(self, parcel: SimLease, now: float) -> None:
         pass
 
-    def served(self, parcel: Parcel, service_s: float, now: float) -> None:
+    def served(self, parcel: SimLease, service_s: float, now: float) -> None:
         self.device_s += service_s
 
     def ms(self, share: float) -> float:

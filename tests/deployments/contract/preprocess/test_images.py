@@ -13,7 +13,7 @@ from PIL import Image
 from deployments.contract.description import ImageInput
 from deployments.contract.errors import BadRequest
 from deployments.contract.preprocess.images import prepared, row_bytes
-from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.preprocess.images import TURN_IMAGES, prepare_images
 
 HOW = ImageInput(
@@ -87,7 +87,7 @@ def test_a_rows_memory_is_known_before_it_is_made():
 
 
 async def test_images_come_in_order_over_many_turns():
-    pool = TurnPool(2, 8)
+    pool = FairThreadPool(2, 8)
     images = [png(picture(6, 6, seed=at)) for at in range(TURN_IMAGES * 2 + 3)]
     found = await prepare_images(pool, "a", HOW, images)
     assert all(
@@ -99,7 +99,7 @@ async def test_images_come_in_order_over_many_turns():
 
 
 async def test_a_large_image_is_a_turn_of_its_own():
-    pool = TurnPool(1, 8)
+    pool = FairThreadPool(1, 8)
     large = png(picture(200, 200))
     await prepare_images(pool, "a", HOW, [large, large, png(picture(6, 6))])
     assert pool.statistics().turns_total == 3
@@ -107,7 +107,7 @@ async def test_a_large_image_is_a_turn_of_its_own():
 
 
 async def test_the_image_at_fault_is_named_by_its_place_and_hurts_nobody_else():
-    pool = TurnPool(2, 8)
+    pool = FairThreadPool(2, 8)
     good = png(picture(6, 6))
     bad, other = await asyncio.gather(
         prepare_images(pool, "a", HOW, [good, good, b"rubbish"]),

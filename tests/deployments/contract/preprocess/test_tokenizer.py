@@ -17,7 +17,7 @@ from deployments.contract.preprocess.prefix import prefix, splits_at_spaces
 from deployments.contract.preprocess.text_cache import TextCache
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.gateway.preprocess import texts as texts_module
-from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.preprocess.texts import TURN_CHARS, TURN_TEXTS, encode_texts, pieces
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "##b", "##c", "fox", "!", "你"]
@@ -246,7 +246,7 @@ def test_a_text_longer_than_a_turn_is_a_turn_of_its_own():
 
 @pytest.fixture
 async def pool():
-    made = TurnPool(1, 10)
+    made = FairThreadPool(1, 10)
     yield made
     made.close(5.0)
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from deployments.contract.errors import Overloaded
-from deployments.gateway.preprocess.fair_thread_pool import TurnPool
+from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 
 WAIT_S = 5.0
 
@@ -34,7 +34,7 @@ async def pools():
     made = []
 
     def make(workers=1, max_pending=100):
-        made.append(TurnPool(workers, max_pending))
+        made.append(FairThreadPool(workers, max_pending))
         return made[-1]
 
     yield make
@@ -248,7 +248,7 @@ async def test_several_finished_jobs_wake_the_loop_once(pools, monkeypatch):
 
 
 def test_a_pool_serves_one_event_loop():
-    pool = TurnPool(1, 1)
+    pool = FairThreadPool(1, 1)
 
     async def use():
         return await pool.run("a", int)
@@ -262,4 +262,4 @@ def test_a_pool_serves_one_event_loop():
 @pytest.mark.parametrize(("workers", "pending"), [(0, 1), (1, 0)])
 def test_a_pool_without_workers_or_places_is_refused(workers, pending):
     with pytest.raises(ValueError, match="at least one"):
-        TurnPool(workers, pending)
+        FairThreadPool(workers, pending)

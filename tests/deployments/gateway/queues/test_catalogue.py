@@ -14,8 +14,8 @@ from deployments.contract import errors
 from deployments.contract.app_names import book_key
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.registry import View
-from deployments.contract.replica_directory import RunningReplica, book_for
-from deployments.contract.scheduling import Home
+from deployments.contract.replica_directory import RunningReplica, directory_for
+from deployments.contract.scheduling import GatewayIdentity
 from deployments.gateway.queues.catalogue import Catalogue
 
 Page = Callable[..., ModelDescription]
@@ -70,7 +70,7 @@ class Following:
         self.seeds: dict[str, asyncio.Event] = {}
         self.catalogue = Catalogue(
             self.registry,
-            Home("g"),
+            GatewayIdentity("g"),
             1 << 16,
             lambda *_: None,
             connect=self._connect,
@@ -89,7 +89,7 @@ class Following:
 
     def run(self, page: ModelDescription) -> None:
         metadata = (("digest", page.digest),)
-        book_for(book_key(page.name)).update([RunningReplica(f"{page.name}-0", metadata)])
+        directory_for(book_key(page.name)).update([RunningReplica(f"{page.name}-0", metadata)])
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deployments.contract import errors
-from deployments.gateway.queues.copies import Copies, Hope
+from deployments.gateway.queues.copies import Copies, PendingRowFailure
 from routers.types import Dispatch
 
 BOTH = ((1, 0), (1, 1))
@@ -17,9 +17,9 @@ def began(
     copies.began(Dispatch(lease_id, f"r{lease_id}", rows, 8, 0.1, copy_of=copy_of))
 
 
-def failed(row: int = 0) -> Hope:
+def failed(row: int = 0) -> PendingRowFailure:
     nobody: Any = None
-    return Hope(nobody, (1, row), errors.RowFailed("stumbled"), "r1")
+    return PendingRowFailure(nobody, (1, row), errors.RowFailed("stumbled"), "r1")
 
 
 def test_a_row_that_the_copy_does_not_carry_is_not_hoped_for_there() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from deployments.contract import errors
 from deployments.contract.batch_wire import BatchCall, BatchReply, RowError, from_ragged
-from deployments.gateway.queues.model_queue import ModelQueue
+from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.tickets import BatchEnd, Demand, Terms, Ticket
 from deployments.gateway.queues.transport import ReplicaDied
 from deployments.gateway.rows.columns import RowColumn, Rows
@@ -100,7 +100,7 @@ class Race:
     def __init__(self, **dispatcher: Any) -> None:
         self.wire, self.dispatcher = Wire(), Racing(**dispatcher)
         settings = DispatcherSettings(bucket_edges=(8,))
-        self.queue = ModelQueue(
+        self.queue = BatchQueue(
             settings, Terms("v", "s"), self.wire, gateway="g", on_batch=lambda record: None
         )
         self.queue._dispatcher = self.dispatcher  # type: ignore[assignment]

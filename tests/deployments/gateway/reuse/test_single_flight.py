@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from deployments.contract import errors
 from deployments.gateway.queues.batch_calls import RowAnswer
 from deployments.gateway.queues.tickets import Terms, Ticket, refusal
-from deployments.gateway.reuse.single_flight import Seat, SingleFlight
+from deployments.gateway.reuse.single_flight import Follower, SingleFlight
 from deployments.gateway.rows.columns import Rows
 from routers.types import Reason, Request
 
@@ -34,7 +34,7 @@ class Queue:
         self.full = False
         self.why = Reason.QUEUE_FULL
 
-    def submit(self, seat: Seat) -> Ticket:
+    def submit(self, seat: Follower) -> Ticket:
         if self.full:
             raise refusal(self.why, 1.0)
         now = clock()
@@ -74,9 +74,9 @@ class Callers:
         expires_s: float = FAR_S,
         priority: int = 1,
         rows: int = 1,
-    ) -> tuple[Seat, asyncio.Task[Any]]:
+    ) -> tuple[Follower, asyncio.Task[Any]]:
         now = clock()
-        seat = Seat(rows, priority, now + deadline_s, now + expires_s)
+        seat = Follower(rows, priority, now + deadline_s, now + expires_s)
         call = self.flights.answers(key, seat, lambda: self.queue.submit(seat))
         task = asyncio.create_task(call)
         self.tasks.append(task)
@@ -328,7 +328,7 @@ class FlightMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.callers = self.on_loop(self.make())
-        self.there: list[tuple[str, Seat, asyncio.Task[Any]]] = []
+        self.there: list[tuple[str, Follower, asyncio.Task[Any]]] = []
         self.asked: dict[int, str] = {}
 
     async def make(self) -> Callers:

@@ -13,7 +13,7 @@ from deployments.settings import parse
 from deployments.tools.console.simulated import show
 from deployments.tools.simulate.engines import Prompts
 from deployments.tools.simulate.play import Asked, prepare
-from deployments.tools.simulate.stage import StageError, set_up
+from deployments.tools.simulate.sim_setup import SimSetupError, set_up
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario_file import check
 from routers.types import ReplicaKind
@@ -77,11 +77,11 @@ def test_first_token_is_what_is_due():
 
 
 def test_models_without_an_engine_and_engines_without_a_model_are_refused():
-    with pytest.raises(StageError, match="device: must be left out; m generates"):
+    with pytest.raises(SimSetupError, match="device: must be left out; m generates"):
         stage(device={"base_ms": 1})
-    with pytest.raises(StageError, match="engine: must be left out; m generates nothing"):
+    with pytest.raises(SimSetupError, match="engine: must be left out; m generates nothing"):
         stage({"task": "tensors"})
-    with pytest.raises(StageError, match="is 100; must hold a request of 4096 tokens"):
+    with pytest.raises(SimSetupError, match="is 100; must hold a request of 4096 tokens"):
         stage(engine={"cache_tokens": 100})
 
 

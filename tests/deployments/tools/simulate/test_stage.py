@@ -8,11 +8,11 @@ import pytest
 
 from deployments.settings import parse
 from deployments.tools.simulate.devices import devices
-from deployments.tools.simulate.scene import Callers
-from deployments.tools.simulate.stage import set_up
+from deployments.tools.simulate.environment import Callers
+from deployments.tools.simulate.sim_setup import set_up
 from loadtests.traffic.plan import Plan
 from loadtests.traffic.scenario_file import check
-from routers.simulation.simulator import Fate
+from routers.simulation.simulator import SimOutcome
 from routers.types import Reason
 
 SETTINGS = {
@@ -134,7 +134,7 @@ def callers(**changed):
 
 
 def ended(arrival, reason=None, retry_after_s=0.0):
-    fate = Fate(arrival, reason=reason, retry_after_s=retry_after_s)
+    fate = SimOutcome(arrival, reason=reason, retry_after_s=retry_after_s)
     if reason is None:
         fate.answered_at = arrival.at
     return fate

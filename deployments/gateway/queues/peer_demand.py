@@ -21,7 +21,7 @@ class _Peer:
     heard: tuple[FlowWork, ...] = ()
 
 
-class Hearsay:
+class PeerDemand:
     """By replica id; times are the caller's clock, in seconds."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from runtimes.errors import RuntimeFault
 logger = logging.getLogger("headrace.replica")
 
 
-class Notes:
+class StartupProgress:
     """`model`: its name; `replica`: this replica's id."""
 
     def __init__(self, model: str, replica: str) -> None:

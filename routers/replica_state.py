@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from routers.types import Replica, ReplicaKind, Report
 
 if TYPE_CHECKING:
-    from routers.choosing.choice import Entry
     from routers.leases import Lease
+    from routers.placement.choice import Entry
     from routers.tickets import Row
 
 _TRANSPORT_GAIN = 0.2
@@ -25,12 +25,12 @@ _TRANSPORT_SPREAD = 1.5  # of the mean transport, what it may take where being l
 _SAVED = 0.5  # of what a stream replica frees, for a row that has no room
 _EARLY = 0.2  # of a batch's prediction, how much sooner it may be over
 
-Yield = tuple[int, int, int, "Holder"]
+Yield = tuple[int, int, int, "ReplicaState"]
 """How little urgent what it would give up is (late, priority; negative), the order, and who."""
 
 
 @dataclass(slots=True, eq=False)
-class Holder:
+class ReplicaState:
     """A replica as the core sees it. `blocked_until`: no new lease before, after a busy answer or
     a loss (`suspect`). `foreign_until`: predicted end of what other gateways have started there.
     `shared`: other gateways have work for it too. `overdue`: it is far beyond the prediction of a

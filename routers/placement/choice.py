@@ -16,12 +16,12 @@ from heapq import heapify, heappop, heappush
 from math import inf, log
 from typing import TypeVar
 
-from routers.holders import Holder
+from routers.replica_state import ReplicaState
 
 _T = TypeVar("_T")
 
 IDLE, DUE, OVERRUN, STREAM, SPARE = range(5)
-Entry = tuple[float, float, int, int, Holder]
+Entry = tuple[float, float, int, int, ReplicaState]
 """Order within its kind (two keys, then the order of pushing), its kind, and whose it is."""
 
 _TRIES = 4  # replicas of one kind that are asked for one batch
@@ -38,7 +38,7 @@ class Ready:
         self._counts = [0, 0, 0, 0, 0]
         self._pushed = 0
 
-    def __contains__(self, holder: Holder) -> bool:
+    def __contains__(self, holder: ReplicaState) -> bool:
         return holder.entry is not None
 
     def count(self, *, spare: bool) -> int:
@@ -46,13 +46,13 @@ class Ready:
         total = sum(self._counts)
         return total if spare else total - self._counts[SPARE]
 
-    def others_idle(self, holder: Holder) -> bool:
+    def others_idle(self, holder: ReplicaState) -> bool:
         """Whether another ready replica holds nothing."""
         entry = holder.entry
         own = entry is not None and entry[3] == IDLE
         return self._counts[IDLE] > own
 
-    def place(self, holder: Holder, now: float) -> None:
+    def place(self, holder: ReplicaState, now: float) -> None:
         kind, first, second = _place(holder, now)
         entry = holder.entry
         if entry is not None:
@@ -64,14 +64,14 @@ class Ready:
         self._counts[kind] += 1
         self._push(entry)
 
-    def drop(self, holder: Holder) -> None:
+    def drop(self, holder: ReplicaState) -> None:
         if holder.entry is not None:
             self._counts[holder.entry[3]] -= 1
             holder.entry = None
 
     def first(
         self,
-        accept: Callable[[Holder], _T | None],
+        accept: Callable[[ReplicaState], _T | None],
         now: float,
         batch_s: float,
         *,
@@ -127,7 +127,7 @@ class Ready:
             heapify(heap)
 
 
-def finish_in_s(holder: Holder, now: float, batch_s: float) -> float:
+def finish_in_s(holder: ReplicaState, now: float, batch_s: float) -> float:
     """Predicted seconds until it would have finished a typical batch that it is sent now."""
     own_s = batch_s * holder.ratio
     if holder.streams:
@@ -137,7 +137,7 @@ def finish_in_s(holder: Holder, now: float, batch_s: float) -> float:
     return abs(holder.finish_at - now) + own_s
 
 
-def load_of(holder: Holder) -> float:
+def load_of(holder: ReplicaState) -> float:
     """How busy it is, 0..1: whether it holds a batch, or how full a stream replica is."""
     if not holder.streams:
         return 1.0 if holder.leases else 0.0
@@ -148,7 +148,7 @@ def load_of(holder: Holder) -> float:
     return min(1.0, full)
 
 
-def _place(holder: Holder, now: float) -> tuple[int, float, float]:
+def _place(holder: ReplicaState, now: float) -> tuple[int, float, float]:
     if holder.sick:
         return SPARE, len(holder.leases), holder.finish_at
     if holder.streams:
@@ -161,5 +161,5 @@ def _place(holder: Holder, now: float) -> tuple[int, float, float]:
     return OVERRUN, -holder.finish_at, len(holder.leases)
 
 
-def _band(holder: Holder) -> float:
+def _band(holder: ReplicaState) -> float:
     return float(round(log(holder.ratio) / _BAND)) if holder.ratio > 0.0 else 0.0

@@ -28,7 +28,7 @@ class Refused:
     retry_after_s: float
 
 
-class Echoes:
+class RejectionCache:
     """`at`: how many rows have left the queue so far; what was refused at another count is no
     echo."""
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from routers.choosing.pace_histogram import PaceHistogram
 from routers.leases import Lease
+from routers.placement.pace_histogram import PaceHistogram
 from routers.settings import HedgeSettings
 
 _LEAST_S = 0.001

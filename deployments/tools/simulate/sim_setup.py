@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.scheduling import Home, dispatcher_settings
+from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
 from deployments.gateway.tenancy.tenants import Tenant, Tenants
 from deployments.replica.describe import describe, runtime_settings
 from deployments.replica.known_costs import KnownCosts
@@ -33,7 +33,7 @@ _NO_FILES = Path()
 _TIMES = ("base_ms", "per_request_ms", "per_token_us")
 
 
-class StageError(ValueError):
+class SimSetupError(ValueError):
     """Scenario and settings do not fit together; says where and why."""
 
 
@@ -52,7 +52,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SimSetup:
     """`service_s(rows, width)`: the device's time; `longest`: rows are cut to it, None: they are
     not. `replicas`: how many run at the start. `engine`: of a model that generates, with what its
     requests ask for."""
@@ -87,20 +87,20 @@ class Stage:
         return self.service_s(rows, length) / rows
 
 
-def set_up(scenario: Scenario, settings: Settings, *, cut: bool = False) -> Stage:
+def set_up(scenario: Scenario, settings: Settings, *, cut: bool = False) -> SimSetup:
     """`cut`: rows that are too long for the model are cut, as if its settings truncated them.
     Raises StageError."""
     name, model = _model(scenario, settings)
     if model.task == "generate":
         return _generating(scenario, settings, name, model)
     if scenario.engine is not None:
-        raise StageError(f"engine: must be left out; {name} generates nothing")
+        raise SimSetupError(f"engine: must be left out; {name} generates nothing")
     device = _device(scenario, name, model)
     page = _page(name, model, device)
     priorities = settings.gateway.priorities
-    home = Home("simulated", len(priorities), settings.controllers.frozen)
+    home = GatewayIdentity("simulated", len(priorities), settings.controllers.frozen)
     replicas = model.replicas.count if scenario.replicas is None else scenario.replicas
-    return Stage(
+    return SimSetup(
         core=dispatcher_settings(page, home),
         service_s=lambda rows, width: service_s(device, rows, width),
         terms=_terms(scenario, settings, page),
@@ -112,18 +112,22 @@ def set_up(scenario: Scenario, settings: Settings, *, cut: bool = False) -> Stag
     )
 
 
-def _generating(scenario: Scenario, settings: Settings, name: str, model: ModelSettings) -> Stage:
+def _generating(
+    scenario: Scenario, settings: Settings, name: str, model: ModelSettings
+) -> SimSetup:
     if scenario.device is not None:
-        raise StageError(f"device: must be left out; {name} generates, say engine instead")
+        raise SimSetupError(f"device: must be left out; {name} generates, say engine instead")
     engine = engine_of(scenario)
     if engine.cache_tokens < model.lengths.max:
-        raise StageError(
+        raise SimSetupError(
             f"engine.cache_tokens: is {engine.cache_tokens}; must hold a request of "
             f"{model.lengths.max} tokens, which is {name}'s lengths.max"
         )
     page = page_of(name, model, engine)
-    home = Home("simulated", len(settings.gateway.priorities), settings.controllers.frozen)
-    return Stage(
+    home = GatewayIdentity(
+        "simulated", len(settings.gateway.priorities), settings.controllers.frozen
+    )
+    return SimSetup(
         core=dispatcher_settings(page, home),
         service_s=lambda rows, width: 0.0,
         terms=_terms(scenario, settings, page),
@@ -141,9 +145,9 @@ def _model(scenario: Scenario, settings: Settings) -> tuple[str, ModelSettings]:
     names = list(settings.models)
     name = names[0] if scenario.model is None else scenario.model
     if name not in settings.models:
-        raise StageError(f"model: is {name!r}; {scenario.settings} has {', '.join(names)}")
+        raise SimSetupError(f"model: is {name!r}; {scenario.settings} has {', '.join(names)}")
     if scenario.model is None and len(names) > 1:
-        raise StageError(f"model: is missing; must be one of {', '.join(names)}")
+        raise SimSetupError(f"model: is missing; must be one of {', '.join(names)}")
     return name, settings.models[name]
 
 
@@ -151,14 +155,14 @@ def _device(scenario: Scenario, name: str, model: ModelSettings) -> SyntheticOpt
     if scenario.device is not None:
         return SyntheticOptions(**scenario.device.model_dump())
     if model.runtime != "synthetic":
-        raise StageError(
+        raise SimSetupError(
             f"device: is missing; {name} is no synthetic model, so say what a batch takes"
         )
     given = {key: value for key, value in model.options.items() if key in _TIMES}
     try:
         return options.parse(SyntheticOptions, given)
     except LoadError as error:
-        raise StageError(f"settings.models.{name}.options: {error}") from None
+        raise SimSetupError(f"settings.models.{name}.options: {error}") from None
 
 
 def _page(name: str, model: ModelSettings, device: SyntheticOptions) -> ModelDescription:
@@ -201,7 +205,7 @@ def _terms(scenario: Scenario, settings: Settings, page: ModelDescription) -> di
     for name, part in scenario.callers():
         tenant = declared.get(name)
         if tenant is None:
-            raise StageError(
+            raise SimSetupError(
                 f"tenants.{name}: {scenario.settings} has no such tenant, but {', '.join(declared)}"
             )
         own = part.budget_ms
@@ -221,7 +225,7 @@ def _terms(scenario: Scenario, settings: Settings, page: ModelDescription) -> di
 def _rank(asked: str | None, tenant: Tenant, priorities: tuple[str, ...], name: str) -> int:
     """A request may lower its priority, never raise it."""
     if asked is not None and asked not in priorities:
-        raise StageError(
+        raise SimSetupError(
             f"tenants.{name}.priority: is {asked!r}; must be one of {', '.join(priorities)}"
         )
     own = priorities.index(tenant.priority)

@@ -17,7 +17,7 @@ from routers.tickets import Row
 from routers.types import FlowWork
 
 
-class Waiting:
+class RequestQueue:
     """`edges`: of newcomers' buckets; what waits under older ones stays there."""
 
     def __init__(self, edges: tuple[int, ...], flows: Flows) -> None:

@@ -22,8 +22,8 @@ from deployments.contract.loopback import keep_replica_calls_local
 from deployments.replica import compiler_cache, describe
 from deployments.replica.device_worker import DeviceWorker
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of
-from deployments.replica.notes import Notes
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
+from deployments.replica.startup_progress import StartupProgress
 from deployments.replica.verify import gate
 from deployments.settings import ModelSettings
 from runtimes import catalog
@@ -33,7 +33,7 @@ HUNG_EXIT_CODE = 70
 logger = logging.getLogger("headrace.replica")
 
 
-class ModelReplica:
+class BatchReplica:
     """`args`: {"name", "settings" (plain dict), "digest" of them, "cache_dir", "log"}."""
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
@@ -42,7 +42,7 @@ class ModelReplica:
         self._name: str = args["name"]
         self._settings = ModelSettings.model_validate(args["settings"])
         self._loop = asyncio.get_running_loop()
-        self._notes = Notes(self._name, serve.get_replica_context().replica_id.unique_id)
+        self._notes = StartupProgress(self._name, serve.get_replica_context().replica_id.unique_id)
         try:
             costs = await self._loop.run_in_executor(None, self._start, Path(args["cache_dir"]))
             self._description, self._tokenizer = describe.describe(

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from routers.admission.bounds import refusal, retry_after_s
 from routers.admission.controllers import Admission
-from routers.admission.echoes import Echoes, Refused
 from routers.admission.feasibility import Claim
 from routers.admission.lateness import has_place, is_over
+from routers.admission.rejection_cache import Refused, RejectionCache
 from routers.flows import Flows
 from routers.replicas import ReplicaSet
+from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
 from routers.tickets import Ticket
 from routers.types import FlowKey, Generation, Reason, Request
-from routers.waiting import Waiting
 
 _NEVER = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)
 
@@ -31,12 +31,12 @@ class Refusal:
     retry_after_s: float = 0.0
 
 
-class Newcomers:
-    def __init__(self, waiting: Waiting, flows: Flows, replicas: ReplicaSet) -> None:
+class AdmissionPipeline:
+    def __init__(self, waiting: RequestQueue, flows: Flows, replicas: ReplicaSet) -> None:
         self._waiting = waiting
         self._flows = flows
         self._replicas = replicas
-        self.echoes = Echoes()
+        self.echoes = RejectionCache()
 
     def bounded(self, request: Request, settings: DispatcherSettings, now: float) -> Refusal | None:
         """What counts alone say, before anything is made of the request."""

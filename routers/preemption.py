@@ -13,7 +13,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from routers.holders import Holder, Yield
+from routers.replica_state import ReplicaState, Yield
 
 if TYPE_CHECKING:
     from routers.leases import Lease
@@ -30,7 +30,7 @@ class Yielding:
         self._count = 0
         self._pushed = 0
 
-    def place(self, holder: Holder) -> None:
+    def place(self, holder: ReplicaState) -> None:
         lease = spare_lease(holder)
         entry = holder.yields
         if lease is None:
@@ -51,7 +51,7 @@ class Yielding:
             self._heap = [each for each in self._heap if each[3].yields is each]
             heapify(self._heap)
 
-    def to(self, priority: int) -> Holder | None:
+    def to(self, priority: int) -> ReplicaState | None:
         """The replica that would give up the least urgent lease, if that is less urgent."""
         heap = self._heap
         while heap and heap[0][3].yields is not heap[0]:
@@ -61,7 +61,7 @@ class Yielding:
         return None
 
 
-def spare_lease(holder: Holder) -> Lease | None:
+def spare_lease(holder: ReplicaState) -> Lease | None:
     """The least urgent lease that is staged at a full replica, unless it may not be given up."""
     if holder.streams or holder.draining or holder.sick or holder.held != holder.replica.capacity:
         return None

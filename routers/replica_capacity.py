@@ -13,7 +13,7 @@ from routers.types import FlowWork
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ReplicaCapacity:
     """What one replica can take now.
 
     room: units of capacity that are free (tokens, for a stream). idle: it holds nothing. trusted:
@@ -66,10 +66,10 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Goods:
+class FormedBatch:
     """What a lease is made of: rows in order, the width they are predicted with (the longest row,
     or the mean where batches are packed), and the edge of the bucket that led. rank, predicted_s:
-    see `routers.types.Dispatch`. charges: what each flow paid, for `Requests.settle`."""
+    see `routers.types.Dispatch`. charges: what each flow paid, for `RequestTable.settle`."""
 
     rows: list[Row]
     width: int

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
-from routers.holders import Holder
+from routers.replica_state import ReplicaState
 from routers.settings import OutlierSettings
 
 _STREAK = 3  # slow answers in a row, before which nobody is ejected
@@ -30,10 +30,12 @@ class Outliers:
         self.ejected = 0
         self._median = 1.0
         self._fresh = 0
-        self._probes: list[tuple[float, int, Holder]] = []
+        self._probes: list[tuple[float, int, ReplicaState]] = []
         self._pushed = 0
 
-    def judge(self, holder: Holder, pace: float, pool: Iterable[Holder], now: float) -> None:
+    def judge(
+        self, holder: ReplicaState, pace: float, pool: Iterable[ReplicaState], now: float
+    ) -> None:
         """It has answered; `pace`: that answer's seconds over the pool's prediction."""
         if self.frozen or holder.draining:
             return
@@ -48,7 +50,9 @@ class Outliers:
                 self.ejected += 1
                 self._push(holder, now + self.settings.probe_s)
 
-    def _probed(self, holder: Holder, slow: bool, pool: Iterable[Holder], now: float) -> None:
+    def _probed(
+        self, holder: ReplicaState, slow: bool, pool: Iterable[ReplicaState], now: float
+    ) -> None:
         settings = self.settings
         if not slow and not self._is_slow(holder.ratio, pool):
             holder.ejected = False
@@ -58,17 +62,17 @@ class Outliers:
         holder.probe_every_s = doubled if slow else settings.probe_s
         self._push(holder, now + holder.probe_every_s)
 
-    def failed(self, holder: Holder, now: float) -> None:
+    def failed(self, holder: ReplicaState, now: float) -> None:
         """A probe brought no answer."""
         if holder.ejected:
             self._push(holder, now + holder.probe_every_s)
 
-    def gone(self, holder: Holder) -> None:
+    def gone(self, holder: ReplicaState) -> None:
         if holder.ejected:
             holder.ejected = False
             self.ejected -= 1
 
-    def to_probe(self, now: float) -> Holder | None:
+    def to_probe(self, now: float) -> ReplicaState | None:
         """An ejected replica whose probe is due and that holds nothing."""
         probes = self._probes
         while probes and probes[0][0] <= now and not self.frozen:
@@ -83,11 +87,11 @@ class Outliers:
             return holder
         return None
 
-    def sent_probe(self, holder: Holder) -> None:
+    def sent_probe(self, holder: ReplicaState) -> None:
         """Whatever becomes of it: `judge` or `failed` says when the next one is due."""
         holder.probe_at = None
 
-    def _push(self, holder: Holder, at: float) -> None:
+    def _push(self, holder: ReplicaState, at: float) -> None:
         holder.probe_at = at
         self._pushed += 1
         heappush(self._probes, (at, self._pushed, holder))
@@ -95,7 +99,7 @@ class Outliers:
             self._probes = [e for e in self._probes if e[2].ejected and e[2].probe_at == e[0]]
             heapify(self._probes)
 
-    def _is_slow(self, pace: float, pool: Iterable[Holder]) -> bool:
+    def _is_slow(self, pace: float, pool: Iterable[ReplicaState]) -> bool:
         """Slower than the pool's median by the ratio; the median is a little old at times."""
         self._fresh -= 1
         if self._fresh <= 0:
@@ -105,6 +109,6 @@ class Outliers:
         return pace > self.settings.eject_ratio * self._median
 
 
-def _is_taken(holder: Holder, now: float) -> bool:
+def _is_taken(holder: ReplicaState, now: float) -> bool:
     gone = holder.draining or not holder.has_room()
     return gone or bool(holder.leases) or holder.blocked_until > now

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from loadtests.report import scale
-from loadtests.report.course import Span
 from loadtests.report.figure import Figure
 from loadtests.report.plots import Axis, Series, lines
+from loadtests.report.time_series import Span
 from loadtests.results.report_table import Table, number
 
 Values = Mapping[str, Sequence[float | None]]

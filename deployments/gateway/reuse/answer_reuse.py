@@ -22,7 +22,7 @@ from deployments.gateway.queues.batch_calls import RowAnswer
 from deployments.gateway.queues.tickets import Ticket
 from deployments.gateway.reuse.response_cache import ResponseCache, ResponseCacheStatistics
 from deployments.gateway.reuse.row_keys import joint_key
-from deployments.gateway.reuse.single_flight import Answers, Seat, SingleFlight
+from deployments.gateway.reuse.single_flight import Answers, Follower, SingleFlight
 from deployments.gateway.rows.columns import Rows
 
 clock = time.monotonic
@@ -81,7 +81,7 @@ def sharing(headers: Mapping[bytes, bytes], repeatable: bool) -> tuple[bool, boo
     return keep and b"no-cache" not in directives, keep
 
 
-class Rungs:
+class AnswerReuse:
     """`cancel` ends a ticket that nobody waits for. For the event loop's thread alone."""
 
     def __init__(self, page: ModelDescription, cancel: Callable[[Ticket], None]) -> None:
@@ -111,7 +111,9 @@ class Rungs:
         cache = None if self._cache is None else self._cache.statistics()
         return RungLevels(cache, self._flights.coalesced_total, self._flights.following_rows)
 
-    async def answers(self, wanted: Wanted, seat: Seat, submit: Callable[[Rows], Ticket]) -> Found:
+    async def answers(
+        self, wanted: Wanted, seat: Follower, submit: Callable[[Rows], Ticket]
+    ) -> Found:
         """By the cache, by another's run, or by a ticket for what is left. Raises as
         `SingleFlight.answers`."""
         asks = self._cache is not None and wanted.share

@@ -22,7 +22,7 @@ from routers.types import FlowWork, Report
 News = list[tuple[asyncio.Future[Any], Any]]
 
 
-class DeviceLine:
+class DeviceQueue:
     """Make it on the loop; `take` and `finish` are for the device's thread, the rest for the loop.
     `slots`: batches that each gateway may have here, the running one included. `on_staged`: told,
     on the loop, of each job that waits behind the running one."""

@@ -15,7 +15,7 @@ from deployments.contract import errors
 from deployments.contract.batch_wire import BatchReply
 from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.batch_calls import RowAnswer, deliver_rows
-from deployments.gateway.queues.copies import Copies, Hope
+from deployments.gateway.queues.copies import Copies, PendingRowFailure
 from deployments.gateway.queues.core_loop import CoreLoop, clock
 from deployments.gateway.queues.lease_calls import LeaseCalls, Sent
 from deployments.gateway.queues.tickets import BatchRecord, Demand, Terms, Ticket, changed, refusal
@@ -40,7 +40,7 @@ from runtimes.types import EngineLoad
 _IDLE_S = 20.0  # a replica that has not answered for so long is not busy
 
 
-class ModelQueue(CoreLoop[Ticket]):
+class BatchQueue(CoreLoop[Ticket]):
     """`on_batch` hears of every batch that was answered."""
 
     output_tokens = 0
@@ -166,7 +166,7 @@ class ModelQueue(CoreLoop[Ticket]):
         if not _awaits(ticket, of):
             return
         if answer.error is not None:
-            failed = Hope(ticket, of, answer.error, lease.replica_id)
+            failed = PendingRowFailure(ticket, of, answer.error, lease.replica_id)
             if isinstance(answer.error, errors.RowFailed) and self._hope(lease, failed):
                 return
             self._row_failed(failed)
@@ -176,7 +176,7 @@ class ModelQueue(CoreLoop[Ticket]):
         if ticket.missing == 0:
             self._resolve(ticket)
 
-    def _hope(self, lease: Dispatch, failed: Hope) -> bool:
+    def _hope(self, lease: Dispatch, failed: PendingRowFailure) -> bool:
         """Leaves a row to the other lease that carries it, if one still runs. The dispatcher deems
         it answered, so its time is kept here."""
         if not self._copies.hope(lease.lease_id, failed):
@@ -186,7 +186,7 @@ class ModelQueue(CoreLoop[Ticket]):
         self._loop.call_later(left_s, self._finish, ticket, refusal(Reason.EXPIRED, 0.0))
         return True
 
-    def _row_failed(self, failed: Hope) -> None:
+    def _row_failed(self, failed: PendingRowFailure) -> None:
         ticket, error = failed.ticket, failed.error
         if isinstance(error, errors.RowFailed) and self._retry(ticket, failed.replica_id):
             return

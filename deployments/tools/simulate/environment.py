@@ -15,10 +15,10 @@ from math import inf
 from deployments.contract.errors import OverOwnLimit, whole_seconds
 from deployments.gateway.tenancy.rates import Rates
 from deployments.settings import RateSettings
-from deployments.tools.simulate.stage import Stage
+from deployments.tools.simulate.sim_setup import SimSetup
 from loadtests.results.summary import Batch, Ending, Summary
 from loadtests.traffic.plan import Plan, Planned
-from routers.simulation.traffic import Arrival, Fate, Parcel
+from routers.simulation.traffic import Arrival, SimLease, SimOutcome
 from routers.types import Reason
 
 _CALLERS_FAULT = {Reason.TOO_LONG, Reason.TOO_LARGE}  # asking again would not help
@@ -31,7 +31,7 @@ class Callers:
     """Requests come as planned, are held to their tenants' rates at the door, and when they have
     ended are followed by retries and by a loop's next."""
 
-    def __init__(self, plan: Plan, stage: Stage) -> None:
+    def __init__(self, plan: Plan, stage: SimSetup) -> None:
         self._plan = plan
         self._stage = stage
         self._now = 0.0
@@ -55,7 +55,7 @@ class Callers:
     def arrivals(self) -> Iterator[Arrival]:
         return map(self._arrival, (each for each in self._plan.requests() if not each.rubbish))
 
-    def follow(self, fate: Fate, now: float) -> Arrival | None:
+    def follow(self, fate: SimOutcome, now: float) -> Arrival | None:
         planned = fate.arrival.caller
         assert isinstance(planned, Planned)
         following = None
@@ -99,7 +99,7 @@ class Watcher:
     def __init__(
         self,
         summary: Summary,
-        stage: Stage,
+        stage: SimSetup,
         network_s: float,
         on_progress: Callable[[float, int], None],
     ) -> None:
@@ -110,14 +110,14 @@ class Watcher:
         self._row_cost_s = lru_cache(maxsize=65_536)(stage.row_cost_s)
         self._requests = 0
 
-    def arrived(self, fate: Fate, now: float) -> None:
+    def arrived(self, fate: SimOutcome, now: float) -> None:
         arrival = fate.arrival
         self._summary.sent(arrival.tenant, arrival.at, self._cost_s(arrival), arrival.attempt)
         self._requests += 1
         if self._requests % 1000 == 0:
             self._on_progress(now, self._requests)
 
-    def ended(self, fate: Fate, now: float) -> None:
+    def ended(self, fate: SimOutcome, now: float) -> None:
         arrival = fate.arrival
         ending = Ending(
             arrival.tenant, arrival.at, max(arrival.lengths), arrival.slo_s, self._cost_s(arrival)
@@ -134,10 +134,10 @@ class Watcher:
             ending.refused = fate.reason in _REFUSED
         self._summary.ended(ending, now)
 
-    def sent(self, parcel: Parcel, now: float) -> None:
+    def sent(self, parcel: SimLease, now: float) -> None:
         pass
 
-    def served(self, parcel: Parcel, service_s: float, now: float) -> None:
+    def served(self, parcel: SimLease, service_s: float, now: float) -> None:
         lease = parcel.lease
         whole_s = sum([seconds for _, _, seconds in lease.charges])
         batch = Batch(

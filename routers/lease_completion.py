@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from routers.choosing.budget import Budget
-from routers.choosing.racing import Racing
-from routers.holders import Holder
 from routers.leases import Lease
 from routers.members import fail, win
+from routers.placement.budget import Budget
+from routers.placement.speculative_copies import SpeculativeCopies
+from routers.replica_state import ReplicaState
 from routers.replicas import MIN_BLOCK_S, SUSPECT_S
 from routers.reports import believable
 from routers.snapshots import State
@@ -55,7 +55,7 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
         forget_replica(state, holder)
 
 
-def forget_replica(state: State, holder: Holder) -> None:
+def forget_replica(state: State, holder: ReplicaState) -> None:
     state.cost.forget(holder.replica.replica_id)
     if state.requests.generations is not None:
         state.requests.generations.forget(holder.replica.replica_id)
@@ -128,7 +128,7 @@ def _true_up(budget: Budget, copy: Lease, service_s: float) -> None:
             each.paid_s = service_s
 
 
-def _never_ran(racing: Racing, lease: Lease, other: Lease | None) -> None:
+def _never_ran(racing: SpeculativeCopies, lease: Lease, other: Lease | None) -> None:
     """If it raced, there was no extra work, and the rows may still be copied once."""
     if lease.paid_s <= 0.0:
         return

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routers.choosing.budget import Budget
-from routers.choosing.hedging import Hedging
-from routers.choosing.outliers import Outliers
 from routers.cost.model import CostModel
-from routers.holders import Holder
 from routers.leases import Lease, LeaseBook
-from routers.offers import Goods
+from routers.placement.budget import Budget
+from routers.placement.hedging import Hedging
+from routers.placement.outliers import Outliers
+from routers.replica_capacity import FormedBatch
+from routers.replica_state import ReplicaState
 from routers.replicas import ReplicaSet
 from routers.settings import DispatcherSettings
 from routers.tally import Tally
@@ -29,7 +29,7 @@ _TRIES = 4  # leases that wait to be raced and are looked at in one step
 
 
 @dataclass(slots=True)
-class Racing:
+class SpeculativeCopies:
     """What races are made of, and the one writer of copies."""
 
     settings: DispatcherSettings
@@ -103,7 +103,7 @@ class Racing:
     ) -> Dispatch | None:
         replicas = self.replicas
 
-        def accept(holder: Holder) -> Dispatch | None:
+        def accept(holder: ReplicaState) -> Dispatch | None:
             if not self._may_take(holder, lease):
                 return None
             width = self._width(lease, rows)
@@ -114,7 +114,7 @@ class Racing:
 
         return replicas.ready.first(accept, now, replicas.batch_s)
 
-    def _may_take(self, holder: Holder, lease: Lease) -> bool:
+    def _may_take(self, holder: ReplicaState, lease: Lease) -> bool:
         if holder is lease.holder or holder.streams or not holder.answers:
             return False
         urgency = lease.goods.rank[:2]
@@ -129,13 +129,19 @@ class Racing:
         return max(lengths) if settings.pads else -(-sum(lengths) // len(lengths))
 
     def _copy(
-        self, lease: Lease, holder: Holder, rows: list[Row], now: float, *, probe: bool = False
+        self,
+        lease: Lease,
+        holder: ReplicaState,
+        rows: list[Row],
+        now: float,
+        *,
+        probe: bool = False,
     ) -> Dispatch:
         replica_id, goods = holder.replica.replica_id, lease.goods
         width = self._width(lease, rows)
         seconds = self.cost.predict(len(rows), width, replica_id)
         unstarted = not lease.opened and lease.holder.head() is not lease
-        copied = Goods(rows, width, goods.edge, goods.rank)
+        copied = FormedBatch(rows, width, goods.edge, goods.rank)
         copy = self.leases.sign_copy(lease, holder, copied, seconds, now)
         copy.probe, copy.ripe = probe, True
         copy.paid_s = lease.paid_s = seconds

@@ -12,15 +12,15 @@ from math import inf
 
 from routers.flows import Flow
 from routers.lanes import Lane
-from routers.offers import Goods, Offer
-from routers.requests import Requests
+from routers.replica_capacity import FormedBatch, ReplicaCapacity
+from routers.request_table import RequestTable
 from routers.tickets import Row
 from routers.types import FlowWork
 
 _GRAIN = 16  # tokens: means are rounded up to it, so that few targets are worked out
 
 
-class Draft:
+class BatchBuilder:
     """`edge`: of the bucket that leads. `room`: rows it may still take, by number and seconds.
     `rivals`: weights of the flows of its priority that had on-time work waiting when it began.
     `most_start`: flows with higher start tags have been kept out of it; inf: none has."""
@@ -30,7 +30,9 @@ class Draft:
         "room", "rows", "total",
     )  # fmt: skip
 
-    def __init__(self, requests: Requests, lane: Lane, edge: int, offer: Offer, now: float) -> None:
+    def __init__(
+        self, requests: RequestTable, lane: Lane, edge: int, offer: ReplicaCapacity, now: float
+    ) -> None:
         self._requests = requests
         self._now = now
         self._shares: dict[Flow, float] = {}
@@ -85,7 +87,7 @@ class Draft:
         width = self.width(self.longest, rows, self.total + tokens)
         return self._requests.cost.predict(rows, width, self.offer.replica_id, quantile)
 
-    def goods(self, start: float) -> Goods:
+    def goods(self, start: float) -> FormedBatch:
         """The batch as it is; `start`: the tag that the leading flow had."""
         rows = self.rows
         width = self.width(self.longest, len(rows), self.total)
@@ -98,7 +100,7 @@ class Draft:
         lane = self.lane
         charges = self._put_right(predicted_s)
         rank = (int(lane.late), lane.priority, start)
-        return Goods(rows, width, self.edge, rank, predicted_s, charges)
+        return FormedBatch(rows, width, self.edge, rank, predicted_s, charges)
 
     def _put_right(self, predicted_s: float) -> tuple[FlowWork, ...]:
         """Charge each flow its share of the batch instead of its rows' own predictions."""
@@ -112,7 +114,7 @@ class Draft:
         return tuple(charges)
 
 
-def _width(requests: Requests, lane: Lane, edge: int) -> int:
+def _width(requests: RequestTable, lane: Lane, edge: int) -> int:
     """What a row of the bucket is reckoned as: its edge, or where batches are packed their mean."""
     if requests.settings.pads:
         return edge

@@ -9,10 +9,10 @@ is `batcher`'s question.
 
 from __future__ import annotations
 
+from routers.admission.admission_pipeline import AdmissionPipeline, Refusal
 from routers.admission.bounds import validate
 from routers.admission.controllers import Admission
 from routers.admission.lateness import is_over, is_refused, next_moment
-from routers.admission.newcomers import Newcomers, Refusal
 from routers.arrivals import Arrivals
 from routers.batch_size import BatchSizes
 from routers.cost.model import CostModel
@@ -20,16 +20,16 @@ from routers.deadlines import Timers, Turnaround
 from routers.errors import BadRequestEvent
 from routers.flows import Flows
 from routers.members import abandon
-from routers.offers import Goods
+from routers.replica_capacity import FormedBatch
 from routers.replicas import ReplicaSet
+from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
 from routers.streams.generations import Generations
 from routers.tickets import Row, Ticket
 from routers.types import Action, Evict, FlowWork, Reason, Reject, Report, Request
-from routers.waiting import Waiting
 
 
-class Requests:
+class RequestTable:
     """`held_until`: while an idle replica waits for a batch to grow, the time it stops waiting.
     `wants_room`: the row that the replica asked last had no room for. `generations`: of a model
     that generates."""
@@ -44,9 +44,9 @@ class Requests:
         self.wants_room: Row | None = None
         self.generations: Generations | None = None
         self.is_closed = False
-        self.waiting = Waiting(settings.bucket_edges, self.flows)
+        self.waiting = RequestQueue(settings.bucket_edges, self.flows)
         self._replicas = replicas
-        self._newcomers = Newcomers(self.waiting, self.flows, replicas)
+        self._newcomers = AdmissionPipeline(self.waiting, self.flows, replicas)
         self.admission = Admission(settings)
         self.arrivals = Arrivals(settings, self.waiting, self.turnaround, cost)
         self._adopt_generation(settings)
@@ -108,7 +108,7 @@ class Requests:
 
     # -- what the dispatcher tells and asks
 
-    def settle(self, goods: Goods, service_s: float | None, now: float) -> None:
+    def settle(self, goods: FormedBatch, service_s: float | None, now: float) -> None:
         """The batch took so long; None: nothing was started, nobody pays."""
         self._newcomers.echoes.clear()
         if service_s is None:
@@ -132,7 +132,9 @@ class Requests:
         if not rank[0]:
             self.admission.late_room.worked(work[2], now)
 
-    def settle_stream(self, goods: Goods, served_s: float, untold_s: float, now: float) -> None:
+    def settle_stream(
+        self, goods: FormedBatch, served_s: float, untold_s: float, now: float
+    ) -> None:
         """The stream was given so much in all, of which so much is news to the controllers."""
         self._newcomers.echoes.clear()
         self.flows.settle(goods.charges, goods.split(served_s))

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from math import inf
 
-from routers.choosing.racing import Racing
-from routers.requests import Requests
+from routers.placement.speculative_copies import SpeculativeCopies
+from routers.request_table import RequestTable
 from routers.types import Action, WakeAt
 
 
-class Outlook:
+class WakeupPlanner:
     """As of the end of the last step. `quiet_until`: before then all that happens is what the next
     newcomer does by itself, unless it is more urgent than the `most_urgent` that wait. `asked`:
     where the timer stands, inf: it does not."""
@@ -27,7 +27,7 @@ class Outlook:
         self._looks_at = inf  # when time changes something about what is in the core
         self._frees_at = inf  # when a replica may take a lease
 
-    def look(self, requests: Requests, racing: Racing) -> None:
+    def look(self, requests: RequestTable, racing: SpeculativeCopies) -> None:
         """Everything may have changed."""
         replicas, hedging = racing.replicas, racing.hedging
         self._looks_at = min(requests.timers.next_at(), hedging.next_at())
@@ -41,7 +41,7 @@ class Outlook:
         if replicas.has_ready or hedging.waiting or gives_way or racing.settings.preempt_streams:
             self.quiet_until = -inf
 
-    def joined(self, requests: Requests) -> None:
+    def joined(self, requests: RequestTable) -> None:
         """A newcomer waits, and nothing else has changed."""
         at = requests.timers.next_at()
         if at < self._looks_at:
