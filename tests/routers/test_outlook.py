@@ -39,7 +39,7 @@ class Thorough(Dispatcher):
     """Looks at everything after every event."""
 
     def step(self, event: Event, now: float) -> list[Action]:
-        self._outlook.quiet_until = -inf
+        self._wakeups.quiet_until = -inf
         return super().step(event, now)
 
 

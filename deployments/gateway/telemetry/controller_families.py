@@ -26,7 +26,7 @@ _MODEL: tuple[tuple[Kind, str, str, Callable[[Snapshot], float]], ...] = (
     (CounterMetricFamily, "ties", "Copies of batches that stood behind another.", lambda c: c.ties),
     (CounterMetricFamily, "probes", "Batches to replicas that are left out.", lambda c: c.probes),
     (CounterMetricFamily, "retries", "Batches of rows that had been lost.", lambda c: c.retries),
-    (CounterMetricFamily, "pushed_out", "Staged batches that gave way.", lambda c: c.pushed_out),
+    (CounterMetricFamily, "evictions", "Staged batches that gave way.", lambda c: c.evictions),
     (CounterMetricFamily, "preempted", "Work stopped for more urgent.", lambda c: c.preempted),
     (GaugeMetricFamily, "copy_budget_seconds", "What copies may cost now.", lambda c: c.budget_s),
     (GaugeMetricFamily, "utilisation", "Busy share of the replicas.", lambda c: c.utilisation),
@@ -46,7 +46,7 @@ _MODEL: tuple[tuple[Kind, str, str, Callable[[Snapshot], float]], ...] = (
 
 _REPLICA: tuple[tuple[str, str, Callable[[ReplicaSnapshot], float]], ...] = (
     ("replica_ejected", "1 while it is left out as slow, else 0.", lambda r: int(r.ejected)),
-    ("replica_pace", "Measured over predicted service time.", lambda r: r.ratio),
+    ("replica_slowdown", "Measured over predicted service time.", lambda r: r.slowdown),
 )
 
 

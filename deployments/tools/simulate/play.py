@@ -30,7 +30,7 @@ from routers.types import Snapshot
 
 _OF_SETTINGS = "settings."
 _COUNTS = (
-    "hedges", "hedges_won", "ties", "probes", "retries", "pushed_out", "preempted", "edge_switches",
+    "hedges", "hedges_won", "ties", "probes", "retries", "evictions", "preempted", "edge_switches",
 )  # fmt: skip
 
 

@@ -11,8 +11,7 @@ import pytest
 from deployments.contract.description import ModelDescription
 from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings, scheduling
 from deployments.settings import ModelSettings
-from routers.admission.admission_pipeline import validate
-from routers.settings import DispatcherSettings, Mode
+from routers.settings import DispatcherSettings, Mode, validate
 
 # Every setting that the core acts on, none at its default.
 WRITTEN: dict[str, Any] = {
@@ -38,7 +37,7 @@ WRITTEN: dict[str, Any] = {
         "preempt_streams": True,
     },
     "admission": {
-        "feasibility": {"mode": "observe", "margin_ms": 5, "late_room_s": 0.5},
+        "feasibility": {"mode": "observe", "margin_ms": 5, "best_effort_capacity_s": 0.5},
         "codel": {"mode": "enforce", "target_ms": 10, "interval_ms": 100},
         "limit": {"mode": "enforce", "fixed": 64, "least": 4, "most": 400},
     },
