@@ -15,9 +15,9 @@ from deployments.settings.classify import ClassifySettings
 from deployments.settings.generation import GenerationSettings
 from deployments.settings.ladder import CacheSettings
 from deployments.settings.lengths import LengthSettings
-from deployments.settings.model_fields import ModelFields
+from deployments.settings.model_fields import ModelFields, ReplicaSettings
 from deployments.settings.record import RecordSettings
-from deployments.settings.scheduling import BatchSettings, HedgeSettings
+from deployments.settings.scheduling import BatchSettings, HedgeSettings, OutlierSettings
 from deployments.settings.section import Section, wrong
 
 _LATENCY_MS = 100.0  # the default, which says nothing
@@ -44,6 +44,8 @@ def _images(model: ModelFields) -> Iterator[Complaint]:
         return
     if model.runtime == "synthetic":
         yield ("image",), "must be left out: a synthetic model takes no images"
+    if model.task == "generate":
+        yield ("image",), "must be left out: a model that generates is asked in its engine's words"
     if model.lengths != LengthSettings():
         yield (
             ("lengths",),
@@ -80,6 +82,16 @@ def _of_batches(model: ModelFields) -> Iterator[Complaint]:
             yield ("slo", name), "must be left out: only task generate has tokens to wait for"
     if model.generation != GenerationSettings():
         yield ("generation",), f"must be left out: task {model.task} generates nothing"
+    if model.queue.preempt_streams:
+        yield (
+            ("queue", "preempt_streams"),
+            f"must be left out: replicas of task {model.task} run batches, which are not stopped",
+        )
+    if model.hedge.mode == "tied" and not model.retry:
+        yield ("hedge", "mode"), "is tied, and retry is false: nothing runs twice; must be left out"
+    for name in ("input", "axis", "mask") if model.runtime == "synthetic" else ():
+        if getattr(model.lengths, name) is not None:
+            yield ("lengths", name), "must be left out: a synthetic model has inputs of its own"
 
 
 def _of_streams(model: ModelFields) -> Iterator[Complaint]:
@@ -89,6 +101,16 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
         yield ("batch",), "must be left out: the engine batches by itself"
     if _changed(model.hedge, HedgeSettings(), but=("budget",)):
         yield ("hedge",), "must be left out but for budget: a request that streams is not copied"
+    if model.outliers != OutlierSettings():
+        yield (
+            ("outliers",),
+            "must be left out: replicas that stream are not left out for being slow",
+        )
+    if model.replicas.slots != ReplicaSettings().slots:
+        yield (
+            ("replicas", "slots"),
+            "must be left out: the engine says how many requests a replica holds",
+        )
     if model.cache != CacheSettings():
         yield ("cache",), "must be left out: answers that stream are not kept"
     if model.accept.asked:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from deployments.settings.accept import AcceptSettings
 from deployments.settings.classify import ClassifySettings
@@ -26,7 +26,7 @@ from deployments.settings.scheduling import (
     OutlierSettings,
     QueueSettings,
 )
-from deployments.settings.section import Section, wrong
+from deployments.settings.section import Section, finite, wrong
 
 NAME = r"[a-z0-9]([-a-z0-9._]{0,61}[a-z0-9])?"
 TTFT_MS = 1000.0
@@ -236,7 +236,9 @@ class ModelFields(Section):
         default=True, description="Whether a request may run again after its replica died or hung."
     )
     options: Annotated[
-        dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)
+        dict[str, Any],
+        BeforeValidator(lambda value: {} if value is None else value),
+        AfterValidator(finite),
     ] = Field(
         default_factory=dict, description="Settings of the backend's own, see docs/runtimes.md."
     )
