@@ -59,8 +59,8 @@ class SloSettings(Section):
         default=99,
         gt=0,
         lt=100,
-        description="Share of requests, in %, that should meet the deadline; stated for people, "
-        "nothing acts on it yet.",
+        description="Share of requests, in %, that should meet the deadline: what `headrace "
+        "simulate` judges a run by; a server does not act on it.",
     )
     late: Literal["demote", "refuse"] = Field(
         default="demote",
@@ -233,7 +233,9 @@ class ModelFields(Section):
         "spent where a stored profile is used.",
     )
     retry: bool = Field(
-        default=True, description="Whether a request may run again after its replica died or hung."
+        default=True,
+        description="Whether a request may run again after its replica died or hung; false also "
+        "keeps batches from being copied (`hedge`).",
     )
     options: Annotated[
         dict[str, Any],
