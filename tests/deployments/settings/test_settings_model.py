@@ -69,18 +69,35 @@ def test_models_of_batches_are_told_nothing_of_generating() -> None:
         (STREAM | {"slo": {"latency_ms": 50}}, "what is promised is ttft_ms and tpot_ms"),
         (STREAM | {"slo": {"timeout_ms": 900}}, "is 900, shorter than ttft_ms"),
         (STREAM | {"hedge": {"mode": "tied"}}, "a request that streams is not copied"),
+        (STREAM | {"outliers": {"eject_ratio": 3}}, "are not left out for being slow"),
+        (STREAM | {"outliers": {"mode": "off"}}, "are not left out for being slow"),
+        (STREAM | {"replicas": {"slots": 3}}, "how many requests a replica holds"),
         (STREAM | {"cache": {"max_bytes": 1000}}, "answers that stream are not kept"),
         (STREAM | {"coalesce": True}, "answers that stream are not shared"),
         (STREAM | {"lengths": {"truncate": True}}, "a prompt has no tensors"),
         ({"runtime": "vllm", "source": "m"}, "must be generate, which is what vllm does"),
         ({"runtime": "torch", "source": "m", "task": "generate"}, "which generates nothing"),
         ({"runtime": "synthetic", "slo": {"ttft_ms": 5}}, "only task generate has tokens"),
+        (
+            {"runtime": "synthetic", "queue": {"preempt_streams": True}},
+            "run batches, which are not",
+        ),
+        ({"runtime": "synthetic", "hedge": {"mode": "tied"}, "retry": False}, "nothing runs twice"),
+        ({"runtime": "synthetic", "lengths": {"input": "ids"}}, "has inputs of its own"),
+        (
+            {"runtime": "vllm", "source": "m", "task": "generate", "image": {"size": 8}},
+            "asked in its engine's words",
+        ),
         ({"runtime": "synthetic", "generation": {"output_weight": 3}}, "generates nothing"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(written: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         ModelSettings.model_validate(written)
+
+
+def test_stream_settings_stand_where_replicas_stream() -> None:
+    assert model(queue={"preempt_streams": True}).queue.preempt_streams
 
 
 def test_defaults_written_out_are_no_mistake() -> None:
