@@ -14,7 +14,6 @@ from deployments.cluster.control_socket import ControlSocket
 from deployments.cluster.server_files import NoServer
 from deployments.tools import control
 
-
 ID = uuid.uuid4().hex  # other runs of these tests have processes of their own
 
 
