@@ -1,7 +1,12 @@
 from __future__ import annotations
 
-from deployments.cluster.changes import changes_between, taken_back, without
-from deployments.settings import Settings
+from deployments.cluster.reconfiguration import (
+    changes_between,
+    taken_back,
+    without,
+    write_tenants,
+)
+from deployments.settings import Settings, load_tenants
 
 
 def settings(models, **sections) -> Settings:
@@ -42,3 +47,19 @@ def test_what_failed_is_what_it_was_or_not_there():
         "model b cannot start and was left out: nor this",
         "everything else is as the file says",
     ]
+
+
+def test_tenants_are_written_whole_and_for_their_owner_alone(tmp_path):
+    settings = Settings.model_validate(
+        {
+            "models": {"m": {"runtime": "synthetic"}},
+            "tenants": {"acme": {"weight": 3, "rate": {"tokens_per_s": 9}}},
+            "controllers": {"frozen": True},
+        }
+    )
+    path = tmp_path / "tenants.yaml"
+    write_tenants(settings, path)
+    written = load_tenants(path)
+    assert (written.tenants, written.controllers) == (settings.tenants, settings.controllers)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]

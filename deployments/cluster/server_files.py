@@ -1,9 +1,12 @@
-"""Which of our servers runs on this machine, and which processes are its own?
+"""The files of the servers on this machine: a state file each, and a folder while it runs.
 
 `serve` writes one JSON file a port; `status`, `apply` and `stop` read it. A process is known by its
 pid and the time it was created, so that a pid that the system gave away again is never taken for
 ours (and never ended). Files are replaced atomically; those of dead servers are stale, not wrong.
-Other machines' servers are not listed. Source: XDG Base Directory Specification for the folder.
+The run folder holds sockets, HAProxy's files and a copy of the state, for a start whose state
+folder is another. Its name is short because a Unix socket's path may have 97 characters in HAProxy,
+68 of which Serve takes (the node's id).
+Source: XDG Base Directory Specification for the state folder.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -51,7 +56,8 @@ class ProcessMark:
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """`port`: of the HTTP surface, the file's key. `ports`: all it listens on, by setting."""
+    """`port`: of the HTTP surface, the file's key. `server`: its host process. `server_id`: carried
+    by the environment of every process of its cluster. `ports`: all it listens on, by setting."""
 
     port: int
     server: ProcessMark
@@ -59,6 +65,7 @@ class ServerState:
     dashboard_url: str
     settings_path: str
     started_at_s: float
+    server_id: str = ""
     ports: Mapping[str, int] = field(default_factory=dict)
     host: str = "127.0.0.1"
 
@@ -116,6 +123,16 @@ def listing(folder: Path) -> list[ServerState]:
     return [state for port in ports if (state := read(port, folder)) is not None]
 
 
+def known(port: int, folder: Path) -> list[ServerState]:
+    """What the port's files say, alive or stale: of a server with this state folder, and of the one
+    that made the port's run folder, if that is another."""
+    states = [read(port, folder)]
+    if _is_ours(run_folder(port)):
+        states.append(read(port, run_folder(port)))
+    by_id = {state.server_id: state for state in states if state is not None}
+    return list(by_id.values())
+
+
 def find(port: int | None, folder: Path) -> ServerState:
     """The running server on a port, or the only one there is. Raises NoServer."""
     running = [state for state in listing(folder) if state.alive]
@@ -127,8 +144,38 @@ def find(port: int | None, folder: Path) -> ServerState:
         ports = ", ".join(str(state.port) for state in running)
         raise NoServer(f"several servers run here; name one with --port ({ports})")
     at = "here" if port is None else f"on port {port}"
-    raise NoServer(f"no server of ours runs {at}; start one with `headrace serve`")
+    raise NoServer(f"no server runs {at}; start one with `headrace serve`")
 
 
 def _state(data: dict[str, Any]) -> ServerState:
     return ServerState(**data | {"server": ProcessMark(**data["server"])})
+
+
+def run_folder(port: int) -> Path:
+    return Path("/tmp") / f"headrace-{os.getuid()}-{port}"
+
+
+def make_run_folder(port: int) -> Path:
+    """The folder, for its owner alone. Raises PermissionError when it is another user's."""
+    path = run_folder(port)
+    path.mkdir(mode=0o700, exist_ok=True)
+    if not _is_ours(path):
+        raise PermissionError(f"{path} belongs to another user; remove it")
+    return path
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+
+
+def remove_run_folder(port: int) -> None:
+    shutil.rmtree(run_folder(port), ignore_errors=True)
+
+
+def control_socket(port: int) -> Path:
+    """Where the host of the server on `port` answers the command line."""
+    return run_folder(port) / "control.sock"
