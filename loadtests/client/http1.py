@@ -19,7 +19,7 @@ HEAD_END = b"\r\n\r\n"
 MAX_HEAD_BYTES = 64 * 1024
 
 
-class BadAnswer(ValueError):
+class InvalidResponse(ValueError):
     """The bytes are not an HTTP/1.1 answer; the connection is of no further use."""
 
 
@@ -39,7 +39,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """`retry_after_s`: what a refusal says, 0 where it says nothing (a date counts as nothing).
     `head`: status line and headers, in lower case, for `field`."""
 
@@ -66,7 +66,7 @@ def render(
     return head.encode("latin-1") + b"\r\n" + body
 
 
-class AnswerParser:
+class ResponseParser:
     """Feeds on what a socket gives; `feed` returns the answer once it is complete, else None.
     `tap` hears the body piece by piece as it comes, before the answer is complete."""
 
@@ -78,8 +78,8 @@ class AnswerParser:
         self._pieces: list[bytes] = []
         self.tap: Callable[[bytes], None] | None = None
 
-    def feed(self, data: bytes) -> Answer | None:
-        """Raises `BadAnswer`. Bytes after a complete answer are an error: nothing was asked."""
+    def feed(self, data: bytes) -> Response | None:
+        """Raises `InvalidResponse`. Bytes after a complete answer are an error too."""
         if self.tap is None and not self.started:
             answer = _whole(data)
             if answer is not None:
@@ -92,7 +92,7 @@ class AnswerParser:
             del self._buffer[: self._framing.start]
         return self._answer(self._framing) if self._take(self._framing) else None
 
-    def end(self) -> Answer | None:
+    def end(self) -> Response | None:
         """The connection was closed: completes an answer that is delimited by that."""
         framing = self._framing
         if framing is None or framing.chunked or framing.length is not None:
@@ -113,7 +113,7 @@ class AnswerParser:
             return False
         missing = framing.length - len(self._buffer)
         if missing < 0:
-            raise BadAnswer(f"{-missing} bytes after the answer")
+            raise InvalidResponse(f"{-missing} bytes after the answer")
         if missing == 0:
             self._keep(bytes(self._buffer))
         return missing == 0
@@ -137,7 +137,7 @@ class AnswerParser:
             if self.tap is not None:
                 self.tap(piece)
 
-    def _answer(self, framing: _Framing, *, keep_alive: bool = True) -> Answer:
+    def _answer(self, framing: _Framing, *, keep_alive: bool = True) -> Response:
         answer = framing.answer(b"".join(self._pieces), keep_alive=keep_alive)
         self._buffer = bytearray()
         self._framing = None
@@ -157,21 +157,21 @@ class _Framing:
     retry_after_s: float
     head: bytes
 
-    def answer(self, body: bytes, *, keep_alive: bool = True) -> Answer:
+    def answer(self, body: bytes, *, keep_alive: bool = True) -> Response:
         keep_alive = keep_alive and self.keep_alive
-        return Answer(self.status, body, keep_alive, self.retry_after_s, self.head)
+        return Response(self.status, body, keep_alive, self.retry_after_s, self.head)
 
 
 def _framing(data: bytes | bytearray) -> _Framing | None:
     end = data.find(HEAD_END)
     if end < 0:
         if len(data) > MAX_HEAD_BYTES or not data.startswith(b"HTTP/1."[: len(data)]):
-            raise BadAnswer("no HTTP/1.1 status line")
+            raise InvalidResponse("no HTTP/1.1 status line")
         return None
     head = bytes(data[: end + 2]).lower()
     status_text = head[9:12]
     if not head.startswith(b"http/1.") or not status_text.isdigit():
-        raise BadAnswer(f"no HTTP/1.1 status line: {head[:40]!r}")
+        raise InvalidResponse(f"no HTTP/1.1 status line: {head[:40]!r}")
     status = int(status_text)
     chunked = b"\r\ntransfer-encoding: chunked\r\n" in head
     keep_alive = b"\r\nconnection: close\r\n" not in head and head.startswith(b"http/1.1")
@@ -188,7 +188,7 @@ def _length(head: bytes) -> int | None:
     if text is None:
         return None
     if not text.isdigit():
-        raise BadAnswer(f"content-length is {text!r}")
+        raise InvalidResponse(f"content-length is {text!r}")
     return int(text)
 
 
@@ -202,7 +202,7 @@ def field(head: bytes, name: bytes) -> bytes | None:
     return head[at : head.find(b"\r\n", at)].strip()
 
 
-def _whole(data: bytes) -> Answer | None:
+def _whole(data: bytes) -> Response | None:
     """The common case without a buffer: the answer and nothing else came in one piece."""
     framing = _framing(data)
     if framing is None or framing.length is None or len(data) != framing.start + framing.length:
@@ -214,4 +214,4 @@ def _chunk_size(line: bytearray) -> int:
     try:
         return int(line.split(b";", 1)[0], 16)
     except ValueError:
-        raise BadAnswer(f"chunk size is {bytes(line[:20])!r}") from None
+        raise InvalidResponse(f"chunk size is {bytes(line[:20])!r}") from None
