@@ -125,7 +125,7 @@ class ResponseParser:
         return answer
 
     def _forget(self) -> None:
-        self._head = b""
+        self._head: bytes = b""
         self._body: list[bytes] = []
         self._begun = self._head_ended = self._complete = self._keep_alive = False
 
