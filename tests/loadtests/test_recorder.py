@@ -2,32 +2,32 @@
 
 import pytest
 
-from loadtests.client.player import Played
+from loadtests.client.player import PlayedRequest
 from loadtests.client.protocols.types import Heard
 from loadtests.results.record import Client, Record
-from loadtests.results.recorder import Keeper, Terms
+from loadtests.results.recorder import RecordingRules, RunRecorder
 from loadtests.results.token_limits import TokenLimits
 from loadtests.traffic.plan import Planned
 
-TERMS = Terms({"a": 0.1, "b": None}, (32, 128), 10.0, 13.0)
+TERMS = RecordingRules({"a": 0.1, "b": None}, (32, 128), 10.0, 13.0)
 HEAD = b"http/1.1 200 ok\r\nx-batch-size: 8\r\nx-queue-wait-ms: 2.5\r\nx-bucket: 32\r\n"
 
 
-def played(at_s: float, latency_s: float = 0.05, **more) -> Played:
-    of = {name: more.pop(name) for name in ("attempt", "rubbish") if name in more}
+def played(at_s: float, latency_s: float = 0.05, **more) -> PlayedRequest:
+    of = {name: more.pop(name) for name in ("attempt", "malformed") if name in more}
     planned = Planned(at_s, more.pop("tenant", "a"), more.pop("lengths", (8,)), **of)
     late_s = more.pop("late_s", 0.0)
     given = {"status": 200, "left_s": at_s + late_s, "taken_s": at_s + late_s}
-    return Played(planned, ended_s=at_s + latency_s, **given | more)
+    return PlayedRequest(planned, ended_s=at_s + latency_s, **given | more)
 
 
-def kept(*tries: Played) -> tuple[Record, Keeper]:
-    keeper = Keeper(TERMS)
+def kept(*tries: PlayedRequest) -> tuple[Record, RunRecorder]:
+    recorder = RunRecorder(TERMS)
     for each in tries:
-        keeper.ended(each)
+        recorder.ended(each)
     record = Record("x")
-    keeper.fill(record, Client(), 3.0)
-    return record, keeper
+    recorder.fill(record, Client(), 3.0)
+    return record, recorder
 
 
 def test_only_the_measured_time_counts_by_when_a_request_was_meant_to_be_sent():
@@ -54,13 +54,13 @@ def test_what_is_not_answered_is_told_by_its_reason():
     total = record.total()
     assert total.reasons == {"503": 1, "429": 1, "500": 1, "timeout": 1, "cut off": 1}
     assert (total.rejected, total.retries, total.latency.total) == (2, 1, 0)
-    assert (record.course[0].rejected, record.course[0].failed) == (2, 3)
+    assert (record.time_series[0].rejected, record.time_series[0].failed) == (2, 3)
 
 
-def test_rubbish_counts_apart():
-    record, _ = kept(played(10, rubbish=True, status=400), played(10))
+def test_malformed_counts_apart():
+    record, _ = kept(played(10, malformed=True, status=400), played(10))
     assert record.total().offered == 1
-    assert record.rubbish == {"400": 1}
+    assert record.malformed == {"400": 1}
 
 
 @pytest.mark.parametrize(("length", "edge"), [(1, 32), (32, 32), (33, 128), (128, 128), (999, 128)])
@@ -86,14 +86,14 @@ def test_streams_tell_their_tokens():
 
 def test_seconds_say_what_was_under_way_at_their_end():
     record, _ = kept(played(9.5, 1.6), played(10.2, 2.0), played(11.1, 0.1))
-    assert [second.under_way for second in record.course] == [2, 1, 0]
-    assert [second.answered for second in record.course] == [0, 2, 1]
-    assert [second.offered for second in record.course] == [1, 1, 0]
+    assert [second.under_way for second in record.time_series] == [2, 1, 0]
+    assert [second.answered for second in record.time_series] == [0, 2, 1]
+    assert [second.offered for second in record.time_series] == [1, 1, 0]
 
 
 def test_what_was_answered_in_the_warm_up_is_in_no_second():
     record, _ = kept(played(9.1), played(9.5), played(10.0))
-    assert [second.answered for second in record.course] == [1, 0, 0]
+    assert [second.answered for second in record.time_series] == [1, 0, 0]
 
 
 def test_accounts_of_processes_add_up():
@@ -117,8 +117,8 @@ def test_accounts_of_processes_add_up():
     ],
 )
 def test_run_does_not_count_where_the_generator_fell_behind(late_s, left_s, cpu, full, said):
-    _, keeper = kept(played(10, 1.0, taken_s=10 + late_s, left_s=10 + left_s))
-    assert said in keeper.behind(0.1, cpu, full) if said else not keeper.behind(0.1, cpu, full)
+    _, recorder = kept(played(10, 1.0, taken_s=10 + late_s, left_s=10 + left_s))
+    assert said in recorder.behind(0.1, cpu, full) if said else not recorder.behind(0.1, cpu, full)
 
 
 LIMITS = TokenLimits(first_s=0.5, each_s=0.02)
@@ -157,9 +157,9 @@ def test_limits_of_tokens_are_for_answers_that_have_some() -> None:
 
 
 def test_in_time_counts_both_promises() -> None:
-    keeper = Keeper(Terms({"a": None}, (32,), 10.0, 13.0, LIMITS))
-    keeper.ended(played(10, 2.0, heard=Heard(10.4, 10.5, 11)))
-    keeper.ended(played(10, 2.0, heard=Heard(10.6, 10.7, 11)))
+    recorder = RunRecorder(RecordingRules({"a": None}, (32,), 10.0, 13.0, LIMITS))
+    recorder.ended(played(10, 2.0, heard=Heard(10.4, 10.5, 11)))
+    recorder.ended(played(10, 2.0, heard=Heard(10.6, 10.7, 11)))
     record = Record("x")
-    keeper.fill(record, Client(), 3.0)
+    recorder.fill(record, Client(), 3.0)
     assert (record.total().in_slo, record.total().offered) == (1, 2)
