@@ -282,7 +282,7 @@ def key() -> None:
 @key.command("new")
 def key_new() -> None:
     """Make a key; its hash goes into the settings, the key to the tenant."""
-    from deployments.gateway.tenancy.keys import new_key
+    from deployments.gateway.tenancy.tenants import new_key
 
     made, hashed = new_key()
     click.echo(f"key:  {made}   (give it to the tenant; it is not stored)")

@@ -28,8 +28,7 @@ from deployments.cluster.ray_env import apply_environment, resolved_ingress
 from deployments.cluster.ready_message import ready_message
 from deployments.cluster.reconfiguration import Reconfiguration, write_tenants
 from deployments.contract import logs
-from deployments.contract.log_socket import VARIABLE as LOG_SOCKET
-from deployments.contract.log_socket import LogSocket
+from deployments.contract.logs import LOG_SOCKET, LogSocket
 from deployments.settings import Settings, SettingsErrors, load, with_address
 from deployments.settings.made import cache_dir
 

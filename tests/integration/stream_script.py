@@ -109,8 +109,7 @@ class Gateway:
 async def seen() -> dict[str, Any]:
     from deployments.contract.app_names import book_key, model_app
     from deployments.contract.replica_directory import directory_for
-    from deployments.gateway.queues.pinned_handles import ReplicaDied, Unreached
-    from deployments.gateway.queues.stream_transport import ServeStreamTransport
+    from deployments.gateway.queues.transport import ReplicaDied, ServeStreamTransport, Unreached
 
     transport = ServeStreamTransport(model_app("llm"), "g")
     await transport.seed(30.0)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from served import Server, patient, synthetic, total
 
-from deployments.gateway.tenancy.keys import new_key
+from deployments.gateway.tenancy.tenants import new_key
 
 pytestmark = pytest.mark.integration
 

@@ -25,7 +25,7 @@ def application() -> Any:
     class Held:
         async def __init__(self) -> None:
             from deployments.contract.loopback import keep_replica_calls_local
-            from deployments.replica.device_worker import DeviceWorker
+            from deployments.replica.device import DeviceWorker
             from deployments.replica.replica_core import ReplicaCore
             from runtimes import catalog
             from runtimes.types import RuntimeSettings

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from deployments.contract.preprocess.text_cache import CacheStatistics
+from deployments.contract.preprocess.tokenizer import CacheStatistics
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.reuse.answer_reuse import RungLevels
 from routers.cost.model import Coefficients, CostError

@@ -18,7 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.utils import floatToGoString
 
-from deployments.contract.preprocess.text_cache import CacheStatistics
+from deployments.contract.preprocess.tokenizer import CacheStatistics
 from deployments.gateway.telemetry.controller_families import controller_families
 from deployments.gateway.telemetry.core_families import FLOW, core_families
 from deployments.gateway.telemetry.generation_families import generation_families

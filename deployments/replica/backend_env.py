@@ -1,8 +1,9 @@
-"""The environment that an engine reads when it is made, and which only the shell may set.
+"""The environment that backends' compilers and engines read, and which only the shell may set.
 
-vLLM takes how many threads it runs, where it keeps things and, on a CPU, its default size of cache
-from variables alone; that size would go before the model's own, so a model that has one has the
-variable removed. What else somebody has set in the server's environment stays.
+torch's compiler keeps what it made in a folder that it knows by its own variable alone, read when
+it first compiles. vLLM takes how many threads it runs, where it keeps things and, on a CPU, its
+default size of cache from variables alone; that size would go before the model's own, so a model
+that has one has the variable removed. What else somebody has set in the server's environment stays.
 Source: vLLM's `envs.py` and `platforms/cpu.py`.
 """
 
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping
+from pathlib import Path
 
 from runtimes.types import RuntimeSettings
 
+_TORCH = "TORCHINDUCTOR_CACHE_DIR"
 _DEFAULTS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
@@ -25,7 +28,14 @@ _CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 _CPU_CACHE_GIB = "1"
 
 
-def prepare(settings: RuntimeSettings, environ: MutableMapping[str, str] | None = None) -> None:
+def set_compiler_cache(cache_dir: Path) -> None:
+    """Before any model of this process is loaded."""
+    os.environ.setdefault(_TORCH, str(cache_dir / "torch-compiled"))
+
+
+def set_engine_variables(
+    settings: RuntimeSettings, environ: MutableMapping[str, str] | None = None
+) -> None:
     """Before the engine's library is imported in this process; nothing for engines without one."""
     if settings.runtime != "vllm":
         return

@@ -1,3 +1,5 @@
+"""Open Inference requests whose tensors' bytes follow their JSON."""
+
 from __future__ import annotations
 
 import json
@@ -10,9 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from deployments.contract.errors import BadRequest
-from deployments.gateway.http.protocols import oip_binary, oip_json
-from deployments.gateway.http.protocols.tensor_bytes import pack
-from deployments.gateway.http.protocols.tensors import DTYPES
+from deployments.gateway.http.protocols import open_inference
+from deployments.gateway.http.protocols.tensors import DTYPES, pack
 from deployments.gateway.http.protocols.types import InferAnswer, InferCall, RequestedOutput, Tensor
 
 FIXED = sorted(set(DTYPES) - {"BYTES"})
@@ -28,7 +29,7 @@ def request(*entries: dict[str, Any], pad: int = 0) -> bytes:
 
 
 def decode(header: bytes, tail: bytes) -> InferCall:
-    return oip_binary.decode(header + tail, len(header))
+    return open_inference.decode_binary(header + tail, len(header))
 
 
 def refusal(header: bytes, tail: bytes) -> str:
@@ -47,7 +48,7 @@ def test_extensions_example_is_read() -> None:
 def test_extensions_answer_is_written() -> None:
     data = np.arange(6, dtype=np.float32).reshape(3, 2)
     call = InferCall([], outputs=[RequestedOutput("output0", True)])
-    encoded = oip_json.encode(call, InferAnswer("m", "1", [Tensor("output0", "FP32", data)]))
+    encoded = open_inference.encode(call, InferAnswer("m", "1", [Tensor("output0", "FP32", data)]))
     length = int(dict(encoded.headers)[b"inference-header-content-length"])
     assert encoded.content_type == b"application/octet-stream"
     assert encoded.body[length:] == data.tobytes()
@@ -76,7 +77,7 @@ def test_every_fixed_type_survives_bit_for_bit(
     assert call.tensors[0].data.dtype == dtype
     assert call.tensors[0].data.flags.aligned
     call.outputs = [RequestedOutput("x", True)]
-    encoded = oip_json.encode(call, InferAnswer("m", "1", call.tensors))
+    encoded = open_inference.encode(call, InferAnswer("m", "1", call.tensors))
     assert encoded.body.endswith(raw)
 
 
@@ -95,7 +96,7 @@ def test_aligned_data_is_not_copied_and_misaligned_is() -> None:
     for pad in range(8):
         body = request(entry("x", "INT64", [1], 8), pad=pad)
         whole = bytearray(body + b"\x00" * 8)
-        array = oip_binary.decode(memoryview(whole), len(body)).tensors[0].data
+        array = open_inference.decode_binary(memoryview(whole), len(body)).tensors[0].data
         whole[len(body)] = 7
         copied.add(int(array[0]) != 7)
     assert copied == {True, False}
@@ -110,7 +111,7 @@ def test_json_and_binary_tensors_mix() -> None:
 def test_outputs_of_both_forms_stand_in_one_answer() -> None:
     call = InferCall([], outputs=[RequestedOutput("a", True), RequestedOutput("b", False)])
     one = np.ones(1, dtype=np.float32)
-    encoded = oip_json.encode(
+    encoded = open_inference.encode(
         call, InferAnswer("m", "1", [Tensor("a", "FP32", one), Tensor("b", "FP32", one)])
     )
     length = int(dict(encoded.headers)[b"inference-header-content-length"])
@@ -123,7 +124,7 @@ def test_outputs_of_both_forms_stand_in_one_answer() -> None:
 @pytest.mark.parametrize("length", [-1, 0, 10_000])
 def test_header_length_outside_the_body_is_refused(length: int) -> None:
     with pytest.raises(BadRequest, match="Inference-Header-Content-Length"):
-        oip_binary.decode(b"{}", length)
+        open_inference.decode_binary(b"{}", length)
 
 
 @pytest.mark.parametrize("left", [0, 1, 7, 9, 16])

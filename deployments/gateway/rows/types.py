@@ -1,15 +1,33 @@
-"""What a request's rows look like while they queue: flat inputs, shapes, lengths.
+"""What a request's rows look like while they queue, and what a row's answer is.
 
-Shared by the way in (`split`) and the way out (`joined`); lengths are tokens, or whatever the
-model's length is. Nothing here is padded or copied.
+Inputs are flat, with shapes and lengths; lengths are tokens, or whatever the model's length is.
+Nothing here is padded or copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
+
+from deployments.contract import errors
 from deployments.gateway.http.protocols.tensors import Array
+
+
+@dataclass(slots=True)
+class RowAnswer:
+    """One row's outputs by name (datatype, array), or its error; which version of the model
+    answered, and how the time was spent."""
+
+    outputs: dict[str, tuple[str, np.ndarray[Any, Any]]] = field(default_factory=dict)
+    error: errors.HeadraceError | None = None
+    dispatched: float = 0.0
+    service_s: float = 0.0
+    batch_size: int = 0
+    bucket: int = 0
+    version: str = ""
 
 
 @dataclass(slots=True)

@@ -1,3 +1,5 @@
+"""Open Inference requests and answers in JSON."""
+
 from __future__ import annotations
 
 import json
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from deployments.contract.errors import BadRequest
-from deployments.gateway.http.protocols import oip_json
+from deployments.gateway.http.protocols import open_inference
 from deployments.gateway.http.protocols.tensors import DTYPES, MAX_RANK
 from deployments.gateway.http.protocols.types import InferAnswer, InferCall, RequestedOutput, Tensor
 
@@ -25,7 +27,7 @@ def body(**changes: Any) -> bytes:
 
 def refusal(raw: bytes) -> str:
     with pytest.raises(BadRequest) as caught:
-        oip_json.decode(raw)
+        open_inference.decode(raw)
     return caught.value.message
 
 
@@ -45,7 +47,7 @@ def finite(datatype: str) -> st.SearchStrategy[np.ndarray[Any, Any]]:
 
 
 def test_specifications_example_is_read() -> None:
-    call = oip_json.decode(
+    call = open_inference.decode(
         b'{"id": "42", "inputs": ['
         b'{"name": "input0", "shape": [2, 2], "datatype": "UINT32", "data": [1, 2, 3, 4]},'
         b'{"name": "input1", "shape": [1], "datatype": "BOOL", "data": [true]}],'
@@ -61,7 +63,7 @@ def test_specifications_example_is_read() -> None:
 
 def test_specifications_answer_is_written() -> None:
     data = np.array([[1.0, 1.1], [2.0, 2.1], [3.0, 3.1]], dtype=np.float32)
-    encoded = oip_json.encode(InferCall([], id="42"), answer(Tensor("output0", "FP32", data)))
+    encoded = open_inference.encode(InferCall([], id="42"), answer(Tensor("output0", "FP32", data)))
     assert encoded.body == (
         b'{"model_name":"m","model_version":"1","id":"42","outputs":[{"name":"output0",'
         b'"shape":[3,2],"datatype":"FP32","data":[1.0,1.1,2.0,2.1,3.0,3.1]}]}'
@@ -76,11 +78,11 @@ def test_every_json_type_survives_the_way_out_and_back(
     data: st.DataObject, datatype: str, nested: bool
 ) -> None:
     array = data.draw(finite(datatype))
-    written = json.loads(oip_json.encode(InferCall([]), answer(Tensor("x", datatype, array))).body)[
-        "outputs"
-    ][0]
+    written = json.loads(
+        open_inference.encode(InferCall([]), answer(Tensor("x", datatype, array))).body
+    )["outputs"][0]
     values = array.tolist() if nested else written["data"]
-    back = oip_json.decode(body(**{**written, "data": values})).tensors[0]
+    back = open_inference.decode(body(**{**written, "data": values})).tensors[0]
     assert back.data.dtype == array.dtype
     assert back.data.shape == array.shape
     np.testing.assert_array_equal(back.data, array)
@@ -91,12 +93,14 @@ def test_every_json_type_survives_the_way_out_and_back(
 def test_texts_survive_the_way_out_and_back(texts: list[str], nested: bool) -> None:
     array = np.empty((1, len(texts)), dtype=object)
     array[0, :] = [text.encode() for text in texts]
-    written = json.loads(oip_json.encode(InferCall([]), answer(Tensor("x", "BYTES", array))).body)[
-        "outputs"
-    ][0]
+    written = json.loads(
+        open_inference.encode(InferCall([]), answer(Tensor("x", "BYTES", array))).body
+    )["outputs"][0]
     assert written["data"] == texts
     values = [texts] if nested else texts
-    back = oip_json.decode(body(datatype="BYTES", shape=[1, len(texts)], data=values)).tensors[0]
+    back = open_inference.decode(
+        body(datatype="BYTES", shape=[1, len(texts)], data=values)
+    ).tensors[0]
     assert back.data.tolist() == array.tolist()
 
 
@@ -104,20 +108,20 @@ def test_texts_survive_the_way_out_and_back(texts: list[str], nested: bool) -> N
 def test_halves_are_refused_in_json_and_written_exactly(datatype: str) -> None:
     assert "no JSON form" in refusal(body(datatype=datatype, data=[1.0, 2.0, 3.0]))
     array = np.array([0.1, 1.5], dtype=DTYPES[datatype])
-    written = oip_json.encode(InferCall([]), answer(Tensor("h", datatype, array)))
+    written = open_inference.encode(InferCall([]), answer(Tensor("h", datatype, array)))
     values = json.loads(written.body)["outputs"][0]["data"]
     assert np.array(values, dtype=DTYPES[datatype]).tobytes() == array.tobytes()
 
 
 def test_fp32_is_written_short() -> None:
     array = np.array([0.1, np.float32(1) / 3], dtype=np.float32)
-    encoded = oip_json.encode(InferCall([]), answer(Tensor("y", "FP32", array)))
+    encoded = open_inference.encode(InferCall([]), answer(Tensor("y", "FP32", array)))
     assert b'"data":[0.1,0.33333334]' in encoded.body
 
 
 def test_infinite_answers_are_null_in_json() -> None:
     array = np.array([np.nan, np.inf], dtype=np.float32)
-    encoded = oip_json.encode(InferCall([]), answer(Tensor("y", "FP32", array)))
+    encoded = open_inference.encode(InferCall([]), answer(Tensor("y", "FP32", array)))
     assert b'"data":[null,null]' in encoded.body
 
 
@@ -157,7 +161,7 @@ def test_element_of_the_wrong_kind_is_refused_by_name(datatype: str, value: Any,
     ("datatype", "value"), [("UINT8", 255), ("INT8", -128), ("UINT64", 2**64 - 1), ("FP32", 3e38)]
 )
 def test_element_at_the_edge_of_its_range_is_taken(datatype: str, value: Any) -> None:
-    array = oip_json.decode(body(datatype=datatype, shape=[1], data=[value])).tensors[0].data
+    array = open_inference.decode(body(datatype=datatype, shape=[1], data=[value])).tensors[0].data
     assert array[0] == DTYPES[datatype].type(value)
 
 
@@ -239,7 +243,7 @@ def test_name_that_stands_twice_is_refused(key: str) -> None:
 def test_unknown_keys_and_parameters_are_ignored_or_kept() -> None:
     request = json.loads(body(surplus=1))
     request |= {"surplus": [None], "parameters": {"mine": 42}}
-    call = oip_json.decode(json.dumps(request).encode())
+    call = open_inference.decode(json.dumps(request).encode())
     assert call.parameters == {"mine": 42}
 
 
@@ -249,7 +253,7 @@ def test_output_form_overrides_the_requests(default: bool | None, own: bool | No
     request = json.loads(body())
     request["parameters"] = {"binary_data_output": default}
     request["outputs"] = [{"name": "y", "parameters": {"binary_data": own}}, {"name": "z"}]
-    call = oip_json.decode(json.dumps(request).encode())
+    call = open_inference.decode(json.dumps(request).encode())
     assert call.outputs[0].binary is bool(default if own is None else own)
     assert call.outputs[1].binary is bool(default)
 
@@ -265,12 +269,14 @@ def test_output_asked_for_in_a_form_not_offered_is_refused(parameters: dict[str,
 def test_bytes_that_are_no_text_cannot_be_written_as_json() -> None:
     array = np.array([b"\xff"], dtype=object)
     with pytest.raises(BadRequest, match="ask for it as binary data"):
-        oip_json.encode(InferCall([]), answer(Tensor("y", "BYTES", array)))
+        open_inference.encode(InferCall([]), answer(Tensor("y", "BYTES", array)))
 
 
 def test_parameters_of_the_answer_are_written() -> None:
     reply = InferAnswer("m", "1", [], {"bucket": 16})
-    assert json.loads(oip_json.encode(InferCall([]), reply).body)["parameters"] == {"bucket": 16}
+    assert json.loads(open_inference.encode(InferCall([]), reply).body)["parameters"] == {
+        "bucket": 16
+    }
 
 
 def test_bfloat16_table_entry_is_the_two_byte_type() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.gateway.queues.tickets import refusal
+from deployments.gateway.queues.core_loop import refusal
 from routers.types import Reason
 
 STATUSES = {

@@ -1,24 +1,70 @@
-"""A caller that waits for a generated answer: what it asked for, and what has come of it so far.
+"""Requests that wait in a model's queue: for all their rows' answers, or for an answer that flows.
 
-The queue puts pieces in as the replica brings them, the caller takes them out at its own pace. What
-lies unread of a stream is bounded: who reads too slowly loses its answer, so that it neither holds
-up others nor grows the gateway's memory; a whole answer's size is bounded by its replica. Of an
-answer that is not streamed nothing is given before all is there, so that it may still run
-elsewhere.
+A batch request's future resolves to its rows' answers. Of a streamed answer the queue puts pieces
+in as the replica brings them and the caller takes them out at its own pace; what lies unread is
+bounded, so that a client that reads too slowly loses its answer and neither holds up others nor
+grows the gateway's memory. Of an answer that is not streamed nothing is given before all is there,
+so that it may still run elsewhere. A record is what one finished batch tells metrics and tracing.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from enum import Enum
 
 from deployments.contract import errors
+from deployments.contract.batch_wire import BatchReply
 from deployments.contract.stream_wire import Piece
-from deployments.gateway.queues.tickets import Terms
+from deployments.gateway.queues.core_loop import Terms
+from deployments.gateway.rows.types import RowAnswer, Rows
 from deployments.gateway.telemetry.trace_context import TraceContext
 from routers.types import Generation, Request, Tokens
 
 MOST_UNREAD_BYTES = 1 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A caller waiting for all its rows. `future` resolves to the tuple of row answers."""
+
+    request: Request
+    rows: Rows
+    terms: Terms
+    future: asyncio.Future[tuple[RowAnswer, ...]]
+    answers: list[RowAnswer | None]
+    missing: int
+    trace: TraceContext | None = None
+    retried: bool = False
+
+    def fail(self, error: errors.HeadraceError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class BatchEnd(Enum):
+    """What became of a batch that was sent, as metrics count it."""
+
+    ANSWERED = "answered"
+    UNUSED = "unused"  # answered, when nobody waited for any of it any more
+    RETURNED = "returned"  # not started: no room, or another's turn
+    DROPPED = "dropped"  # not started, and nobody waits for it
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class BatchRecord:
+    """What a finished batch tells metrics and tracing. Times are seconds."""
+
+    replica_id: str
+    size: int
+    bucket: int
+    predicted_s: float
+    started: float
+    round_trip_s: float
+    tokens: int
+    reply: BatchReply
+    traces: tuple[TraceContext | None, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,12 @@
 
 A row is what the scheduler deals in: its inputs flat and contiguous, their shapes, and its length,
 read at `lengths_input` × `lengths_axis` (1 where the model has no length, an image's patches where
-it takes images). Nothing padded goes on:
-where the caller sends the model's mask, it must be ones and then zeros in every row; rows are cut
-to their ones and the mask itself is dropped, since runtimes make it from the lengths. Any other
-mask is refused (left-padded rows would change their positions if cut). With a mask or truncation
-every input whose dynamic length axis is as long as the length input's is cut along.
-
-The way back, `join`, stands in `joined`. Knows no protocol, no queue and no runtime; every
-mistake of the caller is a `BadRequest` that names the input and the row.
+it takes images). Nothing padded goes on: where the caller sends the model's mask, it must be ones
+and then zeros in every row; rows are cut to their ones and the mask itself is dropped, since
+runtimes make it from the lengths. Any other mask is refused (left-padded rows would change their
+positions if cut). On the way back, an output that kept its length axis is padded with zeros to the
+length the caller sent, so that it lines up with the caller's mask; other ragged outputs are padded
+to the longest row of this request, never by what else was in the batch.
 """
 
 from __future__ import annotations
@@ -19,14 +17,65 @@ from typing import Any
 
 import numpy as np
 
-from deployments.contract.description import ModelDescription
-from deployments.contract.errors import BadRequest
+from deployments.contract.description import ImageInput, ModelDescription
+from deployments.contract.errors import BadRequest, RowFailed
+from deployments.contract.preprocess.images import Encoded
+from deployments.gateway.http.protocols.classify import from_base64
 from deployments.gateway.http.protocols.tensors import Array
 from deployments.gateway.http.protocols.types import InferCall, Tensor
-from deployments.gateway.rows.columns import RowColumn, Rows
-from deployments.gateway.rows.images import image_lengths
+from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.settings.image import patches
 from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
+
+# name → (datatype, one array a row, of the row's own shape)
+RowsOut = Mapping[str, tuple[str, Sequence[Array]]]
+
+
+def row_shapes(image: ImageInput) -> dict[tuple[int, ...], int]:
+    """Length by a row's shape."""
+    shapes: dict[tuple[int, ...], int] = {}
+    for height, width in image.sizes:
+        nchw = (image.channels, height, width)
+        shape = nchw if image.layout == "NCHW" else (height, width, image.channels)
+        shapes[shape] = patches(height, width)
+    return shapes
+
+
+def image_lengths(rows: Sequence[Array], d: ModelDescription) -> tuple[int, ...]:
+    """`BadRequest` for a row of no such shape: another size, or the axes in another order."""
+    assert d.image is not None
+    known = row_shapes(d.image)
+    for index, row in enumerate(rows):
+        if row.shape not in known:
+            shapes = ", ".join(str(list(shape)) for shape in known)
+            raise BadRequest(
+                f"Input '{d.image.input}', row {index} has shape {list(row.shape)}; '{d.name}' "
+                f"takes {shapes} ({d.image.layout}).",
+                param="inputs",
+            )
+    return tuple(known[row.shape] for row in rows)
+
+
+def encoded_images(call: InferCall, d: ModelDescription) -> list[Encoded] | None:
+    """What has to be prepared; None where the tensor is the model's input already."""
+    if d.image is None:
+        return None
+    for tensor in call.tensors:
+        if tensor.name != d.image.input or tensor.datatype == d.image.datatype:
+            continue
+        shape = tensor.data.shape
+        if tensor.datatype == "BYTES" and shape in ((shape[0],), (shape[0], 1)):
+            return [from_base64(item) for item in tensor.data.reshape(-1).tolist()]
+        if tensor.datatype == "UINT8" and len(shape) == 4 and shape[3] in (1, 3):
+            return list(tensor.data)
+        raise BadRequest(
+            f"Input '{tensor.name}' is {tensor.datatype} of shape {list(shape)}; '{d.name}' takes "
+            f"{d.image.datatype} as its metadata says, BYTES [n] of JPEG or PNG files, or UINT8 "
+            "[n, height, width, 3 or 1] of RGB or grey levels.",
+            param="inputs",
+        )
+    return None
 
 
 def split(call: InferCall, d: ModelDescription) -> Rows:
@@ -236,3 +285,62 @@ def _cut(
             row[(*before, slice(kept))] if row.shape[axis - 1] == full else row
             for row, (full, kept) in zip(rows, full_and_kept, strict=True)
         ]
+
+
+def join(call: InferCall, rows: Rows, rows_out: RowsOut, d: ModelDescription) -> list[Tensor]:
+    """Dense tensors of the wanted outputs, in the order asked for, else the model's."""
+    extent = _cut_extent(call, rows, d)
+    names = [output.name for output in call.outputs] or [spec.name for spec in d.outputs]
+    return [_joined(name, rows_out, d, rows.lengths, extent) for name in names]
+
+
+def _cut_extent(call: InferCall, rows: Rows, d: ModelDescription) -> int | None:
+    """The caller's own length, None when no row is shorter than that."""
+    for tensor in call.tensors:
+        if tensor.name == d.lengths_input:
+            extent: int = tensor.data.shape[d.lengths_axis]
+            return extent if min(rows.lengths) < extent else None
+    return None
+
+
+def _joined(
+    name: str,
+    rows_out: RowsOut,
+    d: ModelDescription,
+    lengths: tuple[int, ...],
+    extent: int | None,
+) -> Tensor:
+    if name not in rows_out:
+        raise RowFailed(f"The model '{d.name}' gave no output '{name}'.")
+    datatype, rows = rows_out[name]
+    if extent is None or not _keeps_length(name, rows, d, lengths):
+        return Tensor(name, datatype, _dense(rows, None, datatype))
+    return Tensor(name, datatype, _dense(rows, (d.lengths_axis - 1, extent), datatype))
+
+
+def _keeps_length(
+    name: str, rows: Sequence[Array], d: ModelDescription, lengths: tuple[int, ...]
+) -> bool:
+    """Is the output as long as its row, along the axis where the input's length is read?"""
+    shape = next(spec.shape for spec in d.outputs if spec.name == name)
+    axis = d.lengths_axis
+    if len(shape) <= axis or shape[axis] != -1:
+        return False
+    return tuple([row.shape[axis - 1] for row in rows]) == lengths
+
+
+def _dense(rows: Sequence[Array], stretch: tuple[int, int] | None, datatype: str) -> Array:
+    """[rows, …]: stacked, or padded to the longest row and, by `stretch`, one axis to a size."""
+    first = rows[0].shape
+    if stretch is None and all(row.shape == first for row in rows[1:]):
+        return rows[0][None] if len(rows) == 1 else np.stack(rows)
+    if any(row.ndim != len(first) for row in rows):
+        raise RowFailed("The model's rows differ in rank and make no tensor.")
+    shape = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
+    if stretch is not None:
+        shape[stretch[0]] = stretch[1]
+    fill: Any = b"" if datatype == "BYTES" else 0
+    dense = np.full((len(rows), *shape), fill, dtype=rows[0].dtype)
+    for index, row in enumerate(rows):
+        dense[index][tuple(slice(size) for size in row.shape)] = row
+    return dense
