@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from deployments.contract import errors
 from deployments.contract.stream_wire import Piece
 from deployments.gateway.queues.tickets import Terms
-from deployments.gateway.telemetry.trace_context import TraceContext
+from deployments.gateway.telemetry.tracing import TraceContext
 from routers.types import Generation, Request, Tokens
 
 MOST_UNREAD_BYTES = 1 << 20

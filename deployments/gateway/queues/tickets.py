@@ -17,7 +17,7 @@ from deployments.contract import errors
 from deployments.contract.batch_wire import BatchReply
 from deployments.gateway.queues.batch_calls import RowAnswer
 from deployments.gateway.rows.columns import Rows
-from deployments.gateway.telemetry.trace_context import TraceContext
+from deployments.gateway.telemetry.tracing import TraceContext
 from routers.types import Reason, Request
 
 
