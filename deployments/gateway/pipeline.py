@@ -71,7 +71,7 @@ class Pipeline:
             flight.failed(errors.HeadraceError("unexpected"))
             raise
         finally:
-            watcher.landed(flight)
+            watcher.finished(flight)
 
     async def _walk(
         self,

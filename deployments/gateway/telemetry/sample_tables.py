@@ -1,4 +1,4 @@
-"""What do requests and batches leave behind? Rows of numbers, counted in bulk into histograms.
+"""What requests, batches and generated answers leave behind: rows of numbers, counted in bulk.
 
 A row costs the event loop a dictionary look-up and one `struct` packing; its histograms are counted
 when 4,096 rows wait or somebody reads. Only answered requests are samples of latency: what was
@@ -8,7 +8,9 @@ Metric names and Prometheus's types are not known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -20,17 +22,21 @@ from deployments.gateway.telemetry.histograms import (
     PADDING_EDGES,
     SIZE_EDGES,
     STAGE_EDGES_S,
+    TPOT_EDGES_S,
+    TTFT_EDGES_S,
     FloatArray,
     HistogramTable,
-    SampleLog,
 )
 from deployments.gateway.telemetry.label_names import LabelNames
 
 ANSWERED = "ok"
 NOT_MEASURED = float("nan")
 WAITING_ROWS = 4096
+WAITING_GENERATIONS = 1024
 REQUEST_STAGES = ("upstream", "parse", "tokenize", "queue", "reply")
 BATCH_STAGES = ("pad", "copy", "run", "post")
+
+FlowLabels = tuple[str, str, str]  # model, tenant, priority
 
 
 class RequestLabels(NamedTuple):
@@ -71,6 +77,56 @@ class BatchSample(NamedTuple):
     post_s: float
 
 
+class GenerationSample(NamedTuple):
+    """NaN for a time that there was not. `kept`: 1 where both promises were, else 0."""
+
+    ttft_s: float
+    tpot_s: float
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    kept: int
+
+
+class Totals(NamedTuple):
+    """Sums over a flow's answers: tokens, and answers that kept both promises."""
+
+    input: float
+    cached: float
+    output: float
+    kept: float
+
+
+class SampleLog:
+    """Rows of floats, appended one by one and drained in bulk; a row costs 0.2 µs.
+
+    Appending to a full log drains it first: `drain` gets an array [rows, width] that is valid only
+    during the call. For one thread.
+    """
+
+    def __init__(self, width: int, rows: int, drain: Callable[[FloatArray], None]) -> None:
+        self._row = Struct(f"={width}d")
+        self._buffer = bytearray(self._row.size * rows)
+        self._view: FloatArray = np.frombuffer(self._buffer, dtype=np.float64).reshape(rows, width)
+        self._end = self._row.size * rows
+        self._at = 0
+        self._drain = drain
+
+    def append(self, *row: float) -> None:
+        if self._at == self._end:
+            self.drain()
+        self._row.pack_into(self._buffer, self._at, *row)
+        self._at += self._row.size
+
+    def drain(self) -> None:
+        rows, self._at = self._at // self._row.size, 0
+        if rows:
+            self._drain(self._view[:rows])
+
+    def __len__(self) -> int:
+        return self._at // self._row.size
+
+
 class StageTable(HistogramTable):
     """Histograms by (model, stage), filled from requests and from batches."""
 
@@ -102,8 +158,9 @@ class RequestTables:
         self._log.drain()
 
     def outcomes(self) -> Iterator[tuple[RequestLabels, int]]:
-        """(labels, requests) by label set."""
-        return zip(self._ids, self._counts.tolist(), strict=False)
+        """(labels, requests) by label set that any had."""
+        counted = zip(self._ids, self._counts.tolist(), strict=False)
+        return ((labels, count) for labels, count in counted if count)
 
     def _known(self, raw: RequestLabels) -> int:
         """The number of these labels as settings allow them; only such are remembered."""
@@ -175,3 +232,67 @@ class BatchTables:
         self.service.add(series[:, 0], rows[:, 3])
         self.cost_ratio.add(series[:, 1], rows[:, 4])
         self._stages.add(series[:, 2:].ravel(), rows[:, 5:].ravel())
+
+
+class GenerationTables:
+    def __init__(self, names: LabelNames) -> None:
+        self._names = names
+        self.ttft = HistogramTable(TTFT_EDGES_S)
+        self.tpot = HistogramTable(TPOT_EDGES_S)
+        self._ids: dict[FlowLabels, int] = {}
+        self._series: list[tuple[int, int]] = []
+        self._sums: FloatArray = np.zeros((0, len(Totals._fields)))
+        self._log = SampleLog(7, WAITING_GENERATIONS, self._count)
+
+    def add(self, flow: FlowLabels, sample: GenerationSample) -> None:
+        number = self._ids.get(flow)
+        if number is None:
+            number = self._known(flow)
+        self._log.append(number, *sample)
+
+    def flush(self) -> None:
+        self._log.drain()
+
+    def totals(self) -> Iterator[tuple[FlowLabels, Totals]]:
+        """(flow, sums over its answers) by flow."""
+        for flow, sums in zip(self._ids, self._sums.tolist(), strict=False):
+            yield flow, Totals(*sums)
+
+    def _known(self, raw: FlowLabels) -> int:
+        """The number of this flow as settings allow it; only such are remembered."""
+        flow = self._names.flow(*raw)
+        number = self._ids.get(flow)
+        if number is None:
+            number = self._ids[flow] = len(self._ids)
+            self._series.append((self.ttft.series(flow), self.tpot.series(flow)))
+        return number
+
+    def _count(self, rows: FloatArray) -> None:
+        numbers = rows[:, 0].astype(np.int64)
+        series = np.array(self._series, dtype=np.int64)[numbers]
+        self.ttft.add(series[:, 0], rows[:, 1])
+        self.tpot.add(series[:, 1], rows[:, 2])
+        sums = np.zeros((len(self._ids), len(Totals._fields)))
+        sums[: len(self._sums)] = self._sums
+        np.add.at(sums, numbers, rows[:, 3:])
+        self._sums = sums
+
+
+@dataclass(slots=True)
+class Recorded:
+    """Everything a gateway counts, and the names it may be counted under."""
+
+    names: LabelNames
+    requests: RequestTables
+    batches: BatchTables
+    stages: StageTable
+    generation: GenerationTables
+    arrivals: dict[FlowLabels, int] = field(default_factory=dict)
+    fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
+    connections_opened: int = 0
+    connections_reused: int = 0
+
+    def flush(self) -> None:
+        self.requests.flush()
+        self.batches.flush()
+        self.generation.flush()

@@ -1,6 +1,6 @@
 """What the gateway tells the world: metrics, traces, access lines, and the snapshot `status` shows.
 
-Fed by the pipeline (a flight that landed) and by the models' queues (a batch that came back); read
+Fed by the pipeline (a request that ended) and by the models' queues (a batch that came back); read
 by `/metrics`, by the gateway's own metrics port and by the registry. It measures nothing itself:
 times are taken where things happen, levels are read when somebody asks.
 """
@@ -19,20 +19,23 @@ from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.request_context import Generated, RequestContext
 from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
-from deployments.gateway.telemetry.gateway_status import TokenPace, model_status
-from deployments.gateway.telemetry.generation_tables import GenerationSample
-from deployments.gateway.telemetry.levels import GatewayLevels, ModelLevels
-from deployments.gateway.telemetry.metric_tables import ANSWERED, NOT_MEASURED
-from deployments.gateway.telemetry.metrics import (
+from deployments.gateway.telemetry.levels import (
+    GatewayLevels,
+    ModelLevels,
+    TokenPace,
+    model_status,
+)
+from deployments.gateway.telemetry.metrics import GatewayMetrics
+from deployments.gateway.telemetry.metrics_server import MetricsServer
+from deployments.gateway.telemetry.sample_tables import (
+    ANSWERED,
+    NOT_MEASURED,
     BatchSample,
-    GatewayMetrics,
+    GenerationSample,
     RequestLabels,
     RequestTimes,
 )
-from deployments.gateway.telemetry.metrics_server import MetricsServer
-from deployments.gateway.telemetry.span_times import SpanTimes
-from deployments.gateway.telemetry.trace_context import TraceContext
-from deployments.gateway.telemetry.tracing import Tracing
+from deployments.gateway.telemetry.tracing import SpanTimes, SpanWriter, TraceContext, Tracing
 from deployments.gateway.tenancy.tenants import Tenants
 from deployments.settings import GatewaySettings
 
@@ -40,13 +43,13 @@ _MOST_CLIENTS = 65_536
 
 
 class KnownTenants(Protocol):
-    """`TenantsFile`, as far as the observer needs it."""
+    """`TenantsFile`, as far as telemetry needs it."""
 
     current: Tenants
     problem: str | None
 
 
-class Observer:
+class GatewayTelemetry:
     """`gateway`: the name every sample carries. `rank` sets the metrics port."""
 
     def __init__(
@@ -56,7 +59,7 @@ class Observer:
         tracing = settings.tracing
         self._gateway = gateway
         self._metrics = GatewayMetrics(gateway, levels=self._levels, priorities=settings.priorities)
-        self._tracing = Tracing("headrace", tracing.otlp_endpoint, tracing.sample_ratio)
+        self._tracing = Tracing(_span_writer(tracing.otlp_endpoint), tracing.sample_ratio)
         self._access = AccessLog()
         self._pace = TokenPace()
         self._clients: dict[object, None] = {}
@@ -97,38 +100,38 @@ class Observer:
     def begin(self, headers: dict[bytes, bytes]) -> TraceContext:
         return self._tracing.begin(headers)
 
-    def arrived(self, flight: RequestContext) -> None:
-        assert flight.who is not None
-        self._metrics.arrival(flight.model, flight.who.tenant.name, flight.who.priority)
+    def arrived(self, context: RequestContext) -> None:
+        assert context.who is not None
+        self._metrics.arrival(context.model, context.who.tenant.name, context.who.priority)
 
-    def landed(self, flight: RequestContext) -> None:
+    def finished(self, context: RequestContext) -> None:
         """A request ended, in whichever way."""
-        total_s = time.perf_counter() - flight.exchange.arrived
-        who, stages = flight.who, flight.stages
+        total_s = time.perf_counter() - context.exchange.arrived
+        who, stages = context.who, context.stages
         tenant, priority = (who.tenant.name, who.priority) if who is not None else ("", "")
         self._metrics.request(
             RequestLabels(
-                flight.model, tenant, priority, flight.protocol, flight.outcome, flight.reason
+                context.model, tenant, priority, context.protocol, context.outcome, context.reason
             ),
             RequestTimes(
                 total_s,
-                _upstream(flight),
+                _upstream(context),
                 stages.get("parse", NOT_MEASURED),
                 stages.get("tokenize", NOT_MEASURED),
-                flight.queue_wait_s if flight.ran else NOT_MEASURED,
+                context.queue_wait_s if context.ran else NOT_MEASURED,
                 stages.get("reply", NOT_MEASURED),
             ),
-            flight.response_bytes,
+            context.response_bytes,
         )
-        if flight.fallback and flight.outcome == ANSWERED:
-            self._metrics.fallback(flight.model, flight.fallback)
-        if flight.generated is not None and flight.outcome == ANSWERED:
-            sample = _sample(flight.generated, total_s)
-            self._metrics.generated((flight.model, tenant, priority), sample)
-        if self._access.wants(flight.status, time.monotonic()):
-            self._access.write(_line(flight, tenant, total_s))
-        if self._tracing.records(flight.trace):
-            self._trace(flight, total_s)
+        if context.fallback and context.outcome == ANSWERED:
+            self._metrics.fallback(context.model, context.fallback)
+        if context.generated is not None and context.outcome == ANSWERED:
+            sample = _sample(context.generated, total_s)
+            self._metrics.generated((context.model, tenant, priority), sample)
+        if self._access.wants(context.status, time.monotonic()):
+            self._access.write(_line(context, tenant, total_s))
+        if self._tracing.records(context.trace):
+            self._trace(context, total_s)
 
     def batch(self, model: str, record: BatchRecord) -> None:
         """A batch came back from its replica."""
@@ -147,29 +150,29 @@ class Observer:
 
     # ---- traces -----------------------------------------------------------------------------
 
-    def _trace(self, flight: RequestContext, total_s: float) -> None:
+    def _trace(self, context: RequestContext, total_s: float) -> None:
         end_ns = time.time_ns()
         start_ns = end_ns - int(total_s * 1e9)
         at, spans = start_ns, []
-        for name, seconds in _spans(flight):
+        for name, seconds in _spans(context):
             spans.append(SpanTimes(name, at, at + int(seconds * 1e9)))
             at = spans[-1].end_ns
         attributes: dict[str, str | int | float | bool] = {
-            "http.request.method": flight.exchange.method,
-            "http.response.status_code": flight.status,
-            "url.path": flight.exchange.path,
-            "headrace.model": flight.model,
-            "headrace.outcome": flight.outcome,
-            "headrace.request_id": flight.exchange.request_id.decode("latin-1"),
+            "http.request.method": context.exchange.method,
+            "http.response.status_code": context.status,
+            "url.path": context.exchange.path,
+            "headrace.model": context.model,
+            "headrace.outcome": context.outcome,
+            "headrace.request_id": context.exchange.request_id.decode("latin-1"),
         }
-        if flight.generated is not None:
-            tokens = flight.generated.tokens
+        if context.generated is not None:
+            tokens = context.generated.tokens
             attributes["gen_ai.usage.input_tokens"] = tokens.input
             attributes["gen_ai.usage.output_tokens"] = tokens.output
-        name = f"{flight.exchange.method} {flight.protocol}"
-        failed = flight.reason if flight.status >= 500 else ""
+        name = f"{context.exchange.method} {context.protocol}"
+        failed = context.reason if context.status >= 500 else ""
         self._tracing.finish_request(
-            flight.trace, SpanTimes(name, start_ns, end_ns), attributes, spans, failed=failed
+            context.trace, SpanTimes(name, start_ns, end_ns), attributes, spans, failed=failed
         )
 
     def _trace_batch(self, model: str, record: BatchRecord, traced: list[TraceContext]) -> None:
@@ -219,33 +222,41 @@ class Observer:
         return GatewayLevels(models, self._pool.statistics(), self._models.frozen)
 
 
-def _upstream(flight: RequestContext) -> float:
-    stamp = flight.exchange.headers.get(b"x-request-start")
+def _span_writer(otlp_endpoint: str | None) -> SpanWriter | None:
+    if otlp_endpoint is None:
+        return None
+    from deployments.gateway.telemetry import spans  # slow to import
+
+    return spans.OpenTelemetrySpans("headrace", spans.otlp_processor(otlp_endpoint))
+
+
+def _upstream(context: RequestContext) -> float:
+    stamp = context.exchange.headers.get(b"x-request-start")
     if stamp is None:
         return NOT_MEASURED
     waited_s = upstream_wait_s(stamp, time.time())
     if waited_s is None:
         return NOT_MEASURED
-    return max(waited_s - (time.perf_counter() - flight.exchange.arrived), 0.0)
+    return max(waited_s - (time.perf_counter() - context.exchange.arrived), 0.0)
 
 
-def _spans(flight: RequestContext) -> list[tuple[str, float]]:
+def _spans(context: RequestContext) -> list[tuple[str, float]]:
     """Stages in the order of the walk, seconds."""
-    stages = flight.stages
+    stages = context.stages
     named: list[tuple[str, float]] = [(n, stages[n]) for n in ("parse", "tokenize") if n in stages]
-    if flight.generated is not None:
-        return named + _token_spans(flight, flight.generated)
-    if flight.ran:
-        named += [("queue", flight.queue_wait_s), ("service", flight.service_s)]
+    if context.generated is not None:
+        return named + _token_spans(context, context.generated)
+    if context.ran:
+        named += [("queue", context.queue_wait_s), ("service", context.service_s)]
     return named + [(n, stages[n]) for n in ("reply",) if n in stages]
 
 
-def _token_spans(flight: RequestContext, generated: Generated) -> list[tuple[str, float]]:
+def _token_spans(context: RequestContext, generated: Generated) -> list[tuple[str, float]]:
     """After the queue: until the first token, and from then on."""
-    before_s = flight.stages.get("parse", 0.0) + flight.stages.get("tokenize", 0.0)
-    spans = [("queue", flight.queue_wait_s)]
+    before_s = context.stages.get("parse", 0.0) + context.stages.get("tokenize", 0.0)
+    spans = [("queue", context.queue_wait_s)]
     if generated.ttft_s is not None:
-        first_s = max(generated.ttft_s - before_s - flight.queue_wait_s, 0.0)
+        first_s = max(generated.ttft_s - before_s - context.queue_wait_s, 0.0)
         further = max(generated.tokens.output - 1, 0)
         spans += [("first_token", first_s), ("stream", (generated.tpot_s or 0.0) * further)]
     return spans
@@ -261,11 +272,12 @@ def _sample(generated: Generated, total_s: float) -> GenerationSample:
     )  # fmt: skip
 
 
-def _line(flight: RequestContext, tenant: str, total_s: float) -> AccessLine:
-    tokens = None if flight.generated is None else flight.generated.tokens
+def _line(context: RequestContext, tenant: str, total_s: float) -> AccessLine:
+    tokens = None if context.generated is None else context.generated.tokens
+    exchange = context.exchange
     return AccessLine(
-        flight.exchange.request_id.decode("latin-1"), flight.exchange.method, flight.exchange.path,
-        flight.status, flight.outcome, flight.reason, flight.model, tenant, total_s * 1e3,
+        exchange.request_id.decode("latin-1"), exchange.method, exchange.path,
+        context.status, context.outcome, context.reason, context.model, tenant, total_s * 1e3,
         None if tokens is None else tokens.input, None if tokens is None else tokens.output,
     )  # fmt: skip
 
