@@ -17,7 +17,7 @@ import numpy as np
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.errors import BadRequest, ContextTooLong, TooManyTokens
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
-from deployments.gateway.queues.stream_tickets import Prompt
+from deployments.gateway.queues.pending_requests import Prompt
 from routers.streams.prefix_tree import blocks_of
 from routers.types import Generation
 
