@@ -8,7 +8,7 @@ import pytest
 
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings, HedgeSettings
-from routers.simulation.simulator import Arrival, Device, World, run
+from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.types import Action, Event
 
 EDGES = (32, 128)
@@ -68,7 +68,7 @@ def watched(rate, **settings):
 
     rng = random.Random(2)
     devices = tuple(
-        Device(
+        SimDevice(
             name,
             lambda rows, width: 0.004 + 1e-5 * rows * width,
             drag=lambda now: 10.0 if rng.random() < 0.05 else 1.0,

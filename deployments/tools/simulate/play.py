@@ -23,9 +23,8 @@ from loadtests.traffic.scenario import Scenario
 from loadtests.traffic.scenario_file import ScenarioErrors
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
-from routers.simulation.fifo import Fifo
-from routers.simulation.round_robin import RoundRobin
-from routers.simulation.simulator import Core, Device, World, run
+from routers.simulation.baselines import Fifo, RoundRobin
+from routers.simulation.simulator import Core, SimDevice, World, run
 from routers.types import Snapshot
 
 _OF_SETTINGS = "settings."
@@ -97,7 +96,7 @@ class Play:
     path: Path
     scenario: Scenario
     stage: SimSetup
-    devices: tuple[Device, ...]
+    devices: tuple[SimDevice, ...]
 
     @property
     def title(self) -> str:

@@ -25,7 +25,7 @@ from statistics import median
 from loadtests.results.report_table import BenchReport, Table, at_most, publish, spread_of
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
-from routers.simulation.simulator import Arrival, Device, World, run
+from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.types import Action, Event
 from tests.simulation.benches import refusals
 from tests.simulation.benches.in_time import Tallied, service_s
@@ -79,7 +79,7 @@ class Callers:
         for caller in range(self._level):
             yield self._asks(caller % TENANTS, 0.0)
 
-    def follow(self, fate: object, now: float) -> Arrival | None:
+    def follow(self, outcome: object, now: float) -> Arrival | None:
         self._left -= 1
         return self._asks(self._rng.randrange(TENANTS), now) if self._left >= 0 else None
 
@@ -98,7 +98,7 @@ def recorded(level: int, requests: int) -> Recording:
         return cores[-1]
 
     callers, tally = Callers(level, requests), Tallied()
-    devices = [Device(f"r{n}", service_s, joins_at=1e-6) for n in range(REPLICAS)]
+    devices = [SimDevice(f"r{n}", service_s, joins_at=1e-6) for n in range(REPLICAS)]
     run(SETTINGS, callers.first(), World(tuple(devices), follow=callers.follow, core=core), tally)
     events = cores[0].events
     arrivals = 0

@@ -22,7 +22,7 @@ from loadtests.results.report_table import Table, spread_of
 from loadtests.traffic.workload import poisson_times
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
-from routers.simulation.simulator import Arrival, Device, World, run
+from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.types import Action, Event, Reject
 from tests.simulation.benches.in_time import Tallied, service_s
 from tests.simulation.benches.lengths import MIX
@@ -63,7 +63,7 @@ def recorded(tenants: int) -> list[Told]:
         cores.append(Recorder(settings))
         return cores[-1]
 
-    run(SETTINGS, arrivals(tenants), World((Device("r", service_s),), core=core), Tallied())
+    run(SETTINGS, arrivals(tenants), World((SimDevice("r", service_s),), core=core), Tallied())
     return cores[0].told
 
 
