@@ -28,7 +28,7 @@ from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Unre
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import Tenants
 from deployments.replica import describe
-from deployments.replica.device_worker import DeviceWorker
+from deployments.replica.device import DeviceWorker
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.replica_core import ReplicaCore
 from deployments.settings import GatewaySettings, ModelSettings, TenantSettings

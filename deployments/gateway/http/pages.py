@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from deployments.contract import errors
-from deployments.gateway.http.body_room import BodyRoom
-from deployments.gateway.http.exchange import BodyLimits, Exchange
+from deployments.gateway.http.body import BodyLimits, BodyRoom
+from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols import metadata, openapi
 from deployments.gateway.http.protocols.metadata import ModelState
 from deployments.gateway.http.protocols.types import Encoded

@@ -15,8 +15,8 @@ from deployments.contract import logs
 from deployments.gateway.http.request_start import upstream_wait_s
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.served_model import ServedModel
-from deployments.gateway.queues.tickets import BatchRecord
 from deployments.gateway.request_context import Generated, RequestContext
 from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
 from deployments.gateway.telemetry.levels import (

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.contract.preprocess.text_cache import CacheStatistics
+from deployments.contract.preprocess.tokenizer import CacheStatistics
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.reuse.answer_reuse import RungLevels
 from routers.cost.model import Coefficients, CostError

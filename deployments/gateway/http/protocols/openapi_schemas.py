@@ -30,7 +30,7 @@ from deployments.gateway.http.protocols.metadata import (
     Ready,
     ServerMetadata,
 )
-from deployments.gateway.http.protocols.oip_json import InferRequest
+from deployments.gateway.http.protocols.open_inference import InferRequest
 from deployments.gateway.http.protocols.openai_embeddings import EmbeddingsRequest
 from deployments.gateway.http.protocols.openai_generation import ChatRequest, CompletionRequest
 from deployments.gateway.http.protocols.predict import PredictRequest

@@ -112,7 +112,7 @@ async def test_an_engines_own_account_is_passed_on(stand: Stand, page: Page) -> 
 async def test_a_cancelled_stream_is_counted_as_such(
     stand: Stand, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.gateway.http.leaving._WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr("deployments.gateway.http.exchange._WATCH_AFTER_S", 0.0)
     engines = add(stand, page)
     client = Client(stand, CHAT, streamed())
     (_, call) = await engines.until_begun(1)

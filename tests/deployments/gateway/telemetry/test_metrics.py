@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.contract.preprocess.text_cache import CacheStatistics
+from deployments.contract.preprocess.tokenizer import CacheStatistics
 from deployments.gateway.http.request_start import sent_at_s, upstream_wait_s
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.telemetry.histograms import LATENCY_EDGES_S, HistogramTable
