@@ -219,7 +219,7 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     counter("ties", CORE, "Copies of batches that stood behind another.", lambda c: c.ties),
     counter("probes", CORE, "Batches to replicas that are left out.", lambda c: c.probes),
     counter("retries", CORE, "Batches of rows that had been lost.", lambda c: c.retries),
-    counter("pushed_out", CORE, "Staged batches that gave way.", lambda c: c.pushed_out),
+    counter("evictions", CORE, "Staged batches that gave way.", lambda c: c.pushed_out),
     counter("preempted", CORE, "Work stopped for more urgent.", lambda c: c.preempted),
     gauge("copy_budget_seconds", CORE, "What copies may cost now.", lambda c: c.budget_s),
     gauge("utilisation", CORE, "Busy share of the replicas.", lambda c: c.utilisation),

@@ -289,7 +289,7 @@ def test_levels_are_read_when_the_page_is_asked_for(metrics):
         ("queue_oldest_wait_seconds", 0.05), ("cost_error_median", 0.1), ("cost_error_p99", 0.9),
         ("replicas", 2), ("bucket_switches_total", 3), ("hedges_total", 12),
         ("hedges_won_total", 8), ("ties_total", 2), ("probes_total", 5), ("retries_total", 4),
-        ("pushed_out_total", 6), ("preempted_total", 1), ("copy_budget_seconds", 0.75),
+        ("evictions_total", 6), ("preempted_total", 1), ("copy_budget_seconds", 0.75),
         ("utilisation", 0.6), ("idle_gap_seconds", 0.001), ("early_binding_seconds", 0.002),
     ]:  # fmt: skip
         assert value(metrics, f"headrace_{name}", model="m") == expected
