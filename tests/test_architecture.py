@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,3 +101,17 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         return [node.module or ""]
     return [alias.name for alias in node.names]
+
+
+NAMED = re.compile(r"\b((?:deployments|routers|runtimes|loadtests|tests)/[\w/]+\.(?:py|yaml))\b")
+
+
+def test_files_that_the_documentation_names_exist():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    gone = [
+        f"{page.name}: {name}"
+        for page in pages
+        for name in NAMED.findall(page.read_text())
+        if not (ROOT / name).exists()
+    ]
+    assert not gone
