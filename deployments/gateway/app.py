@@ -132,7 +132,7 @@ def assembled(
 ) -> GatewayApp:
     """The app over parts that its owner made, and ends."""
     gate = GatewayServices(settings, tenants=tenants, models=models, pool=pool, watcher=telemetry)
-    return GatewayApp(gate, Pages(models, telemetry), telemetry.connection)
+    return GatewayApp(gate, Pages(models, telemetry, settings.priorities), telemetry.connection)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
