@@ -103,8 +103,8 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`default` decides the kind of value: a list (of one at least) takes several, an empty tuple
-    is a repeatable option, a bool a switch."""
+    """`default` decides the kind of value: a list takes several (`parse` says what, where it is
+    empty), an empty tuple is a repeatable option, a bool a switch."""
 
     default: Any
     help: str = ""
@@ -122,7 +122,7 @@ class Option:
             parser.add_argument(flag, action="append", default=[], help=self.help)
             return
         several = isinstance(self.default, list)
-        sample = self.default[0] if several else self.default
+        sample = self.default[0] if several and self.default else self.default
         parser.add_argument(
             flag,
             type=self.parse
