@@ -49,10 +49,12 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class Played:
     """What came of a run. `utilisation`: busy share of the time that replicas were there, 0..1;
-    `cores`: what each gateway's held when nothing was left to happen."""
+    `slo_share`: of the requests that should be in time, as the settings say; `cores`: what each
+    gateway's held when nothing was left to happen."""
 
     summary: Summary
     utilisation: float
+    slo_share: float
     cores: tuple[Snapshot, ...]
 
     @property
@@ -127,7 +129,7 @@ class Play:
         watcher = Watcher(summary, stage, scenario.network_ms / 1e3, advance)
         cores = run(stage.core, callers.arrivals(), world, watcher)
         summary.finish(end_s)
-        return Played(summary, self._utilisation(summary), cores)
+        return Played(summary, self._utilisation(summary), stage.slo_share, cores)
 
     @property
     def _beside(self) -> Callable[[DispatcherSettings], Core]:

@@ -192,3 +192,16 @@ def test_scenario_without_settings_cannot_be_simulated(scenario):
     result = simulated(scenario)
     assert result.exit_code == 2
     assert "settings: is missing" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("percentile", "verdict"),
+    [("40", "in time, goodput (40%)"), ("50", "in time, not goodput (50%)")],
+)
+def test_a_run_is_judged_by_the_percentile_of_the_slo(scenario, percentile, verdict):
+    result = simulated(
+        scenario, "--set", f"settings.models.device.slo.percentile={percentile}",
+        "--set", "arrivals.rate=2000",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert verdict in " ".join(result.stdout.split())

@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.errors import HeadraceError
+from deployments.gateway.http import body as inflate
 from deployments.gateway.http.protocols import (
-    inflate,
     metadata,
-    oip_binary,
-    oip_json,
+    open_inference,
     openai_embeddings,
     openai_generation,
     predict,
 )
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.preprocess.prompts import prompt_of, pseudo_ids
-from deployments.gateway.rows.split import from_tokens, split
+from deployments.gateway.rows.conversion import from_tokens, split
 
 SEEDS = [
     json.dumps(
@@ -127,8 +126,8 @@ def readings(body: bytes, header: int, d: ModelDescription) -> list[Callable[[],
             from_tokens(call.tokens, d)
 
     return [
-        lambda: split(oip_json.decode(body), d),
-        lambda: split(oip_binary.decode(body, header), d),
+        lambda: split(open_inference.decode(body), d),
+        lambda: split(open_inference.decode_binary(body, header), d),
         lambda: predict.rows_of(predict.decode(body), d),
         embeddings,
         lambda: generation(openai_generation.decode_chat),
