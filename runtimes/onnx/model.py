@@ -124,8 +124,8 @@ def _built(source: Source, task: str, options: GraphOptions) -> Any:
     from runtimes.onnx.ops import ONNXOps, model
 
     ops = ONNXOps()
-    config, weights, wanted = bert_graph.open_bert(source, task, options)
-    outputs = bert_graph.build(ops, config, weights, wanted)
+    config, weights, head = bert_graph.open_bert(source, task, options)
+    outputs = bert_graph.build(ops, config, weights, head)
     shapes: dict[str, list[int | str]] = {
         bert_graph.HIDDEN: ["rows", "length", config.hidden_size],
         bert_graph.EMBEDDING: ["rows", config.hidden_size],
@@ -207,5 +207,5 @@ def _require_onnx() -> None:
         import onnx  # noqa: F401
     except ImportError as error:
         raise MissingBackend(
-            f"converting a model needs onnx: pip install 'headrace[onnxruntime]' ({error})"
+            f"converting a model needs onnx: pip install 'onnx>=1.18' ({error})"
         ) from error

@@ -45,12 +45,12 @@ Array = np.ndarray[Any, Any]
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "f32"}
 CAPABILITIES = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16", "int8": "INT8"}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-LAYOUT = "4"  # of a staged entry; raised when what is built for the same inputs changes
+LAYOUT = "5"  # of a staged entry; raised when what is built for the same inputs changes
 
 
 @dataclass(frozen=True, slots=True)
 class OpenVINOOptions(GraphOptions):
-    """streams: batches that the device would work on at once; a replica runs one. shapes: compiled
+    """streams: parts that the threads are split into; a batch runs on one part. shapes: compiled
     for any, or once for each bucket edge. pin: what its threads keep to. mlock: the weights' file
     stays in memory. shape_cache: how many kernels, over all shapes, stay compiled."""
 
