@@ -38,9 +38,9 @@ from runtimes.onnxruntime.options import (
     CUDA,
     TENSORRT,
     ONNXRuntimeOptions,
-    Profile,
     Provider,
 )
+from runtimes.shapes import OptimizationProfile, SizeRange
 from runtimes.signature import GraphFacts
 from runtimes.source import Source, SourceKind, inspect
 from runtimes.types import Limits, RuntimeSettings, StageTimes, TensorSpec
@@ -167,11 +167,12 @@ class ONNXRuntimeRuntime(GraphRuntime):
         inputs = [TensorSpec(name, "", tuple(shape)) for name, shape in stored["inputs"]]
         longest = settings.max_length or stored["max_length"] or max(settings.edges, default=1)
         usual = min(longest, max(settings.edges[: len(settings.edges) // 2 + 1], default=longest))
-        profile = Profile(
+        profile = onnxruntime_options.profile_options(
             inputs,
             settings.length_axis or 1,
-            (1, settings.max_size, settings.max_size),
-            (1, usual, longest),
+            OptimizationProfile(
+                SizeRange(1, settings.max_size, settings.max_size), SizeRange(1, usual, longest)
+            ),
         )
         engines = entry / "engines"
         if chosen.tensorrt_engines:

@@ -129,7 +129,9 @@ class OpenVINORuntime(GraphRuntime):
         precision = f"{self._settings.task} {self._settings.precision}"
         return [source.digest, "openvino", LAYOUT, version, precision, graph, staging.processor()]
 
-    def _config(self, entry: Path, claim: pinning.Claim | None) -> dict[str, str | int | bool]:
+    def _config(
+        self, entry: Path, claim: pinning.ProcessorClaim | None
+    ) -> dict[str, str | int | bool]:
         chosen, threads = self._own, self._threads()
         return {
             "INFERENCE_PRECISION_HINT": HINTS[self._settings.precision],
@@ -150,7 +152,7 @@ class Compiling:
     config: Mapping[str, str | int | bool]
     shapes: str
     settings: RuntimeSettings
-    claim: pinning.Claim | None
+    claim: pinning.ProcessorClaim | None
 
 
 class OpenVINOEngine:

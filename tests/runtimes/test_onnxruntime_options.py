@@ -15,20 +15,22 @@ from runtimes.errors import LoadError, MissingBackend
 from runtimes.onnxruntime import runtime as onnxruntime
 from runtimes.onnxruntime.options import (
     ONNXRuntimeOptions,
-    Profile,
+    profile_options,
     providers,
     run_options,
     session_options,
 )
+from runtimes.shapes import OptimizationProfile, SizeRange
 from runtimes.types import RuntimeSettings, TensorSpec
 
 GPU = Device("cuda", 1)
 IDS = TensorSpec("ids", "INT64", (-1, -1))
 IMAGE = TensorSpec("x", "FP32", (-1, 3, -1))
-PROFILE = Profile((IDS,), 1, (1, 8, 8), (1, 16, 64))
+PROFILE = OptimizationProfile(SizeRange(1, 8, 8), SizeRange(1, 16, 64))
+OF_IDS = profile_options((IDS,), 1, PROFILE)
 
 
-def named(chosen: ONNXRuntimeOptions, place: Device, profile: Profile = PROFILE) -> dict[str, Any]:
+def named(chosen: ONNXRuntimeOptions, place: Device, profile: Any = OF_IDS) -> dict[str, Any]:
     return dict(providers(chosen, place, "fp16", Path("/engines"), profile))
 
 
@@ -61,7 +63,7 @@ def test_tensorrt_builds_for_the_least_usual_and_most_shapes_and_keeps_them():
 
 
 def test_shapes_that_nobody_knows_are_left_to_tensorrt():
-    profile = Profile((IDS, IMAGE), 1, (1, 8, 8), (1, 16, 64))
+    profile = profile_options((IDS, IMAGE), 1, PROFILE)
     found = named(ONNXRuntimeOptions(tensorrt_engines=True), GPU, profile)
     assert not any("profile" in name for name in found["TensorrtExecutionProvider"])
 
