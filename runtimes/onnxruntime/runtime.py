@@ -25,7 +25,7 @@ import ml_dtypes
 import numpy as np
 
 from runtimes import calibration, device, options, staging
-from runtimes.cuda.driver import gpus
+from runtimes.cuda import driver
 from runtimes.device import Device
 from runtimes.errors import BadRows, LoadError, MissingBackend, RunError
 from runtimes.graph import bert as bert_graph
@@ -140,14 +140,18 @@ class ONNXRuntimeRuntime(GraphRuntime):
         parts = [source.digest, "onnxruntime", LAYOUT, version, task, graph, staging.processor()]
         if place.is_cuda:
             own = f"{self._settings.precision} {self._own_options.tensorrt_engines}"
-            parts += [str(gpus()[place.index]), own]
+            parts += [str(driver.gpus()[place.index]), own]
         return parts
 
     def _place(self, library: Any) -> Device:
         """Raises `LoadError` for a device or a precision that is not there."""
         chosen, precision = self._own_options, self._settings.precision
         able = library.get_available_providers()
-        place = device.chosen(chosen.device, len(gpus()) if CUDA in able else 0, "onnxruntime")
+        built_for_gpus = CUDA in able
+        if built_for_gpus and chosen.device != "cpu":
+            driver.require("onnxruntime-gpu")
+        gpus = len(driver.gpus()) if built_for_gpus else 0
+        place = device.chosen(chosen.device, gpus, "onnxruntime")
         able_to = ("fp32", "fp16") if place.is_cuda else ("fp32", "int8")
         if precision not in able_to:
             raise LoadError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from runtimes import catalog
+from runtimes.cuda import driver
 from runtimes.cuda.driver import Gpu
 from runtimes.device import CPU, Device
 from runtimes.errors import LoadError, MissingBackend
@@ -97,7 +99,8 @@ def test_wrong_options_are_told_what_is_right(chosen, message):
 
 
 def place(able: list[str], seen: int, monkeypatch: Any, **fields: Any) -> Device:
-    monkeypatch.setattr(onnxruntime, "gpus", lambda: (Gpu("G", "9.0", "1"),) * seen)
+    monkeypatch.setattr(driver, "gpus", lambda: (Gpu("G", "9.0", "1"),) * seen)
+    monkeypatch.setattr(driver, "_bindings", SimpleNamespace)
     settings = RuntimeSettings("m", "onnxruntime", None, Path("unused"), **fields)
     library = SimpleNamespace(get_available_providers=lambda: able)
     return onnxruntime.ONNXRuntimeRuntime(settings)._place(library)
@@ -115,6 +118,14 @@ def test_auto_takes_a_gpu_only_where_library_and_driver_have_one(monkeypatch):
 def test_gpu_that_the_build_cannot_use_is_an_error_that_says_so(monkeypatch):
     with pytest.raises(MissingBackend, match="onnxruntime sees no CUDA GPU"):
         place(WITH_CUDA[1:], 1, monkeypatch, options={"device": "cuda"})
+
+
+def test_build_for_gpus_without_the_package_that_sees_them_is_an_error_that_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+    library = SimpleNamespace(get_available_providers=lambda: WITH_CUDA)
+    settings = RuntimeSettings("m", "onnxruntime", None, Path("unused"))
+    with pytest.raises(MissingBackend, match="cuda-python, which is not installed"):
+        onnxruntime.ONNXRuntimeRuntime(settings)._place(library)
 
 
 def test_tensorrt_without_its_provider_is_an_error_that_says_so(monkeypatch):
