@@ -119,9 +119,7 @@ def _type_all(model: Any, folder: Path) -> None:
 
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
-    known = {value.name for value in (*exposed.graph.output, *exposed.graph.value_info)}
-    names = [name for node in exposed.graph.node for name in node.output if name]
-    exposed.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in known)
+    onnx_model.expose(exposed)
     file = folder / "typed.exposed.onnx"
     onnx_model.save(exposed, file)
     real = [

@@ -88,6 +88,16 @@ def specs(values: Any, model: Any) -> list[tuple[str, str, tuple[int, ...]]]:
     return found
 
 
+def expose(model: Any) -> None:
+    """Makes every tensor of the graph an output. Without types: a session finds them, of operations
+    that onnx does not know too."""
+    import onnx
+
+    known = {value.name for value in model.graph.output}
+    names = (name for node in model.graph.node for name in node.output if name)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
+
+
 def halved(model: Any, kept: Sequence[str] = ()) -> Any:
     """The same model computing in float16, its inputs and outputs and the operations `kept` as they
     were."""

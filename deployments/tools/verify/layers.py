@@ -3,7 +3,8 @@
 Traces the worst sample (or the longest) through candidate and reference, names the first tensor
 that drifts and the operations whose error is their own, then builds the model with these in fp32
 and verifies it again: a proposal is only as good as what it leads to. Tensors are laid side by side
-by name, so the reference is the same backend in fp32, or another that runs the same ONNX graph.
+by name, so the reference is the same backend in fp32, or another that runs the same ONNX graph,
+which that of a folder is too.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def _said(drift: Drift) -> str:
 def _side(settings: RuntimeSettings, options: VerificationOptions) -> RuntimeSettings:
     wanted = reference_for(settings, options.against, options.artifact)
     alike = wanted.runtime == settings.runtime
-    both = {wanted.runtime, settings.runtime} <= set(GRAPH_RUNTIMES) and _is_graph(wanted)
+    both = {wanted.runtime, settings.runtime} <= set(GRAPH_RUNTIMES) and _is_onnx(wanted)
     if wanted.runtime in layers.TRACERS and (alike or both):
         return wanted
     plain = {KEEP, "calibration", "short_calibration"}
@@ -123,9 +124,13 @@ def _side(settings: RuntimeSettings, options: VerificationOptions) -> RuntimeSet
     return own
 
 
-def _is_graph(settings: RuntimeSettings) -> bool:
+def _is_onnx(settings: RuntimeSettings) -> bool:
+    """Whether both backends run one ONNX graph: stored as such, or built of a folder."""
     assert settings.source is not None
-    return source.inspect(settings.source, settings.cache_dir).kind is SourceKind.ONNX
+    return source.inspect(settings.source, settings.cache_dir).kind in (
+        SourceKind.ONNX,
+        SourceKind.HUGGING_FACE,
+    )
 
 
 def _sample(
