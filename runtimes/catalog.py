@@ -1,4 +1,4 @@
-"""Which backends are there, and what does each take?
+"""The backends that there are, and what each takes.
 
 One table: a backend's name in settings, where its classes are, the package and the extra that bring
 it, and the precisions it has. Everything but `create` and `available` answers without importing the

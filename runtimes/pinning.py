@@ -1,4 +1,4 @@
-"""Which processors does this replica keep to, beside the others of its host?
+"""The processors that a replica keeps to, beside the others of its host.
 
 `cores`: as many processors as it has threads, its own alone; `numa`: all of one NUMA node, the one
 that the fewest replicas keep to. Replicas find each other by file locks in a folder that they

@@ -1,4 +1,4 @@
-"""Which shapes is a device prepared for beforehand, and in which of them does a batch run?
+"""The shapes that a device is prepared for beforehand, and which of them a batch runs in.
 
 Where a device is prepared for certain shapes (captured graphs, static compilation, engine
 profiles), a batch of R rows padded to L runs in the prepared shape that holds it and wastes the

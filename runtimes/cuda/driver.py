@@ -1,4 +1,4 @@
-"""Which GPUs does this process see, and under which driver? Asked of NVIDIA's driver itself.
+"""The GPUs that this process sees, and their driver, asked of NVIDIA's driver itself.
 
 Through `cuda.bindings`, NVIDIA's own package, which every extra for GPUs brings, so that no
 backend's library is needed and `CUDA_VISIBLE_DEVICES` counts. Code that was compiled for a GPU is

@@ -1,4 +1,4 @@
-"""How are bytes moved to and from a GPU without a tensor library? A stream, buffers and graphs.
+"""A GPU's memory, one stream and captured graphs, without a tensor library.
 
 The few calls that an engine of TensorRT needs, over NVIDIA's own Python bindings: memory on the
 device, pinned memory of the host seen as numpy arrays, copies on one stream, and graphs captured

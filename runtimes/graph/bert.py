@@ -1,4 +1,4 @@
-"""What does a BERT encoder compute, as one graph that any backend's builder can put together?
+"""A BERT encoder as one graph that any backend's builder can put together.
 
 `read_config` takes a Hugging Face `config.json`, `build` writes the network against `GraphOps`:
 token ids, mask and token types in (int64 [rows, length]), hidden states, a pooled embedding or a

@@ -1,4 +1,4 @@
-"""Which operations must a backend's graph builder offer, so that a network is described once?
+"""The operations that a backend's graph builder offers, so that a network is described once.
 
 A network (`graph.bert`) is written against `GraphOps`; `runtimes.onnx.ops` and `runtimes.torch.ops`
 turn the calls into nodes of their library. Pooling (`graph.pooling`), which is also added to stored

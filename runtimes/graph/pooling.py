@@ -1,4 +1,4 @@
-"""How does one vector for a text come out of the vectors of its tokens?
+"""Pooling: one vector for a text out of the vectors of its tokens.
 
 Mean over the real tokens or the first token ([CLS]), then, if declared, scaled to length 1. The
 options of a model speak first, then what its folder declares as sentence-transformers do:

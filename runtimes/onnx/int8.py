@@ -1,4 +1,4 @@
-"""How does a graph compute in eight bits, with ranges from real rows?
+"""Static quantization of an ONNX graph to eight bits, with ranges from real rows.
 
 Static quantization by ONNX Runtime's own tool: matrix products and convolutions get their inputs
 through a rounding to 8 bits (asymmetric, one range a tensor, least to largest value met) and their

@@ -1,4 +1,4 @@
-"""How does any source become one ONNX model that gives what its task asks for?
+"""Any source as one ONNX model that gives what its task asks for.
 
 A Hugging Face folder is built from ONNX nodes, an ONNX file is read as it is; for task `embed` all
 outputs but the embedding are dropped, and pooling is added where the model stops at its tokens, so

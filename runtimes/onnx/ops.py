@@ -1,4 +1,4 @@
-"""How are the operations of `GraphOps` written as ONNX nodes?
+"""The operations of `GraphOps` as ONNX nodes.
 
 Standard operators of opset 20, and ONNX Runtime's own `MultiHeadAttention` for attention: its
 optimiser does not find the pattern by itself, and the one node was up to a quarter faster on CPU.

@@ -1,4 +1,4 @@
-"""What may a settings file say to the ONNX Runtime backend, and what do its providers make of it?
+"""The ONNX Runtime backend's options, and what its sessions and providers are told of them.
 
 Options become the library's session options and its list of execution providers, in the order of
 preference: TensorRT, CUDA, the processors, which run what the ones before them cannot. Pure: the

@@ -1,4 +1,4 @@
-"""How does a model run in ONNX Runtime, on the processors or on a GPU?
+"""A model on ONNX Runtime, on the processors or on a GPU.
 
 For the processors it is optimised once a host: the optimised graph is stored, with weights beside
 it, and replicas load that without optimising again; it holds code choices for the processor, so the

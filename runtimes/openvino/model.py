@@ -1,4 +1,4 @@
-"""How does any source become one OpenVINO model that gives what its task asks for?
+"""Any source as one OpenVINO model that gives what its task asks for.
 
 A Hugging Face folder becomes the ONNX graph that ONNX Runtime runs as well, and is read like it;
 ONNX and IR are read as they are. For task `embed` everything but the embedding is cut off, and

@@ -1,4 +1,4 @@
-"""How does a model run on OpenVINO's CPU plugin?
+"""A model on OpenVINO's CPU plugin.
 
 Staged as IR and compiled at the precision that the settings name, never at the plugin's own choice;
 for dynamic shapes, or once for each bucket edge (`shapes: buckets`), which takes memory for some

@@ -1,4 +1,4 @@
-"""How does OpenAI's API ask for text, and answer: the part of it that a fake engine has to speak.
+"""The part of OpenAI's API for text that a fake engine has to speak.
 
 What is read of a request, and the JSON and server-sent events of its answer, for `/v1/completions`
 and `/v1/chat/completions`; whatever else a body holds is passed over. vLLM has its own layer for

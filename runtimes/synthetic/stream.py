@@ -1,4 +1,4 @@
-"""How does everything around a model that generates behave, when the model is nothing but time?
+"""A backend that generates and is nothing but time, to try what stands around a model.
 
 `runtime: synthetic` with `task: generate`: a `SyntheticEngine` whose steps are slept through, asked
 and answered in OpenAI's JSON. What it writes depends on the prompt alone, so that a mix-up of

@@ -1,4 +1,4 @@
-"""How does an ONNX file become a TensorRT plan?
+"""The building of a TensorRT plan out of an ONNX file.
 
 One engine at a time: the graph is parsed, gets an optimisation profile for each of the engine's
 shapes, and is built at its precision, with the timings of earlier builds at hand. What the parser

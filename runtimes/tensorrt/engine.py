@@ -1,4 +1,4 @@
-"""How does a batch run on TensorRT's engines?
+"""Batches on TensorRT's engines.
 
 Each engine has one execution context a profile, all on one stream, and buffers for the largest
 batch of any profile at fixed addresses. A batch goes to the first engine and profile that hold it,

@@ -1,4 +1,4 @@
-"""Which TensorRT engine and profile runs a batch, and what are they built for?
+"""TensorRT's engines and profiles: what they are built for, and which one runs a batch.
 
 Three engines of one model: *latency* takes one row, *throughput* up to the batch target, both at
 the precision asked for and with one profile for each bucket edge, so that each is tuned for its own

@@ -1,4 +1,4 @@
-"""What does a source become for torch: which callable, with which inputs, outputs and bounds?
+"""A source as torch takes it: a callable, with its inputs, outputs and bounds.
 
 A Hugging Face folder becomes the shared encoder description as a module; a `torch.export` archive
 keeps its own graph, whose symbolic sizes say what is dynamic, what is bounded, and which outputs

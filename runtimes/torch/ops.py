@@ -1,4 +1,4 @@
-"""How does a network described against `GraphOps` become a torch module?
+"""The operations of `GraphOps` as one torch module.
 
 Every call adds a node to one `torch.fx` graph, every weight a parameter of the module that `module`
 returns; so the network is described once for all backends, and what comes out is an ordinary

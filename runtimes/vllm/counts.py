@@ -1,4 +1,4 @@
-"""How many tokens has each request had, and how is the engine doing, by vLLM's own account?
+"""The tokens that each request has had, and the engine's state, by vLLM's own account.
 
 Counts by request come from the engine's outputs on their way to the serving layer, and for answers
 that come whole, which have one output at the end, from the engine's books after each step. The

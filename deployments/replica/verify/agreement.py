@@ -1,4 +1,4 @@
-"""Do two runs of the same samples agree, output by output and length by length?
+"""How far two runs of the same samples agree, output by output and length by length.
 
 Errors are gathered for each output in each length bucket, so that damage at the long end, where few
 rows are, is not averaged away by the many short ones; every stated tolerance holds in every bucket.

@@ -1,4 +1,4 @@
-"""May a starting replica serve? Only if its model agrees with its reference as `accept` asks.
+"""The gate of a starting replica: it serves if its model agrees with its reference.
 
 A verdict is kept in the cache folder under everything that it depends on, and found there by the
 model's other replicas, by the next start, and by a start that is tried again after a refusal: one

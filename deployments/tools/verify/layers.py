@@ -1,4 +1,4 @@
-"""Which tensor inside the graph drifts first, and does keeping its origin in fp32 heal the model?
+"""The search for the tensor that drifts first, and for what to keep in fp32 against it.
 
 Traces the worst sample (or the longest) through candidate and reference, names the first tensor
 that drifts and the operations whose error is their own, then builds the model with these in fp32
