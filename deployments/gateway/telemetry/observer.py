@@ -101,7 +101,7 @@ class Observer:
         assert flight.who is not None
         self._metrics.arrival(flight.model, flight.who.tenant.name, flight.who.priority)
 
-    def landed(self, flight: RequestContext) -> None:
+    def finished(self, flight: RequestContext) -> None:
         """A request ended, in whichever way."""
         total_s = time.perf_counter() - flight.exchange.arrived
         who, stages = flight.who, flight.stages
@@ -271,7 +271,7 @@ def _line(flight: RequestContext, tenant: str, total_s: float) -> AccessLine:
 
 
 def _model_levels(name: str, model: ServedModel) -> ModelLevels:
-    queue, tokenizer, rungs = model.queue, model.tokenizer, model.rungs
+    queue, tokenizer, rungs = model.queue, model.tokenizer, model.reuse
     return ModelLevels(
         name,
         queue.snapshot(),
