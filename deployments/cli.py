@@ -48,7 +48,7 @@ def _explained(error: Exception) -> int | None:
         ("deployments.tools.simulate.plots", "NoPlots", 1),
         ("deployments.tools.profile.errors", "AskedWrongly", 2),
         ("deployments.tools.profile.errors", "CannotProfile", 1),
-        ("deployments.cluster.state_file", "NoServer", 1),
+        ("deployments.cluster.server_files", "NoServer", 1),
         ("deployments.tools.control", "Refused", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),

@@ -27,7 +27,7 @@ from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.reuse.answer_reuse import ReusedAnswers
 from deployments.gateway.rows.types import RowAnswer
-from deployments.gateway.telemetry.trace_context import TraceContext
+from deployments.gateway.telemetry.tracing import TraceContext
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import Caller, TenantsFile
 from deployments.settings import GatewaySettings

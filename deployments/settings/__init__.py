@@ -20,7 +20,8 @@ from deployments.settings.ladder import CacheSettings
 from deployments.settings.lengths import LengthSettings, bucket_edges
 from deployments.settings.load import digest, dump, load, load_tenants, parse, with_address
 from deployments.settings.mistakes import Mistake, SettingsErrors
-from deployments.settings.model import ModelSettings, ReplicaSettings, SloSettings
+from deployments.settings.model import ModelSettings
+from deployments.settings.model_fields import ReplicaSettings, SloSettings
 from deployments.settings.scheduling import (
     AdmissionSettings,
     BatchSettings,

@@ -8,6 +8,7 @@ setting is a part of what the model was trained with, except `max_pixels`; there
 from __future__ import annotations
 
 import re
+import sys
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -52,10 +53,13 @@ def _channels(value: Any) -> Any:
     """One number is for all channels."""
     numbers = listed(value)
     numbers = numbers if isinstance(numbers, tuple) else (numbers,)
-    if len(numbers) not in (1, 3) or not all(
-        isinstance(number, int | float) and not isinstance(number, bool) for number in numbers
-    ):
+    if len(numbers) not in (1, 3):
         raise wrong(_LEVELS)
+    for position, number in enumerate(numbers):
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise wrong(_LEVELS)
+        if not abs(number) <= sys.float_info.max:
+            raise wrong("must be a finite number", position)
     return tuple(float(number) for number in numbers)
 
 

@@ -7,8 +7,9 @@ section's own rules raise `wrong(message, at)`, which points at the field that h
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -35,6 +36,26 @@ class Section(BaseModel):
 def wrong(message: str, *at: str | int) -> PydanticCustomError:
     """An error whose sentence is ready to print; `at` leads from the section to its place."""
     return PydanticCustomError(RULE, "{message}", {"message": message, "at": at})
+
+
+def finite(value: Any) -> Any:
+    """Free data below a field, as it is; no number in it is infinite or none at all, which JSON
+    could not carry."""
+    for at, number in _numbers(value):
+        if not math.isfinite(number):
+            raise wrong(f"is {number}; must be a finite number", *at)
+    return value
+
+
+def _numbers(
+    value: Any, at: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], float]]:
+    if isinstance(value, float):
+        yield at, value
+    elif isinstance(value, dict | list | tuple):
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        for step, each in inner:
+            yield from _numbers(each, (*at, step))
 
 
 def listed(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from deployments.settings import model as model_section
+from deployments.settings import model_fields
 from deployments.settings import tenant as tenant_section
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.ladder import astray
@@ -26,7 +26,7 @@ ModelName = Annotated[
     str,
     AfterValidator(
         name_check(
-            model_section.NAME,
+            model_fields.NAME,
             "is no model name; must be 1 to 63 of a-z 0-9 - . _, the first and last a letter or "
             "digit",
         )

@@ -52,7 +52,7 @@ def add(
         described = replace(described, reuse=reuse)
     engines, directory = Played(), ReplicaDirectory()
     served = ServedModel(
-        described, tokenizer, engines, directory, stand.identity, stand.observer.batch
+        described, tokenizer, engines, directory, stand.identity, stand.telemetry.batch
     )
     stand.models._served[name] = served
     stand.models._live[name] = described
@@ -60,7 +60,7 @@ def add(
     stand.transports[name], stand.books[name] = engines, directory  # type: ignore[assignment]
     ids = tuple(RunningReplica(f"{name}-{n}", (("digest", "digest"),)) for n in range(replicas))
     directory.update(list(ids))
-    stand.observer.refresh()
+    stand.telemetry.refresh()
     return engines
 
 

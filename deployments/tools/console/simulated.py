@@ -19,7 +19,6 @@ from rich.text import Text
 from deployments.tools.simulate.play import Played
 from loadtests.results.summary import Group, Summary
 
-GOODPUT = 0.99
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 48
 
@@ -61,7 +60,7 @@ def show(
     """`beside`: the same scenario through one queue, first in, first out."""
     console, summary = console or Console(), played.summary
     console.print(Text(title, style="bold"))
-    console.print(_headline(summary))
+    console.print(_headline(played))
     console.print(_groups("tenant", summary.tenants().items()))
     buckets = [(f"up to {edge}", group) for edge, group in summary.buckets().items()]
     console.print(_groups("length", buckets))
@@ -80,20 +79,21 @@ def show(
             else "through one queue, first in, first out"
         )
         console.print(Text(f"the same {what}", style="bold"))
-        console.print(_headline(beside.summary))
+        console.print(_headline(beside))
         console.print(_groups("tenant", beside.summary.tenants().items()))
         if tokens:
             console.print(_tokens("tenant", beside.summary.tenants().items()))
 
 
-def _headline(summary: Summary) -> Text:
+def _headline(played: Played) -> Text:
+    summary = played.summary
     total = summary.total()
-    seconds = summary.course.end_s - summary.course.begin_s
+    seconds = summary.time_series.end_s - summary.time_series.begin_s
     share = total.in_slo_share
-    verdict = f"goodput ({GOODPUT:.0%})" if share >= GOODPUT else f"not goodput ({GOODPUT:.0%})"
+    verdict = "goodput" if share >= played.slo_share else "not goodput"
     return Text(
         f"{total.offered:,} requests, {total.offered / seconds:,.1f}/s for {seconds:,.0f} s; "
-        f"{share:.2%} in time, {verdict}"
+        f"{share:.2%} in time, {verdict} ({played.slo_share * 100:g}%)"
     )
 
 
@@ -148,7 +148,7 @@ def _facts(played: Played) -> Text:
 
 def _over_time(summary: Summary) -> Table:
     """One line a chart: in time, and under way, each over the measured time."""
-    moments = summary.course.moments
+    moments = summary.time_series.moments
     shares = [
         sum(moment.in_slo.values()) / max(1, sum(moment.offered.values())) for moment in moments
     ]

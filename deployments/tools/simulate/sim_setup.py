@@ -15,11 +15,12 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
 from deployments.gateway.tenancy.tenants import Tenant, Tenants
 from deployments.replica.describe import describe, runtime_settings
+from deployments.replica.image_model import with_image_lengths
 from deployments.replica.known_costs import KnownCosts
 from deployments.settings import ModelSettings, Settings
 from deployments.tools.simulate.engines import Prompts, engine_of, page_of
 from deployments.tools.simulate.engines import row_cost_s as generation_cost_s
-from loadtests.results.fairness import Claim
+from loadtests.results.fairness import TenantShare
 from loadtests.traffic.scenario import Scenario
 from routers.settings import DispatcherSettings
 from routers.simulation.devices import Engine
@@ -54,8 +55,8 @@ class Terms:
 @dataclass(frozen=True, slots=True)
 class SimSetup:
     """`service_s(rows, width)`: the device's time; `longest`: rows are cut to it, None: they are
-    not. `replicas`: how many run at the start. `engine`: of a model that generates, with what its
-    requests ask for."""
+    not. `replicas`: how many run at the start. `slo_share`: of the requests that should be in
+    time, 0..1. `engine`: of a model that generates, with what its requests ask for."""
 
     core: DispatcherSettings
     service_s: Callable[[int, int], float]
@@ -65,11 +66,12 @@ class SimSetup:
     gateways: int
     slots: int
     hang_limit_s: float
+    slo_share: float
     engine: Engine | None = None
     prompts: Prompts | None = None
 
-    def claims(self) -> dict[str, Claim]:
-        return {name: Claim(each.weight, each.priority) for name, each in self.terms.items()}
+    def claims(self) -> dict[str, TenantShare]:
+        return {name: TenantShare(each.weight, each.priority) for name, each in self.terms.items()}
 
     def generation_cost_s(self, prompt: int, output: int) -> float:
         """Device seconds that a generation is worth."""
@@ -109,6 +111,7 @@ def set_up(scenario: Scenario, settings: Settings, *, cut: bool = False) -> SimS
         gateways=scenario.gateways or settings.gateway.replicas,
         slots=model.replicas.slots,
         hang_limit_s=model.replicas.hang_limit_s,
+        slo_share=model.slo.percentile / 100,
     )
 
 
@@ -136,6 +139,7 @@ def _generating(
         gateways=scenario.gateways or settings.gateway.replicas,
         slots=model.replicas.slots,
         hang_limit_s=model.replicas.hang_limit_s,
+        slo_share=model.slo.percentile / 100,
         engine=engine,
         prompts=Prompts(scenario, model.lengths.max, engine.block_tokens),
     )
@@ -167,10 +171,13 @@ def _device(scenario: Scenario, name: str, model: ModelSettings) -> SyntheticOpt
 
 def _page(name: str, model: ModelSettings, device: SyntheticOptions) -> ModelDescription:
     """The model's page as a synthetic replica of these settings would write it."""
-    data = model.model_dump() | {
+    data = with_image_lengths(model).model_dump() | {
         "runtime": "synthetic",
         "source": None,
         "task": "tensors",
+        "image": None,
+        "classify": {},
+        "accept": {},
         "precision": "fp32",
         "options": {key: getattr(device, key) for key in _TIMES},
     }

@@ -79,7 +79,7 @@ async def test_a_connection_is_kept_and_its_requests_answered_in_order(
             status, headers, _ = await connection.answer()
             assert status == 200
             assert "connection" not in headers
-    page = listening.stand.observer.page("")[0].decode()
+    page = listening.stand.telemetry.page("")[0].decode()
     reused = [line for line in page.splitlines() if "connections_reused_total{" in line]
     assert reused[0].endswith(" 2.0")
 

@@ -92,11 +92,11 @@ async def engines(stand: Stand, folder: Path, count: int) -> tuple[Cores, list[A
         cores.streams[f"chat-{index}"] = StreamCore(runtime, 64)
     description, _ = describe.describe_stream("chat", model, "digest", runtimes[0])
     directory = ReplicaDirectory()
-    served = ServedModel(description, None, cores, directory, stand.identity, stand.observer.batch)
+    served = ServedModel(description, None, cores, directory, stand.identity, stand.telemetry.batch)
     stand.models._served["chat"], stand.models._live["chat"] = served, description
     stand.transports["chat"], stand.books["chat"] = cores, directory  # type: ignore[assignment]
     directory.update([RunningReplica(name, (("digest", "digest"),)) for name in cores.streams])
-    stand.observer.refresh()
+    stand.telemetry.refresh()
     return cores, runtimes
 
 

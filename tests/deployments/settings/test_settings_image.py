@@ -56,6 +56,8 @@ def test_an_images_length_is_its_patches(height, width, length):
         ({"image": {"size": []}}, "must have 1 to 32"),
         ({"image": {"size": 8, "resize": "nearest"}}, "bilinear or bicubic"),
         ({"image": {"size": 8, "mean": [1, 2]}}, "a list of 1 or 3 numbers"),
+        ({"image": {"size": 8, "mean": [0, float("inf"), 1]}}, "mean[1]: must be a finite number"),
+        ({"image": {"size": 8, "std": 10**400}}, "std[0]: must be a finite number"),
         ({"image": {"size": 8, "std": [1, 0, 1]}}, "must be above 0"),
         ({"image": {"size": 8, "colour": "grey", "std": [1, 1, 1]}}, "3 numbers for 1 channel"),
         ({"image": {"size": 8, "colour": "rgb"}}, "RGB, BGR or grey"),

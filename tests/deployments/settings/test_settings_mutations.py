@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deployments.settings import Mistake, SettingsErrors, dump, load, load_tenants, parse
@@ -112,6 +113,8 @@ PLACES = places(yaml.safe_load(WHOLE))[1:]
 
 @settings(deadline=None, max_examples=60)
 @given(st.sampled_from(PLACES), VALUES, st.none() | st.text(max_size=6))
+@example(("models", "device", "options", "base_ms"), float("inf"), None)
+@example(("models", "device", "options", "base_ms"), [{"deep": float("nan")}], None)
 def test_any_value_in_any_place_loads_or_is_explained(
     path: tuple[Any, ...], value: Any, renamed: str | None
 ) -> None:
@@ -129,3 +132,21 @@ def test_any_value_in_any_place_loads_or_is_explained(
         found = parse(data)
         assert parse(dump(found)) == found
     loads_or_explains(yaml.safe_dump(data).encode())
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("path", "at"),
+    [
+        (("options", "base_ms"), "options.base_ms"),
+        (("slo", "latency_ms"), "slo.latency_ms"),
+        (("hedge", "delay_ms"), "hedge.delay_ms"),
+        (("batch", "max_size"), "batch.max_size"),
+    ],
+)
+def test_no_number_may_be_infinite(path: tuple[str, str], at: str, number: float) -> None:
+    data = yaml.safe_load(WHOLE)
+    data["models"]["device"][path[0]][path[1]] = number
+    mistakes = mistakes_of(parse, data)
+    assert mistakes
+    assert f"models.device.{at}" in [each.path for each in mistakes]

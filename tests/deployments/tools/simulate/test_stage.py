@@ -188,3 +188,22 @@ def test_tenants_are_held_to_their_rates_at_each_gateway():
     assert some.door(replace(arrival, gateway=1), 1.0) == 0.0
     assert some.door(replace(arrival, tenant="b"), 1.0) == 0.0
     assert not callers().are_limited
+
+
+def test_a_model_of_images_is_simulated_by_their_lengths():
+    settings = parse(
+        {
+            "models": {
+                "digits": {
+                    "runtime": "onnxruntime",
+                    "source": "digits.onnx",
+                    "task": "classify",
+                    "image": {"size": [16, 32]},
+                    "classify": {"top_k": 3},
+                    "accept": {"max_abs": 0.1},
+                }
+            }
+        }
+    )
+    scenario = check(SCENARIO | {"tenants": {}, "device": {"base_ms": 5}})
+    assert set_up(scenario, settings).core.bucket_edges == (1, 4)

@@ -1,0 +1,104 @@
+"""A model that generates has its own promises, and none of what is said of batches and tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from deployments.contract.scheduling import scheduling
+from deployments.settings import ModelSettings
+
+STREAM: dict[str, Any] = {"runtime": "synthetic", "task": "generate"}
+
+
+def model(**more: Any) -> ModelSettings:
+    return ModelSettings.model_validate(STREAM | more)
+
+
+def test_deadline_of_a_generation_is_its_first_tokens() -> None:
+    plan = scheduling(model(slo={"ttft_ms": 300, "tpot_ms": 40}))
+    assert (plan.slo_s, plan.timeout_s) == (0.3, 600)
+    assert plan.generation is not None
+    assert plan.generation.tpot_s == pytest.approx(0.04)
+
+
+def test_generation_without_promises_has_a_second_to_its_first_token_and_ten_minutes() -> None:
+    assert (model().deadline_s, model().timeout_s) == (1.0, 600)
+
+
+def test_what_is_written_of_generating_reaches_the_core() -> None:
+    plan = scheduling(
+        model(
+            lengths={"max": 8192},
+            generation={
+                "input_weight": 2,
+                "output_weight": 5,
+                "max_output_tokens": 100,
+                "predict": {
+                    "output_tokens": 50,
+                    "reserve_quantile": 1,
+                    "tokens_per_s": 1000,
+                    "prompt_tokens_per_s": 5000,
+                },
+                "prompts": {"long_tokens": 500, "max_long_tokens": None},
+                "affinity": {"mode": False, "max_blocks": 10},
+            },
+        )
+    )
+    core = plan.generation
+    assert core is not None
+    assert (core.input_weight, core.output_weight, core.output_tokens) == (2, 5, 50)
+    assert (core.tokens_per_s, core.prompt_tokens_per_s, core.reserve_quantile) == (1000, 5000, 1)
+    assert (core.long_tokens, core.max_long_tokens) == (500, float("inf"))
+    assert (core.affinity, core.max_blocks) == ("off", 10)
+    assert plan.max_output_tokens == 100
+    assert not plan.buckets.adaptive
+
+
+def test_models_of_batches_are_told_nothing_of_generating() -> None:
+    plan = scheduling(ModelSettings.model_validate({"runtime": "synthetic"}))
+    assert plan.generation is None
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (STREAM | {"batch": {"max_size": 4}}, "the engine batches by itself"),
+        (STREAM | {"slo": {"latency_ms": 50}}, "what is promised is ttft_ms and tpot_ms"),
+        (STREAM | {"slo": {"timeout_ms": 900}}, "is 900, shorter than ttft_ms"),
+        (STREAM | {"hedge": {"mode": "tied"}}, "a request that streams is not copied"),
+        (STREAM | {"outliers": {"eject_ratio": 3}}, "are not left out for being slow"),
+        (STREAM | {"outliers": {"mode": "off"}}, "are not left out for being slow"),
+        (STREAM | {"replicas": {"slots": 3}}, "how many requests a replica holds"),
+        (STREAM | {"cache": {"max_bytes": 1000}}, "answers that stream are not kept"),
+        (STREAM | {"coalesce": True}, "answers that stream are not shared"),
+        (STREAM | {"lengths": {"truncate": True}}, "a prompt has no tensors"),
+        ({"runtime": "vllm", "source": "m"}, "must be generate, which is what vllm does"),
+        ({"runtime": "torch", "source": "m", "task": "generate"}, "which generates nothing"),
+        ({"runtime": "synthetic", "slo": {"ttft_ms": 5}}, "only task generate has tokens"),
+        (
+            {"runtime": "synthetic", "queue": {"preempt_streams": True}},
+            "run batches, which are not",
+        ),
+        ({"runtime": "synthetic", "hedge": {"mode": "tied"}, "retry": False}, "nothing runs twice"),
+        ({"runtime": "synthetic", "lengths": {"input": "ids"}}, "has inputs of its own"),
+        (
+            {"runtime": "vllm", "source": "m", "task": "generate", "image": {"size": 8}},
+            "asked in its engine's words",
+        ),
+        ({"runtime": "synthetic", "generation": {"output_weight": 3}}, "generates nothing"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(written: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ModelSettings.model_validate(written)
+
+
+def test_stream_settings_stand_where_replicas_stream() -> None:
+    assert model(queue={"preempt_streams": True}).queue.preempt_streams
+
+
+def test_defaults_written_out_are_no_mistake() -> None:
+    assert ModelSettings.model_validate(model().model_dump()) == model()
