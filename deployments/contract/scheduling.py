@@ -64,7 +64,7 @@ def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Schedulin
     )
 
 
-def dispatcher_settings(d: ModelDescription, home: GatewayIdentity) -> DispatcherSettings:
+def dispatcher_settings(d: ModelDescription, identity: GatewayIdentity) -> DispatcherSettings:
     """What the gateway's core of this model is told."""
     s = d.scheduling
     return DispatcherSettings(
@@ -76,14 +76,14 @@ def dispatcher_settings(d: ModelDescription, home: GatewayIdentity) -> Dispatche
         max_slo_share=s.max_slo_share,
         fixed_size=s.fixed_size,
         hold=s.hold,
-        priorities=home.priorities,
+        priorities=identity.priorities,
         ageing_s=s.ageing_s,
         max_queue_rows=s.max_queue_rows,
         max_late_rows=s.max_late_rows,
         late=s.late,
         preempt_streams=s.preempt_streams,
         profile=d.profile,
-        frozen=home.frozen,
+        frozen=identity.frozen,
         buckets=s.buckets,
         admission=s.admission,
         hedge=s.hedge,

@@ -26,7 +26,7 @@ _INDEX_LIMITS = BodyLimits(
     max_inflated_bytes=4096,
     timeout_s=10.0,
     room=BodyRoom(1 << 20),
-    said_as="an index request's bound",
+    limit_name="an index request may be",
 )
 # Swagger UI, from a package that brings its files: clusters reach no CDN. The path is relative, for
 # gateways behind a prefix; the validator that it would ask by default is a service elsewhere.
@@ -88,12 +88,12 @@ class Pages:
             if d.name not in waiting
         ]
         return ready + [
-            ModelState(name, "", False, "declared and not ready yet") for name in sorted(waiting)
+            ModelState(name, "", False, "declared but not ready yet") for name in sorted(waiting)
         ]
 
     def _ready(self, exchange: Exchange, route: Route) -> Page:
         if self._models.draining:
-            states = [ModelState("", "", False, "the server is draining")]
+            states = [ModelState("", "", False, "the server is draining and takes no new requests")]
             return 503, metadata.server_ready(False, states)
         ready = self._models.all_ready
         waiting = [s for s in self._states() if not s.ready]

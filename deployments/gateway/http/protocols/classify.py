@@ -107,7 +107,7 @@ def _bytes(index: int, b64: str) -> bytes:
     try:
         return base64.b64decode(b64, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BadRequest(f"instances[{index}].b64 is no base64: {error}", param="b64") from None
+        raise BadRequest(f"instances[{index}].b64 is not base64: {error}", param="b64") from None
 
 
 def from_base64(data: bytes) -> bytes:
@@ -147,9 +147,12 @@ def _from_form(body: bytes, content_type: str, top_k: int | None) -> ClassifyCal
     for section in sections[1:-1]:
         head, blank, content = section.partition(b"\r\n\r\n")
         if not blank:
-            raise BadRequest("a part of the multipart body has no end of its headers")
+            raise BadRequest("the headers of a part of the multipart body do not end")
         if len(head) > MOST_HEAD_BYTES:
-            raise BadRequest(f"a part's headers are over {MOST_HEAD_BYTES} bytes")
+            raise BadRequest(
+                "the headers of a part of the multipart body are longer than "
+                f"{MOST_HEAD_BYTES} bytes"
+            )
         if _HAS_FILE.search(head):
             images.append(content)
         elif _FIELD.search(head):
@@ -162,7 +165,7 @@ def _from_form(body: bytes, content_type: str, top_k: int | None) -> ClassifyCal
 def _check_count(count: int) -> None:
     if not 1 <= count <= MAX_INSTANCES:
         raise BadRequest(
-            f"instances has {count} entries; 1 to {MAX_INSTANCES} are right", param="instances"
+            f"instances has {count} entries; it must have 1 to {MAX_INSTANCES}", param="instances"
         )
 
 

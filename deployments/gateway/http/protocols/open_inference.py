@@ -162,7 +162,7 @@ def _binary_size(item: InputTensor, tail: memoryview | None) -> int | None:
     for key in item.parameters or ():
         if key.startswith("shared_memory"):
             raise BadRequest(
-                f"Tensor '{item.name}': shared memory is not offered; send the data in the body."
+                f"Tensor '{item.name}': shared memory is not supported; send the data in the body."
             )
     size = (item.parameters or {}).get("binary_data_size")
     if size is None:
@@ -175,7 +175,9 @@ def _binary_size(item: InputTensor, tail: memoryview | None) -> int | None:
             f"Inference-Header-Content-Length."
         )
     if len(memoryview(item.data)):
-        raise BadRequest(f"Tensor '{item.name}' has both data and binary_data_size; one is right.")
+        raise BadRequest(
+            f"Tensor '{item.name}' has both data and binary_data_size; send only one of them."
+        )
     return size
 
 
@@ -194,7 +196,7 @@ def _requested(output: RequestedTensor, default: bool) -> RequestedOutput:
         return RequestedOutput(output.name, default)
     for key in output.parameters:
         if key == "classification" or key.startswith("shared_memory"):
-            raise BadRequest(f"Output '{output.name}': the parameter {key} is not offered.")
+            raise BadRequest(f"Output '{output.name}': the parameter {key} is not supported.")
     binary = _flag(output.parameters, "binary_data", f"Output '{output.name}'")
     return RequestedOutput(output.name, default if binary is None else binary)
 
@@ -210,7 +212,7 @@ def _refuse_duplicates(what: str, names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise BadRequest(f"'{name}' stands more than once in {what}; names must differ.")
+            raise BadRequest(f"'{name}' appears more than once in {what}; names must be unique.")
         seen.add(name)
 
 
@@ -285,6 +287,6 @@ def decode_binary(
     if not 0 < header_length <= len(view):
         raise BadRequest(
             f"Inference-Header-Content-Length is {header_length}; "
-            f"1 to the body's {len(view)} bytes are right."
+            f"it must be 1 to {len(view)}, the body's bytes."
         )
     return parse(view[:header_length], view[header_length:], check_rows)

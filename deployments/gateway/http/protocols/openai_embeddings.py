@@ -88,7 +88,9 @@ def _inputs(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None]
 
 def _check_count(count: int) -> None:
     if not 1 <= count <= MAX_INPUTS:
-        raise BadRequest(f"input has {count} entries; 1 to {MAX_INPUTS} are right.", param="input")
+        raise BadRequest(
+            f"input has {count} entries; it must have 1 to {MAX_INPUTS}.", param="input"
+        )
 
 
 def check_dimensions(call: EmbeddingsCall, d: ModelDescription) -> None:

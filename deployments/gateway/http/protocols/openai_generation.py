@@ -170,7 +170,7 @@ def _prompts(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None
     count = len(_entries.decode(raw))
     if not 1 <= count <= MAX_PROMPTS:
         raise BadRequest(
-            f"prompt has {count} entries; 1 to {MAX_PROMPTS} are right.", param="prompt"
+            f"prompt has {count} entries; it must have 1 to {MAX_PROMPTS}.", param="prompt"
         )
     if start["inner"] == b'"':
         return _texts.decode(raw), None

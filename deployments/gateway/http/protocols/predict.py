@@ -53,7 +53,7 @@ def decode(body: bytes) -> PredictCall:
     if columnar == (found.instances is not None):
         raise BadRequest("The body must have either 'instances' (rows) or 'inputs' (columns).")
     if found.instances is not None and not found.instances:
-        raise BadRequest("'instances' is empty; at least one is needed.", param="instances")
+        raise BadRequest("'instances' is empty; it must have at least one.", param="instances")
     return PredictCall(found.instances, found.inputs if columnar else None)
 
 
@@ -73,7 +73,7 @@ def _instances(instances: list[msgspec.Raw], d: ModelDescription) -> dict[str, l
         if index and named.keys() != columns.keys():
             raise BadRequest(
                 f"instances[{index}] has the inputs {', '.join(named) or 'none'}, "
-                f"instances[0] has {', '.join(columns)}; all must be equal.",
+                f"instances[0] has {', '.join(columns)}; all instances must have the same inputs.",
                 param="instances",
             )
         for name, raw in named.items():
@@ -92,7 +92,8 @@ def _columns(inputs: msgspec.Raw, d: ModelDescription) -> dict[str, list[Array]]
             raise malformed.element(error, f"Input '{name}'", "value") from None
         if not values or len(values) != (count or len(values)):
             raise BadRequest(
-                f"Input '{name}' has {len(values)} rows; all inputs need equally many, at least 1."
+                f"Input '{name}' has {len(values)} rows; "
+                "all inputs must have the same number of rows, at least 1."
             )
         count = len(values)
         check_count(count, d)
@@ -132,7 +133,7 @@ def encode(call: PredictCall, rows_out: RowsOut, d: ModelDescription) -> Encoded
     """Every row as nested lists of its own shape; a single output stands without its name."""
     missing = [spec.name for spec in d.outputs if spec.name not in rows_out]
     if missing:
-        raise RowFailed(f"The model '{d.name}' gave no output '{missing[0]}'.")
+        raise RowFailed(f"The model '{d.name}' returned no output '{missing[0]}'.")
     columns = {
         spec.name: [_json(row, spec.datatype) for row in rows_out[spec.name][1]]
         for spec in d.outputs

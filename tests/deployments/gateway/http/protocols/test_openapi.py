@@ -29,7 +29,7 @@ from deployments.settings import PRIORITIES
 from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 
 PATHS = {
     "/v2",
@@ -57,24 +57,26 @@ PATHS = {
 }
 
 
-def half(page: Page) -> ModelDescription:
+def half(description: Describe) -> ModelDescription:
     inputs = (TensorSpec("x", "FP16", (-1, 3)),)
-    return page(name="half", inputs=inputs, lengths_input=None)
+    return description(name="half", inputs=inputs, lengths_input=None)
 
 
-def classifiers(page: Page) -> list[ModelDescription]:
+def classifiers(description: Describe) -> list[ModelDescription]:
     """One of images, one of texts."""
     classes = Classes("sum", ("a", "b"), 2, 1.0, 0.9, False)
     image = ImageInput(
         "image", "FP32", ((8, 8),), "bilinear", True, True, None, (0.0,), (1.0,), "RGB", "NCHW", 99
     )
-    shown = page(name="shown", classes=classes, image=image, inputs=(half(page).inputs))
-    return [shown, page(name="told", classes=classes, tokenizer_digest="t")]
+    shown = description(
+        name="shown", classes=classes, image=image, inputs=(half(description).inputs)
+    )
+    return [shown, description(name="told", classes=classes, tokenizer_digest="t")]
 
 
 @pytest.fixture
-def doc(page: Page, encoder: Page) -> Any:
-    described = [page(), encoder(), half(page), *classifiers(page)]
+def doc(description: Describe, encoder: Describe) -> Any:
+    described = [description(), encoder(), half(description), *classifiers(description)]
     return json.loads(openapi.document(described, "http://127.0.0.1:8000"))
 
 
@@ -189,31 +191,31 @@ def test_infer_takes_both_forms_and_answers_its_time_split(doc: Any) -> None:
 
 
 def test_infer_examples_are_taken_by_schema_decoder_and_model(
-    doc: Any, page: Page, encoder: Page
+    doc: Any, description: Describe, encoder: Describe
 ) -> None:
     found = examples(doc, "/v2/models/{model}/infer")
     assert set(found) == {"device", "encoder", "told"}
-    for d in (page(), encoder()):
+    for d in (description(), encoder()):
         conforms(doc, "InferRequest", found[d.name])
         rows = split(open_inference.decode(json.dumps(found[d.name]).encode()), d)
         assert rows.lengths == (4,)
 
 
 def test_predict_examples_are_taken_by_schema_decoder_and_model(
-    doc: Any, page: Page, encoder: Page
+    doc: Any, description: Describe, encoder: Describe
 ) -> None:
     found = examples(doc, "/v1/models/{model}:predict")
-    for d in (page(), encoder(), half(page)):
+    for d in (description(), encoder(), half(description)):
         conforms(doc, "PredictRequest", found[d.name])
         assert predict.rows_of(predict.decode(json.dumps(found[d.name]).encode()), d).count == 1
 
 
 @pytest.mark.parametrize(("values", "shown"), [(64, True), (65, False), (3 * 10**9, False)])
 def test_an_input_that_nobody_would_read_is_no_example(
-    page: Page, values: int, shown: bool
+    description: Describe, values: int, shown: bool
 ) -> None:
     inputs = (TensorSpec("image", "FP32", (-1, values)),)
-    described = [page(inputs=inputs, lengths_input=None)]
+    described = [description(inputs=inputs, lengths_input=None)]
     doc = json.loads(openapi.document(described, "http://127.0.0.1:8000"))
     for path in ("/v2/models/{model}/infer", "/v1/models/{model}:predict"):
         media = doc["paths"][path]["post"]["requestBody"]["content"]["application/json"]
@@ -239,11 +241,13 @@ def test_classify_examples_are_taken_by_schema_and_decoder(doc: Any) -> None:
     assert told.texts == ["a short text"]
 
 
-def test_what_is_written_conforms_to_its_schema(doc: Any, encoder: Page, page: Page) -> None:
+def test_what_is_written_conforms_to_its_schema(
+    doc: Any, encoder: Describe, description: Describe
+) -> None:
     d, call = encoder(), openai_embeddings.decode(b'{"model": "m", "input": "a"}')
     array = np.ones((1, 2), dtype=np.float32)
     states = [metadata.ModelState("a", "", False, "warming")]
-    named = classifiers(page)[0]
+    named = classifiers(description)[0]
     unsure, sure = (np.array([0.0, logit]) for logit in (1.0, 9.0))
     written = {
         "InferResponse": open_inference.encode(
@@ -280,10 +284,10 @@ def test_document_without_models_has_no_examples() -> None:
     ],
 )
 def test_examples_of_generation_are_of_models_that_generate_and_decode(
-    page: Page, path: str, schema: str, decode: Callable[[bytes], Any]
+    description: Describe, path: str, schema: str, decode: Callable[[bytes], Any]
 ) -> None:
-    writes = page(name="chat", inputs=(), outputs=(), generating=Generating(100, 100, 4))
-    doc = json.loads(openapi.document([page(), writes], "http://127.0.0.1:8000"))
+    writes = description(name="chat", inputs=(), outputs=(), generating=Generating(100, 100, 4))
+    doc = json.loads(openapi.document([description(), writes], "http://127.0.0.1:8000"))
     (found,) = examples(doc, path).values()
     conforms(doc, schema, found)
     assert decode(json.dumps(found).encode()).model == "chat"
