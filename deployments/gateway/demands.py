@@ -25,7 +25,7 @@ def demand_of(flight: RequestContext, promise: Scheduling, session: str = "") ->
     spent_s, budget_s = perf_counter() - flight.exchange.arrived, asked.budget_s
     session = asked.session or (session if len(session) <= _LONGEST_SESSION else "")
     due_s = promise.slo_s if budget_s is None else budget_s
-    if promise.generation is not None and budget_s is not None:
+    if promise.core.generation is not None and budget_s is not None:
         due_s = min(promise.slo_s, budget_s)  # its first token is due before all of its answer
     return Demand(
         tenant=tenant.name,

@@ -52,7 +52,8 @@ class Generated:
     def kept(self, total_s: float) -> bool:
         """Whether both promises were: the first token in time and the others at their pace. Of an
         answer that came whole, all of it by then."""
-        tpot_limit_s = inf if self.promise.generation is None else self.promise.generation.tpot_s
+        generation = self.promise.core.generation
+        tpot_limit_s = inf if generation is None else generation.tpot_s
         if not self.streams:
             further = max(self.tokens.output - 1, 0)
             return total_s <= self.promise.slo_s + (tpot_limit_s * further if further else 0.0)

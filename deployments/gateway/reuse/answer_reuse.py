@@ -86,7 +86,7 @@ class AnswerReuse:
 
     def __init__(self, page: ModelDescription, cancel: Callable[[Ticket], None]) -> None:
         self._cache: ResponseCache | None = None
-        self._flights = SingleFlight(cancel, page.scheduling.max_queue_rows)
+        self._flights = SingleFlight(cancel, page.scheduling.core.max_queue_rows)
         self._begin(page)
 
     def adopt(self, page: ModelDescription) -> None:
@@ -99,7 +99,7 @@ class AnswerReuse:
 
     def _begin(self, page: ModelDescription) -> None:
         self._page, ladder = page, page.ladder
-        self._flights.adopt(page.scheduling.max_queue_rows)
+        self._flights.adopt(page.scheduling.core.max_queue_rows)
         if not ladder.cache_bytes:
             self._cache = None
         elif self._cache is None:

@@ -54,7 +54,7 @@ def test_the_page_joins_settings_and_limits() -> None:
     assert (page.name, page.version, page.digest, page.generation) == ("m", "1.2", "digest", 0)
     assert (page.inputs, page.lengths_input) == (Encoder.LIMITS.inputs, "ids")
     s = page.scheduling
-    assert (s.slo_s, s.timeout_s, s.late, s.max_queue_rows) == (0.05, 0.5, "refuse", 9)
+    assert (s.slo_s, s.timeout_s, s.core.late, s.core.max_queue_rows) == (0.05, 0.5, "refuse", 9)
     assert (s.retry, tokenizer, page.tokenizer_digest) == (False, b"", "")
 
 
@@ -69,7 +69,7 @@ def test_the_page_carries_the_profile() -> None:
 def test_a_batch_target_is_one_more_bound_on_rows(target: int | None, rows: int) -> None:
     costs = KnownCosts(((1, 16, 0.005),), "stored", None, target)
     page, _ = describe.describe("m", model(), "d", Encoder(), costs)  # type: ignore[arg-type]
-    assert (page.scheduling.max_size, page.scheduling.fixed_size) == (rows, None)
+    assert (page.scheduling.core.max_size, page.scheduling.core.fixed_size) == (rows, None)
 
 
 def test_stored_edges_are_those_to_start_from() -> None:
@@ -162,4 +162,4 @@ def test_the_page_of_a_model_that_generates_says_what_its_engine_holds(tmp_path:
     assert page.bucket_edges == (64, 256)
     assert tokenizer == b"{}"
     assert page.tokenizer_digest
-    assert page.scheduling.generation is not None
+    assert page.scheduling.core.generation is not None
