@@ -48,7 +48,7 @@ def _explained(error: Exception) -> int | None:
         ("deployments.tools.simulate.plots", "NoPlots", 1),
         ("deployments.tools.profile.errors", "AskedWrongly", 2),
         ("deployments.tools.profile.errors", "CannotProfile", 1),
-        ("deployments.cluster.state_file", "NoServer", 1),
+        ("deployments.cluster.server_files", "NoServer", 1),
         ("deployments.tools.control", "Refused", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),
@@ -282,7 +282,7 @@ def key() -> None:
 @key.command("new")
 def key_new() -> None:
     """Make a key; its hash goes into the settings, the key to the tenant."""
-    from deployments.gateway.tenancy.keys import new_key
+    from deployments.gateway.tenancy.tenants import new_key
 
     made, hashed = new_key()
     click.echo(f"key:  {made}   (give it to the tenant; it is not stored)")

@@ -20,13 +20,13 @@ from loadtests.commands.smoke import smoke
 from loadtests.commands.versus import versus
 from loadtests.goodput_trials import GeneratorBehind
 from loadtests.results.record import RecordError
-from loadtests.run import AskedWrongly
+from loadtests.run import InvalidRunOptions
 from loadtests.traffic.scenario_file import ScenarioErrors
 from loadtests.traffic.traces import TraceError
 from loadtests.versus import NotSimulated
 from loadtests.workers import WorkerLost
 
-_MISTAKES = (ScenarioErrors, TraceError, WireError, AskedWrongly, RecordError, NotSimulated)
+_MISTAKES = (ScenarioErrors, TraceError, WireError, InvalidRunOptions, RecordError, NotSimulated)
 _FAILURES = (WorkerLost, GeneratorBehind)
 
 

@@ -20,7 +20,7 @@ MOST_HALVINGS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class RateTrial:
     """One run: requests a second, and the share of them that was answered in time."""
 
     rate: float
@@ -28,13 +28,13 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class GoodputInterval:
     """Requests a second. `holds`: the highest rate that held in every run, 0: none did. `fails`:
     the lowest that failed in most runs, infinite: none did. `trials`: every run, in order."""
 
     holds: float
     fails: float
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[RateTrial, ...] = ()
 
     def __str__(self) -> str:
         if self.fails == inf:
@@ -60,7 +60,7 @@ class Search:
             raise ValueError("needs repeats >= 1, within > 0 and 0 < least <= 1")
 
 
-def search(measure: Callable[[float], float], asked: Search) -> Interval:
+def search(measure: Callable[[float], float], asked: Search) -> GoodputInterval:
     """`measure(rate)`: the share, 0..1, of what was offered that was answered in time."""
     runs = _Runs(measure, asked)
     held, failed = _bracket(runs, asked)
@@ -70,7 +70,7 @@ def search(measure: Callable[[float], float], asked: Search) -> Interval:
             held = middle
         else:
             failed = middle
-    return Interval(_confirmed(runs, held, failed), failed, tuple(runs.trials))
+    return GoodputInterval(_confirmed(runs, held, failed), failed, tuple(runs.trials))
 
 
 def _bracket(runs: _Runs, asked: Search) -> tuple[float, float]:
@@ -108,7 +108,7 @@ class _Runs:
     measure: Callable[[float], float]
     asked: Search
     shares: dict[float, list[float]] = field(default_factory=dict)
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[RateTrial] = field(default_factory=list)
 
     def holds(self, rate: float) -> bool:
         """What most runs say; no more of them than it takes to know."""
@@ -137,4 +137,4 @@ class _Runs:
     def _run(self, rate: float) -> None:
         share = self.measure(rate)
         self.shares.setdefault(rate, []).append(share)
-        self.trials.append(Trial(rate, share))
+        self.trials.append(RateTrial(rate, share))

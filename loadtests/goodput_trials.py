@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from loadtests.results.record import Record
-from loadtests.run import Ready
+from loadtests.run import PreparedRun
 from loadtests.traffic.scaled import rate_of, scaled
 
 
@@ -22,10 +22,10 @@ class GeneratorBehind(RuntimeError):
 
 
 @dataclass(slots=True)
-class Trials:
+class ScenarioTrials:
     """`measure` for `goodput.search`. `told`: hears of each run's rate and record."""
 
-    ready: Ready
+    ready: PreparedRun
     pause_s: float = 2.0
     told: Callable[[float, Record], None] = lambda rate, record: None
     sleep: Callable[[float], None] = time.sleep
@@ -34,7 +34,7 @@ class Trials:
 
     def __post_init__(self) -> None:
         """Raises ScenarioErrors and TraceError."""
-        self._own_rate = rate_of(self.ready.scenario, self.ready.asked.scenario.parent)
+        self._own_rate = rate_of(self.ready.scenario, self.ready.options.scenario.parent)
 
     def measure(self, rate: float) -> float:
         """Raises GeneratorBehind, TraceError and WorkerLost."""
@@ -52,5 +52,5 @@ class Trials:
         scenario = scenario.model_copy(update={"seed": scenario.seed + next(self._numbers)})
         record = replace(self.ready, scenario=scenario).play()
         gave_up = "timeout" in record.total().reasons
-        self.sleep(self.pause_s + (self.ready.asked.timeout_s if gave_up else 0.0))
+        self.sleep(self.pause_s + (self.ready.options.timeout_s if gave_up else 0.0))
         return record

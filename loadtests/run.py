@@ -1,4 +1,4 @@
-"""What is asked for on the command line, made ready and played: from a scenario to a record.
+"""A run of a scenario, from the command line's options to its record.
 
 The model, its SLO and its length buckets come from the settings file that the scenario names, where
 there is one; what is said on the command line wins.
@@ -17,25 +17,25 @@ from typing import Any
 import yaml
 
 from loadtests.client.protocols import PROTOCOLS
-from loadtests.client.protocols.types import Place, Wire
+from loadtests.client.protocols.types import Endpoint, Wire
 from loadtests.results.record import Client, Record
-from loadtests.results.recorder import Keeper, Terms
+from loadtests.results.recorder import RecordingRules, RunRecorder
 from loadtests.results.report_table import this_machine
 from loadtests.results.token_limits import TokenLimits
 from loadtests.traffic import scenario_file
 from loadtests.traffic.scenario import Scenario
-from loadtests.workers import Account, Glimpse, Order, play
+from loadtests.workers import Glimpse, Order, WorkerResult, play
 
 EDGES = (32, 128, 512, 2048, 8192, 32768)
 PACKAGES = ("headrace", "uvloop", "numpy")
 
 
-class AskedWrongly(ValueError):
+class InvalidRunOptions(ValueError):
     """The command line asks for what cannot be; says what would be right."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunOptions:
     """The command line. `trace`: a recording instead of the scenario's arrivals and lengths."""
 
     scenario: Path
@@ -59,10 +59,10 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class PreparedRun:
     """A scenario and a server that it can be played to, any number of times."""
 
-    asked: Asked
+    options: RunOptions
     scenario: Scenario
     wire: Wire
     slo_s: float | None
@@ -70,18 +70,18 @@ class Ready:
     tokens: TokenLimits = field(default_factory=TokenLimits)
 
     def order(self) -> Order:
-        scenario, asked = self.scenario, self.asked
-        terms = Terms(
+        scenario, options = self.scenario, self.options
+        terms = RecordingRules(
             {name: self._slo_s(name) for name, _ in scenario.callers()},
             self.edges,
             scenario.warmup_s,
             scenario.run_s,
             self.tokens,
-            asked.stream,
+            options.stream,
         )
-        folder, processes = asked.scenario.parent, asked.processes
+        folder, processes = options.scenario.parent, options.processes
         return Order(
-            scenario, folder, self.wire, terms, processes, asked.connections, asked.timeout_s
+            scenario, folder, self.wire, terms, processes, options.connections, options.timeout_s
         )
 
     @property
@@ -90,10 +90,10 @@ class Ready:
         simulated = ("replicas", "joins", "gateways", "device", "faults")
         return [name for name in simulated if name in self.scenario.model_fields_set]
 
-    def changed(self, *changes: str) -> Ready:
+    def changed(self, *changes: str) -> PreparedRun:
         """The same with further changes to the scenario. Raises ScenarioErrors."""
-        asked = replace(self.asked, changes=(*self.asked.changes, *changes))
-        return replace(self, asked=asked, scenario=_scenario(asked))
+        options = replace(self.options, changes=(*self.options.changes, *changes))
+        return replace(self, options=options, scenario=_scenario(options))
 
     def play(self, watch: Callable[[list[Glimpse]], None] = lambda _: None) -> Record:
         """Raises TraceError and WorkerLost."""
@@ -109,15 +109,15 @@ class Ready:
         return self.slo_s if own is None else own / 1e3
 
     def _blank(self, started: str) -> Record:
-        asked, scenario = self.asked, self.scenario
+        options, scenario = self.options, self.scenario
         return Record(
-            name=asked.scenario.stem,
+            name=options.scenario.stem,
             about=scenario.about.strip(),
             scenario=scenario.model_dump(mode="json", exclude_defaults=True),
-            url=asked.url,
-            protocol=asked.protocol,
+            url=options.url,
+            protocol=options.protocol,
             model=self.wire.place.model,
-            command=asked.command,
+            command=options.command,
             started=started,
             machine=this_machine(),
             versions=versions(),
@@ -127,39 +127,39 @@ class Ready:
         )
 
 
-def fill(record: Record, order: Order, accounts: list[Account], slo_s: float | None) -> None:
+def fill(record: Record, order: Order, accounts: list[WorkerResult], slo_s: float | None) -> None:
     """Adds up what each process saw."""
-    keeper: Keeper = accounts[0].keeper
+    recorder: RunRecorder = accounts[0].recorder
     for account in accounts[1:]:
-        keeper.merge(account.keeper)
+        recorder.merge(account.recorder)
     ran_s = max(account.stopped_s for account in accounts)
     seconds = max(0.0, min(ran_s, order.terms.end_s) - order.terms.begin_s)
     cpu_s = sum(account.cpu_s for account in accounts)
     client = Client(
         processes=order.processes,
         connections=order.connections,
-        cpu_us=cpu_s / keeper.tries * 1e6 if keeper.tries else 0.0,
+        cpu_us=cpu_s / recorder.tries * 1e6 if recorder.tries else 0.0,
     )
     full = order.connections if any(account.full for account in accounts) else 0
-    client.behind = keeper.behind(slo_s, max(account.cpu for account in accounts), full)
-    keeper.fill(record, client, seconds)
+    client.behind = recorder.behind(slo_s, max(account.cpu for account in accounts), full)
+    recorder.fill(record, client, seconds)
 
 
-def prepare(asked: Asked) -> Ready:
+def prepare(options: RunOptions) -> PreparedRun:
     """Reads everything and asks the server what has to be known. Raises ScenarioErrors, WireError
     and AskedWrongly."""
-    scenario = _scenario(asked)
-    settings = _settings(asked.scenario.parent, scenario)
-    name = asked.model or scenario.model or _only_model(settings)
+    scenario = _scenario(options)
+    settings = _settings(options.scenario.parent, scenario)
+    name = options.model or scenario.model or _only_model(settings)
     model = settings.get("models", {}).get(name) or {}
     slo = model.get("slo") or {}
-    slo_ms = asked.slo_ms or slo.get("latency_ms")
-    first_ms, each_ms = asked.ttft_ms or slo.get("ttft_ms"), asked.tpot_ms or slo.get("tpot_ms")
+    slo_ms = options.slo_ms or slo.get("latency_ms")
+    first_ms, each_ms = options.ttft_ms or slo.get("ttft_ms"), options.tpot_ms or slo.get("tpot_ms")
     tokens = TokenLimits(_s(first_ms), _s(each_ms))
     buckets = (model.get("lengths") or {}).get("buckets")
     edges = tuple(buckets) if isinstance(buckets, list) and buckets else EDGES
-    wire = _wire(asked, scenario, name)
-    return Ready(asked, scenario, wire, _s(slo_ms), edges, tokens)
+    wire = _wire(options, scenario, name)
+    return PreparedRun(options, scenario, wire, _s(slo_ms), edges, tokens)
 
 
 def _s(ms: float | None) -> float | None:
@@ -180,8 +180,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _scenario(asked: Asked) -> Scenario:
-    return scenario_file.load(asked.scenario, asked.changes, asked.trace)
+def _scenario(options: RunOptions) -> Scenario:
+    return scenario_file.load(options.scenario, options.changes, options.trace)
 
 
 def _settings(folder: Path, scenario: Scenario) -> dict[str, Any]:
@@ -193,9 +193,11 @@ def _settings(folder: Path, scenario: Scenario) -> dict[str, Any]:
     try:
         found = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise AskedWrongly(f"{path}: cannot be read: {(error.strerror or '').lower()}") from None
+        raise InvalidRunOptions(
+            f"{path}: cannot be read: {(error.strerror or '').lower()}"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError):
-        raise AskedWrongly(f"{path}: is no YAML") from None
+        raise InvalidRunOptions(f"{path}: is no YAML") from None
     return found if isinstance(found, dict) else {}
 
 
@@ -203,29 +205,29 @@ def _only_model(settings: Mapping[str, Any]) -> str:
     names = list(settings.get("models") or {})
     if len(names) != 1:
         said = f"one of {', '.join(names)}" if names else "the model's name"
-        raise AskedWrongly(f"--model is missing; must be {said}")
+        raise InvalidRunOptions(f"--model is missing; must be {said}")
     return str(names[0])
 
 
-def _wire(asked: Asked, scenario: Scenario, model: str) -> Wire:
+def _wire(options: RunOptions, scenario: Scenario, model: str) -> Wire:
     callers = list(scenario.callers())
-    place = Place(
-        url=asked.url,
+    place = Endpoint(
+        url=options.url,
         model=model,
-        headers=asked.headers,
-        keys=asked.keys,
+        headers=options.headers,
+        keys=options.keys,
         budgets_ms={name: each.budget_ms for name, each in callers if each.budget_ms is not None},
         priorities={name: each.priority for name, each in callers if each.priority is not None},
-        extra=asked.extra,
-        stream=asked.stream,
-        adapter=asked.adapter,
+        extra=options.extra,
+        stream=options.stream,
+        adapter=options.adapter,
     )
-    if (asked.protocol == "custom") != bool(asked.adapter):
-        raise AskedWrongly("--protocol custom and --adapter FILE belong together")
+    if (options.protocol == "custom") != bool(options.adapter):
+        raise InvalidRunOptions("--protocol custom and --adapter FILE belong together")
     try:
         _ = place.target
     except ValueError as error:
-        raise AskedWrongly(f"--url: {error}") from None
-    wire = PROTOCOLS[asked.protocol](place)
+        raise InvalidRunOptions(f"--url: {error}") from None
+    wire = PROTOCOLS[options.protocol](place)
     wire.prepare()
     return wire

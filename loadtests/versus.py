@@ -16,7 +16,7 @@ from loadtests.benches.server import command_line
 from loadtests.results.record import Cell, Record
 from loadtests.results.report_table import Cell as Value
 from loadtests.results.report_table import Table
-from loadtests.run import Ready
+from loadtests.run import PreparedRun
 
 PERCENTS = (50, 90, 99)
 
@@ -25,12 +25,12 @@ class NotSimulated(ValueError):
     """The simulator refused the scenario; says why."""
 
 
-def simulated(ready: Ready) -> dict[str, Any]:
+def simulated(ready: PreparedRun) -> dict[str, Any]:
     """What `headrace simulate --json` prints. Raises NotSimulated."""
-    asked = ready.asked
-    changes = [part for each in asked.changes for part in ("--set", each)]
-    trace = ["--trace", str(asked.trace)] if asked.trace else []
-    command = [*command_line(), "simulate", str(asked.scenario), "--json", *changes, *trace]
+    options = ready.options
+    changes = [part for each in options.changes for part in ("--set", each)]
+    trace = ["--trace", str(options.trace)] if options.trace else []
+    command = [*command_line(), "simulate", str(options.scenario), "--json", *changes, *trace]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NotSimulated(done.stderr.strip() or f"headrace simulate exited {done.returncode}")

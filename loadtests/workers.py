@@ -21,12 +21,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from loadtests.client.player import Player, Stand, run_loop
-from loadtests.client.protocols.rubbish import with_rubbish
+from loadtests.client.player import Player, PlayerSettings, run_loop
+from loadtests.client.protocols.malformed import with_malformed
 from loadtests.client.protocols.types import Wire
 from loadtests.results.record import Cell, merged
-from loadtests.results.recorder import Keeper, Terms
-from loadtests.traffic.plan import Part, Plan
+from loadtests.results.recorder import RecordingRules, RunRecorder
+from loadtests.traffic.plan import Plan, PlanPart
 from loadtests.traffic.scenario import Scenario
 
 GLIMPSE_S = 0.5
@@ -47,7 +47,7 @@ class Order:
     scenario: Scenario
     folder: Path
     wire: Wire
-    terms: Terms
+    terms: RecordingRules
     processes: int = 1
     connections: int = 4096
     timeout_s: float = 30.0
@@ -62,10 +62,10 @@ class Glimpse:
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class WorkerResult:
     """One process's at the end. `cpu`: its share of a core; `full`: every connection was open."""
 
-    keeper: Keeper
+    recorder: RunRecorder
     cpu_s: float
     cpu: float
     full: bool
@@ -75,7 +75,7 @@ class Account:
 Watch = Callable[[list[Glimpse]], None]
 
 
-def play(order: Order, watch: Watch) -> list[Account]:
+def play(order: Order, watch: Watch) -> list[WorkerResult]:
     """`watch` hears of the processes' last glimpses. Raises TraceError and WorkerLost."""
     start = time.time() + START_S
     running: list[tuple[BaseProcess, Connection]] = []
@@ -99,8 +99,8 @@ def _start(order: Order, number: int, start: float) -> tuple[BaseProcess, Connec
     return process, mine
 
 
-def _watched(glimpses: dict[Connection, Glimpse | None], watch: Watch) -> list[Account]:
-    accounts: list[Account] = []
+def _watched(glimpses: dict[Connection, Glimpse | None], watch: Watch) -> list[WorkerResult]:
+    accounts: list[WorkerResult] = []
     open_pipes = list(glimpses)
     while open_pipes:
         for pipe in wait(open_pipes, timeout=GLIMPSE_S):
@@ -111,7 +111,7 @@ def _watched(glimpses: dict[Connection, Glimpse | None], watch: Watch) -> list[A
                 raise WorkerLost("a load generating process ended without its account") from None
             if isinstance(said, Exception):
                 raise said
-            if isinstance(said, Account):
+            if isinstance(said, WorkerResult):
                 accounts.append(said)
                 open_pipes.remove(pipe)
             else:
@@ -153,7 +153,7 @@ def _interruptible(running: list[tuple[BaseProcess, Connection]]) -> Iterator[No
 
 
 def _work(order: Order, number: int, start: float, pipe: Connection) -> None:
-    account: Account | Exception
+    account: WorkerResult | Exception
     try:
         account = run_loop(_played(order, number, start, pipe))
     except Exception as error:  # told where it can be explained
@@ -162,16 +162,16 @@ def _work(order: Order, number: int, start: float, pipe: Connection) -> None:
         pipe.send(account)
 
 
-async def _played(order: Order, number: int, start: float, pipe: Connection) -> Account:
-    keeper = Keeper(order.terms)
-    plan = Plan(order.scenario, order.folder, part=Part(number, order.processes))
+async def _played(order: Order, number: int, start: float, pipe: Connection) -> WorkerResult:
+    recorder = RunRecorder(order.terms)
+    plan = Plan(order.scenario, order.folder, part=PlanPart(number, order.processes))
     connections = max(1, min(order.connections, most_connections()) // order.processes)
-    wire = with_rubbish(order.wire)
+    wire = with_malformed(order.wire)
     wire.reseed(f"{order.scenario.seed} {number}")
-    stand = Stand(
+    stand = PlayerSettings(
         wire.place.target, wire.request, wire.listener, connections, timeout_s=order.timeout_s
     )
-    player = Player(plan, stand, keeper.ended)
+    player = Player(plan, stand, recorder.ended)
     begin = time.perf_counter() + start - time.time()
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, player.stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
@@ -179,12 +179,12 @@ async def _played(order: Order, number: int, start: float, pipe: Connection) -> 
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    teller = asyncio.create_task(_tell(keeper, begin, pipe))
+    teller = asyncio.create_task(_tell(recorder, begin, pipe))
     cpu_s = await player.run(begin)
     teller.cancel()
     wall_s = time.perf_counter() - begin
     full = player.most_callers >= connections
-    return Account(keeper, cpu_s, cpu_s / wall_s, full, wall_s)
+    return WorkerResult(recorder, cpu_s, cpu_s / wall_s, full, wall_s)
 
 
 def most_connections() -> int:
@@ -200,9 +200,9 @@ def most_connections() -> int:
     return hard - KEPT_FILES
 
 
-async def _tell(keeper: Keeper, begin: float, pipe: Connection) -> None:
+async def _tell(recorder: RunRecorder, begin: float, pipe: Connection) -> None:
     while True:
         await asyncio.sleep(GLIMPSE_S)
-        tenants = {name: merged(cells.values()) for name, cells in keeper.cells.items()}
+        tenants = {name: merged(cells.values()) for name, cells in recorder.cells.items()}
         with suppress(BrokenPipeError):
             pipe.send(Glimpse(time.perf_counter() - begin, tenants))

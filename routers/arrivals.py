@@ -17,10 +17,10 @@ from routers.buckets.edges import EdgeSolver
 from routers.cost.model import CostModel
 from routers.deadlines import Turnaround
 from routers.flows import Flow
+from routers.lanes import Row, Ticket
 from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
 from routers.streams.generations import Generations
-from routers.tickets import Row, Ticket
 from routers.types import Generation, Request
 
 

@@ -13,18 +13,15 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from routers.batcher import form_batch
-from routers.leases import Lease, stream_share
-from routers.members import abort
-from routers.placement.affinity import Affinity
-from routers.placement.choice import finish_in_s
+from routers.lanes import Row
+from routers.leases import abort, stream_share
+from routers.placement.choice import Affinity, finish_in_s
 from routers.placement.speculative_copies import SpeculativeCopies, row_ids
 from routers.preemption import spare_lease
-from routers.replica_capacity import FormedBatch
-from routers.replica_state import ReplicaState
+from routers.replica_state import FormedBatch, Lease, ReplicaState
 from routers.request_table import RequestTable
 from routers.streams.choice import preferred as preferred_stream
 from routers.streams.leases import began
-from routers.tickets import Row
 from routers.types import Action, Dispatch
 
 _MOST_URGENT = (0, 0, inf)

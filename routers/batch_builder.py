@@ -1,20 +1,23 @@
-"""A batch while it is being formed: what is in it, how full it is, who pays for it.
+"""A batch while it is being formed, and whether shorter or late rows may fill the room it has left.
 
 Rows are taken out of the queue one by one and charged to their flows at once by what each was
 predicted to cost, so that the order among flows follows; when the batch is whole, its predicted
-seconds are divided in the same proportions and the charges put right. Which rows are taken is
-`batcher`'s and `buckets.spare_room`'s decision.
+seconds are divided in the same proportions and the charges put right.
+
+Shorter rows ride along where device seconds fall by it: what the batch grows by, padded to its
+longest, against what their own batch would shrink by. Its fixed part is saved only if no more rows
+come to that bucket meanwhile, so buckets merge when little arrives and part when much does. Source:
+spill-up and merge-when-idle (BucketServe, arXiv 2507.17120), decided by predicted cost.
 """
 
 from __future__ import annotations
 
-from math import inf
+from math import exp, inf
 
 from routers.flows import Flow
-from routers.lanes import Lane
-from routers.replica_capacity import FormedBatch, ReplicaCapacity
+from routers.lanes import Lane, LengthClass, Row
+from routers.replica_state import FormedBatch, ReplicaCapacity
 from routers.request_table import RequestTable
-from routers.tickets import Row
 from routers.types import FlowWork
 
 _GRAIN = 16  # tokens: means are rounded up to it, so that few targets are worked out
@@ -121,3 +124,77 @@ def _width(requests: RequestTable, lane: Lane, edge: int) -> int:
     shelf = lane.shelves.get(edge)
     mean = shelf.tokens // shelf.rows if shelf is not None and shelf.rows else edge
     return min(edge, (mean // _GRAIN + 1) * _GRAIN)
+
+
+_EASY = 0.1  # of the SLO: waiting on-time work, in seconds a replica, below which there is time
+
+
+def fill_spare_room(requests: RequestTable, draft: BatchBuilder) -> None:
+    shelves = draft.lane.shelves
+    if draft.room <= 0 or len(shelves) < 2:
+        return
+    shorter = [edge for edge, shelf in shelves.items() if shelf.rows and edge < draft.edge]
+    for edge in sorted(shorter, reverse=True):
+        shelf = shelves[edge]
+        count = _how_many(requests, draft, shelf)
+        for _ in range(count):
+            bucket = shelf.order.first()
+            row = bucket.head() if bucket is not None else None
+            if row is None or not draft.holds(row):
+                break
+            draft.take(row)
+
+
+def _how_many(requests: RequestTable, draft: BatchBuilder, shelf: LengthClass) -> int:
+    """All of the shelf's rows, as many as fit, or none."""
+    settings = requests.settings
+    count = min(shelf.rows, draft.room)
+    mean = -(-shelf.tokens // shelf.rows)
+    rows = len(draft.rows) + count
+    if settings.pads:
+        count -= max(0, rows - settings.max_tokens // draft.longest)
+    elif mean:
+        count = min(count, (settings.max_tokens - draft.total) // mean)
+    if count <= 0:
+        return 0
+    grown_s = draft.predicted_s(count, count * mean)
+    if grown_s > requests.sizes.most_s():
+        return 0
+    return (
+        count if grown_s - draft.predicted_s() <= _saved_s(requests, shelf, count, grown_s) else 0
+    )
+
+
+def _saved_s(requests: RequestTable, shelf: LengthClass, count: int, meanwhile_s: float) -> float:
+    """What the shelf's own next batch is expected to take less without `count` of its rows, if it
+    comes after `meanwhile_s`."""
+    width = shelf.edge if requests.settings.pads else -(-shelf.tokens // shelf.rows)
+    predict = requests.cost.predict
+    own = min(shelf.rows, requests.sizes.target(shelf.edge))
+    if shelf.rows > count:
+        return predict(own, width) - predict(max(1, own - count), width)
+    fixed_s = max(0.0, 2.0 * predict(1, width) - predict(2, width))
+    others_come = 1.0 - exp(-meanwhile_s / requests.arrivals.gap_s(shelf.edge))
+    return predict(own, width) - others_come * fixed_s
+
+
+def take_late_along(requests: RequestTable, draft: BatchBuilder, now: float) -> None:
+    """Late rows of the same bucket, while what waits on time leaves time for them: a device that is
+    never without on-time rows, though not overloaded, would not serve them before they expire. Of
+    flows that are not above their share, also while only those above theirs make it busy."""
+    waiting, lane = requests.waiting, draft.lane
+    if lane.late or draft.room <= 0 or len(waiting.late) <= lane.priority:
+        return
+    shelf = waiting.late[lane.priority].shelves.get(draft.edge)
+    if shelf is None or not shelf.rows:
+        return
+    if draft.most_start == inf and requests.load_s() > _EASY * requests.settings.slo_s:
+        return
+    due = min([row.ticket.request.deadline for row in draft.rows]) - now - draft.offer.starts_in_s
+    while draft.room > 0 and (bucket := shelf.order.first()) is not None:
+        row = bucket.head()
+        if row is None or not draft.holds(row) or bucket.flow.start > draft.most_start:
+            return
+        if draft.predicted_s(1, row.length, quantile=0.99) > due:
+            return
+        draft.take(row)

@@ -16,16 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from routers.batch_builder import BatchBuilder
+from routers.batch_builder import BatchBuilder, fill_spare_room, take_late_along
 from routers.batch_size import pays_to_wait
-from routers.buckets.bucket import Bucket
-from routers.buckets.spare_room import fill_spare_room, take_late_along
 from routers.flows import Flow
-from routers.lanes import FlowQueue, Lane
-from routers.replica_capacity import FormedBatch, ReplicaCapacity
+from routers.lanes import Bucket, FlowQueue, Lane, Row
+from routers.replica_state import FormedBatch, ReplicaCapacity
 from routers.request_table import RequestTable
 from routers.streams.turns import next_row
-from routers.tickets import Row
 from routers.types import Action
 
 _EARLY_DROP = 0.7  # of the batch that could be formed: the size at which a row must make it

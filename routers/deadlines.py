@@ -1,11 +1,13 @@
-"""When must something happen to a request even though no event comes?
+"""When must a request be looked at though no event comes, and may it then go on waiting?
 
 Each live request has one entry in a heap: the moment it is demoted (its latest start), refused or
 expires, whichever is next. Entries of forgotten requests are skipped and compacted away, so the
 heap holds at most twice the live requests (plus a constant). The latest start is the deadline less
 what dispatch to answer has lately taken for its bucket (mean + 2 mean deviations, as TCP's
 retransmission timer does, RFC 6298), but never less than half of the request's budget: a hiccup may
-not demote everybody on arrival.
+not demote everybody on arrival. A late request may wait until its deadline; from there on with
+`late="refuse"` no longer, with `late="demote"` until it expires; and always as long as the late
+rows that wait leave it a place.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from routers.tickets import Ticket
+from routers.lanes import Ticket
+from routers.request_queue import RequestQueue
+from routers.settings import DispatcherSettings
+from routers.types import Request
 
 _SLACK = 32
-_GAIN = 0.125
+_MEAN_GAIN = 0.125
 _DEVIATION_GAIN = 0.25
 _DEVIATIONS = 2.0
 _MAX_MARGIN = 0.5  # of the budget a request arrived with
@@ -85,7 +90,7 @@ class Turnaround:
         mean, deviation = known
         off = seconds - mean
         deviation += _DEVIATION_GAIN * (abs(off) - deviation)
-        self._seen[edge] = (mean + _GAIN * off, deviation)
+        self._seen[edge] = (mean + _MEAN_GAIN * off, deviation)
 
     def margin_s(self, edge: int) -> float:
         known = self._seen.get(edge)
@@ -101,3 +106,31 @@ def _next_longer(
 ) -> tuple[float, float] | None:
     longer = [other for other, seen in known.items() if other >= edge and seen is not None]
     return known[min(longer)] if longer else None
+
+
+def next_moment(ticket: Ticket, now: float) -> float:
+    """When time changes what may become of it: it turns late, may wait no longer, expires."""
+    if not ticket.late:
+        return ticket.latest_start
+    request = ticket.request
+    return request.deadline if now < request.deadline else request.expires
+
+
+def is_over(request: Request, settings: DispatcherSettings, now: float) -> bool:
+    """Whether its deadline has passed and settings let nothing wait beyond that."""
+    return settings.late == "refuse" and request.deadline <= now
+
+
+def has_place(rows: int, waiting: RequestQueue, settings: DispatcherSettings) -> bool:
+    """Whether so many rows more may wait late."""
+    return waiting.late_rows + rows <= settings.max_late_rows
+
+
+def is_refused(
+    ticket: Ticket, waiting: RequestQueue, settings: DispatcherSettings, now: float
+) -> bool:
+    """Whether a late request may not stay, or one that becomes late finds no place there."""
+    newcomers = 0 if ticket.late else ticket.queued
+    return is_over(ticket.request, settings, now) or (
+        newcomers > 0 and not has_place(newcomers, waiting, settings)
+    )

@@ -6,31 +6,28 @@ it. Order of a step: the event, then what time has brought (late, refused, expir
 so that nothing is dispatched at or past its expiry; copies come last. Batch and stream replicas
 differ in the share a lease takes and in nothing else. Work an event: O(log n), plus what the event
 itself names. It decides nothing itself: `requests` says what waits, `assignment` what goes where,
-`endings` what becomes of it, `racing` what is copied.
+`lease_completion` what becomes of it, `copies` what is copied.
 """
 
 from __future__ import annotations
 
 from math import inf
 
-from routers.admission.bounds import validate
 from routers.assignment import Assignment
+from routers.averages import Utilisation
 from routers.cost.model import Coefficients, CostError, CostModel
 from routers.invariants import check
 from routers.lease_completion import close_lease, forget_replica
-from routers.leases import LeaseBook
-from routers.members import start_first
-from routers.placement.affinity import Affinity
-from routers.placement.budget import Budget
-from routers.placement.hedging import Hedging
+from routers.leases import LeaseBook, Tally, start_first
+from routers.placement.choice import Affinity
+from routers.placement.hedging import Budget, Hedging
 from routers.placement.outliers import Outliers
 from routers.placement.speculative_copies import SpeculativeCopies
 from routers.replicas import ReplicaSet
 from routers.request_table import RequestTable
-from routers.settings import DispatcherSettings
+from routers.settings import DispatcherSettings, validate
 from routers.snapshots import State, take_snapshot
 from routers.streams.leases import moved
-from routers.tally import Tally
 from routers.types import (
     Action,
     Arrive,
@@ -43,9 +40,52 @@ from routers.types import (
     Replicas,
     Snapshot,
     Tick,
+    WakeAt,
 )
-from routers.utilisation import Utilisation
-from routers.wakeup_planner import WakeupPlanner
+
+
+class WakeupPlanner:
+    """As of the end of the last step. `quiet_until`: before then all that happens is what the next
+    newcomer does by itself, unless it is more urgent than the `most_urgent` that wait. `asked`:
+    where the timer stands, inf: it does not."""
+
+    def __init__(self) -> None:
+        self.asked = inf
+        self.quiet_until = -inf
+        self.most_urgent: int | None = None
+        self._looks_at = inf  # when time changes something about what is in the core
+        self._frees_at = inf  # when a replica may take a lease
+
+    def look(self, requests: RequestTable, racing: SpeculativeCopies) -> None:
+        """Everything may have changed."""
+        replicas, hedging = racing.replicas, racing.hedging
+        self._looks_at = min(requests.timers.next_at(), hedging.next_at())
+        self._frees_at = replicas.next_at()
+        held_until = requests.held_until
+        if held_until is not None and held_until < self._frees_at:
+            self._frees_at = held_until
+        self.quiet_until = min(self._looks_at, self._frees_at)
+        self.most_urgent = urgent = requests.most_urgent()
+        gives_way = urgent is not None and replicas.yielding.to(urgent) is not None
+        if replicas.has_ready or hedging.waiting or gives_way or racing.settings.preempt_streams:
+            self.quiet_until = -inf
+
+    def joined(self, requests: RequestTable) -> None:
+        """A newcomer waits, and nothing else has changed."""
+        at = requests.timers.next_at()
+        if at < self._looks_at:
+            self._looks_at = at
+            self.quiet_until = min(at, self.quiet_until)
+
+    def ask(self, waits: bool, actions: list[Action]) -> None:
+        """Ask for a timer, unless one that is early enough is outstanding. `waits`: something does,
+        for a replica."""
+        at = self._looks_at
+        if waits and self._frees_at < at:
+            at = self._frees_at
+        if at < self.asked:
+            self.asked = at
+            actions.append(WakeAt(at))
 
 
 class Dispatcher:

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from math import isclose
 
-from routers.buckets.bucket import Bucket
-from routers.lanes import Lane
-from routers.leases import Lease
-from routers.replica_state import ReplicaState
+from routers.lanes import Bucket, Lane, Row, Ticket
+from routers.replica_state import Lease, ReplicaState
 from routers.request_queue import RequestQueue
 from routers.snapshots import State
-from routers.tickets import Row, Ticket
 
 _SLACK = 32
 

@@ -1,21 +1,174 @@
 """What waits at one standing: a priority's rows that are on time, or its late ones.
 
 A lane orders flows by their start tags twice: over all lengths, to find who leads the next batch,
-and within each length interval (a shelf), to find who fills it. Rows that a replica has lost stand
-apart and travel alone. Buckets are kept by their edge, so edges may change while rows wait: what
-waits stays where it is. Work: O(log flows) a row; within a flow a look at each of its buckets.
+and within each length class, to find who fills it. Rows that a replica has lost stand apart and
+travel alone. A bucket holds the rows of one flow and one length class, earliest deadline first;
+buckets are kept by their edge, so edges may change while rows wait: what waits stays where it is.
+Work: O(log flows) a row; within a flow a look at each of its buckets.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Protocol
 
+from routers.admission.feasibility import Forecast
 from routers.batch_size import BatchSizes
-from routers.buckets.bucket import Bucket
-from routers.flows import Flow
-from routers.tag_order import Mark, TagOrder
-from routers.tickets import Row
+from routers.flows import Flow, Mark, TagOrder
+from routers.streams.generations import Plan
+from routers.types import Request
+
+
+class LeaseHandle(Protocol):
+    """What a row knows of the lease it stands in: enough to leave it."""
+
+    lease_id: int
+    live: int
+    probe: bool
+    aborted: bool
+
+    @property
+    def replica_id(self) -> str: ...
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One queued unit of a request. It stands in exactly one place, recorded here: in a bucket's
+    queue, in an open lease (and perhaps a copy of it), or nowhere (done). So leaving a queue needs
+    no search, and a stale entry of a lazy heap is recognised by looking at the row.
+
+    `order` numbers rows by arrival, across all requests. `edge`: of its bucket, `cost_s`: what
+    its service was predicted to take when it came. `lease`, `copy`: where it stands, and what races
+    that. `retried` rows travel alone and, where another replica runs, not to `avoid`, the replica
+    that lost them. `copied`: it was in a copy once, `stopped`: it was stopped for more urgent work
+    once, and will not be again."""
+
+    ticket: Ticket
+    index: int
+    length: int
+    order: int
+    edge: int
+    cost_s: float = 0.0
+    queue: Bucket | None = None
+    lease: LeaseHandle | None = None
+    copy: LeaseHandle | None = None
+    retried: bool = False
+    copied: bool = False
+    stopped: bool = False
+    avoid: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """`edge`: of its first row's bucket, `cost_s`: predicted seconds of all its rows when it came.
+    `open`: rows queued or leased; 0 means forgotten. `queued`: of those, the queued ones.
+    `late` once `latest_start` has passed: it can no longer be expected to meet its deadline.
+    `forecast` of its wait, until it has become true or not. `rows`: once it may wait. `plan`: of
+    one that generates."""
+
+    request: Request
+    flow: Flow
+    queued_at: float
+    latest_start: float
+    open: int
+    edge: int = 0
+    cost_s: float = 0.0
+    queued: int = 0
+    late: bool = False
+    forecast: Forecast | None = None
+    rows: tuple[Row, ...] = ()
+    plan: Plan | None = None
+
+
+_SLACK = 32
+
+Place = tuple[float, int, Row]
+"""Deadline, order of arrival, and who stands there, if the row still says so."""
+
+
+@dataclass(slots=True, eq=False)
+class Bucket:
+    """Rows of one flow and of lengths up to `edge`, earliest deadline first.
+
+    They mostly come in that order and stand in a line; one that does not, or comes back from a
+    replica, finds its place in a heap beside it. Deletion is lazy: leaving costs O(log n)
+    amortised, line and heap never hold more than twice the live rows (plus a constant), and an
+    empty bucket holds nothing. `turn`: when it leads next among its flow's buckets, in
+    seconds of full batches. `waiting_s`: predicted seconds of its rows."""
+
+    queue: FlowQueue
+    flow: Flow
+    edge: int
+    rows: int = 0
+    tokens: int = 0
+    waiting_s: float = 0.0
+    turn: float = 0.0
+    mark: Mark | None = None
+    line: deque[Place] = field(default_factory=deque)
+    heap: list[Place] = field(default_factory=list)
+
+    def push(self, row: Row) -> None:
+        row.queue = self
+        self.rows += 1
+        self.tokens += row.length
+        self.waiting_s += row.cost_s
+        line, place = self.line, (row.ticket.request.deadline, row.order, row)
+        if not line or line[-1] <= place:
+            line.append(place)
+        else:
+            heappush(self.heap, place)
+
+    def head(self) -> Row | None:
+        """The row with the earliest deadline, left where it is."""
+        line, heap = self.line, self.heap
+        while line and line[0][2].queue is not self:
+            line.popleft()
+        while heap and heap[0][2].queue is not self:
+            heappop(heap)
+        if heap and not (line and line[0] < heap[0]):
+            return heap[0][2]
+        return line[0][2] if line else None
+
+    def head_since(self) -> float:
+        """When the row with the earliest deadline came; inf for an empty bucket."""
+        row = self.head()
+        return row.ticket.queued_at if row is not None else inf
+
+    def pop_head(self) -> None:
+        """Take out the row that `head` has just returned."""
+        line, heap = self.line, self.heap
+        in_heap = heap and not (line and line[0] < heap[0])
+        self._count_out(heappop(heap)[2] if in_heap else line.popleft()[2])
+
+    def discard(self, row: Row) -> None:
+        """Take out any row; its place is left behind until it surfaces or is compacted."""
+        self._count_out(row)
+        if len(self.line) + len(self.heap) > 2 * self.rows + _SLACK:
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Forget rows that have left: none of them may come back before."""
+        self.line = deque([place for place in self.line if place[2].queue is self])
+        self.heap = [place for place in self.heap if place[2].queue is self]
+        heapify(self.heap)
+
+    def live(self) -> list[Row]:
+        return [row for _, _, row in sorted([*self.line, *self.heap]) if row.queue is self]
+
+    def _count_out(self, row: Row) -> None:
+        row.queue = None
+        self.rows -= 1
+        self.tokens -= row.length
+        self.waiting_s -= row.cost_s
+        if not self.rows:
+            self.waiting_s = 0.0
+            self.line.clear()
+            self.heap.clear()
+
 
 _KEPT = 16  # buckets, or shelves, before empty ones are dropped, and the turns they remember
 

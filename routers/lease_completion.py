@@ -1,10 +1,11 @@
-"""A lease has ended: what becomes of its rows, its replica, and what is known of both?
+"""What becomes of a lease's rows and replica when it has ended, and what is learnt from it?
 
-Rows are answered, go on in the lease that races this one, or go back to the queue: `busy` costs
+Rows are answered, go on in the copy that races this lease, or go back to the queue: `busy` costs
 them nothing (nothing was started), `lost` their one retry. Only an answer is a sample of cost, and
 only the first one of a race a sample of how long rows are away. What was charged is settled once,
 when the rows' last lease has ended: with the seconds the device worked, or refunded where nothing
-was served.
+was served. A number in the replica's report that cannot be true is replaced by one that says
+nothing, so that no account or average is spoilt by it for good.
 """
 
 from __future__ import annotations
@@ -12,16 +13,60 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from routers.leases import Lease
-from routers.members import fail, win
-from routers.placement.budget import Budget
+from routers.leases import fail, win
+from routers.placement.hedging import Budget
 from routers.placement.speculative_copies import SpeculativeCopies
-from routers.replica_state import ReplicaState
+from routers.replica_state import Lease, ReplicaState
 from routers.replicas import MIN_BLOCK_S, SUSPECT_S
-from routers.reports import believable
 from routers.snapshots import State
 from routers.streams import leases as streaming
-from routers.types import Action, Closed, LeaseEnd, Report
+from routers.types import Action, Closed, FlowWork, LeaseEnd, Report
+
+MOST_S = 1e6
+_MOST_VIRTUAL_S = 1e15
+
+
+def believable(report: Report, predicted_s: float) -> Report:
+    """The report, or one without what cannot be (not a number, negative, longer than a batch can
+    take): one NaN in a start tag, and a flow is never found again. What is possible is believed,
+    however odd; odd times are the cost model's and the outliers' business.
+    `predicted_s` stands in for its service time."""
+    scalars = (report.retry_in_s, report.transport_s, report.free_in_s)
+    if (
+        _is_time(report.service_s)
+        and all(map(_is_time, scalars))
+        and all(map(_is_virtual, report.virtual_time))
+        and all(map(_is_work, report.served))
+        and all(map(_is_work, report.waiting))
+    ):
+        return report
+    virtual = report.virtual_time
+    return replace(
+        report,
+        service_s=report.service_s if _is_time(report.service_s) else predicted_s,
+        retry_in_s=_or_none(report.retry_in_s),
+        transport_s=_or_none(report.transport_s),
+        free_in_s=_or_none(report.free_in_s),
+        virtual_time=tuple(each if _is_virtual(each) else 0.0 for each in virtual),
+        served=tuple(filter(_is_work, report.served)),
+        waiting=tuple(filter(_is_work, report.waiting)),
+    )
+
+
+def _is_time(seconds: float) -> bool:
+    return 0.0 <= seconds <= MOST_S  # of a NaN neither is true
+
+
+def _is_virtual(seconds: float) -> bool:
+    return 0.0 <= seconds <= _MOST_VIRTUAL_S
+
+
+def _is_work(work: FlowWork) -> bool:
+    return work[0] >= 0 and _is_time(work[2])
+
+
+def _or_none(seconds: float) -> float:
+    return seconds if _is_time(seconds) else 0.0
 
 
 def close_lease(state: State, event: Closed, now: float, actions: list[Action]) -> None:
@@ -93,7 +138,7 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
     if end is not LeaseEnd.LOST and event.report.service_s <= 0.0 and not lease.opened:
         _never_ran(racing, lease, raced)
     if lease.owes is not None:
-        state.requests.settle(lease.owes, _worked_s(lease, event), now)
+        state.requests.settle(lease.owes, _service_s(lease, event), now)
     if end is LeaseEnd.BUSY:
         if not lease.wanted_back:
             left_s = event.report.retry_in_s
@@ -111,7 +156,7 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
     state.requests.retry(stranded, lease.replica_id, now, actions)
 
 
-def _worked_s(lease: Lease, event: Closed) -> float | None:
+def _service_s(lease: Lease, event: Closed) -> float | None:
     """What a lease without an answer has cost: nothing, unless it was stopped on the way."""
     if event.end is not LeaseEnd.ABORTED:
         return None
@@ -140,7 +185,7 @@ def _never_ran(racing: SpeculativeCopies, lease: Lease, other: Lease | None) -> 
     for row in lease.goods.rows:
         if row.lease is not None and row.copy is None:
             row.copied = False
-            alone[row.lease] = None
+            alone[racing.leases.open[row.lease.lease_id]] = None
     for left in alone:
         racing.hedging.race_again(left)
 

@@ -1,73 +1,23 @@
-"""Who holds what: every batch or stream that a replica works on, and how much of it is taken.
+"""Who holds what: every batch or stream that a replica works on, and how rows leave it again.
 
 A lease takes a share of its replica's capacity when it opens and gives back exactly that when it
 closes: one slot for a batch, tokens for a stream (its row's length until progress says otherwise).
 Shares are whole units, so sums are exact. A row may stand in a lease and in a copy of it on another
-replica: the first answer takes it out of both, a lease that nobody waits for any more is aborted,
-and it keeps its share until it has really closed. Timing decisions are `replicas`' and `hedging`'s.
+replica: the first answer takes it out of both; a lease that fails leaves it to the other one; of
+two tied leases the first to start takes it over. A lease that nobody waits for any more is aborted,
+once, and keeps its share until it has really closed. `DispatchCounts` counts copies, retries and
+preemptions, and measures the two losses of staging against each other.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil
 
+from routers.lanes import LeaseHandle, Row
 from routers.preemption import Streams
-from routers.replica_capacity import FormedBatch
-from routers.replica_state import ReplicaState
-from routers.streams.leases import Running
-from routers.tickets import Row
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """`live`: members that have not left meanwhile. `starts_at` is predicted until `opened`.
-    `since`: when its rows were first sent, in this lease or in the one it copies. `owes`: the goods
-    whose charge is to be settled when it ends. `copy_of`: the lease whose rows it repeats, while
-    that is open; `copy`: the reverse. `repeats`: is a copy; `hedge`: one sent late. `probe`: a copy
-    that asks how its replica does; it runs to its end. `tied`: the first of the two to start
-    cancels the other. `paid_s`: what the budget paid for the race. `staged`: sent while another
-    ran. `trial`: of a row that was lost once. `ripe`: should be, or is, raced. `overdue`: far
-    beyond its prediction.
-    `firm`: not given up for what is more urgent. `wanted_back`: the dispatcher has asked for its
-    rows. `aborted`: its replica was told to drop it. `moment`: when `hedging` looks at it next.
-    `running`: of one that generates."""
-
-    lease_id: int
-    holder: ReplicaState
-    goods: FormedBatch
-    share: float
-    predicted_s: float
-    sent_at: float
-    starts_at: float
-    since: float
-    live: int
-    owes: FormedBatch | None = None
-    opened: bool = False
-    copy_of: Lease | None = None
-    copy: Lease | None = None
-    repeats: bool = False
-    hedge: bool = False
-    tied: bool = False
-    probe: bool = False
-    paid_s: float = 0.0
-    staged: bool = False
-    trial: bool = False
-    ripe: bool = False
-    overdue: bool = False
-    firm: bool = False
-    wanted_back: bool = False
-    aborted: bool = False
-    moment: float = inf
-    running: Running | None = None
-
-    def members(self) -> list[Row]:
-        """Rows that still wait for this lease, in the order they were sent."""
-        return [row for row in self.goods.rows if row.lease is self or row.copy is self]
-
-    @property
-    def replica_id(self) -> str:
-        return self.holder.replica.replica_id
+from routers.replica_state import FormedBatch, Lease, ReplicaState
+from routers.types import Abort, Action, Report
 
 
 class LeaseBook:
@@ -157,3 +107,112 @@ def stream_share(row: Row) -> float:
     """What the row takes of a stream replica's capacity, as far as can be told before it runs."""
     plan = row.ticket.plan
     return float(max(1, row.length)) if plan is None else float(ceil(plan.room))
+
+
+def win(lease: Lease, actions: list[Action]) -> list[Row]:
+    """It was answered: its members, which now stand in no lease."""
+    members = lease.members()
+    for row in members:
+        other = row.copy if row.lease is lease else row.lease
+        row.lease = row.copy = None
+        if other is not None:
+            _leave(other, actions)
+    _part(lease, lease)
+    return members
+
+
+def fail(lease: Lease) -> list[Row]:
+    """It brought nothing: its members that stand in no other lease. The others race on alone."""
+    stranded = []
+    for row in lease.members():
+        if row.lease is lease:
+            row.lease = row.copy
+        if row.lease is None:
+            stranded.append(row)
+        row.copy = None
+    _part(lease, lease.copy or lease.copy_of)
+    return stranded
+
+
+def start_first(lease: Lease, actions: list[Action]) -> None:
+    """Of two tied leases it has started first: its rows leave the other one."""
+    other = lease.copy or lease.copy_of
+    if other is None:
+        return
+    for row in lease.members():
+        if row.copy is not None:
+            row.lease, row.copy = lease, None
+            _leave(other, actions)
+    _part(lease, lease)
+
+
+def abandon(row: Row, actions: list[Action]) -> None:
+    """Nobody waits for this leased row any more; a lease that nobody waits for is aborted."""
+    lease, copy = row.lease, row.copy
+    row.lease = row.copy = None
+    if lease is not None:
+        _leave(lease, actions)
+    if copy is not None:
+        _leave(copy, actions)
+
+
+def _part(lease: Lease, heir: Lease | None) -> None:
+    """The race is over; who goes on with the rows also settles what is owed for them."""
+    other = lease.copy or lease.copy_of
+    if other is None:
+        return
+    loser = other if heir is lease else lease
+    if heir is not None and heir.owes is None and (heir is lease or heir.live):
+        heir.owes, loser.owes = loser.owes, None
+    lease.copy = lease.copy_of = other.copy = other.copy_of = None
+
+
+def _leave(lease: LeaseHandle, actions: list[Action]) -> None:
+    lease.live -= 1
+    if not lease.live and not lease.probe:
+        abort(lease, actions)
+
+
+def abort(lease: LeaseHandle, actions: list[Action]) -> None:
+    """Ask its replica to drop it, once."""
+    if not lease.aborted:
+        lease.aborted = True
+        actions.append(Abort(lease.lease_id, lease.replica_id))
+
+
+_GAIN = 0.05
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the start, and two losses, EWMAs in seconds, from what answers report.
+
+    `idle_gap_s`: device seconds from the end of a batch to the start of the next, where that had
+    been sent before or was sent at once. `early_binding_s`: that a staged batch waited at its
+    replica, in which its rows could not be bound otherwise. Just-in-time staging is right when
+    neither is worth naming."""
+
+    hedges: int = 0
+    hedges_won: int = 0
+    ties: int = 0
+    probes: int = 0
+    retries: int = 0
+    pushed_out: int = 0
+    preempted: int = 0
+    idle_gap_s: float = 0.0
+    early_binding_s: float = 0.0
+
+    def answered(self, lease: Lease, report: Report, now: float) -> None:
+        """To be called before the holder learns that the lease has closed."""
+        if report.service_s <= 0.0 or lease.holder.streams:
+            return
+        holder = lease.holder
+        ended = now - report.transport_s / 2.0
+        started = ended - report.service_s
+        if lease.staged:
+            waited = max(0.0, now - lease.sent_at - report.transport_s - report.service_s)
+            self.early_binding_s += _GAIN * (waited - self.early_binding_s)
+        if lease.sent_at <= holder.answered_at and not report.served:
+            gap = max(0.0, started - holder.idle_from)
+            self.idle_gap_s += _GAIN * (gap - self.idle_gap_s)
+        holder.answered_at, holder.idle_from = now, ended

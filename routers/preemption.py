@@ -11,12 +11,8 @@ due. Only on-time rows push.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
 
-from routers.replica_state import ReplicaState, Yield
-
-if TYPE_CHECKING:
-    from routers.leases import Lease
+from routers.replica_state import Lease, ReplicaState, Yield
 
 _TRIES = 4
 _SLACK = 32

@@ -1,4 +1,4 @@
-"""What does this gateway know of one replica: what it holds, when it will be free, how it has done?
+"""What this gateway knows of one replica: what it holds, when it will be free, what it can take.
 
 Leases on a batch replica are predicted to run one after another, behind what other gateways have
 started there; those of a stream replica run beside each other. `starts_at` of a lease is predicted
@@ -11,19 +11,96 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
 
-from routers.types import Replica, ReplicaKind, Report
+from routers.lanes import Row
+from routers.streams.generations import Running
+from routers.types import FlowWork, Replica, ReplicaKind, Report
 
-if TYPE_CHECKING:
-    from routers.leases import Lease
-    from routers.placement.choice import Entry
-    from routers.tickets import Row
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCapacity:
+    """What one replica can take now.
+
+    room: units of capacity that are free (tokens, for a stream). idle: it holds nothing. trusted:
+    it has answered before, so its costs are known. last_edge: bucket of the last batch it was sent,
+    0: none. alone: no other replica runs. starts_in_s: predicted seconds until its device is free.
+    others_idle: another replica holds nothing. Of a stream replica: saved: room besides, kept for
+    the row `saves_for`; reading_long: tokens of long prompts that it has yet to read.
+    """
+
+    replica_id: str
+    streams: bool = False
+    room: float = 1.0
+    idle: bool = True
+    trusted: bool = True
+    last_edge: int = 0
+    alone: bool = True
+    starts_in_s: float = 0.0
+    others_idle: bool = False
+    saved: float = 0.0
+    saves_for: Row | None = None
+    reading_long: float = 0.0
+
+    def allows(self, avoid: str) -> bool:
+        """Whether a row that `avoid` has lost may go to this one: not there, while others run."""
+        return self.alone or avoid != self.replica_id
+
+    def fits(self, row: Row) -> bool:
+        return not self.streams or self.has_room(row)
+
+    def has_room(self, row: Row) -> bool:
+        """Of a stream replica; an empty one has room for any one row that fits its cache."""
+        plan = row.ticket.plan
+        if plan is None:
+            return self.idle or max(1, row.length) <= self.room
+        own = self.idle or self.saves_for is row
+        return plan.room <= self.room + (self.saved if own else 0.0)
+
+    def reads(self, row: Row, long_tokens: float, most: float) -> bool:
+        """Whether it may begin with this prompt beside the long ones that it is reading."""
+        plan = row.ticket.plan
+        if plan is None or not self.reading_long:
+            return True
+        reads = plan.prompt - plan.cached
+        return reads <= long_tokens or self.reading_long + reads <= most
+
+    def may_try(self, row: Row) -> bool:
+        """Whether a retried row may go here: to a batch replica only when it holds nothing, so that
+        a second loss has one possible cause."""
+        return self.fits(row) if self.streams else self.idle
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FormedBatch:
+    """What a lease is made of: rows in order, the width they are predicted with (the longest row,
+    or the mean where batches are packed), and the edge of the bucket that led. rank, predicted_s:
+    see `routers.types.Dispatch`. charges: what each flow paid, for `RequestTable.settle`."""
+
+    rows: list[Row]
+    width: int
+    edge: int
+    rank: tuple[int, int, float] = (0, 0, 0.0)
+    predicted_s: float = 0.0
+    charges: tuple[FlowWork, ...] = ()
+
+    def split(self, service_s: float) -> tuple[FlowWork, ...]:
+        """Measured seconds by flow, as the predicted ones were charged; evenly if they were 0."""
+        whole, even = self.predicted_s, 1.0 / max(1, len(self.charges))
+        return tuple(
+            [
+                (priority, tenant, service_s * (seconds / whole if whole > 0.0 else even))
+                for priority, tenant, seconds in self.charges
+            ]
+        )
+
 
 _TRANSPORT_GAIN = 0.2
 _TRANSPORT_SPREAD = 1.5  # of the mean transport, what it may take where being late costs a turn
 _SAVED = 0.5  # of what a stream replica frees, for a row that has no room
 _EARLY = 0.2  # of a batch's prediction, how much sooner it may be over
+
+Entry = tuple[float, float, int, int, "ReplicaState"]
+"""Order within its kind (two keys, then the order of pushing), its kind, and whose it is."""
 
 Yield = tuple[int, int, int, "ReplicaState"]
 """How little urgent what it would give up is (late, priority; negative), the order, and who."""
@@ -165,3 +242,54 @@ class ReplicaState:
                 break
             newer += 1
         return len(self.leases) - newer
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """`live`: members that have not left meanwhile. `starts_at` is predicted until `opened`.
+    `since`: when its rows were first sent, in this lease or in the one it copies. `owes`: the goods
+    whose charge is to be settled when it ends. `copy_of`: the lease whose rows it repeats, while
+    that is open; `copy`: the reverse. `repeats`: is a copy; `hedge`: one sent late. `probe`: a copy
+    that asks how its replica does; it runs to its end. `tied`: the first of the two to start
+    cancels the other. `paid_s`: what the budget paid for the race. `staged`: sent while another
+    ran. `trial`: of a row that was lost once. `ripe`: should be, or is, raced. `overdue`: far
+    beyond its prediction.
+    `firm`: not given up for what is more urgent. `wanted_back`: the dispatcher has asked for its
+    rows. `aborted`: its replica was told to drop it. `moment`: when `hedging` looks at it next.
+    `running`: of one that generates."""
+
+    lease_id: int
+    holder: ReplicaState
+    goods: FormedBatch
+    share: float
+    predicted_s: float
+    sent_at: float
+    starts_at: float
+    since: float
+    live: int
+    owes: FormedBatch | None = None
+    opened: bool = False
+    copy_of: Lease | None = None
+    copy: Lease | None = None
+    repeats: bool = False
+    hedge: bool = False
+    tied: bool = False
+    probe: bool = False
+    paid_s: float = 0.0
+    staged: bool = False
+    trial: bool = False
+    ripe: bool = False
+    overdue: bool = False
+    firm: bool = False
+    wanted_back: bool = False
+    aborted: bool = False
+    moment: float = inf
+    running: Running | None = None
+
+    def members(self) -> list[Row]:
+        """Rows that still wait for this lease, in the order they were sent."""
+        return [row for row in self.goods.rows if row.lease is self or row.copy is self]
+
+    @property
+    def replica_id(self) -> str:
+        return self.holder.replica.replica_id

@@ -16,8 +16,7 @@ from math import inf
 
 from routers.placement.choice import Ready, load_of
 from routers.preemption import Yielding
-from routers.replica_capacity import ReplicaCapacity
-from routers.replica_state import ReplicaState
+from routers.replica_state import ReplicaCapacity, ReplicaState
 from routers.types import Replica
 
 MIN_BLOCK_S = 0.001  # a busy answer that names no time may not become a busy loop

@@ -12,8 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from routers.flows import Flows
-from routers.lanes import Lane
-from routers.tickets import Row
+from routers.lanes import Lane, Row
 from routers.types import FlowWork
 
 

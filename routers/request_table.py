@@ -10,22 +10,20 @@ is `batcher`'s question.
 from __future__ import annotations
 
 from routers.admission.admission_pipeline import AdmissionPipeline, Refusal
-from routers.admission.bounds import validate
 from routers.admission.controllers import Admission
-from routers.admission.lateness import is_over, is_refused, next_moment
 from routers.arrivals import Arrivals
 from routers.batch_size import BatchSizes
 from routers.cost.model import CostModel
-from routers.deadlines import Timers, Turnaround
+from routers.deadlines import Timers, Turnaround, is_over, is_refused, next_moment
 from routers.errors import BadRequestEvent
 from routers.flows import Flows
-from routers.members import abandon
-from routers.replica_capacity import FormedBatch
+from routers.lanes import Row, Ticket
+from routers.leases import abandon
+from routers.replica_state import FormedBatch
 from routers.replicas import ReplicaSet
 from routers.request_queue import RequestQueue
-from routers.settings import DispatcherSettings
+from routers.settings import DispatcherSettings, validate
 from routers.streams.generations import Generations
-from routers.tickets import Row, Ticket
 from routers.types import Action, Evict, FlowWork, Reason, Reject, Report, Request
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
+
+from routers.errors import BadSettings
 
 
 class Mode(Enum):
@@ -176,3 +179,23 @@ class DispatcherSettings:
     hedge: HedgeSettings = field(default_factory=HedgeSettings)
     outliers: OutlierSettings = field(default_factory=OutlierSettings)
     generation: GenerationSettings | None = None
+
+
+def validate(settings: DispatcherSettings) -> None:
+    """Raises `BadSettings` naming the field; the core relies on what is checked here."""
+    edges = settings.bucket_edges
+    if not edges or edges[0] < 1 or any(a >= b for a, b in pairwise(edges)):
+        raise BadSettings(f"bucket_edges must be ascending and at least 1, got {edges}")
+    for name in ("max_size", "max_tokens", "max_queue_rows", "priorities"):
+        if getattr(settings, name) < 1:
+            raise BadSettings(f"{name} must be at least 1, got {getattr(settings, name)}")
+    for name in ("max_late_rows", "ageing_s", "initial_cost_s", "slo_s", "max_slo_share"):
+        if getattr(settings, name) < 0:
+            raise BadSettings(f"{name} must not be negative, got {getattr(settings, name)}")
+    _one_of("late", settings.late, ("demote", "refuse"))
+    _one_of("hold", settings.hold, ("never", "auto"))
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise BadSettings(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")

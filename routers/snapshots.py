@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routers.buckets.bucket import Bucket
 from routers.cost.model import CostModel
 from routers.flows import Flow
+from routers.lanes import Bucket
 from routers.leases import LeaseBook
 from routers.placement.speculative_copies import SpeculativeCopies
 from routers.replica_state import ReplicaState

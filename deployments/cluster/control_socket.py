@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from deployments.cluster.run_folder import control_socket
+from deployments.cluster.server_files import control_socket
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 _CHANGES = ("apply", "freeze")

@@ -1,12 +1,9 @@
-"""Serve's HAProxy: what it may listen on, and how what it leaves behind is found and ended.
+"""Serve's HAProxy: a wrapper around the program that corrects Serve's template before it is read.
 
-It outlives Ray's end and keeps its port with port sharing, so the next server on that port would
-lose connections to it. Ours are told by the configuration's path on their command line, which lies
-in a folder of ours; nobody else's process is ever touched, nor one whose cluster still runs.
-A wrapper around the program mends Serve's template before it is read: HAProxy's own pages are bound
-to every interface, a line a request goes to the machine's syslog, half-sent headers get an hour,
-its own refusals are 500s, it spins for a client that leaves while it waits and keeps its request
-(docs/decisions/0015-haproxy-does-not-splice.md), and nothing bounds what is under way at a gateway.
+In that template HAProxy's own pages are bound to every interface, a line a request goes to the
+machine's syslog, half-sent headers get an hour, its own refusals are 500s, it spins for a client
+that leaves while it waits and keeps its request (docs/decisions/0015-haproxy-does-not-splice.md),
+and nothing bounds what is under way at a gateway.
 That last one costs a server: connections that overflow a busy gateway's listen queue time out,
 HAProxy takes it for down and sends everything through Serve's Python proxy, a tenth as fast, from
 which it does not recover while callers come again
@@ -15,19 +12,14 @@ which it does not recover while callers come again
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 import shutil
 from pathlib import Path
 
-import psutil
-
-_TERM_WAIT_S = 2.0
 _QUEUE_S = 1
 _CHECK_S = 10
 _RETRY_AFTER_S = 1
-_MANAGER = "ray::HAProxyManager"
 _WRAPPER = """#!/bin/sh
 sed -f {edits} "$3" > "$3.ours" && cat "$3.ours" > "$3"
 exec {program} "$@"
@@ -96,35 +88,3 @@ def _program() -> str:
         return found
     program: str = get_haproxy_binary()
     return program
-
-
-def find(folder: Path) -> list[psutil.Process]:
-    """HAProxy processes whose command line names a file below `folder`."""
-    prefix = f"{folder}/"
-    ours = []
-    for process in psutil.process_iter(["name", "cmdline"]):
-        line = process.info["cmdline"] or []
-        if "haproxy" in (process.info["name"] or "") and any(a.startswith(prefix) for a in line):
-            ours.append(process)
-    return ours
-
-
-def is_managed(process: psutil.Process) -> bool:
-    """Whether the cluster that started it still runs."""
-    try:
-        parent = process.parent()
-        return parent is not None and "".join(parent.cmdline()).startswith(_MANAGER)
-    except psutil.Error:
-        return False
-
-
-def end(processes: list[psutil.Process]) -> None:
-    """Terminates, then kills; returns when they are gone."""
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, alive = psutil.wait_procs(processes, timeout=_TERM_WAIT_S)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(alive, timeout=_TERM_WAIT_S)

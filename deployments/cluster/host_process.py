@@ -17,19 +17,19 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deployments.cluster import haproxy, ports, run_folder, state_file
+from deployments.cluster import haproxy, orphaned_processes, ports, server_files
 from deployments.cluster.applications import Place, serve_config
-from deployments.cluster.changes import changes_between, taken_back, without
 from deployments.cluster.ray_env import apply_environment, resolved_ingress
 from deployments.cluster.ready_message import ready_message
+from deployments.cluster.reconfiguration import Reconfiguration, write_tenants
 from deployments.contract import logs
-from deployments.contract.log_socket import VARIABLE as LOG_SOCKET
-from deployments.contract.log_socket import LogSocket
-from deployments.settings import ControllerSettings, Settings, SettingsErrors, load, with_address
+from deployments.contract.logs import LOG_SOCKET, LogSocket
+from deployments.settings import Settings, SettingsErrors, load, with_address
 from deployments.settings.made import cache_dir
 
 _POLL_S = 0.2
@@ -57,7 +57,8 @@ class Host:
         self._settings = settings
         self._path = path.absolute()
         self._port = settings.gateway.port
-        self._states = state_file.state_folder()
+        self._id = uuid.uuid4().hex
+        self._states = server_files.state_folder()
         self._folder = self._states / str(self._port)
         self._began = time.time()
         self._place = Place(str(cache_dir()), str(self._folder / "tenants.yaml"))
@@ -71,8 +72,8 @@ class Host:
         signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=self._until_parent_leaves, daemon=True).start()
-        for sentence in ports.free_or_say(self._settings.gateway, self._states):
-            say("failed", message=sentence)
+        if refusal := self._clear_the_way():
+            say("failed", message=refusal)
             return 1
         try:
             self._start()
@@ -93,37 +94,55 @@ class Host:
         sys.stdin.read()
         self._stop.set()
 
+    def _clear_the_way(self) -> str | None:
+        """Ends what killed servers on this port left; why this one cannot start nevertheless."""
+        known = server_files.known(self._port, self._states)
+        for state in known:
+            if state.alive:
+                return _already_served(self._port, state.server.pid)
+        try:
+            for state in known:
+                if sentence := orphaned_processes.clear(state, self._states):
+                    say("log", message=sentence)
+        except TimeoutError as error:
+            return str(error)
+        return ports.refusal(self._settings.gateway)
+
     def _start(self) -> None:
         try:
             self._make_folders()
         except OSError as error:
             at, why = error.filename or self._states, error.strerror or error
             raise StartFailed(f"{at} cannot be written: {why}; XDG_STATE_HOME moves it") from None
-        apply_environment(self._settings.gateway, run_folder.made(self._port), self._own())
+        folder = server_files.make_run_folder(self._port)
+        server_files.write(self._state("", ""), folder)
+        apply_environment(self._settings.gateway, folder, self._own(folder))
         say("phase", name="ray", message="starting Ray")
         from deployments.cluster.cluster import Cluster
 
         self._cluster = Cluster(self._port)
         # Ray's own handler, installed meanwhile, prints a stack trace before it calls ours.
         signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
-        self._write_state(self._cluster.address, self._cluster.dashboard_url)
+        server_files.write(
+            self._state(self._cluster.address, self._cluster.dashboard_url), self._states
+        )
         self._cluster.declare(list(self._settings.models))
         say("phase", name="deploy", message="deploying")
         self._cluster.put(serve_config(self._settings, self._place))
         self._until_ready()
 
     def _make_folders(self) -> None:
-        self._write_state("", "")
+        server_files.write(self._state("", ""), self._states)
         self._folder.mkdir(parents=True, exist_ok=True)
         # Ray puts its driver's folder on every worker's import path: not the user's, then.
         os.chdir(self._folder)
-        ports.write_tenants(self._settings, Path(self._place.tenants_file))
+        write_tenants(self._settings, Path(self._place.tenants_file))
 
-    def _own(self) -> dict[str, str]:
+    def _own(self, folder: Path) -> dict[str, str]:
         """What this start adds to the cluster's environment."""
-        folder = run_folder.made(self._port)
         self._logs = LogSocket(folder / "log.sock", lambda line: say("log", message=line))
         own = {
+            orphaned_processes.VARIABLE: self._id,
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.any_free()),
             "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.any_free()),
             LOG_SOCKET: str(self._logs.path),
@@ -138,18 +157,18 @@ class Host:
             )
         return own
 
-    def _write_state(self, address: str, dashboard_url: str) -> None:
-        state = state_file.ServerState(
+    def _state(self, address: str, dashboard_url: str) -> server_files.ServerState:
+        return server_files.ServerState(
             port=self._port,
-            server=state_file.ProcessMark.of(os.getpid()),
+            server=server_files.ProcessMark.of(os.getpid()),
             ray_address=address,
             dashboard_url=dashboard_url,
             settings_path=str(self._path),
             started_at_s=self._began,
+            server_id=self._id,
             ports=ports.of(self._settings.gateway),
             host=self._settings.gateway.host,
         )
-        state_file.write(state, self._states)
 
     def _until_ready(self) -> None:
         began = time.monotonic()
@@ -185,68 +204,55 @@ class Host:
             self._stop.wait()
 
     def _handlers(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-        return {"status": self._status, "apply": self._apply, "freeze": self._freeze}
+        live = Reconfiguration(self._settings, self._cluster, self._place, self._stop)
+        return {
+            "status": lambda _: self._status(live.settings),
+            "apply": live.apply,
+            "freeze": live.freeze,
+        }
 
-    def _status(self, _: dict[str, Any]) -> dict[str, Any]:
-        status: dict[str, Any] = self._cluster.status(self._settings)
+    def _status(self, settings: Settings) -> dict[str, Any]:
+        status: dict[str, Any] = self._cluster.status(settings)
         uptime_s = time.time() - self._began
         return {"url": self._url(), "pid": os.getpid(), "uptime_s": uptime_s, **status}
-
-    def _apply(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Loads the file, refuses what cannot change while running, and puts the whole list."""
-        path = Path(request["path"])
-        try:
-            new = load(path)
-        except SettingsErrors as wrong:
-            return {"error": str(wrong)}
-        gateway = self._settings.gateway
-        if new.gateway.model_copy(update={"port": gateway.port, "host": gateway.host}) != gateway:
-            return {"error": "gateway settings cannot change while it runs; stop and serve again"}
-        new = new.model_copy(update={"gateway": gateway})
-        changes = changes_between(self._settings, new)
-        failed = self._put(new, changes["added"] + changes["changed"])
-        if not failed:
-            self._settings, self._path = new, path
-            return changes
-        kept = without(self._settings, new, failed)
-        self._put(kept, [])
-        self._settings = kept
-        return {"error": "\n".join(taken_back(self._settings, failed))}
-
-    def _freeze(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Until it is asked for the opposite, or a file is applied: then that one holds."""
-        switched = {"controllers": ControllerSettings(frozen=request["frozen"])}
-        new = self._settings.model_copy(update=switched)
-        ports.write_tenants(new, Path(self._place.tenants_file))
-        changes = changes_between(self._settings, new)
-        self._settings = new
-        return changes
-
-    def _put(self, new: Settings, changed: list[str]) -> dict[str, str]:
-        """Makes the list of models that of `new`; why those of `changed` that failed did."""
-        ports.write_tenants(new, Path(self._place.tenants_file))
-        self._cluster.declare(list(new.models))
-        self._cluster.put(serve_config(new, self._place))
-        failures: dict[str, str] = self._cluster.settle(
-            {name: new.models[name] for name in changed}, self._stop
-        )
-        return failures
 
     # ---- end --------------------------------------------------------------------------------
 
     def _end(self) -> None:
         """Of everything this start began; a start that was refused began nothing."""
+        try:
+            self._end_cluster()
+        except Exception:
+            logger.exception("the cluster did not end in order")
+        self._end_processes()
+        if self._logs is not None:
+            self._logs.close()
+        say("stopped")
+
+    def _end_cluster(self) -> None:
         if self._cluster is not None:
             say("phase", name="drain", message="draining")
             self._cluster.drain(self._settings.gateway.drain_s)
             say("phase", name="stop", message="stopping Ray")
             self._cluster.close()
-        haproxy.end(haproxy.find(run_folder.path_of(self._port)))
-        if self._logs is not None:
-            self._logs.close()
-        run_folder.remove(self._port)
-        state_file.remove(self._port, self._states)
-        say("stopped")
+
+    def _end_processes(self) -> None:
+        """Of what Ray does not end itself: HAProxy, and agents that have not heard of its end. The
+        files are kept when one does not end: a later `headrace stop` needs them."""
+        try:
+            orphaned_processes.end(self._id)
+        except TimeoutError as error:
+            say("log", message=str(error))
+            return
+        server_files.remove_run_folder(self._port)
+        server_files.remove(self._port, self._states)
+
+
+def _already_served(port: int, pid: int) -> str:
+    return (
+        f"port {port} is served by Headrace already (process {pid}); "
+        f"`headrace stop --port {port}` ends it, `headrace apply` changes its models"
+    )
 
 
 def main() -> int:

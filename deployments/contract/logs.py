@@ -1,23 +1,32 @@
-"""What does a log line look like, and what never stands in one?
+"""Log lines of all processes: what one looks like, what never stands in one, and where it goes.
 
 One JSON object a line (or plain text), by the standard library's logging under the logger
 `headrace`. What belongs to a request is passed explicitly as `extra=`; of that only the names in
-`FIELDS` are written, so that a body, a header or a key cannot slip in with a careless extra. An
-exception is one field. It configures no other library's logging.
+`FIELDS` are written, so that a body, a header or a key cannot slip in with a careless extra. Ray
+sends its workers' output to files of its own, so on a local cluster the host opens a Unix datagram
+socket and names it in the environment; workers write each line to it, one datagram a line. Writing
+never waits: when nobody reads fast enough, or the host is gone, the line is dropped. Without the
+variable (on Kubernetes) lines go to stderr.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import os
+import socket
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TextIO
 
 import msgspec
 
-from deployments.contract import log_socket
-
+LOG_SOCKET = "HEADRACE_LOG_SOCKET"
+_LONGEST_BYTES = 128 * 1024
 FIELDS = (
     "gateway", "model", "version", "replica", "tenant", "priority", "protocol", "request_id",
     "trace_id", "method", "path", "status", "outcome", "reason", "total_ms", "queue_wait_ms",
@@ -29,6 +38,49 @@ _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), 127)}
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
+class _Datagrams(io.TextIOBase):
+    """A stream whose every `write` is one datagram."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._socket.sendto(text.encode("utf-8", "replace")[:_LONGEST_BYTES], self._path)
+        return len(text)
+
+
+def log_stream() -> TextIO | None:
+    """Where this process's lines go, None: to stderr."""
+    path = os.environ.get(LOG_SOCKET)
+    return _Datagrams(path) if path else None  # type: ignore[return-value]
+
+
+class LogSocket:
+    """The host's end: calls `take(line)` on a thread of its own, until closed."""
+
+    def __init__(self, path: Path, take: Callable[[str], None]) -> None:
+        self.path = path
+        self._take = take
+        path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        path.chmod(0o600)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self._take(self._socket.recv(_LONGEST_BYTES).decode("utf-8", "replace").rstrip())
+
+    def close(self) -> None:
+        """Lines still on their way are lost."""
+        self._socket.close()
+        self.path.unlink(missing_ok=True)
+
+
 def configure(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:
     """Sends everything under `headrace` to `stream` as `json` or `text`; idempotent.
 
@@ -37,7 +89,7 @@ def configure(level: str = "info", form: str = "json", stream: TextIO | None = N
     logger = logging.getLogger(ROOT)
     for handler in [*logger.handlers]:
         logger.removeHandler(handler)
-    handler = logging.StreamHandler(stream or log_socket.stream() or sys.stderr)
+    handler = logging.StreamHandler(stream or log_stream() or sys.stderr)
     handler.setFormatter(JSONFormatter() if form == "json" else TextFormatter())
     logger.addHandler(handler)
     logger.setLevel(level.upper())

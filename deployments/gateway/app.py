@@ -28,7 +28,7 @@ from deployments.gateway.pipeline import Pipeline
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.request_context import GatewayServices
-from deployments.gateway.telemetry.observer import Observer
+from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import TenantsFile
 from deployments.settings import GatewaySettings
 
@@ -128,11 +128,11 @@ def assembled(
     tenants: TenantsFile,
     models: Catalogue,
     pool: FairThreadPool,
-    observer: Observer,
+    telemetry: GatewayTelemetry,
 ) -> GatewayApp:
     """The app over parts that its owner made, and ends."""
-    gate = GatewayServices(settings, tenants=tenants, models=models, pool=pool, watcher=observer)
-    return GatewayApp(gate, Pages(models, observer), observer.connection)
+    gate = GatewayServices(settings, tenants=tenants, models=models, pool=pool, watcher=telemetry)
+    return GatewayApp(gate, Pages(models, telemetry), telemetry.connection)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -21,7 +21,7 @@ from deployments.gateway.app import assembled
 from deployments.gateway.http import fast_path
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
-from deployments.gateway.telemetry.observer import Observer
+from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import TenantsFile
 from deployments.settings import GatewaySettings
 
@@ -43,15 +43,15 @@ class Gateway:
         self._registry = registry()
         self._tenants = TenantsFile(Path(args["tenants_file"]), settings.priorities)
         self._pool = FairThreadPool(settings.preprocess.workers, settings.preprocess.max_pending)
-        self._observer = Observer(self._name, settings, rank)
+        self._telemetry = GatewayTelemetry(self._name, settings, rank)
         self._models = Catalogue(
             self._registry,
             GatewayIdentity(self._uid, len(settings.priorities), self._tenants.frozen),
             settings.preprocess.cache_bytes,
-            self._observer.batch,
+            self._telemetry.batch,
         )
-        self._observer.watch(self._models, self._pool, self._tenants)
-        self._app = assembled(settings, self._tenants, self._models, self._pool, self._observer)
+        self._telemetry.watch(self._models, self._pool, self._tenants)
+        self._app = assembled(settings, self._tenants, self._models, self._pool, self._telemetry)
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._models.follow()),
@@ -70,8 +70,8 @@ class Gateway:
             try:
                 await asyncio.to_thread(self._tenants.refresh)
                 self._models.freeze(self._tenants.frozen)
-                self._observer.refresh()
-                await self._registry.push.remote(self._uid, self._observer.snapshot())
+                self._telemetry.refresh()
+                await self._registry.push.remote(self._uid, self._telemetry.snapshot())
             except asyncio.CancelledError:
                 raise
             except Exception:
@@ -83,7 +83,7 @@ class Gateway:
             task.cancel()
         for served in self._models.served.values():
             served.end_recording()
-        self._observer.close()
+        self._telemetry.close()
         self._pool.close()
 
 

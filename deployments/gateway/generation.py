@@ -17,15 +17,19 @@ from time import monotonic
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.gateway.demands import check_own_bounds, demand_of
-from deployments.gateway.http.exchange import Exchange
-from deployments.gateway.http.leaving import unless_left
+from deployments.gateway.http.exchange import Exchange, unless_left
 from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.preprocess.prompts import Ids, prompt_of, pseudo_ids, too_many
-from deployments.gateway.queues.stream_tickets import StreamTicket
-from deployments.gateway.request_context import GatewayServices, Generated, RequestContext
+from deployments.gateway.queues.pending_requests import StreamTicket
+from deployments.gateway.request_context import (
+    GatewayServices,
+    Generated,
+    RequestContext,
+    check_own_bounds,
+    demand_of,
+)
 from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import Tenant

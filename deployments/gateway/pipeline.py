@@ -19,21 +19,24 @@ from typing import Any, TypeVar
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
-from deployments.gateway.demands import check_own_bounds, demand_of
 from deployments.gateway.generation import generate
+from deployments.gateway.http.body import MOST_INFLATION, BodyLimits, inflate
 from deployments.gateway.http.codecs import Codec, GenerationCodec
-from deployments.gateway.http.exchange import BodyLimits, Exchange
-from deployments.gateway.http.leaving import unless_left
-from deployments.gateway.http.protocols.inflate import MOST_INFLATION, inflate
-from deployments.gateway.queues.batch_calls import RowAnswer
+from deployments.gateway.http.exchange import Exchange, unless_left
+from deployments.gateway.queues.core_loop import Demand, Terms
+from deployments.gateway.queues.pending_requests import Ticket
 from deployments.gateway.queues.served_model import ServedModel
-from deployments.gateway.queues.tickets import Demand, Terms, Ticket
-from deployments.gateway.request_context import GatewayServices, RequestContext
+from deployments.gateway.request_context import (
+    GatewayServices,
+    RequestContext,
+    check_own_bounds,
+    demand_of,
+)
 from deployments.gateway.reuse.answer_reuse import Wanted, sharing
 from deployments.gateway.reuse.fallback import ModelSelection
-from deployments.gateway.reuse.row_keys import row_keys
+from deployments.gateway.reuse.response_cache import row_keys
 from deployments.gateway.reuse.single_flight import Follower
-from deployments.gateway.rows.columns import Rows
+from deployments.gateway.rows.types import RowAnswer, Rows
 from deployments.gateway.tenancy.tenants import Caller
 
 T = TypeVar("T")
@@ -68,7 +71,7 @@ class Pipeline:
             flight.failed(errors.HeadraceError("unexpected"))
             raise
         finally:
-            watcher.landed(flight)
+            watcher.finished(flight)
 
     async def _walk(
         self,

@@ -1,8 +1,10 @@
-"""One request in flight (`RequestContext`) and what all of them share (`GatewayServices`).
+"""One request on its way (`RequestContext`) and what all of them share (`GatewayServices`).
 
-A flight collects where its time went and how it ended, and becomes one record for metrics and
-tracing when it lands. The gate answers the questions of the pipeline that are not about one model:
-who is this, may anything start, run this off the loop.
+A context collects where its request's time went and how it ended, and becomes one record for
+metrics and tracing when the request has finished. The services answer the questions of the pipeline
+that are not about one model: who is this, may anything start, run this off the loop. What a request
+demands of a queue is worked out here too: time already spent is gone from its budgets, a session is
+its tenant's own, lengths are held against the tenant's bounds.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from deployments.contract import errors
 from deployments.contract.description import ImageInput, Scheduling
 from deployments.contract.preprocess.images import Encoded, row_bytes
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.gateway.http.body_room import BodyRoom
-from deployments.gateway.http.exchange import Asked, BodyLimits, Exchange
+from deployments.gateway.http.body import BodyLimits, BodyRoom
+from deployments.gateway.http.exchange import Asked, Exchange
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
-from deployments.gateway.preprocess.images import prepare_images
-from deployments.gateway.preprocess.texts import encode_texts
-from deployments.gateway.queues.batch_calls import RowAnswer
+from deployments.gateway.preprocess.inputs import encode_texts, prepare_images
 from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.reuse.answer_reuse import Found
-from deployments.gateway.telemetry.trace_context import TraceContext
+from deployments.gateway.rows.types import RowAnswer
+from deployments.gateway.telemetry.tracing import TraceContext
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import Caller, TenantsFile
 from deployments.settings import GatewaySettings
@@ -35,6 +37,7 @@ T = TypeVar("T")
 _ENGINE_REFUSED = "engine_refused"
 _DRAIN_RETRY_S = 2.0
 UNASKED = Asked(None, "", True)
+_LONGEST_SESSION = 128  # as of `x-session-id`; a gateway remembers many
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ class Watcher(Protocol):
 
     def begin(self, headers: dict[bytes, bytes]) -> TraceContext: ...
     def arrived(self, flight: RequestContext) -> None: ...
-    def landed(self, flight: RequestContext) -> None: ...
+    def finished(self, flight: RequestContext) -> None: ...
 
 
 class GatewayServices:
@@ -227,3 +230,39 @@ class GatewayServices:
         assert flight.who is not None
         flight.exchange.hold(len(images) * row_bytes(how), self.limits.room)
         return await prepare_images(self.pool, flight.who.tenant.name, how, images)
+
+
+def demand_of(flight: RequestContext, promise: Scheduling, session: str = "") -> Demand:
+    """Some of a request's time has passed since its headers arrived. `session`: where its headers
+    name none."""
+    assert flight.who is not None
+    tenant, asked = flight.who.tenant, flight.asked
+    spent_s, budget_s = perf_counter() - flight.exchange.arrived, asked.budget_s
+    session = asked.session or (session if len(session) <= _LONGEST_SESSION else "")
+    due_s = promise.slo_s if budget_s is None else budget_s
+    if promise.core.generation is not None and budget_s is not None:
+        due_s = min(promise.slo_s, budget_s)  # its first token is due before all of its answer
+    return Demand(
+        tenant=tenant.name,
+        priority=flight.who.rank,
+        deadline_s=due_s - spent_s,
+        expires_s=(promise.timeout_s if budget_s is None else budget_s) - spent_s,
+        weight=tenant.weight,
+        tenant_rows=tenant.max_queue_rows,
+        # Sessions of different tenants are different, whatever their callers name them.
+        session=f"{tenant.name}/{session}" if session else "",
+        repeatable=asked.repeatable,
+    )
+
+
+def check_own_bounds(who: Caller, lengths: tuple[int, ...]) -> None:
+    """Raises BadRequest for what is over the tenant's own limits."""
+    bound, most = who.tenant.max_length, who.tenant.max_queue_rows
+    if most and len(lengths) > most:
+        raise errors.BadRequest(
+            f"the request has {len(lengths)} rows; this tenant's may be {most} (max_queue_rows)"
+        )
+    if bound is not None and max(lengths) > bound:
+        raise errors.BadRequest(
+            f"a row is {max(lengths)} long; this tenant's rows may be {bound} at most (max_length)"
+        )

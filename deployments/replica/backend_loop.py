@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deployments.replica import compiler_cache
+from deployments.replica import backend_env
 from deployments.replica.describe import runtime_settings
 from deployments.settings import load
 from deployments.settings.made import cache_dir
@@ -156,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     known = load(asked.settings).models
     lengths = [int(line) for line in asked.lengths.read_text().split()]
-    compiler_cache.keep_in(cache_dir())
+    backend_env.set_compiler_cache(cache_dir())
     models = [
         runtime_settings(name, known[name], cache_dir(), lambda phase, fraction: None)
         for name in asked.models

@@ -19,8 +19,8 @@ from deployments.contract import logs
 from deployments.contract.batch_wire import BatchCall, BatchReply
 from deployments.contract.description import ModelDescription
 from deployments.contract.loopback import keep_replica_calls_local
-from deployments.replica import compiler_cache, describe
-from deployments.replica.device_worker import DeviceWorker
+from deployments.replica import backend_env, describe
+from deployments.replica.device import DeviceWorker
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
 from deployments.replica.startup_progress import StartupProgress
@@ -64,7 +64,7 @@ class BatchReplica:
         self._notes.tell("ready", 1.0)
 
     def _start(self, cache_dir: Path) -> KnownCosts:
-        compiler_cache.keep_in(cache_dir)
+        backend_env.set_compiler_cache(cache_dir)
         model = self._settings
         settings = describe.runtime_settings(self._name, model, cache_dir, self._notes.tell)
         start = start_of(settings, model, cache_dir)

@@ -7,26 +7,36 @@ runs for k bad rows. Only a device that says it is unhealthy ends the whole batc
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 import numpy as np
 
-from deployments.contract.batch_wire import RowError, from_ragged
-from deployments.replica.jobs import Job
+from deployments.contract.batch_wire import Column, RowError, from_ragged
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import Batch, Ragged, Result, Runtime, StageTimes
 
 logger = logging.getLogger("headrace.replica")
 
 
-def run_bisected(runtime: Runtime, job: Job) -> None:
-    """Fills `job.outputs` (rows that worked, in order), `errors`, `times` and `padded_tokens`."""
+class BatchResult(NamedTuple):
+    """`outputs`: of the rows that worked, in order."""
+
+    outputs: dict[str, Column]
+    errors: tuple[RowError, ...]
+    times: StageTimes
+    padded_tokens: int
+
+
+NOTHING_RUN = BatchResult({}, (), StageTimes(), 0)
+
+
+def run_bisected(runtime: Runtime, batch: Batch) -> BatchResult:
+    """Raises only what the runtime raises when its device is unhealthy."""
     parts: list[Result] = []
     errors: list[RowError] = []
-    _halve(runtime, job.batch, 0, parts, errors)
-    job.errors = tuple(errors)
-    job.padded_tokens = sum(part.padded_tokens for part in parts)
-    job.times = _total(parts)
-    job.outputs = from_ragged(_joined(parts))
+    _halve(runtime, batch, 0, parts, errors)
+    padded_tokens = sum(part.padded_tokens for part in parts)
+    return BatchResult(from_ragged(_joined(parts)), tuple(errors), _total(parts), padded_tokens)
 
 
 def _halve(

@@ -12,8 +12,7 @@ import asyncio
 import time
 
 from deployments.contract.batch_wire import BatchCall, BatchReply, to_batch
-from deployments.replica.device_worker import DeviceWorker
-from deployments.replica.jobs import Job, Key
+from deployments.replica.device import DeviceWorker, Job, Key
 from routers.staging import Staged
 from routers.types import FlowWork, Report
 
@@ -24,7 +23,7 @@ _ARRIVES_S = 1.0  # how much later a batch may come than what is said of it
 class ReplicaCore:
     def __init__(self, worker: DeviceWorker) -> None:
         self._worker = worker
-        self._line = worker.line
+        self._queue = worker.queue
         self._loop = asyncio.get_running_loop()
         self._told: dict[str, tuple[FlowWork, ...]] = {}
         self._dropped: set[Key] = set()
@@ -32,7 +31,7 @@ class ReplicaCore:
 
     @property
     def inflight(self) -> int:
-        return self._line.inflight
+        return self._queue.inflight
 
     async def infer(self, call: BatchCall) -> BatchReply:
         """Raises what the runtime raised when it was not the fault of single rows."""
@@ -42,22 +41,24 @@ class ReplicaCore:
             job.returned = True
             return self._reply(job, Report())
         job.opened = self._asked.pop(job.key, None)
-        self._line.put(job, call.waiting)
+        self._queue.put(job, call.waiting)
         try:
             await job.done
         except asyncio.CancelledError:
-            self._line.drop(job.key)
+            self._queue.drop(job.key)
             raise
         if job.fault is not None:
             raise job.fault
         service_s = job.service_s
-        return self._reply(job, self._line.report(call.gateway, service_s, job.padded_tokens))
+        return self._reply(
+            job, self._queue.report(call.gateway, service_s, job.result.padded_tokens)
+        )
 
     def drop(self, gateway: str, lease_id: int) -> bool:
         """Nobody waits for this batch: it is returned unless it has started; whether it was."""
         key = gateway, lease_id
-        dropped = self._line.drop(key)
-        if not dropped and not self._line.holds(key):
+        dropped = self._queue.drop(key)
+        if not dropped and not self._queue.holds(key):
             self._dropped.add(key)
             self._loop.call_later(_ARRIVES_S, self._dropped.discard, key)
         return dropped
@@ -65,7 +66,7 @@ class ReplicaCore:
     async def opened(self, gateway: str, lease_id: int) -> bool:
         """Returns when the batch starts: True; False once it never will."""
         key = gateway, lease_id
-        future = self._line.opened(key)
+        future = self._queue.opened(key)
         if future is None:
             future = self._asked[key] = self._loop.create_future()
             self._loop.call_later(_ARRIVES_S, self._has_not_come, key)
@@ -82,11 +83,11 @@ class ReplicaCore:
         return Job(staged, to_batch(call), done, time.perf_counter(), call.budget_s)
 
     def _reply(self, job: Job, report: Report) -> BatchReply:
-        t = job.times
+        result, t = job.result, job.result.times
         return BatchReply(
             busy=job.returned,
-            outputs=job.outputs,
-            errors=job.errors,
+            outputs=result.outputs,
+            errors=result.errors,
             wait_s=job.wait_s,
             service_s=report.service_s,
             padded_tokens=report.padded_tokens,

@@ -22,7 +22,7 @@ from deployments.contract import logs
 from deployments.contract.description import ModelDescription
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.stream_wire import GenerateCall, StepMessage
-from deployments.replica import compiler_cache, describe, engine_env
+from deployments.replica import backend_env, describe
 from deployments.replica.startup_progress import StartupProgress
 from deployments.replica.stream_core import StreamCore, watch_stalls
 from deployments.settings import ModelSettings
@@ -60,11 +60,11 @@ class StreamReplica:
         self._notes.tell("ready", 1.0)
 
     async def _start(self, cache_dir: Path) -> Profile:
-        compiler_cache.keep_in(cache_dir)
+        backend_env.set_compiler_cache(cache_dir)
         settings = describe.runtime_settings(
             self._name, self._settings, cache_dir, self._notes.tell
         )
-        engine_env.prepare(settings)
+        backend_env.set_engine_variables(settings)
         self._runtime: StreamRuntime = catalog.create_stream(settings)
         await self._runtime.load()
         await self._runtime.warm()

@@ -17,9 +17,9 @@ from typing import Any
 
 import click
 
-from deployments.cluster import run_folder
+from deployments.cluster import orphaned_processes, server_files
+from deployments.cluster.server_files import NoServer, ServerState, find, state_folder
 from deployments.cluster.server_status import StatusSnapshot
-from deployments.cluster.state_file import NoServer, ServerState, find, state_folder
 from deployments.settings import load
 
 _ANSWER_S = 15.0
@@ -36,7 +36,7 @@ def ask(port: int, request: dict[str, Any], timeout_s: float = _ANSWER_S) -> dic
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as conn:
         conn.settimeout(timeout_s)
         try:
-            conn.connect(str(run_folder.control_socket(port)))
+            conn.connect(str(server_files.control_socket(port)))
         except OSError as error:
             raise NoServer(f"the server on port {port} is starting or stopping") from error
         try:
@@ -91,14 +91,37 @@ def _say(changes: dict[str, Any]) -> None:
 
 
 def stop(port: int | None) -> int:
-    """Asks the host to drain and end, and waits for it. Raises NoServer."""
-    state = find(port, state_folder())
+    """Asks the host to drain and end, and waits for it; ends what a killed one left. The exit code.
+    Raises NoServer when there is neither."""
+    folder = state_folder()
+    try:
+        state = find(port, folder)
+    except NoServer:
+        several_run = port is None and any(state.alive for state in server_files.listing(folder))
+        if several_run or not _clear_orphans(port, folder):
+            raise
+        return 0
     process = state.server.process()
     if process is not None:
         process.send_signal(signal.SIGTERM)
     _wait(state)
+    _clear_orphans(state.port, folder)  # of a host that was killed meanwhile
     click.echo(f"stopped the server on port {state.port}")
     return 0
+
+
+def _clear_orphans(port: int | None, folder: Path) -> int:
+    """Of the dead servers on a port, or on all; how many of them had left processes, each of which
+    a line was said of. Raises Refused when one does not end."""
+    known = server_files.listing(folder) if port is None else server_files.known(port, folder)
+    dead = [state for state in known if not state.alive]
+    try:
+        said = [s for state in dead if (s := orphaned_processes.clear(state, folder))]
+    except TimeoutError as error:
+        raise Refused(str(error)) from None
+    for sentence in said:
+        click.echo(sentence, err=True)
+    return len(said)
 
 
 def _wait(state: ServerState) -> None:

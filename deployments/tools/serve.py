@@ -56,8 +56,8 @@ def _exit_code(code: int) -> int:
         return code
     name = signal.Signals(-code).name
     click.echo(
-        f"the server's own process was ended by {name}; what it left is cleared by the next "
-        "`headrace serve` on this port",
+        f"the server's own process was ended by {name}; `headrace stop`, or the next "
+        "`headrace serve` on this port, ends what it left",
         err=True,
     )
     return 1

@@ -20,7 +20,14 @@ import numpy as np
 from loadtests.benches.embeddings_client import EmbeddingsClient, Vectors, embed_in_groups
 from loadtests.benches.reference_embeddings import model_folder, reference_embeddings
 from loadtests.benches.server import Settings, changed, example, headrace
-from loadtests.results.report_table import Report, Table, Verdict, at_least, at_most, publish
+from loadtests.results.report_table import (
+    BenchReport,
+    BenchVerdict,
+    Table,
+    at_least,
+    at_most,
+    publish,
+)
 from loadtests.traffic.texts import spread_lengths, texts
 
 LEAST_COSINE = {"fp32": 0.99999, "bf16": 0.999, "fp16": 0.999}
@@ -76,20 +83,20 @@ def agreement(variant: Variant, asked: list[str], reference: Vectors, alone: int
     return Agreement(variant, cosines(ragged, reference), difference)
 
 
-def verdicts(found: Agreement) -> list[Verdict]:
+def verdicts(found: Agreement) -> list[BenchVerdict]:
     precision = found.variant.precision
     least = LEAST_COSINE[precision]
     measured = float(found.cosines.min())
     claim = f"{found.variant}: cosine at least {least}"
-    made = [Verdict(claim, f"{measured:.7f}", at_least(claim, measured, least).held)]
+    made = [BenchVerdict(claim, f"{measured:.7f}", at_least(claim, measured, least).held)]
     if precision == "fp32":
         claim = f"{found.variant}: alone and ragged differ by at most {MOST_DIFFERENCE:g}"
         held = at_most(claim, found.difference, MOST_DIFFERENCE).held
-        made.append(Verdict(claim, f"{found.difference:.2g}", held))
+        made.append(BenchVerdict(claim, f"{found.difference:.2g}", held))
     return made
 
 
-def report(found: list[Agreement], lengths: list[int], alone: int) -> Report:
+def report(found: list[Agreement], lengths: list[int], alone: int) -> BenchReport:
     rows = tuple(
         (
             str(each.variant),
@@ -100,7 +107,7 @@ def report(found: list[Agreement], lengths: list[int], alone: int) -> Report:
         for each in found
     )
     headers = ("backend", "least cosine", "median cosine", f"alone vs ragged ({alone} texts)")
-    return Report(
+    return BenchReport(
         name="answers",
         title="Answers against the reference",
         tables=(

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from loadtests.benches.server import HOME_DIR, SETTINGS_DIR, Settings, changed, example
-from loadtests.results.report_table import Report, Table, median_of, publish, ratio, spread_of
+from loadtests.results.report_table import BenchReport, Table, median_of, publish, ratio, spread_of
 from loadtests.traffic.workload import ragged_lengths
 
 WARM_S = 1.0  # the loop's first pass is not counted either
@@ -29,7 +29,7 @@ Found = dict[str, list[dict[str, float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class BackendMode:
     """`beside`: the way that it is compared with, None for a backend's plain one."""
 
     name: str
@@ -39,15 +39,17 @@ class Way:
     beside: str | None = None
 
 
-WAYS = (
-    Way("torch, eager", "torch", {"mode": "eager"}),
-    Way("torch, compiled", "torch", {"mode": "compile"}, beside="torch, eager"),
-    Way("torch, eager, int8", "torch", {"mode": "eager"}, "int8", "torch, eager"),
-    Way("torch, compiled, int8", "torch", {"mode": "compile"}, "int8", "torch, eager"),
-    Way("onnxruntime", "onnxruntime", {}),
-    Way("onnxruntime, I/O binding", "onnxruntime", {"io_binding": True}, beside="onnxruntime"),
-    Way("openvino, dynamic shapes", "openvino", {}, "bf16"),
-    Way(
+MODES = (
+    BackendMode("torch, eager", "torch", {"mode": "eager"}),
+    BackendMode("torch, compiled", "torch", {"mode": "compile"}, beside="torch, eager"),
+    BackendMode("torch, eager, int8", "torch", {"mode": "eager"}, "int8", "torch, eager"),
+    BackendMode("torch, compiled, int8", "torch", {"mode": "compile"}, "int8", "torch, eager"),
+    BackendMode("onnxruntime", "onnxruntime", {}),
+    BackendMode(
+        "onnxruntime, I/O binding", "onnxruntime", {"io_binding": True}, beside="onnxruntime"
+    ),
+    BackendMode("openvino, dynamic shapes", "openvino", {}, "bf16"),
+    BackendMode(
         "openvino, a model an edge",
         "openvino",
         {"shapes": "buckets"},
@@ -57,7 +59,7 @@ WAYS = (
 )
 
 
-def settings_of(ways: Sequence[Way]) -> Settings:
+def settings_of(ways: Sequence[BackendMode]) -> Settings:
     """One file, a model a way, named by its place."""
     models = {}
     for at, way in enumerate(ways):
@@ -71,7 +73,7 @@ def settings_of(ways: Sequence[Way]) -> Settings:
     return {"models": models}
 
 
-def measured(ways: Sequence[Way], lengths: list[int], asked: argparse.Namespace) -> Found:
+def measured(ways: Sequence[BackendMode], lengths: list[int], asked: argparse.Namespace) -> Found:
     """The loop's records by way, in the order of the rounds."""
     SETTINGS_DIR.mkdir(parents=True, exist_ok=True)
     file, rows = SETTINGS_DIR / "ways.yaml", SETTINGS_DIR / "ways-lengths.txt"
@@ -95,7 +97,7 @@ def measured(ways: Sequence[Way], lengths: list[int], asked: argparse.Namespace)
     return found
 
 
-def report(ways: Sequence[Way], found: Found) -> Report:
+def report(ways: Sequence[BackendMode], found: Found) -> BenchReport:
     rates = {name: median_of(records, _rate) for name, records in found.items()}
     rows = tuple(
         (
@@ -109,7 +111,7 @@ def report(ways: Sequence[Way], found: Found) -> Report:
         for way in ways
     )
     headers = ("", "precision", "tokens/s", "least–most", "padding", "× its plain way")
-    return Report(
+    return BenchReport(
         name="backend_modes",
         title="Backends' own ways of running MiniLM",
         tables=(Table("", headers, rows),),
@@ -136,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=5)
     asked = parser.parse_args(argv)
     lengths = ragged_lengths(asked.rows, random.Random(0))
-    return publish(report(WAYS, measured(WAYS, lengths, asked)), argv)
+    return publish(report(MODES, measured(MODES, lengths, asked)), argv)
 
 
 if __name__ == "__main__":

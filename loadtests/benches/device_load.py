@@ -1,6 +1,6 @@
 """What is sent to the fake device, and what did one measurement of one server give?
 
-24 INT64 a request as Open Inference JSON, the same bytes to every server. A `Trial` is one
+24 INT64 a request as Open Inference JSON, the same bytes to every server. A `DeviceTrial` is one
 server at one number of clients: the load's result, CPU by process role, and where the server tells
 it, seconds by stage. Every trial is preceded by a warm-up of its own, outside of what is counted.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtests.benches import metrics_page
-from loadtests.benches.launched import Running
+from loadtests.benches.launched import RunningServer
 from loadtests.benches.processes import cpu_between
 from loadtests.client.closed_loop import run
 from loadtests.client.http1 import Target, render
@@ -25,7 +25,7 @@ STAGES = "headrace_stage_seconds"
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class DeviceTrial:
     """`cpu_us`: microseconds of CPU a request by process role, the client's own included.
     `stages_us`: by stage, (observations a request, mean microseconds of one)."""
 
@@ -57,7 +57,7 @@ def device_load(url: str, clients: int, seconds: float, path: str = "") -> Load:
     return Load(target, calls, clients=clients, seconds=seconds)
 
 
-def measure(running: Running, clients: int, seconds: float, warmup_s: float) -> Trial:
+def measure(running: RunningServer, clients: int, seconds: float, warmup_s: float) -> DeviceTrial:
     run(device_load(running.url, clients, warmup_s))
     stages_before = stage_samples(running)
     before = running.usage()
@@ -68,10 +68,10 @@ def measure(running: Running, clients: int, seconds: float, warmup_s: float) -> 
     cpu_us["client"] = result.cpu_us
     means = metrics_page.mean_by_label(stages_before, stage_samples(running), STAGES, "stage")
     stages = {stage: (count / answers, mean * 1e6) for stage, (count, mean) in means.items()}
-    return Trial(running.name, clients, result, cpu_us, stages)
+    return DeviceTrial(running.name, clients, result, cpu_us, stages)
 
 
-def stage_samples(running: Running) -> list[metrics_page.Sample]:
+def stage_samples(running: RunningServer) -> list[metrics_page.MetricSample]:
     """Nothing for servers that have no such page."""
     try:
         return metrics_page.fetch(running.url)

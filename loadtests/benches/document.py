@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from loadtests.results.report_table import FIGURES, REPORT_DIR, Report, as_markdown, read
+from loadtests.results.report_table import FIGURES, REPORT_DIR, BenchReport, as_markdown, read
 
 PAGE = Path("docs/benchmarks.md")
 ORDER = (
@@ -58,16 +58,16 @@ def page_of(sections: Mapping[str, str]) -> str:
     return "\n".join((HEADER, *parts))
 
 
-def reports_in(folder: Path) -> list[Report]:
+def reports_in(folder: Path) -> list[BenchReport]:
     return [read(path) for path in sorted(folder.glob("*.json"))]
 
 
-def updated(page: str, reports: list[Report]) -> str:
+def updated(page: str, reports: list[BenchReport]) -> str:
     fresh = {report.name: as_markdown(report) for report in reports}
     return page_of(sections_of(page) | fresh)
 
 
-def draw(reports: list[Report], folder: Path) -> None:
+def draw(reports: list[BenchReport], folder: Path) -> None:
     for picture in (each for report in reports for each in report.pictures):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{picture.name}.svg").write_text(picture.svg)

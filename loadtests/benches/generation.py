@@ -21,14 +21,14 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
-from loadtests.benches.launched import Launch, Running, free_port, launched
+from loadtests.benches.launched import Launch, RunningServer, free_port, launched
 from loadtests.benches.punctual import punctual
 from loadtests.benches.server import HOME_DIR, changed, example, headrace
 from loadtests.benches.streams_client import Streamed, abandoned, texts, throughput
 from loadtests.results.report_table import (
-    Report,
+    BenchReport,
+    BenchVerdict,
     Table,
-    Verdict,
     at_least,
     at_most,
     median_of,
@@ -61,7 +61,7 @@ def made(size: str) -> Path:
     return folder.absolute()
 
 
-def ours(size: str) -> AbstractContextManager[Running]:
+def ours(size: str) -> AbstractContextManager[RunningServer]:
     settings = changed(
         example("llm"),
         {
@@ -76,7 +76,7 @@ def ours(size: str) -> AbstractContextManager[Running]:
     return headrace(settings, name=f"{HEADRACE}-{size}")
 
 
-def theirs(size: str, name: str = VLLM) -> AbstractContextManager[Running]:
+def theirs(size: str, name: str = VLLM) -> AbstractContextManager[RunningServer]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [
@@ -114,7 +114,7 @@ def trials(asked: argparse.Namespace) -> Iterator[Streamed]:
                     yield trial(name, size, running, asked)
 
 
-def trial(name: str, size: str, running: Running, asked: argparse.Namespace) -> Streamed:
+def trial(name: str, size: str, running: RunningServer, asked: argparse.Namespace) -> Streamed:
     async def all_of_it() -> Streamed:
         found = await throughput(running.url, asked.clients, asked.warmup, asked.seconds)
         found.system, found.size = name, size
@@ -162,7 +162,7 @@ def table(done: Sequence[Streamed], size: str, clients: int) -> Table:
     return Table(caption, headers, tuple(rows))
 
 
-def verdicts(done: Sequence[Streamed], sizes: Sequence[str]) -> Iterator[Verdict]:
+def verdicts(done: Sequence[Streamed], sizes: Sequence[str]) -> Iterator[BenchVerdict]:
     for size in sizes:
         mine, other = of(done, HEADRACE, size), of(done, VLLM, size)
         share = ratio(
@@ -174,14 +174,14 @@ def verdicts(done: Sequence[Streamed], sizes: Sequence[str]) -> Iterator[Verdict
         if size in JUDGED:
             yield from first_token_verdicts(mine, other, size)
         same = all(each.texts == other[0].texts for each in (*mine, *other))
-        yield Verdict(f"{size}: greedy outputs alike, token for token", str(same), same)
+        yield BenchVerdict(f"{size}: greedy outputs alike, token for token", str(same), same)
         gone_s = max(each.gone_s for each in mine)
         yield at_most(f"{size}: nothing runs after 200 left streams", gone_s, GONE_S, " s")
 
 
 def first_token_verdicts(
     mine: Sequence[Streamed], other: Sequence[Streamed], size: str
-) -> Iterator[Verdict]:
+) -> Iterator[BenchVerdict]:
     """At most 5 % more, or 10 ms."""
     for percent in (50, 99):
         ours_ms, theirs_ms = (
@@ -190,11 +190,11 @@ def first_token_verdicts(
         claim = f"{size}: first token's p{percent} at most 5 % or 10 ms more"
         most_ms = max(MOST_TIMES * theirs_ms, theirs_ms + MOST_MORE_MS)
         said = f"{number(ours_ms)} against {number(theirs_ms)} ms"
-        yield Verdict(claim, said, ours_ms <= most_ms)
+        yield BenchVerdict(claim, said, ours_ms <= most_ms)
 
 
-def report(done: Sequence[Streamed], asked: argparse.Namespace) -> Report:
-    return Report(
+def report(done: Sequence[Streamed], asked: argparse.Namespace) -> BenchReport:
+    return BenchReport(
         name="generation",
         title="Streams of tokens, beside vLLM's own server",
         tables=tuple(table(done, size, asked.clients) for size in asked.sizes),

@@ -22,11 +22,11 @@ from typing import Any
 
 from loadtests.benches import metrics_page
 from loadtests.benches.server import changed, headrace
-from loadtests.benches.streams_client import MODEL, Planned, open_loop, percentile
+from loadtests.benches.streams_client import MODEL, PlannedStream, open_loop, percentile
 from loadtests.results.report_table import (
-    Report,
+    BenchReport,
+    BenchVerdict,
     Table,
-    Verdict,
     at_least,
     at_most,
     median_of,
@@ -60,7 +60,7 @@ MOST_OF_FIFO, LEAST_HITS = 0.5, 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class RoutingMode:
     """`changes`: of the settings; `load`: in times the study's rate."""
 
     name: str
@@ -71,12 +71,12 @@ class Way:
 @dataclass(frozen=True, slots=True)
 class Study:
     name: str
-    ways: tuple[Way, ...]
+    ways: tuple[RoutingMode, ...]
     rate: float
 
 
 @dataclass(slots=True)
-class Run:
+class RoutingRun:
     """`first_s`: by kind. `cached`: share of prompts' tokens that a replica had read before."""
 
     study: str
@@ -95,24 +95,26 @@ STUDIES = (
     Study(
         "long prompts",
         (
-            Way("headrace", {f"models.{MODEL}.options": _LONG_ENGINE}),
-            Way("first in, first out", {f"models.{MODEL}.options": _LONG_ENGINE, **FIFO}),
+            RoutingMode("headrace", {f"models.{MODEL}.options": _LONG_ENGINE}),
+            RoutingMode("first in, first out", {f"models.{MODEL}.options": _LONG_ENGINE, **FIFO}),
         ),
         LONG_RATE,
     ),
     Study(
         "shared prompts",
         (
-            Way("headrace", _TWO),
-            Way("by load alone", {**_TWO, **BY_LOAD}),
-            Way("one replica, half the load", {f"models.{MODEL}.options": _SHARED_ENGINE}, 0.5),
+            RoutingMode("headrace", _TWO),
+            RoutingMode("by load alone", {**_TWO, **BY_LOAD}),
+            RoutingMode(
+                "one replica, half the load", {f"models.{MODEL}.options": _SHARED_ENGINE}, 0.5
+            ),
         ),
         SHARED_RATE,
     ),
 )
 
 
-def planned(study: Study, way: Way, seconds: float, seed: int) -> Iterator[Planned]:
+def planned(study: Study, way: RoutingMode, seconds: float, seed: int) -> Iterator[PlannedStream]:
     """Poisson arrivals; the same for every way of a study, save for its load. Other seeds have
     other requests and the same system prompts."""
     shared = random.Random(0)
@@ -121,26 +123,26 @@ def planned(study: Study, way: Way, seconds: float, seed: int) -> Iterator[Plann
     while (at_s := at_s + drawn.expovariate(study.rate * way.load)) < seconds:
         if study.name == "shared prompts":
             prompt = [*drawn.choice(systems), *_ids(drawn, 50)]
-            yield Planned(at_s, CHAT, prompt, 16)
+            yield PlannedStream(at_s, CHAT, prompt, 16)
         elif drawn.random() < LONG_SHARE:
-            yield Planned(at_s, LONG, _ids(drawn, drawn.randrange(2000, 3000)), 30)
+            yield PlannedStream(at_s, LONG, _ids(drawn, drawn.randrange(2000, 3000)), 30)
         else:
-            yield Planned(at_s, CHAT, _ids(drawn, 30), 30)
+            yield PlannedStream(at_s, CHAT, _ids(drawn, 30), 30)
 
 
 def _ids(drawn: random.Random, count: int) -> list[int]:
     return [drawn.randrange(1000, 30_000) for _ in range(count)]
 
 
-def runs(asked: argparse.Namespace) -> Iterator[Run]:
+def runs(asked: argparse.Namespace) -> Iterator[RoutingRun]:
     for repeat in range(asked.repeats):
         for study in STUDIES:
             for way in study.ways if repeat % 2 == 0 else reversed(study.ways):
                 yield run(study, way, asked, seed=repeat + 1)
 
 
-def run(study: Study, way: Way, asked: argparse.Namespace, seed: int) -> Run:
-    found = Run(study.name, way.name)
+def run(study: Study, way: RoutingMode, asked: argparse.Namespace, seed: int) -> RoutingRun:
+    found = RoutingRun(study.name, way.name)
     with headrace(changed(changed({}, SETTINGS), way.changes), name="routing") as running:
         asyncio.run(open_loop(running.url, list(planned(study, way, asked.warmup, seed))))
         before = metrics_page.fetch(running.url)
@@ -161,11 +163,11 @@ def run(study: Study, way: Way, asked: argparse.Namespace, seed: int) -> Run:
     return found
 
 
-def of(done: Sequence[Run], study: str, way: str) -> list[Run]:
+def of(done: Sequence[RoutingRun], study: str, way: str) -> list[RoutingRun]:
     return [each for each in done if (each.study, each.way) == (study, way)]
 
 
-def tables(done: Sequence[Run]) -> Iterator[Table]:
+def tables(done: Sequence[RoutingRun]) -> Iterator[Table]:
     for study in STUDIES:
         rows = []
         for way in study.ways:
@@ -187,7 +189,7 @@ def tables(done: Sequence[Run]) -> Iterator[Table]:
         yield Table(caption, (*headers, "prompt tokens cached"), tuple(rows))
 
 
-def verdicts(done: Sequence[Run]) -> Iterator[Verdict]:
+def verdicts(done: Sequence[RoutingRun]) -> Iterator[BenchVerdict]:
     def p99(study: str, way: str) -> float:
         return median_of(of(done, study, way), lambda each: each.first_ms(CHAT, 99))
 
@@ -211,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     asked = parser.parse_args(argv)
     done = list(runs(asked))
-    report = Report(
+    report = BenchReport(
         name="generation_routing",
         title="Where and when prompts are read",
         tables=tuple(tables(done)),

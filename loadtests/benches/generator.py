@@ -24,25 +24,25 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from loadtests.benches.launched import Launch, Running, free_port, launched
+from loadtests.benches.launched import Launch, RunningServer, free_port, launched
 from loadtests.benches.trivial_server import ANSWER
-from loadtests.client.http1 import AnswerParser
-from loadtests.client.player import Played
+from loadtests.client.http1 import ResponseParser
+from loadtests.client.player import PlayedRequest
 from loadtests.client.protocols import PROTOCOLS
-from loadtests.client.protocols.types import Place
-from loadtests.results.recorder import Keeper, Terms
+from loadtests.client.protocols.types import Endpoint
+from loadtests.results.recorder import RecordingRules, RunRecorder
 from loadtests.results.report_table import (
+    BenchReport,
+    BenchVerdict,
     Cell,
-    Report,
     Table,
-    Verdict,
     at_least,
     median_of,
     publish,
     ratio,
     spread_of,
 )
-from loadtests.run import Asked, Ready, prepare
+from loadtests.run import PreparedRun, RunOptions, prepare
 from loadtests.traffic.plan import Planned
 
 SCENARIO = Path("loadtests/scenarios/ragged-mix.yaml")
@@ -56,7 +56,7 @@ _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class OpenLoopRun:
     """One rate, open loop. `counts`: the generator kept up."""
 
     rate: float
@@ -68,7 +68,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosedLoopRun:
     """A closed loop's answers a second and percentiles, in ms."""
 
     rate: float
@@ -76,7 +76,7 @@ class Closed:
 
 
 @contextmanager
-def trivial_server(delay_ms: float, spread_ms: float = 0.0) -> Iterator[Running]:
+def trivial_server(delay_ms: float, spread_ms: float = 0.0) -> Iterator[RunningServer]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     module = [sys.executable, "-m", "loadtests.benches.trivial_server", "--port", str(port)]
@@ -88,16 +88,16 @@ def trivial_server(delay_ms: float, spread_ms: float = 0.0) -> Iterator[Running]
 # ---- measuring ----------------------------------------------------------------------------------
 
 
-def ready(url: str, *changes: str) -> Ready:
-    asked = Asked(SCENARIO, url, protocol="openai-embeddings", changes=changes)
+def ready(url: str, *changes: str) -> PreparedRun:
+    asked = RunOptions(SCENARIO, url, protocol="openai-embeddings", changes=changes)
     return prepare(asked)
 
 
-def sent(url: str, rate: float, seconds: float) -> Sent:
+def sent(url: str, rate: float, seconds: float) -> OpenLoopRun:
     given = (f"arrivals.rate={rate}", f"duration_s={seconds}", "warmup_s=1")
     record = ready(url, *given).play()
     lag, total = record.client.lag, record.total()
-    return Sent(
+    return OpenLoopRun(
         rate,
         total.offered,
         total.latency.total,
@@ -107,38 +107,38 @@ def sent(url: str, rate: float, seconds: float) -> Sent:
     )
 
 
-def ours(url: str, seconds: float) -> Closed:
+def ours(url: str, seconds: float) -> ClosedLoopRun:
     closed = f"arrivals={{process: closed, clients: {CALLERS}}}"
     record = ready(url, closed, f"duration_s={seconds}", "warmup_s=1").play()
     total = record.total()
     p_ms = {percent: (total.latency.percentile_s(percent) or 0.0) * 1e3 for percent in PERCENTS}
-    return Closed(total.latency.total / record.seconds, p_ms)
+    return ClosedLoopRun(total.latency.total / record.seconds, p_ms)
 
 
-def wrk(url: str, seconds: float) -> Closed:
+def wrk(url: str, seconds: float) -> ClosedLoopRun:
     """Raises CalledProcessError."""
     command = ["wrk", "-t1", f"-c{CALLERS}", f"-d{seconds:g}", "--latency", f"{url}/v1/embeddings"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     p_ms = {int(p): float(number) * _UNITS[unit] for p, number, unit in _WRK_LINE.findall(said)}
     (rate,) = _WRK_RATE.findall(said)
-    return Closed(float(rate), p_ms)
+    return ClosedLoopRun(float(rate), p_ms)
 
 
 def parts_us() -> dict[str, float]:
     """Microseconds a request, of what this client does for it in Python."""
     planned = Planned(0.5, "default", (24,))
-    wires = {name: PROTOCOLS[name](Place("http://host:80", "device")) for name in _RENDERED}
+    wires = {name: PROTOCOLS[name](Endpoint("http://host:80", "device")) for name in _RENDERED}
     found = {f"a body rendered, {name}": _us(w.request, planned) for name, w in wires.items()}
-    parser = AnswerParser()
+    parser = ResponseParser()
     found["an answer parsed"] = _us(parser.feed, ANSWER)
     answer = parser.feed(ANSWER)
     assert answer is not None
-    keeper = Keeper(Terms({"default": 0.1}, (32,), 0.0, 1.0))
-    plain = Played(planned, 0.5, 0.51, 200, "", 0.5)
-    told = Played(planned, 0.5, 0.51, 200, "", 0.5, answer.head)
-    found["kept in the record"] = _us(keeper.ended, plain)
+    recorder = RunRecorder(RecordingRules({"default": 0.1}, (32,), 0.0, 1.0))
+    plain = PlayedRequest(planned, 0.5, 0.51, 200, "", 0.5)
+    told = PlayedRequest(planned, 0.5, 0.51, 200, "", 0.5, answer.head)
+    found["kept in the record"] = _us(recorder.ended, plain)
     found["of its headers, batch, bucket and wait"] = (
-        _us(keeper.ended, told) - found["kept in the record"]
+        _us(recorder.ended, told) - found["kept in the record"]
     )
     return found
 
@@ -155,15 +155,17 @@ def _us(call: object, given: object) -> float:
 
 
 def report(
-    rates: Sequence[Sent], pairs: Sequence[tuple[Closed, Closed]], parts: dict[str, float]
-) -> Report:
+    rates: Sequence[OpenLoopRun],
+    pairs: Sequence[tuple[ClosedLoopRun, ClosedLoopRun]],
+    parts: dict[str, float],
+) -> BenchReport:
     most = max((each.rate for each in rates if each.counts), default=0.0)
     tables = [rates_table(rates), parts_table(parts)]
     verdicts = [at_least(f"at least {LEAST_RATE:,.0f}/s from one process", most, LEAST_RATE, "/s")]
     if pairs:
         tables.append(closed_table(pairs))
         verdicts += [same(pairs, percent) for percent in PERCENTS]
-    return Report(
+    return BenchReport(
         name="generator",
         title="The load generator",
         tables=tuple(tables),
@@ -181,7 +183,7 @@ def priority_notes() -> Iterator[str]:
         )
 
 
-def rates_table(rates: Sequence[Sent]) -> Table:
+def rates_table(rates: Sequence[OpenLoopRun]) -> Table:
     rows = tuple(
         (r.rate, r.offered, r.answered, r.lag_ms[50], r.lag_ms[99], r.cpu_us, _yes(r.counts))
         for r in rates
@@ -194,7 +196,7 @@ def parts_table(parts: dict[str, float]) -> Table:
     return Table("What a request costs this client", ("part", "µs"), tuple(parts.items()))
 
 
-def closed_table(pairs: Sequence[tuple[Closed, Closed]]) -> Table:
+def closed_table(pairs: Sequence[tuple[ClosedLoopRun, ClosedLoopRun]]) -> Table:
     rows: list[tuple[Cell, ...]] = [_row("answers/s", [(a.rate, b.rate) for a, b in pairs])]
     for percent in PERCENTS:
         found = [(a.p_ms[percent], b.p_ms[percent]) for a, b in pairs]
@@ -210,11 +212,11 @@ def _row(name: str, found: Sequence[tuple[float, float]]) -> tuple[Cell, ...]:
     return (name, *medians, *(spread_of(found, side) for side in sides))
 
 
-def same(pairs: Sequence[tuple[Closed, Closed]], percent: int) -> Verdict:
+def same(pairs: Sequence[tuple[ClosedLoopRun, ClosedLoopRun]], percent: int) -> BenchVerdict:
     mine = median_of(pairs, lambda pair: pair[0].p_ms[percent])
     its = median_of(pairs, lambda pair: pair[1].p_ms[percent])
     off = ratio(mine, its) - 1.0
-    return Verdict(f"p{percent} within 10 % of wrk's", f"{off:+.1%}", abs(off) <= MOST_OFF)
+    return BenchVerdict(f"p{percent} within 10 % of wrk's", f"{off:+.1%}", abs(off) <= MOST_OFF)
 
 
 def _yes(held: bool) -> str:

@@ -35,7 +35,7 @@ PACKAGES = (
     "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "cuda-python", "openvino", "numpy",
 )  # fmt: skip
 QUERY = ("name", "driver_version", "memory.total", "compute_cap", "mig.mode.current")
-WAYS: Mapping[str, Mapping[str, Any]] = {
+GPU_MODES: Mapping[str, Mapping[str, Any]] = {
     "torch eager": {"runtime": "torch", "options": {"device": "cuda"}},
     "torch compile": {"runtime": "torch", "options": {"device": "cuda", "mode": "compile"}},
     "torch cuda_graphs fp16": {
@@ -191,20 +191,20 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m loadtests.benches.gpu_check", description=__doc__
     )
     parser.add_argument("--out", type=Path, default=OUT, help="folder (%(default)s)")
-    parser.add_argument("--ways", default=",".join(WAYS), help="some of: %(default)s")
+    parser.add_argument("--ways", default=",".join(GPU_MODES), help="some of: %(default)s")
     parser.add_argument("--without-gpu", action="store_true", help="try the check itself")
     asked = parser.parse_args(argv)
     names = [name.strip() for name in asked.ways.split(",") if name.strip()]
-    unknown = [name for name in names if name not in WAYS]
+    unknown = [name for name in names if name not in GPU_MODES]
     if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(WAYS)}")
+        parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(GPU_MODES)}")
     found = seen_gpus()
     if not found and not asked.without_gpu:
         print("no NVIDIA GPU here: nvidia-smi shows none; nothing was checked", file=sys.stderr)
         return 2
     asked.out.mkdir(parents=True, exist_ok=True)
     taken = []
-    for step in steps(asked.out, {name: WAYS[name] for name in names}):
+    for step in steps(asked.out, {name: GPU_MODES[name] for name in names}):
         print(f"{step.outcome:10} {step.seconds:7.1f} s  {step.name}", flush=True)
         taken.append(step)
     record = {

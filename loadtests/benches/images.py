@@ -23,7 +23,7 @@ from loadtests.client.closed_loop import run
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load
 from loadtests.client.tally import LoadResult
-from loadtests.results.report_table import Report, Table, Verdict, publish
+from loadtests.results.report_table import BenchReport, BenchVerdict, Table, publish
 
 PATH = "/v1/models/digits:classify"
 LATENCY_MS = 5000.0  # a measure of throughput: nobody is late, nothing is refused
@@ -68,18 +68,18 @@ def measured(url: str, seconds: float) -> dict[str, LoadResult]:
     return found
 
 
-def report(found: dict[str, LoadResult]) -> Report:
+def report(found: dict[str, LoadResult]) -> BenchReport:
     rows = tuple(
         (name, each.rate, each.latency_ms(50), each.latency_ms(99), each.failed)
         for name, each in found.items()
     )
     errors = sum(each.failed for each in found.values())
     headers = ("", "images/s", "p50 ms", "p99 ms", "errors")
-    return Report(
+    return BenchReport(
         name="images",
         title="Images through HTTP, the digits example",
         tables=(Table("", headers, rows),),
-        verdicts=(Verdict("every image is answered", f"{errors} errors", errors == 0),),
+        verdicts=(BenchVerdict("every image is answered", f"{errors} errors", errors == 0),),
         raw={name: each.summary() for name, each in found.items()},
     )
 

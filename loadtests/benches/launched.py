@@ -50,7 +50,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningServer:
     """`url` is where requests go; `ready_s`: seconds from start to ready."""
 
     name: str
@@ -83,7 +83,7 @@ def get_status(url: str, timeout_s: float = 2.0) -> int:
 
 
 @contextlib.contextmanager
-def launched(launch: Launch) -> Iterator[Running]:
+def launched(launch: Launch) -> Iterator[RunningServer]:
     """Raises `ServerTrouble`."""
     LOG_DIR.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex
@@ -97,7 +97,7 @@ def launched(launch: Launch) -> Iterator[Running]:
     failing = True
     try:
         wait_until_ready(launch, child, log)
-        yield Running(launch.name, launch.url, mark, time.perf_counter() - start, log)
+        yield RunningServer(launch.name, launch.url, mark, time.perf_counter() - start, log)
         failing = False
     finally:
         left = stop(launch, child, mark)

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtests.benches.device_load import device_load
-from loadtests.benches.launched import Running
+from loadtests.benches.launched import RunningServer
 from loadtests.benches.minilm_load import minilm_load
 from loadtests.benches.processes import memory_by_role
 from loadtests.benches.server import example, headrace
 from loadtests.client.closed_loop import run
 from loadtests.results.report_table import (
-    Report,
+    BenchReport,
+    BenchVerdict,
     Table,
-    Verdict,
     at_most,
     median_of,
     publish,
@@ -40,7 +40,7 @@ COLD, STAGED = "cold", "staged"
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ServerStart:
     """`memory`: by role (processes, resident bytes, proportional bytes)."""
 
     example: str
@@ -49,7 +49,7 @@ class Start:
     memory: dict[str, tuple[int, int, int]]
 
 
-def some_traffic(running: Running, name: str) -> None:
+def some_traffic(running: RunningServer, name: str) -> None:
     if name == "device":
         run(device_load(running.url, 8, 2.0))
         return
@@ -57,7 +57,7 @@ def some_traffic(running: Running, name: str) -> None:
     run(minilm_load(running.url, lengths, clients=8, seconds=2.0))
 
 
-def started(name: str, kind: str) -> Start:
+def started(name: str, kind: str) -> ServerStart:
     home = HOME / name
     if kind == COLD:
         shutil.rmtree(home, ignore_errors=True)
@@ -65,10 +65,10 @@ def started(name: str, kind: str) -> Start:
         some_traffic(running, name)
         memory = dict(memory_by_role(running.usage(memory=True)))
     print(f"  {name} {kind}: ready in {running.ready_s:.1f} s", file=sys.stderr)
-    return Start(name, kind, running.ready_s, memory)
+    return ServerStart(name, kind, running.ready_s, memory)
 
 
-def starts(asked: argparse.Namespace) -> Iterator[Start]:
+def starts(asked: argparse.Namespace) -> Iterator[ServerStart]:
     for _ in range(asked.repeats):
         for name in asked.examples:
             yield started(name, COLD)
@@ -76,7 +76,7 @@ def starts(asked: argparse.Namespace) -> Iterator[Start]:
     shutil.rmtree(HOME, ignore_errors=True)
 
 
-def start_table(found: list[Start]) -> Table:
+def start_table(found: list[ServerStart]) -> Table:
     kinds = dict.fromkeys((start.example, start.kind) for start in found)
     rows = []
     for name, kind in kinds:
@@ -86,7 +86,7 @@ def start_table(found: list[Start]) -> Table:
     return Table("Time to ready", ("example", "start", "s", "least–most"), tuple(rows))
 
 
-def memory_table(start: Start) -> Table:
+def memory_table(start: ServerStart) -> Table:
     """Largest first, with a sum."""
     ordered = sorted(start.memory.items(), key=lambda item: -item[1][1])
     rows = [(role, count, rss / MIB, pss / MIB) for role, (count, rss, pss) in ordered]
@@ -96,15 +96,15 @@ def memory_table(start: Start) -> Table:
     return Table(f"Memory, `examples/{start.example}.yaml`, staged start", headers, tuple(rows))
 
 
-def report(found: list[Start]) -> Report:
+def report(found: list[ServerStart]) -> BenchReport:
     last = {start.example: start for start in found if start.kind == STAGED}
-    verdicts: list[Verdict] = [
+    verdicts: list[BenchVerdict] = [
         at_most(
             f"{start.example}, {start.kind}: ready within 60 s", start.ready_s, MOST_READY_S, " s"
         )
         for start in sorted(found, key=lambda start: -start.ready_s)[:1]
     ]
-    return Report(
+    return BenchReport(
         name="memory_start",
         title="Memory and start-up",
         tables=(start_table(found), *(memory_table(start) for start in last.values())),

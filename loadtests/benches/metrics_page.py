@@ -18,31 +18,31 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     name: str
     labels: dict[str, str]
     value: float
 
 
-def parse(text: str) -> list[Sample]:
+def parse(text: str) -> list[MetricSample]:
     """Raises `ValueError` where the text is not in the format."""
     return [
-        Sample(sample.name, dict(sample.labels), float(sample.value))
+        MetricSample(sample.name, dict(sample.labels), float(sample.value))
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     ]
 
 
-def fetch(url: str, timeout_s: float = 5.0) -> list[Sample]:
+def fetch(url: str, timeout_s: float = 5.0) -> list[MetricSample]:
     with urllib.request.urlopen(f"{url}/metrics", timeout=timeout_s) as answer:
         return parse(answer.read().decode())
 
 
-def total(samples: Iterable[Sample], name: str) -> float:
+def total(samples: Iterable[MetricSample], name: str) -> float:
     return sum(sample.value for sample in samples if sample.name == name)
 
 
-def by_label(samples: Iterable[Sample], name: str, label: str) -> dict[str, float]:
+def by_label(samples: Iterable[MetricSample], name: str, label: str) -> dict[str, float]:
     sums: dict[str, float] = defaultdict(float)
     for sample in samples:
         if sample.name == name:
@@ -51,7 +51,7 @@ def by_label(samples: Iterable[Sample], name: str, label: str) -> dict[str, floa
 
 
 def mean_by_label(
-    before: list[Sample], after: list[Sample], histogram: str, label: str
+    before: list[MetricSample], after: list[MetricSample], histogram: str, label: str
 ) -> dict[str, tuple[float, float]]:
     """By label: (observations, mean) of a histogram between two pages."""
     sums_before = by_label(before, f"{histogram}_sum", label)

@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from loadtests.benches import metrics_page
-from loadtests.benches.device_load import Trial, measure
-from loadtests.benches.launched import Running
+from loadtests.benches.device_load import DeviceTrial, measure
+from loadtests.benches.launched import RunningServer
 from loadtests.benches.server import Settings, changed, example, headrace
 from loadtests.benches.span_sink import SpanSink, span_sink
 from loadtests.results.report_table import (
-    Report,
+    BenchReport,
+    BenchVerdict,
     Table,
-    Verdict,
     at_least,
     median_of,
     publish,
@@ -41,7 +41,7 @@ SCRAPE_EVERY_S = 1.0
 @dataclass(frozen=True, slots=True)
 class Observed:
     kind: str
-    trial: Trial
+    trial: DeviceTrial
     span_posts: int
 
 
@@ -53,7 +53,7 @@ def settings_of(kind: str, sink: SpanSink) -> Settings:
 
 
 @contextmanager
-def scraping(running: Running, active: bool) -> Iterator[None]:
+def scraping(running: RunningServer, active: bool) -> Iterator[None]:
     ended = threading.Event()
 
     def scrape() -> None:
@@ -95,7 +95,7 @@ def rate(found: Sequence[Observed], kind: str) -> float:
     return median_of((o for o in found if o.kind == kind), lambda o: o.trial.result.rate)
 
 
-def report(found: Sequence[Observed], asked: argparse.Namespace) -> Report:
+def report(found: Sequence[Observed], asked: argparse.Namespace) -> BenchReport:
     rows = []
     for kind in asked.kinds:
         mine = [each for each in found if each.kind == kind]
@@ -114,7 +114,7 @@ def report(found: Sequence[Observed], asked: argparse.Namespace) -> Report:
         *("", "req/s", "least–most", "of off", "p99 ms"),
         *("server CPU µs/req", "span exports"),
     )
-    return Report(
+    return BenchReport(
         name="observability",
         title="The cost of being observed",
         tables=(Table(f"{asked.clients} clients", headers, tuple(rows)),),
@@ -123,7 +123,7 @@ def report(found: Sequence[Observed], asked: argparse.Namespace) -> Report:
     )
 
 
-def verdicts(found: Sequence[Observed], kinds: Sequence[str]) -> Iterator[Verdict]:
+def verdicts(found: Sequence[Observed], kinds: Sequence[str]) -> Iterator[BenchVerdict]:
     base = rate(found, OFF)
     for kind in (SAMPLED, SCRAPED):
         if kind in kinds:
@@ -131,7 +131,7 @@ def verdicts(found: Sequence[Observed], kinds: Sequence[str]) -> Iterator[Verdic
             yield at_least(f"{kind}: at least 95 % of the throughput", share, LEAST_SHARE)
     if SAMPLED in kinds:
         posts = sum(each.span_posts for each in found if each.kind == SAMPLED)
-        yield Verdict("spans arrive when sampled", f"{posts} exports", posts > 0)
+        yield BenchVerdict("spans arrive when sampled", f"{posts} exports", posts > 0)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -13,15 +13,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from loadtests.benches.device_load import Trial, measure
-from loadtests.benches.launched import Running
+from loadtests.benches.device_load import DeviceTrial, measure
+from loadtests.benches.launched import RunningServer
 from loadtests.benches.peer_servers import PEERS, PYTRITON, RAY_SERVE, TRITON, peer
 from loadtests.benches.server import example, headrace
 from loadtests.results.report_table import (
+    BenchReport,
+    BenchVerdict,
     Cell,
-    Report,
     Table,
-    Verdict,
     at_least,
     at_most,
     median_of,
@@ -37,11 +37,11 @@ LEAST_RATIO = 12.0
 MOST_OVER_DEVICE_MS = 2.0
 
 
-def system(name: str) -> AbstractContextManager[Running]:
+def system(name: str) -> AbstractContextManager[RunningServer]:
     return headrace(example("device"), name=name) if name == HEADRACE else peer(name)
 
 
-def trials(asked: argparse.Namespace) -> Iterator[Trial]:
+def trials(asked: argparse.Namespace) -> Iterator[DeviceTrial]:
     for repeat in range(asked.repeats):
         # Every other repeat the other way round, so that none is always the first.
         for name in asked.systems if repeat % 2 == 0 else reversed(asked.systems):
@@ -52,7 +52,7 @@ def trials(asked: argparse.Namespace) -> Iterator[Trial]:
                     yield trial
 
 
-def say(repeat: int, trial: Trial) -> None:
+def say(repeat: int, trial: DeviceTrial) -> None:
     result = trial.result
     print(
         f"  repeat {repeat + 1} {trial.system:>18} {trial.clients:>4} clients "
@@ -62,15 +62,15 @@ def say(repeat: int, trial: Trial) -> None:
     )
 
 
-def of(done: Sequence[Trial], name: str, clients: int) -> list[Trial]:
+def of(done: Sequence[DeviceTrial], name: str, clients: int) -> list[DeviceTrial]:
     return [trial for trial in done if (trial.system, trial.clients) == (name, clients)]
 
 
-def rate(done: Sequence[Trial], name: str, clients: int) -> float:
+def rate(done: Sequence[DeviceTrial], name: str, clients: int) -> float:
     return median_of(of(done, name, clients), lambda trial: trial.result.rate)
 
 
-def speed_table(done: Sequence[Trial], systems: Sequence[str], clients: int) -> Table:
+def speed_table(done: Sequence[DeviceTrial], systems: Sequence[str], clients: int) -> Table:
     rows = []
     for name in systems:
         mine = of(done, name, clients)
@@ -94,7 +94,7 @@ def speed_table(done: Sequence[Trial], systems: Sequence[str], clients: int) -> 
     return Table(f"{clients} client{'s' * (clients > 1)}", headers, tuple(rows))
 
 
-def cpu_table(done: Sequence[Trial], clients: Sequence[int]) -> Table:
+def cpu_table(done: Sequence[DeviceTrial], clients: Sequence[int]) -> Table:
     """Headrace's CPU by process; what takes less than half a microsecond is left out."""
     roles = sorted({role for trial in done if trial.system == HEADRACE for role in trial.cpu_us})
     rows = [(role, [cpu_of(of(done, HEADRACE, n), role) for n in clients]) for role in roles]
@@ -105,11 +105,11 @@ def cpu_table(done: Sequence[Trial], clients: Sequence[int]) -> Table:
     return Table("Headrace, CPU µs a request by process", headers, shown)
 
 
-def cpu_of(mine: Sequence[Trial], role: str) -> float:
+def cpu_of(mine: Sequence[DeviceTrial], role: str) -> float:
     return median_of(mine, lambda trial: trial.cpu_us.get(role, 0.0))
 
 
-def stage_table(done: Sequence[Trial], clients: int) -> Table:
+def stage_table(done: Sequence[DeviceTrial], clients: int) -> Table:
     mine = of(done, HEADRACE, clients)
     stages = dict.fromkeys(stage for trial in mine for stage in trial.stages_us)
     rows = tuple((stage, stage_of(mine, stage, 0), stage_of(mine, stage, 1)) for stage in stages)
@@ -117,11 +117,11 @@ def stage_table(done: Sequence[Trial], clients: int) -> Table:
     return Table(caption, ("stage", "times a request", "mean µs"), rows)
 
 
-def stage_of(mine: Sequence[Trial], stage: str, which: int) -> float:
+def stage_of(mine: Sequence[DeviceTrial], stage: str, which: int) -> float:
     return median_of(mine, lambda trial: trial.stages_us.get(stage, (0.0, 0.0))[which])
 
 
-def verdicts(done: Sequence[Trial], asked: argparse.Namespace) -> list[Verdict]:
+def verdicts(done: Sequence[DeviceTrial], asked: argparse.Namespace) -> list[BenchVerdict]:
     found = []
     for clients in (n for n in asked.clients if n in LEAST_RATE):
         ours = rate(done, HEADRACE, clients)
@@ -143,11 +143,11 @@ def verdicts(done: Sequence[Trial], asked: argparse.Namespace) -> list[Verdict]:
     return found
 
 
-def report(done: Sequence[Trial], asked: argparse.Namespace) -> Report:
+def report(done: Sequence[DeviceTrial], asked: argparse.Namespace) -> BenchReport:
     tables = [speed_table(done, asked.systems, clients) for clients in asked.clients]
     if HEADRACE in asked.systems:
         tables += [cpu_table(done, asked.clients), stage_table(done, max(asked.clients))]
-    return Report(
+    return BenchReport(
         name="overhead",
         title="Overhead around a device of 2 ms a batch",
         tables=tuple(tables),

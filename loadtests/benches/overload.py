@@ -24,17 +24,17 @@ from loadtests.benches.overload_trials import (
     CALLERS,
     TENFOLD,
     Burst,
-    Trial,
+    OverloadTrial,
     play_burst,
     play_load,
     settings_of,
 )
 from loadtests.benches.server import headrace
 from loadtests.results.report_table import (
+    BenchReport,
+    BenchVerdict,
     Cell,
-    Report,
     Table,
-    Verdict,
     at_least,
     at_most,
     publish,
@@ -49,7 +49,7 @@ MOST_REFUSAL_MS = 10.0
 REFUSALS = {429: "429", 503: "503"}
 
 
-def everything(asked: argparse.Namespace) -> Iterator[Trial | Burst]:
+def everything(asked: argparse.Namespace) -> Iterator[OverloadTrial | Burst]:
     """A server for each kind of rows and of callers."""
     for body, caller in product(asked.bodies, asked.callers):
         with headrace(settings_of(body), name="overload") as running:
@@ -63,7 +63,7 @@ def everything(asked: argparse.Namespace) -> Iterator[Trial | Burst]:
                 yield burst
 
 
-def say(trial: Trial) -> None:
+def say(trial: OverloadTrial) -> None:
     refusals = ", ".join(
         f"{status} p50 {trial.refusal(status, 50):.1f} p99 {trial.refusal(status, 99):.1f} ms"
         for status in trial.refusal_ms
@@ -76,14 +76,14 @@ def say(trial: Trial) -> None:
     )
 
 
-def report(found: Sequence[Trial | Burst], asked: argparse.Namespace) -> Report:
-    trials = [each for each in found if isinstance(each, Trial)]
+def report(found: Sequence[OverloadTrial | Burst], asked: argparse.Namespace) -> BenchReport:
+    trials = [each for each in found if isinstance(each, OverloadTrial)]
     bursts = [each for each in found if isinstance(each, Burst)]
     kinds = list(product(asked.bodies, asked.callers))
     tables = [load_table(trials, body, caller) for body, caller in kinds]
     if bursts:
         tables.append(burst_table(trials, bursts))
-    return Report(
+    return BenchReport(
         name="overload",
         title="Overload on a real server",
         tables=tuple(tables),
@@ -102,7 +102,7 @@ def report(found: Sequence[Trial | Burst], asked: argparse.Namespace) -> Report:
     )
 
 
-def load_table(trials: Sequence[Trial], body: str, caller: str) -> Table:
+def load_table(trials: Sequence[OverloadTrial], body: str, caller: str) -> Table:
     mine = of_kind(trials, body, caller)
     best = best_of(mine)
     headers = (
@@ -120,13 +120,13 @@ def load_table(trials: Sequence[Trial], body: str, caller: str) -> Table:
     return Table(f"{body}; refused callers come again {caller}", headers, tuple(rows))
 
 
-def burst_table(trials: Sequence[Trial], bursts: Sequence[Burst]) -> Table:
+def burst_table(trials: Sequence[OverloadTrial], bursts: Sequence[Burst]) -> Table:
     headers = ("rows", "callers come again", "back after s", "in time of tries, by second after it")
     rows = tuple((b.body, b.caller, back_s(trials, b), course_of(b)) for b in bursts)
     return Table(f"After {BURST_S:g} s at ten times the capacity", headers, rows)
 
 
-def back_s(trials: Sequence[Trial], burst: Burst) -> float:
+def back_s(trials: Sequence[OverloadTrial], burst: Burst) -> float:
     return burst.back_s(best_of(of_kind(trials, burst.body, burst.caller)))
 
 
@@ -135,17 +135,17 @@ def course_of(burst: Burst) -> str:
     return " ".join(f"{kept}/{offered}" for kept, offered in seconds)
 
 
-def of_kind(trials: Sequence[Trial], body: str, caller: str) -> list[Trial]:
+def of_kind(trials: Sequence[OverloadTrial], body: str, caller: str) -> list[OverloadTrial]:
     return [trial for trial in trials if (trial.body, trial.caller) == (body, caller)]
 
 
-def best_of(trials: Sequence[Trial]) -> float:
+def best_of(trials: Sequence[OverloadTrial]) -> float:
     return max((trial.in_slo_per_s for trial in trials), default=float("nan"))
 
 
 def verdicts_of(
-    trials: Sequence[Trial], bursts: Sequence[Burst], body: str, caller: str
-) -> Iterator[Verdict]:
+    trials: Sequence[OverloadTrial], bursts: Sequence[Burst], body: str, caller: str
+) -> Iterator[BenchVerdict]:
     mine, kind = of_kind(trials, body, caller), f"{body}, {caller}"
     best = best_of(mine)
     for trial in mine:

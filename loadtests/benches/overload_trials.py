@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from loadtests.benches.launched import Running
+from loadtests.benches.launched import RunningServer
 from loadtests.benches.processes import cpu_between
 from loadtests.benches.scenario_load import (
     MODEL,
-    Piece,
+    BenchScenario,
     ids_request,
     measured,
     piece,
@@ -27,7 +27,7 @@ from loadtests.benches.scenario_load import (
     texts_request,
 )
 from loadtests.benches.server import Settings, changed
-from loadtests.client.player import Played
+from loadtests.client.player import PlayedRequest
 
 CAPACITY = 49.0
 PER_ROW_MS = 19.8
@@ -47,7 +47,7 @@ BURST_FROM_S, BURST_S, BURST_RUN_S = 5.0, 10.0, 35.0
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class OverloadTrial:
     """One load on one server. `refusal_ms`: by status, from leaving to the answer."""
 
     body: str
@@ -113,7 +113,7 @@ def callers_of(caller: str) -> list[str]:
     return [f"tenants={{{', '.join(each)}}}"]
 
 
-def load_piece(caller: str, load: float, seconds: float) -> Piece:
+def load_piece(caller: str, load: float, seconds: float) -> BenchScenario:
     changes = [
         f"arrivals.rate={CAPACITY * load:g}",
         f"warmup_s={WARMUP_S:g}",
@@ -122,7 +122,7 @@ def load_piece(caller: str, load: float, seconds: float) -> Piece:
     return piece("overload-10x", [*changes, *callers_of(caller)])
 
 
-def burst_piece(caller: str) -> Piece:
+def burst_piece(caller: str) -> BenchScenario:
     until_s = BURST_FROM_S + BURST_S
     low, high = 0.8 * CAPACITY, TENFOLD * CAPACITY
     steps = f"[{{from_s: {BURST_FROM_S}, rate: {high}}}, {{from_s: {until_s}, rate: {low}}}]"
@@ -150,15 +150,19 @@ def settings_of(body: str) -> Settings:
 
 
 def trial_of(
-    of: Piece, ends: Sequence[Played], body: str, caller: str, cpu_cores: dict[str, float]
-) -> Trial:
+    of: BenchScenario,
+    ends: Sequence[PlayedRequest],
+    body: str,
+    caller: str,
+    cpu_cores: dict[str, float],
+) -> OverloadTrial:
     load = (of.scenario.arrivals.rate or 0.0) / CAPACITY if of.scenario.arrivals else 0.0
     refused = {
         status: np.array([end.answer_s * 1e3 for end in ends if end.status == status])
         for status in (429, 503)
     }
     lags_ms = [(end.left_s - end.planned.at_s) * 1e3 for end in ends]
-    return Trial(
+    return OverloadTrial(
         body=body,
         caller=caller,
         load=round(load, 3),
@@ -172,7 +176,7 @@ def trial_of(
     )
 
 
-def burst_of(of: Piece, ends: Sequence[Played], body: str, caller: str) -> Burst:
+def burst_of(of: BenchScenario, ends: Sequence[PlayedRequest], body: str, caller: str) -> Burst:
     end_s = WARMUP_S + BURST_FROM_S + BURST_S
     offered: Counter[int] = Counter()
     kept: Counter[int] = Counter()
@@ -190,11 +194,13 @@ def burst_of(of: Piece, ends: Sequence[Played], body: str, caller: str) -> Burst
     )
 
 
-def in_slo(of: Piece, end: Played) -> bool:
+def in_slo(of: BenchScenario, end: PlayedRequest) -> bool:
     return end.ok and end.latency_s <= of.slo_s
 
 
-def play_load(running: Running, body: str, caller: str, load: float, seconds: float) -> Trial:
+def play_load(
+    running: RunningServer, body: str, caller: str, load: float, seconds: float
+) -> OverloadTrial:
     of = load_piece(caller, load, seconds)
     before = running.usage()
     ends, client_s = played(of, running.url, BODIES[body])
@@ -204,7 +210,7 @@ def play_load(running: Running, body: str, caller: str, load: float, seconds: fl
     return trial_of(of, measured(of, ends), body, caller, cores)
 
 
-def play_burst(running: Running, body: str, caller: str) -> Burst:
+def play_burst(running: RunningServer, body: str, caller: str) -> Burst:
     of = burst_piece(caller)
     ends, _ = played(of, running.url, BODIES[body])
     return burst_of(of, measured(of, ends), body, caller)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from loadtests.benches.launched import Launch, Running, free_port, launched
+from loadtests.benches.launched import Launch, RunningServer, free_port, launched
 from loadtests.peers import venvs
 
 PEERS_DIR = Path(__file__).parent.parent / "peers"
@@ -41,6 +41,6 @@ def command_of(name: str, port: int) -> list[str]:
 
 
 @contextmanager
-def peer(name: str) -> Iterator[Running]:
+def peer(name: str) -> Iterator[RunningServer]:
     with launched(launch_of(name, free_port())) as running:
         yield running

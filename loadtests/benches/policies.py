@@ -16,7 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from loadtests.results.report_table import Cell, Report, Table, Verdict, at_least, at_most, publish
+from loadtests.results.report_table import (
+    BenchReport,
+    BenchVerdict,
+    Cell,
+    Table,
+    at_least,
+    at_most,
+    publish,
+)
 
 SCENARIOS = Path("loadtests/scenarios")
 RESOLUTION = 1.02  # percentiles come from histograms; two runs that are alike differ by so much
@@ -132,7 +140,7 @@ def pool_table(found: Mapping[str, Any]) -> Table:
     return Table("Pools of eight replicas", headers, rows)
 
 
-def fairness_verdicts(found: Mapping[str, Any]) -> list[Verdict]:
+def fairness_verdicts(found: Mapping[str, Any]) -> list[BenchVerdict]:
     flood, aggressor, alone = found["flood"], found["aggressor"], found["alone"]
     chat_ms = flood["tenants"]["chat"]["wait_p99_ms"]
     longest_ms = aggressor["longest_batch_ms"]
@@ -154,11 +162,11 @@ def fairness_verdicts(found: Mapping[str, Any]) -> list[Verdict]:
     for name in ("weights", "two gateways"):
         tenants = found[name]["tenants"]
         got = tenants["four"]["device_s"] / tenants["one"]["device_s"]
-        verdicts.append(Verdict(f"{name}: 4 to 1 within 5 %", f"{got:.3f}", 3.8 <= got <= 4.2))
+        verdicts.append(BenchVerdict(f"{name}: 4 to 1 within 5 %", f"{got:.3f}", 3.8 <= got <= 4.2))
     return verdicts
 
 
-def overload_verdicts(found: Mapping[str, Any]) -> list[Verdict]:
+def overload_verdicts(found: Mapping[str, Any]) -> list[BenchVerdict]:
     verdicts = []
     for kind, loads in (("overload", ("1.2", "2", "10")), ("mix", ("0.8", "1.2", "2", "10"))):
         best = max(found[f"{kind} {load}"]["in_slo_per_s"] for load in loads)
@@ -169,7 +177,7 @@ def overload_verdicts(found: Mapping[str, Any]) -> list[Verdict]:
     return verdicts
 
 
-def pool_verdicts(found: Mapping[str, Any]) -> list[Verdict]:
+def pool_verdicts(found: Mapping[str, Any]) -> list[BenchVerdict]:
     hedged, plain = found["hiccups"], found["hiccups, no hedges"]
     busy, busy_plain = found["hiccups, busy"], found["hiccups, busy, no hedges"]
     slow, healthy = found["slow replica"], found["healthy pool"]
@@ -187,19 +195,21 @@ def pool_verdicts(found: Mapping[str, Any]) -> list[Verdict]:
     ]  # fmt: skip
 
 
-def end_verdicts(found: Mapping[str, Any]) -> list[Verdict]:
+def end_verdicts(found: Mapping[str, Any]) -> list[BenchVerdict]:
     """The burst ends 30 s into the measured time; what is left over when all has ended is a bug."""
-    course, chaos = found["burst"]["course"], found["chaos"]
-    offered, in_slo = (sum(course[key]["default"][40:]) for key in ("offered", "in_slo"))
+    time_series, chaos = found["burst"]["time_series"], found["chaos"]
+    offered, in_slo = (sum(time_series[key]["default"][40:]) for key in ("offered", "in_slo"))
     left = chaos["left_over"]
     return [
         at_least("burst: in SLO again 10 s after it", 100 * in_slo / max(1, offered), 95, " %"),
-        Verdict("chaos: an hour, nothing left over, no drift", str(left), not any(left.values())),
+        BenchVerdict(
+            "chaos: an hour, nothing left over, no drift", str(left), not any(left.values())
+        ),
     ]
 
 
 def _without_course(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if key not in ("course", "fifo")}
+    return {key: value for key, value in found.items() if key not in ("time_series", "fifo")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -209,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ThreadPoolExecutor(asked.workers) as pool:
         found = dict(zip(RUNS, pool.map(run, RUNS), strict=True))
     tables = (flood_table, tenants_table, overload_table, pool_table)
-    report = Report(
+    report = BenchReport(
         name="policies",
         title="What the policies promise, on virtual time",
         tables=tuple(table(found) for table in tables),

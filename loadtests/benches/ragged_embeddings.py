@@ -27,7 +27,7 @@ from loadtests.client.closed_loop import run
 from loadtests.client.load import Load
 from loadtests.client.tally import LoadResult
 from loadtests.results.report_table import (
-    Report,
+    BenchReport,
     Table,
     at_least,
     median_of,
@@ -101,7 +101,7 @@ def pairs(settings: Settings, lengths: list[int], asked: argparse.Namespace) -> 
         yield pair
 
 
-def report(found: list[Pair], asked: argparse.Namespace) -> Report:
+def report(found: list[Pair], asked: argparse.Namespace) -> BenchReport:
     through = median_of(found, lambda pair: pair.served.weight_rate)
     alone = median_of(found, lambda pair: pair.loop["tokens_per_s"])
     share = ratio(through, alone)
@@ -128,7 +128,7 @@ def report(found: list[Pair], asked: argparse.Namespace) -> Report:
     )
     headers = ("", "tokens/s", "least–most", "rows/s", "p50 ms", "p99 ms", "errors")
     claim = "through HTTP at least 80 % of sorted batches in a loop"
-    return Report(
+    return BenchReport(
         name="ragged_embeddings",
         title=f"MiniLM under a ragged mix, {asked.runtime} {asked.precision}",
         tables=(Table("", headers, rows),),

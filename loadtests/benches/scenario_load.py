@@ -18,10 +18,10 @@ import yaml
 
 from loadtests.benches.server import Settings, command_line
 from loadtests.client.http1 import Target
-from loadtests.client.player import Played, Stand, play
+from loadtests.client.player import PlayedRequest, PlayerSettings, play
 from loadtests.client.protocols.open_inference import OpenInference
 from loadtests.client.protocols.openai import Embeddings
-from loadtests.client.protocols.types import Place
+from loadtests.client.protocols.types import Endpoint
 from loadtests.traffic import scenario_file
 from loadtests.traffic.plan import Plan, Planned
 from loadtests.traffic.scenario import Scenario
@@ -31,7 +31,7 @@ MODEL = "device"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BenchScenario:
     """A scenario and its server's settings. `changes`: `dotted.path=value` of the scenario."""
 
     path: Path
@@ -45,15 +45,15 @@ class Piece:
         return found / 1e3
 
 
-def piece(name: str, changes: Sequence[str] = ()) -> Piece:
+def piece(name: str, changes: Sequence[str] = ()) -> BenchScenario:
     """Raises ScenarioErrors."""
     path = SCENARIOS / f"{name}.yaml"
     scenario = scenario_file.load(path, changes)
     settings = yaml.safe_load((SCENARIOS / (scenario.settings or "")).read_text())
-    return Piece(path, tuple(changes), scenario, settings)
+    return BenchScenario(path, tuple(changes), scenario, settings)
 
 
-def simulated(of: Piece, changes: Sequence[str] = ()) -> dict[str, Any]:
+def simulated(of: BenchScenario, changes: Sequence[str] = ()) -> dict[str, Any]:
     """What `headrace simulate --json` prints. Raises CalledProcessError."""
     settings = [part for each in (*of.changes, *changes) for part in ("--set", each)]
     command = [*command_line(), "simulate", str(of.path), "--json", *settings]
@@ -63,16 +63,16 @@ def simulated(of: Piece, changes: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def played(
-    of: Piece, url: str, request: Callable[[str], Callable[[Planned], bytes]]
-) -> tuple[list[Played], float]:
+    of: BenchScenario, url: str, request: Callable[[str], Callable[[Planned], bytes]]
+) -> tuple[list[PlayedRequest], float]:
     """Every try, and the client's CPU seconds."""
-    ends: list[Played] = []
-    stand = Stand(Target.parse(url), request(url), connections=4096)
+    ends: list[PlayedRequest] = []
+    stand = PlayerSettings(Target.parse(url), request(url), connections=4096)
     cpu_s = play(Plan(of.scenario, of.path.parent), stand, ends.append)
     return ends, cpu_s
 
 
-def measured(of: Piece, ends: Sequence[Played]) -> list[Played]:
+def measured(of: BenchScenario, ends: Sequence[PlayedRequest]) -> list[PlayedRequest]:
     """Those that were meant to be sent in the measured time."""
     begin_s, end_s = of.scenario.warmup_s, of.scenario.run_s
     return [end for end in ends if begin_s <= end.planned.at_s < end_s]
@@ -80,9 +80,9 @@ def measured(of: Piece, ends: Sequence[Played]) -> list[Played]:
 
 def ids_request(url: str) -> Callable[[Planned], bytes]:
     """`/v2/models/device/infer` with one row of ids."""
-    return OpenInference(Place(url, MODEL)).request
+    return OpenInference(Endpoint(url, MODEL)).request
 
 
 def texts_request(url: str) -> Callable[[Planned], bytes]:
     """`/v1/embeddings` with one text of as many tokens."""
-    return Embeddings(Place(url, MODEL)).request
+    return Embeddings(Endpoint(url, MODEL)).request

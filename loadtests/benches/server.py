@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from loadtests.benches.launched import Launch, Running, free_port, launched
+from loadtests.benches.launched import Launch, RunningServer, free_port, launched
 
 SETTINGS_DIR = Path("out/bench/settings")
 HOME_DIR = Path("out/bench/home")
@@ -59,7 +59,7 @@ def command_line() -> list[str]:
 @contextmanager
 def headrace(
     settings: Mapping[str, Any], *, name: str = "headrace", home: Path = HOME_DIR
-) -> Iterator[Running]:
+) -> Iterator[RunningServer]:
     """`home`: cache and state; an empty one makes a cold start."""
     written = on_free_ports(settings)
     SETTINGS_DIR.mkdir(parents=True, exist_ok=True)

@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from loadtests.benches import metrics_page
-from loadtests.benches.launched import Running
+from loadtests.benches.launched import RunningServer
 from loadtests.benches.scenario_load import (
     MODEL,
-    Piece,
+    BenchScenario,
     ids_request,
     measured,
     piece,
@@ -32,20 +32,27 @@ from loadtests.benches.server import headrace
 from loadtests.client.closed_loop import run
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load
-from loadtests.client.player import Played
+from loadtests.client.player import PlayedRequest
 from loadtests.results.latency_histogram import LatencyHistogram
-from loadtests.results.report_table import Cell, Report, Table, Verdict, median_of, publish
+from loadtests.results.report_table import (
+    BenchReport,
+    BenchVerdict,
+    Cell,
+    Table,
+    median_of,
+    publish,
+)
 from loadtests.traffic.workload import infer_body, token_ids
 
 MOST_OFF = 0.15
 PERCENTS = (50, 90, 99)
 PROBE_S = 4.0
 PROBE_LENGTH = 24
-_Page = list[metrics_page.Sample]
+_Page = list[metrics_page.MetricSample]
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class UnloadedOverhead:
     """Milliseconds of an unloaded request outside of queue and device: `network` between client and
     gateway, `transport` between gateway and replica, both there and back."""
 
@@ -62,11 +69,11 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SeedComparison:
     """`cost_ratio`: what batches took over what the server predicted, mean."""
 
     seed: int
-    ways: Ways
+    ways: UnloadedOverhead
     real: Side
     simulated: Side
     cost_ratio: float
@@ -81,7 +88,7 @@ class Trial:
 # ---- measuring ---------------------------------------------------------------------------------
 
 
-def ways_of(running: Running) -> Ways:
+def ways_of(running: RunningServer) -> UnloadedOverhead:
     """From one client who waits for each answer: what neither queue nor device took."""
     target = Target.parse(f"{running.url}/v2/models/{MODEL}/infer")
     body = infer_body("ids", token_ids(PROBE_LENGTH, random.Random(1)))
@@ -98,7 +105,7 @@ def ways_of(running: Running) -> Ways:
     transport_s = total_s - device_s - gateway_s
     # What the gateway itself takes is neither; it is HTTP to the simulator, which has no gateway.
     own_s = gateway_s - stages["queue"][1]
-    return Ways((network_s + own_s) * 1e3, transport_s * 1e3)
+    return UnloadedOverhead((network_s + own_s) * 1e3, transport_s * 1e3)
 
 
 def mean_s(before: _Page, after: _Page, histogram: str) -> float:
@@ -106,7 +113,7 @@ def mean_s(before: _Page, after: _Page, histogram: str) -> float:
     return mean
 
 
-def real_side(of: Piece, ends: Sequence[Played], batches: float) -> Side:
+def real_side(of: BenchScenario, ends: Sequence[PlayedRequest], batches: float) -> Side:
     histogram = LatencyHistogram()
     for end in ends:
         if end.ok:
@@ -121,7 +128,7 @@ def simulated_side(found: dict[str, Any]) -> Side:
     return Side(p_ms, found["in_slo"], found["answered"], found["batches"])
 
 
-def trial(name: str, seed: int, changes: Sequence[str]) -> Trial:
+def trial(name: str, seed: int, changes: Sequence[str]) -> SeedComparison:
     of = piece(name, [f"seed={seed}", *changes])
     with headrace(of.settings, name="simulated_against_real") as running:
         ways = ways_of(running)
@@ -136,7 +143,7 @@ def trial(name: str, seed: int, changes: Sequence[str]) -> Trial:
     lags = LatencyHistogram()
     for end in counted:
         lags.add(end.left_s - end.planned.at_s)
-    done = Trial(
+    done = SeedComparison(
         seed,
         ways,
         real_side(of, counted, batches * len(counted) / len(ends)),
@@ -149,7 +156,7 @@ def trial(name: str, seed: int, changes: Sequence[str]) -> Trial:
     return done
 
 
-def say(done: Trial) -> None:
+def say(done: SeedComparison) -> None:
     sides = "; ".join(
         f"p{percent} {done.real.p_ms[percent]:.1f} real, {done.simulated.p_ms[percent]:.1f} "
         f"simulated ({done.off(percent):+.1%})"
@@ -165,8 +172,8 @@ def say(done: Trial) -> None:
 # ---- reporting -----------------------------------------------------------------------------------
 
 
-def report(done: Sequence[Trial], asked: argparse.Namespace) -> Report:
-    return Report(
+def report(done: Sequence[SeedComparison], asked: argparse.Namespace) -> BenchReport:
+    return BenchReport(
         name="simulated_against_real",
         title="The simulator against a real server",
         tables=(
@@ -189,7 +196,7 @@ def report(done: Sequence[Trial], asked: argparse.Namespace) -> Report:
     )
 
 
-def percentile_row(done: Sequence[Trial], percent: int) -> tuple[Cell, ...]:
+def percentile_row(done: Sequence[SeedComparison], percent: int) -> tuple[Cell, ...]:
     return (
         f"p{percent}, ms",
         median_of(done, lambda each: each.real.p_ms[percent]),
@@ -199,14 +206,14 @@ def percentile_row(done: Sequence[Trial], percent: int) -> tuple[Cell, ...]:
     )
 
 
-def share_row(done: Sequence[Trial]) -> tuple[Cell, ...]:
+def share_row(done: Sequence[SeedComparison]) -> tuple[Cell, ...]:
     real = median_of(done, lambda each: each.real.in_slo)
     return "in SLO, share", real, median_of(done, lambda each: each.simulated.in_slo), "", ""
 
 
-def verdicts(done: Sequence[Trial]) -> list[Verdict]:
+def verdicts(done: Sequence[SeedComparison]) -> list[BenchVerdict]:
     return [
-        Verdict(
+        BenchVerdict(
             f"p{percent} within 15 %",
             f"{off_of(done, percent):+.1%}",
             abs(off_of(done, percent)) <= MOST_OFF,
@@ -215,7 +222,7 @@ def verdicts(done: Sequence[Trial]) -> list[Verdict]:
     ]
 
 
-def off_of(done: Sequence[Trial], percent: int) -> float:
+def off_of(done: Sequence[SeedComparison], percent: int) -> float:
     """Of the medians."""
     real = median_of(done, lambda each: each.real.p_ms[percent])
     return median_of(done, lambda each: each.simulated.p_ms[percent]) / real - 1.0

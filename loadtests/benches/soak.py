@@ -1,10 +1,10 @@
-"""Does anything leak when clients disconnect, time out and send rubbish for minutes?
+"""Does anything leak when clients disconnect, time out and send malformed requests for minutes?
 
 `python -m loadtests.benches.soak --minutes 10`: MiniLM under the ragged mix while one request in
-ten misbehaves, a third each: its client leaves, it allows next to no time, or it is rubbish. Memory
-by process and the levels of `/metrics` are sampled. It holds when, after the load, queue, inflight,
-ledger and drift are back to zero, no process was lost, memory does not grow, and nothing was ever
-answered 500, rubbish included.
+ten misbehaves, a third each: its client leaves, it allows next to no time, or it is malformed.
+Memory by process and the levels of `/metrics` are sampled. It holds when, after the load, queue,
+inflight, ledger and drift are back to zero, no process was lost, memory does not grow, and nothing
+was ever answered 500, malformed requests included.
 """
 
 from __future__ import annotations
@@ -17,13 +17,20 @@ from collections.abc import Sequence
 from loadtests.benches.minilm_load import INPUT, PATH, minilm_load
 from loadtests.benches.ragged_embeddings import settings_of
 from loadtests.benches.server import headrace
-from loadtests.benches.soak_watch import MIB, Sample, Watch, growth_mib_per_hour, peak, settled
+from loadtests.benches.soak_watch import (
+    MIB,
+    SoakSample,
+    SoakWatch,
+    growth_mib_per_hour,
+    peak,
+    settled,
+)
 from loadtests.client.closed_loop import run
 from loadtests.client.http1 import Target
 from loadtests.client.load import Load
-from loadtests.client.mischief import Mischief, rubbish_requests
+from loadtests.client.mischief import Mischief, malformed_requests
 from loadtests.client.tally import LoadResult
-from loadtests.results.report_table import Report, Table, Verdict, at_most, publish
+from loadtests.results.report_table import BenchReport, BenchVerdict, Table, at_most, publish
 from loadtests.traffic.workload import infer_body, ragged_lengths
 
 MOST_GROWTH_MIB_PER_HOUR = 60.0  # 10 MiB in 10 minutes: below what one leaked body a second makes
@@ -34,14 +41,14 @@ DRIFT = "headrace_accounting_drift"
 
 def soak_load(url: str, asked: argparse.Namespace) -> Load:
     share = asked.misbehave / 3
-    rubbish = rubbish_requests(Target.parse(url + PATH), infer_body(INPUT, [101, 2023, 102]))
+    malformed = malformed_requests(Target.parse(url + PATH), infer_body(INPUT, [101, 2023, 102]))
     return minilm_load(
         url,
         ragged_lengths(2000, random.Random(0)),
         clients=asked.clients,
         seconds=asked.minutes * 60,
         binary=False,
-        mischief=Mischief(share, share, share, rubbish_requests=rubbish),
+        mischief=Mischief(share, share, share, malformed_requests=malformed),
     )
 
 
@@ -52,17 +59,17 @@ def faults(result: LoadResult) -> dict[str, int]:
     return {kind: count for kind, count in kinds.items() if kind.rpartition(" ")[2] in wrong}
 
 
-def accepted_rubbish(result: LoadResult) -> int:
-    return sum(count for kind, count in result.mischief.items() if kind.startswith("rubbish 2"))
+def accepted_malformed(result: LoadResult) -> int:
+    return sum(count for kind, count in result.mischief.items() if kind.startswith("malformed 2"))
 
 
-def lost_processes(samples: Sequence[Sample], after: Sample) -> list[str]:
+def lost_processes(samples: Sequence[SoakSample], after: SoakSample) -> list[str]:
     """Replicas of the first sample that are gone after the load."""
     first = samples[0].rss_bytes if samples else {}
     return [name for name in first if "replica" in name and name not in after.rss_bytes]
 
 
-def grown(samples: Sequence[Sample]) -> dict[str, tuple[float, float, float]]:
+def grown(samples: Sequence[SoakSample]) -> dict[str, tuple[float, float, float]]:
     """By process that lived to the end: first and last resident MiB, growth in MiB an hour."""
     if not samples:
         return {}
@@ -74,7 +81,9 @@ def grown(samples: Sequence[Sample]) -> dict[str, tuple[float, float, float]]:
     }
 
 
-def verdicts(result: LoadResult, samples: Sequence[Sample], after: Sample) -> list[Verdict]:
+def verdicts(
+    result: LoadResult, samples: Sequence[SoakSample], after: SoakSample
+) -> list[BenchVerdict]:
     nonzero = {name: value for name, value in after.levels.items() if value}
     wrong, lost = faults(result), lost_processes(samples, after)
     leaking = {
@@ -83,11 +92,11 @@ def verdicts(result: LoadResult, samples: Sequence[Sample], after: Sample) -> li
         if slope > MOST_GROWTH_MIB_PER_HOUR and last - first > MOST_GROWTH_MIB
     }
     return [
-        Verdict("levels are back to zero", said(nonzero), bool(after.levels) and not nonzero),
+        BenchVerdict("levels are back to zero", said(nonzero), bool(after.levels) and not nonzero),
         at_most("accounted − actual at the end", abs(after.levels.get(DRIFT, 1.0)), 0.0),
-        Verdict("no process grows", said(leaking), not leaking),
-        Verdict("no replica was lost", ", ".join(lost) or "none", not lost),
-        Verdict("nothing is answered 500", said(wrong), not wrong),
+        BenchVerdict("no process grows", said(leaking), not leaking),
+        BenchVerdict("no replica was lost", ", ".join(lost) or "none", not lost),
+        BenchVerdict("nothing is answered 500", said(wrong), not wrong),
     ]
 
 
@@ -96,12 +105,12 @@ def said(kinds: dict[str, object] | dict[str, int] | dict[str, float] | dict[str
 
 
 def report(
-    result: LoadResult, samples: Sequence[Sample], after: Sample, asked: argparse.Namespace
-) -> Report:
+    result: LoadResult, samples: Sequence[SoakSample], after: SoakSample, asked: argparse.Namespace
+) -> BenchReport:
     levels = tuple((name, peak(samples, name), value) for name, value in after.levels.items())
     memory = tuple((name, *values) for name, values in sorted(grown(samples).items()))
     outcomes = {"ok": result.ok, **result.errors, **dict(sorted(result.mischief.items()))}
-    return Report(
+    return BenchReport(
         name="soak",
         title=f"Soak, {asked.minutes:g} minutes",
         tables=(
@@ -112,7 +121,7 @@ def report(
         verdicts=tuple(verdicts(result, samples, after)),
         notes=(
             f"{result.weight_rate:,.0f} tokens/s in {result.rate:,.0f} good answers a second; "
-            f"{accepted_rubbish(result)} pieces of rubbish were taken for a request.",
+            f"{accepted_malformed(result)} malformed requests were taken for good ones.",
         ),
         raw={"load": result.summary(), "samples": [[s.at_s, s.levels] for s in samples]},
     )
@@ -129,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     with headrace(settings_of(asked), name="soak") as running:
         load = soak_load(running.url, asked)
-        with Watch(running, asked.every) as watch:
+        with SoakWatch(running, asked.every) as watch:
             result = run(load)
         after = settled(running, SETTLE_S)
     return publish(report(result, watch.samples, after, asked), argv)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from loadtests.benches import metrics_page
-from loadtests.benches.launched import Running
+from loadtests.benches.launched import RunningServer
 
 LEVELS = (
     "headrace_queue_rows",
@@ -32,7 +32,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SoakSample:
     """`rss_bytes`: by "role pid". `levels`: those of LEVELS that the page has."""
 
     at_s: float
@@ -40,7 +40,7 @@ class Sample:
     levels: dict[str, float]
 
 
-def sample(running: Running, at_s: float) -> Sample:
+def sample(running: RunningServer, at_s: float) -> SoakSample:
     rss = {f"{each.role} {each.pid}": each.rss_bytes for each in running.usage()}
     try:
         page = metrics_page.fetch(running.url)
@@ -48,20 +48,20 @@ def sample(running: Running, at_s: float) -> Sample:
         page = []
     present = {line.name for line in page}
     levels = {name: metrics_page.total(page, name) for name in LEVELS if name in present}
-    return Sample(at_s, rss, levels)
+    return SoakSample(at_s, rss, levels)
 
 
 @dataclass(slots=True)
-class Watch:
+class SoakWatch:
     """A context manager; `samples` grows while it is entered."""
 
-    running: Running
+    running: RunningServer
     every_s: float
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[SoakSample] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> SoakWatch:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
@@ -77,7 +77,7 @@ class Watch:
             self.samples.append(sample(self.running, time.perf_counter() - start))
 
 
-def settled(running: Running, limit_s: float) -> Sample:
+def settled(running: RunningServer, limit_s: float) -> SoakSample:
     """The levels once they are all zero, or after `limit_s`."""
     start = time.perf_counter()
     while True:
@@ -87,7 +87,7 @@ def settled(running: Running, limit_s: float) -> Sample:
         time.sleep(0.2)
 
 
-def growth_mib_per_hour(samples: Sequence[Sample], process: str) -> float:
+def growth_mib_per_hour(samples: Sequence[SoakSample], process: str) -> float:
     """Slope of resident memory over the last two thirds; NaN below three samples."""
     late = [each for each in samples[len(samples) // 3 :] if process in each.rss_bytes]
     if len(late) < 3:
@@ -98,5 +98,5 @@ def growth_mib_per_hour(samples: Sequence[Sample], process: str) -> float:
     return slope * 3600 / MIB
 
 
-def peak(samples: Sequence[Sample], level: str) -> float:
+def peak(samples: Sequence[SoakSample], level: str) -> float:
     return max((each.levels.get(level, 0.0) for each in samples), default=0.0)

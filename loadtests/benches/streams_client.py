@@ -66,7 +66,11 @@ async def throughput(url: str, clients: int, warmup: float, seconds: float) -> S
         await asyncio.gather(
             *(
                 _ask_until(
-                    http, url, n, _Window(begin, begin + seconds, warmup * n / clients), found
+                    http,
+                    url,
+                    n,
+                    _MeasuredWindow(begin, begin + seconds, warmup * n / clients),
+                    found,
                 )
                 for n in range(clients)
             )
@@ -75,7 +79,7 @@ async def throughput(url: str, clients: int, warmup: float, seconds: float) -> S
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _MeasuredWindow:
     """What counts lies between two times; the client waits before it begins, s."""
 
     begin: float
@@ -84,7 +88,7 @@ class _Window:
 
 
 async def _ask_until(
-    http: httpx.AsyncClient, url: str, number: int, window: _Window, found: Streamed
+    http: httpx.AsyncClient, url: str, number: int, window: _MeasuredWindow, found: Streamed
 ) -> None:
     drawn = random.Random(_SEED * 1000 + number)
     await asyncio.sleep(window.wait_s)
@@ -180,7 +184,7 @@ def percentile(values: list[float], percent: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedStream:
     """One stream of an open loop: when it is meant to be sent, s; of what kind it is."""
 
     at_s: float
@@ -189,7 +193,7 @@ class Planned:
     tokens: int
 
 
-async def open_loop(url: str, planned: list[Planned]) -> dict[str, list[float]]:
+async def open_loop(url: str, planned: list[PlannedStream]) -> dict[str, list[float]]:
     """Seconds to the first token from when each stream was meant to be sent, by kind; infinite for
     one that was refused or broke off before."""
     found: dict[str, list[float]] = {each.kind: [] for each in planned}
@@ -203,7 +207,11 @@ async def open_loop(url: str, planned: list[Planned]) -> dict[str, list[float]]:
 
 
 async def _first_token(
-    http: httpx.AsyncClient, url: str, each: Planned, start: float, found: dict[str, list[float]]
+    http: httpx.AsyncClient,
+    url: str,
+    each: PlannedStream,
+    start: float,
+    found: dict[str, list[float]],
 ) -> None:
     await asyncio.sleep(start + each.at_s - time.perf_counter())
     first_s = float("inf")

@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from loadtests.client.http1 import Answer, AnswerParser, BadAnswer
+from loadtests.client.http1 import InvalidResponse, Response, ResponseParser
 
 
 class Owner(Protocol):
     """Who hears of a caller. After `broke` the caller may be connected anew and used again."""
 
-    def answered(self, caller: Caller, answer: Answer) -> None: ...
+    def answered(self, caller: Caller, answer: Response) -> None: ...
     def broke(self, caller: Caller, kind: str) -> None: ...
 
 
@@ -28,7 +28,7 @@ class Caller(asyncio.Protocol):
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        self._parser = AnswerParser()
+        self._parser = ResponseParser()
         self._transport: asyncio.Transport | None = None
         self.busy = False
         self.abandoned = ""
@@ -57,7 +57,7 @@ class Caller(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._parser = AnswerParser()
+        self._parser = ResponseParser()
         self.abandoned = ""
 
     def data_received(self, data: bytes) -> None:
@@ -65,7 +65,7 @@ class Caller(asyncio.Protocol):
             return
         try:
             answer = self._parser.feed(data)
-        except BadAnswer:
+        except InvalidResponse:
             self.abandon("bad answer")
             return
         if answer is not None:
@@ -81,7 +81,7 @@ class Caller(asyncio.Protocol):
         was_busy, self.busy = self.busy, False
         self._owner.broke(self, self.abandoned or (half if was_busy else "idle closed"))
 
-    def _finish(self, answer: Answer) -> None:
+    def _finish(self, answer: Response) -> None:
         if not self.busy:
             self.abandon("unasked answer")
             return

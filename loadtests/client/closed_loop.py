@@ -21,7 +21,7 @@ from pathlib import Path
 from loadtests.client.caller import Caller
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Fleet, Load
-from loadtests.client.mischief import Mischief, rubbish_requests
+from loadtests.client.mischief import Mischief, malformed_requests
 from loadtests.client.open_loop import OpenLoop
 from loadtests.client.tally import LoadResult
 
@@ -75,7 +75,9 @@ def load_of(asked: argparse.Namespace) -> Load:
     headers = parse_headers(asked.header)
     calls = tuple(Call(render(target, b, method=method, headers=headers)) for b in bodies)
     share = asked.misbehave / 3
-    mischief = Mischief(share, share, share, rubbish_requests=rubbish_requests(target, bodies[0]))
+    mischief = Mischief(
+        share, share, share, malformed_requests=malformed_requests(target, bodies[0])
+    )
     return Load(
         target=target,
         calls=calls,

@@ -1,12 +1,12 @@
-"""What bytes does one HTTP/1.1 request take, and what does the answer in these bytes say?
+"""The bytes of an HTTP/1.1 request, and the answer in the bytes that come back.
 
 A keep-alive client reduced to what a load generator needs: requests are rendered once, and an
-answer is its status, its body and whether the connection stays open. Sans-IO: bytes in, answers
-out. It costs about 3 µs an answer that arrives in one piece.
+answer is its status, its body and whether the connection stays open. httptools (Node's llhttp)
+parses; sans-IO: bytes in, answers out. It costs less than 2 µs an answer.
 
-It sends no chunked bodies, follows no redirects, does not pipeline and takes no trailers.
+It sends no chunked bodies, follows no redirects and does not pipeline.
 
-Source: RFC 9112 (message framing, §6 and §7), h11 for the shape.
+Source: RFC 9112 (message framing, §6 and §7).
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+import httptools
+
 HEAD_END = b"\r\n\r\n"
 MAX_HEAD_BYTES = 64 * 1024
 
 
-class BadAnswer(ValueError):
+class InvalidResponse(ValueError):
     """The bytes are not an HTTP/1.1 answer; the connection is of no further use."""
 
 
@@ -39,7 +41,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """`retry_after_s`: what a refusal says, 0 where it says nothing (a date counts as nothing).
     `head`: status line and headers, in lower case, for `field`."""
 
@@ -66,130 +68,82 @@ def render(
     return head.encode("latin-1") + b"\r\n" + body
 
 
-class AnswerParser:
+class ResponseParser:
     """Feeds on what a socket gives; `feed` returns the answer once it is complete, else None.
     `tap` hears the body piece by piece as it comes, before the answer is complete."""
 
-    __slots__ = ("_buffer", "_framing", "_pieces", "tap")
+    __slots__ = (
+        "_begun",
+        "_body",
+        "_complete",
+        "_head",
+        "_head_ended",
+        "_keep_alive",
+        "_parser",
+        "tap",
+    )
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._framing: _Framing | None = None
-        self._pieces: list[bytes] = []
         self.tap: Callable[[bytes], None] | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._forget()
 
-    def feed(self, data: bytes) -> Answer | None:
-        """Raises `BadAnswer`. Bytes after a complete answer are an error: nothing was asked."""
-        if self.tap is None and not self.started:
-            answer = _whole(data)
-            if answer is not None:
-                return answer
-        self._buffer += data
-        if self._framing is None:
-            self._framing = _framing(self._buffer)
-            if self._framing is None:
-                return None
-            del self._buffer[: self._framing.start]
-        return self._answer(self._framing) if self._take(self._framing) else None
+    def feed(self, data: bytes) -> Response | None:
+        """Raises `InvalidResponse`. Bytes after a complete answer are an error too."""
+        if not self._head_ended:
+            self._take_head(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise InvalidResponse(str(error)) from None
+        return self._answer(self._keep_alive) if self._complete else None
 
-    def end(self) -> Answer | None:
+    def end(self) -> Response | None:
         """The connection was closed: completes an answer that is delimited by that."""
-        framing = self._framing
-        if framing is None or framing.chunked or framing.length is not None:
-            return None
-        return self._answer(framing, keep_alive=False)
+        framed = field(self._head, b"content-length") or field(self._head, b"transfer-encoding")
+        return self._answer(keep_alive=False) if self._head_ended and not framed else None
 
     @property
     def started(self) -> bool:
-        return bool(self._buffer) or self._framing is not None
+        return bool(self._head)
 
-    def _take(self, framing: _Framing) -> bool:
-        """Moves what is there of the body out of the buffer; whether that was the last of it."""
-        if framing.chunked:
-            return self._take_chunks()
-        if framing.length is None:
-            self._keep(bytes(self._buffer))
-            self._buffer.clear()
-            return False
-        missing = framing.length - len(self._buffer)
-        if missing < 0:
-            raise BadAnswer(f"{-missing} bytes after the answer")
-        if missing == 0:
-            self._keep(bytes(self._buffer))
-        return missing == 0
+    def _take_head(self, data: bytes) -> None:
+        """Kept whole beside the parser: a call of Python a header would cost more than `field`."""
+        head = self._head + data if self._head else data
+        end = head.find(HEAD_END)
+        if end < 0 and len(head) > MAX_HEAD_BYTES:
+            raise InvalidResponse(f"a head of more than {MAX_HEAD_BYTES} bytes")
+        self._head_ended = end >= 0
+        self._head = head[: end + 2].lower() if end >= 0 else head
 
-    def _take_chunks(self) -> bool:
-        buffer = self._buffer
-        while (line_end := buffer.find(b"\r\n")) >= 0:
-            size = _chunk_size(buffer[:line_end])
-            start, end = line_end + 2, line_end + 2 + size
-            if len(buffer) < end + 2:
-                return False
-            if size == 0:
-                return True
-            self._keep(bytes(buffer[start:end]))
-            del buffer[: end + 2]
-        return False
-
-    def _keep(self, piece: bytes) -> None:
-        if piece:
-            self._pieces.append(piece)
-            if self.tap is not None:
-                self.tap(piece)
-
-    def _answer(self, framing: _Framing, *, keep_alive: bool = True) -> Answer:
-        answer = framing.answer(b"".join(self._pieces), keep_alive=keep_alive)
-        self._buffer = bytearray()
-        self._framing = None
-        self._pieces = []
+    def _answer(self, keep_alive: bool) -> Response:
+        status, head = self._parser.get_status_code(), self._head
+        wait = field(head, b"retry-after") if status >= 400 else None
+        retry_after_s = float(wait) if wait is not None and wait.isdigit() else 0.0
+        answer = Response(status, b"".join(self._body), keep_alive, retry_after_s, head)
+        self._forget()
         return answer
 
+    def _forget(self) -> None:
+        self._head: bytes = b""
+        self._body: list[bytes] = []
+        self._begun = self._head_ended = self._complete = self._keep_alive = False
 
-@dataclass(frozen=True, slots=True)
-class _Framing:
-    """Where the body starts and how it ends: chunked, after `length` bytes, or (None) at close."""
+    # ---- what httptools calls -------------------------------------------------------------------
 
-    status: int
-    start: int
-    length: int | None
-    chunked: bool
-    keep_alive: bool
-    retry_after_s: float
-    head: bytes
+    def on_message_begin(self) -> None:
+        if self._begun:
+            raise InvalidResponse("more than one answer")
+        self._begun = True
 
-    def answer(self, body: bytes, *, keep_alive: bool = True) -> Answer:
-        keep_alive = keep_alive and self.keep_alive
-        return Answer(self.status, body, keep_alive, self.retry_after_s, self.head)
+    def on_body(self, piece: bytes) -> None:
+        self._body.append(piece)
+        if self.tap is not None:
+            self.tap(piece)
 
-
-def _framing(data: bytes | bytearray) -> _Framing | None:
-    end = data.find(HEAD_END)
-    if end < 0:
-        if len(data) > MAX_HEAD_BYTES or not data.startswith(b"HTTP/1."[: len(data)]):
-            raise BadAnswer("no HTTP/1.1 status line")
-        return None
-    head = bytes(data[: end + 2]).lower()
-    status_text = head[9:12]
-    if not head.startswith(b"http/1.") or not status_text.isdigit():
-        raise BadAnswer(f"no HTTP/1.1 status line: {head[:40]!r}")
-    status = int(status_text)
-    chunked = b"\r\ntransfer-encoding: chunked\r\n" in head
-    keep_alive = b"\r\nconnection: close\r\n" not in head and head.startswith(b"http/1.1")
-    length = 0 if status in (204, 304) else _length(head)
-    if length is None and not chunked:
-        keep_alive = False
-    wait = field(head, b"retry-after") if status >= 400 else None
-    retry_after_s = float(wait) if wait is not None and wait.isdigit() else 0.0
-    return _Framing(status, end + 4, length, chunked, keep_alive, retry_after_s, head)
-
-
-def _length(head: bytes) -> int | None:
-    text = field(head, b"content-length")
-    if text is None:
-        return None
-    if not text.isdigit():
-        raise BadAnswer(f"content-length is {text!r}")
-    return int(text)
+    def on_message_complete(self) -> None:
+        self._complete = True
+        self._keep_alive = self._parser.should_keep_alive()
 
 
 def field(head: bytes, name: bytes) -> bytes | None:
@@ -200,18 +154,3 @@ def field(head: bytes, name: bytes) -> bytes | None:
         return None
     at += len(start)
     return head[at : head.find(b"\r\n", at)].strip()
-
-
-def _whole(data: bytes) -> Answer | None:
-    """The common case without a buffer: the answer and nothing else came in one piece."""
-    framing = _framing(data)
-    if framing is None or framing.length is None or len(data) != framing.start + framing.length:
-        return None
-    return framing.answer(data[framing.start :])
-
-
-def _chunk_size(line: bytearray) -> int:
-    try:
-        return int(line.split(b";", 1)[0], 16)
-    except ValueError:
-        raise BadAnswer(f"chunk size is {bytes(line[:20])!r}") from None

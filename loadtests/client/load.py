@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from loadtests.client.caller import Caller
-from loadtests.client.http1 import Answer, Target
+from loadtests.client.http1 import Response, Target
 from loadtests.client.mischief import Conduct, Mischief, hurried
-from loadtests.client.tally import LoadResult, Tally
+from loadtests.client.tally import LoadResult, LoadTally
 
 RECONNECT_S = 0.05
 SWEEP_S = 0.1
@@ -64,7 +64,7 @@ class Fleet:
         now = time.perf_counter()
         self.load = load
         self.rng = random.Random(load.seed)
-        self.tally = Tally(now + load.warmup_s, now + load.warmup_s + load.seconds)
+        self.tally = LoadTally(now + load.warmup_s, now + load.warmup_s + load.seconds)
         self.finishing = False  # no new arrivals; what waits is still sent
         self.stopping = False  # nothing is sent or connected any more
         self.sent = 0
@@ -105,7 +105,7 @@ class Fleet:
 
     # ---- Owner --------------------------------------------------------------------------
 
-    def answered(self, caller: Caller, answer: Answer) -> None:
+    def answered(self, caller: Caller, answer: Response) -> None:
         now = time.perf_counter()
         if self._conducts and caller in self._conducts:
             self._count_mischief(caller, f"{answer.status}", now)
@@ -213,7 +213,7 @@ class Fleet:
             leave_s *= self.rng.random()
         else:
             leave_s = max(1.0, leave_s)
-            request = self.rng.choice(mischief.rubbish_requests)
+            request = self.rng.choice(mischief.malformed_requests)
         self._leavers[caller] = self._loop.call_later(leave_s, caller.abandon, "left")
         return request
 

@@ -1,11 +1,11 @@
 """Which requests misbehave, and how?
 
 A share of clients disconnect at a random moment, give their request next to no time, or send
-rubbish, as the outside world does. `Conduct` is chosen a request by an injected generator. A
-misbehaving request is never a latency sample; what the server said to it is counted by kind, so
-that a 500 to rubbish is seen.
+malformed requests, as the outside world does. `Conduct` is chosen a request by an injected
+generator. A misbehaving request is never a latency sample; what the server said to it is counted
+by kind, so that a 500 to a malformed request is seen.
 
-Source for the kinds of rubbish: what the HTTP surface promises to answer with a 4xx.
+Source for the kinds of malformed requests: what the HTTP surface promises to answer with a 4xx.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ class Conduct(Enum):
     PLAIN = "plain"
     DISCONNECT = "disconnect"
     HURRY = "hurry"
-    RUBBISH = "rubbish"
+    MALFORMED = "malformed"
 
 
 @dataclass(frozen=True, slots=True)
 class Mischief:
     """Shares of all requests, each 0 to 1, their sum at most 1. `hurry_ms`: the time such a request
     allows the server; `disconnect_within_s`: how long after sending a leaver leaves at the latest
-    (rubbish that is never answered, such as half a body, is left alone for as long)."""
+    (a malformed one that is never answered, such as half a body, is left alone for as long)."""
 
     disconnect: float = 0.0
     hurry: float = 0.0
-    rubbish: float = 0.0
+    malformed: float = 0.0
     hurry_ms: int = 3
     disconnect_within_s: float = 0.02
-    rubbish_requests: tuple[bytes, ...] = ()
+    malformed_requests: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
-        shares = (self.disconnect, self.hurry, self.rubbish)
+        shares = (self.disconnect, self.hurry, self.malformed)
         if min(shares) < 0 or sum(shares) > 1:
             raise ValueError(f"shares {shares} must lie in 0..1 and not exceed 1 together")
-        if self.rubbish and not self.rubbish_requests:
-            raise ValueError("a share of rubbish needs rubbish to send")
+        if self.malformed and not self.malformed_requests:
+            raise ValueError("a share of malformed requests needs some to send")
 
     @property
     def total(self) -> float:
-        return self.disconnect + self.hurry + self.rubbish
+        return self.disconnect + self.hurry + self.malformed
 
     def conduct(self, rng: random.Random) -> Conduct:
         drawn = rng.random()
@@ -54,7 +54,7 @@ class Mischief:
             return Conduct.PLAIN
         if drawn < self.disconnect:
             return Conduct.DISCONNECT
-        return Conduct.HURRY if drawn < self.disconnect + self.hurry else Conduct.RUBBISH
+        return Conduct.HURRY if drawn < self.disconnect + self.hurry else Conduct.MALFORMED
 
 
 def hurried(request: bytes, budget_ms: int) -> bytes:
@@ -62,7 +62,7 @@ def hurried(request: bytes, budget_ms: int) -> bytes:
     return request.replace(b"\r\n", f"\r\nx-timeout-ms: {budget_ms}\r\n".encode(), 1)
 
 
-def rubbish_requests(target: Target, good_body: bytes) -> tuple[bytes, ...]:
+def malformed_requests(target: Target, good_body: bytes) -> tuple[bytes, ...]:
     """Requests of which each deserves a 4xx, or (the last two) no answer at all."""
     absent = Target(target.host, target.port, "/v2/models/no-such-model/infer")
     bodies = (

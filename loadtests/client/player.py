@@ -3,8 +3,8 @@
 Sends what `plan` says when it says so, open loop, whether or not earlier ones are answered, over at
 most `connections` keep-alive connections; refused and unanswered requests come again as their
 tenant's `retry` says while the scenario lasts, closed loops go on, and callers who leave hang up.
-Every try becomes one `Played`, handed to `on_end`. Rendering is the caller's: it is told what is
-planned and gives bytes.
+Every try becomes one `PlayedRequest`, handed to `on_end`. Rendering is the caller's: it is told
+what is planned and gives bytes.
 
 Times are seconds from the start of the warm-up. Latency counts from when a request was meant to be
 sent (no coordinated omission); `left_s` is when it really left.
@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 
 from loadtests.client.alarm import alarm
 from loadtests.client.caller import Caller
-from loadtests.client.http1 import Answer, Target
-from loadtests.client.protocols.types import Heard, Listener
+from loadtests.client.http1 import Response, Target
+from loadtests.client.protocols.types import Heard, ResponseListener
 from loadtests.traffic.plan import Plan, Planned
 
 Result = TypeVar("Result")
@@ -35,7 +35,7 @@ _CALLERS_FAULT = {400, 401, 403, 404, 405, 413, 415}  # asking again would not h
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayedRequest:
     """How one try ended. `status` 0: it was not answered, for `trouble`. `taken_s`: when this
     client turned to it, so `taken_s - planned.at_s` is what it alone was late by; the rest until
     `left_s` it waited for a connection. `head`: of the answer; `heard`: what its body told."""
@@ -68,14 +68,14 @@ def nobody(planned: Planned) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class PlayerSettings:
     """Where a scenario is played. `connections`: at most so many, `ready` of them from the start.
     Unanswered after `timeout_s` is the end of a try. `listen`: who hears a request's answer, None
     where its status says all."""
 
     target: Target
     render: Callable[[Planned], bytes]
-    listen: Callable[[Planned], Listener | None] = nobody
+    listen: Callable[[Planned], ResponseListener | None] = nobody
     connections: int = 1024
     ready: int = 32
     timeout_s: float = 30.0
@@ -86,14 +86,16 @@ class _Try:
     planned: Planned
     taken_s: float
     left_s: float
-    listener: Listener | None = None
+    listener: ResponseListener | None = None
     leaves: asyncio.TimerHandle | None = None
 
 
 class Player:
     """Also the owner of its callers; lives for one run on the running loop."""
 
-    def __init__(self, plan: Plan, stand: Stand, on_end: Callable[[Played], None]) -> None:
+    def __init__(
+        self, plan: Plan, stand: PlayerSettings, on_end: Callable[[PlayedRequest], None]
+    ) -> None:
         self._plan = plan
         self._stand = stand
         self._on_end = on_end
@@ -145,7 +147,7 @@ class Player:
 
     # ---- Owner --------------------------------------------------------------------------------
 
-    def answered(self, caller: Caller, answer: Answer) -> None:
+    def answered(self, caller: Caller, answer: Response) -> None:
         if caller not in self._under_way:
             return
         listener = self._under_way[caller].listener
@@ -234,25 +236,27 @@ class Player:
 
     # ---- what has ended --------------------------------------------------------------------------
 
-    def _end(self, caller: Caller, status: int, trouble: str, answer: Answer | None = None) -> None:
+    def _end(
+        self, caller: Caller, status: int, trouble: str, answer: Response | None = None
+    ) -> None:
         this = self._under_way.pop(caller)
         if this.leaves is not None:
             this.leaves.cancel()
         planned, now_s = this.planned, self._now_s()
         head = b"" if answer is None else answer.head
         heard = None if this.listener is None else this.listener.heard
-        played = Played(
+        played = PlayedRequest(
             planned, this.left_s, now_s, status, trouble, this.taken_s, head, heard
         )  # fmt: skip
         self._on_end(played)
         self._follow(played, 0.0 if answer is None else answer.retry_after_s)
         self._settle()
 
-    def _follow(self, played: Played, retry_after_s: float) -> None:
+    def _follow(self, played: PlayedRequest, retry_after_s: float) -> None:
         """A retry, or a closed loop's next."""
         planned, following = played.planned, None
         final = played.ok or played.status in _CALLERS_FAULT or played.trouble == "left"
-        if not (final or planned.rubbish):
+        if not (final or planned.malformed):
             following = self._plan.again(planned, played.ended_s, retry_after_s)
         following = following or self._plan.next_in_loop(planned, played.ended_s)
         # After the scenario's end nothing counts any more, and a `Retry-After` may be a minute.
@@ -301,7 +305,7 @@ class Player:
         return time.perf_counter() - self._start
 
 
-def play(plan: Plan, stand: Stand, on_end: Callable[[Played], None]) -> float:
+def play(plan: Plan, stand: PlayerSettings, on_end: Callable[[PlayedRequest], None]) -> float:
     """Plays a scenario to its end on a loop of its own (uvloop where it is there); CPU seconds."""
 
     async def played() -> float:

@@ -1,9 +1,10 @@
 """What came of a load: how many answers of which kind, how fast, at what cost to the client?
 
-A `Tally` counts while a load runs; only what ends inside its window [begin, end] is counted (open
-loop: what was meant to be sent in it), so that warm-up and drain leave no trace. `LoadResult` is
-what it was worth: rates a second, latencies in milliseconds, the client's own CPU. An answer is ok
-when its status is 2xx; latencies are those of ok answers alone; misbehaving requests stand apart.
+A `LoadTally` counts while a load runs; only what ends inside its window [begin, end] is counted
+(open loop: what was meant to be sent in it), so that warm-up and drain leave no trace. `LoadResult`
+is what it was worth: rates a second, latencies in milliseconds, the client's own CPU. An answer is
+ok when its status is 2xx; latencies are those of ok answers alone; misbehaving requests stand
+apart.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 
 @dataclass(slots=True)
-class Tally:
+class LoadTally:
     """Times are `perf_counter` seconds. `weight` is what rates of work are counted in (tokens)."""
 
     begin: float
@@ -65,7 +66,7 @@ class LoadResult:
     lags_ms: np.ndarray[Any, Any]
 
     @classmethod
-    def of(cls, tally: Tally, seconds: float, client_cpu_s: float) -> LoadResult:
+    def of(cls, tally: LoadTally, seconds: float, client_cpu_s: float) -> LoadResult:
         return cls(
             seconds=seconds,
             latencies_ms=np.array(tally.latencies_s) * 1e3,

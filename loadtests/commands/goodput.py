@@ -12,9 +12,9 @@ import click
 
 from loadtests.commands.options import FILE, playing
 from loadtests.goodput import LEAST, Search, search
-from loadtests.goodput_trials import Trials
+from loadtests.goodput_trials import ScenarioTrials
 from loadtests.results.record import Record
-from loadtests.run import Asked, AskedWrongly, Ready, prepare
+from loadtests.run import InvalidRunOptions, PreparedRun, RunOptions, prepare
 
 
 @click.command()
@@ -26,16 +26,18 @@ from loadtests.run import Asked, AskedWrongly, Ready, prepare
 @click.option("--within", type=float, default=0.05, show_default=True, help="Of the interval.")
 @click.option("--pause", "pause_s", type=float, default=2.0, help="Seconds between runs.")
 @click.option("--json", "path", type=FILE, help="Write interval and runs here.")
-def goodput(asked: Asked, pause_s: float, path: Path | None, **bounds: float) -> None:
+def goodput(options: RunOptions, pause_s: float, path: Path | None, **bounds: float) -> None:
     """Search the rate of SCENARIO, everybody calling in proportion."""
     try:
         wanted = Search(**bounds)  # type: ignore[arg-type]
     except ValueError as error:
-        raise AskedWrongly(str(error)) from None
-    ready = prepare(asked)
+        raise InvalidRunOptions(str(error)) from None
+    ready = prepare(options)
     if ready.slo_s is None and not ready.tokens:
-        raise AskedWrongly("--slo-ms is missing; neither it nor the settings file says a limit")
-    found = search(Trials(ready, pause_s, tell).measure, wanted)
+        raise InvalidRunOptions(
+            "--slo-ms is missing; neither it nor the settings file says a limit"
+        )
+    found = search(ScenarioTrials(ready, pause_s, tell).measure, wanted)
     click.echo(f"goodput {limits(ready)}: {found}")
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +47,7 @@ def goodput(asked: Asked, pause_s: float, path: Path | None, **bounds: float) ->
     sys.exit(0 if found.holds else 1)
 
 
-def limits(ready: Ready) -> str:
+def limits(ready: PreparedRun) -> str:
     parts = [] if ready.slo_s is None else [f"within {ready.slo_s * 1e3:g} ms"]
     if ready.tokens:
         parts.append(f"with {ready.tokens.words()}")

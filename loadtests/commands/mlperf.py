@@ -12,7 +12,7 @@ from loadtests.commands.options import FILE, playing
 from loadtests.commands.play import show, verdict, watched
 from loadtests.mlperf import RULES, checks, scenario_of
 from loadtests.results.record import save
-from loadtests.run import Asked, AskedWrongly, prepare
+from loadtests.run import InvalidRunOptions, RunOptions, prepare
 
 
 @click.command()
@@ -21,13 +21,15 @@ from loadtests.run import Asked, AskedWrongly, prepare
 @click.option("--rate", type=float, default=0.0, help="Queries a second of `server`.")
 @click.option("--clients", type=click.IntRange(1), default=256, help="At once, of `offline`.")
 @click.option("--json", "path", type=FILE, help="Write the record here.")
-def mlperf(asked: Asked, kind: str, rate: float, clients: int, path: Path | None) -> None:
+def mlperf(options: RunOptions, kind: str, rate: float, clients: int, path: Path | None) -> None:
     """Play an MLPerf load with SCENARIO's lengths and duration, and judge it by MLPerf's rules."""
     if (kind == "server") != (rate > 0):
-        raise AskedWrongly("--scenario server and --rate N belong together")
-    ready = prepare(asked)
+        raise InvalidRunOptions("--scenario server and --rate N belong together")
+    ready = prepare(options)
     if kind == "server" and ready.slo_s is None:
-        raise AskedWrongly("--slo-ms is missing; neither it nor the settings file says a limit")
+        raise InvalidRunOptions(
+            "--slo-ms is missing; neither it nor the settings file says a limit"
+        )
     ready = replace(ready, scenario=scenario_of(kind, ready.scenario, rate, clients))
     record = watched(ready, quiet=False)
     record.name = f"{record.name}, MLPerf {kind}"

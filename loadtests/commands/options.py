@@ -1,4 +1,4 @@
-"""What every command that plays a scenario is asked: which, to whom, how."""
+"""What every command that plays a scenario takes: which, to whom, how."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from loadtests.client.protocols import PROTOCOLS
-from loadtests.run import Asked, AskedWrongly
+from loadtests.run import InvalidRunOptions, RunOptions
 from loadtests.traffic.scenario_file import located
 
 FILE = click.Path(path_type=Path)
@@ -45,11 +45,11 @@ _OPTIONS = (
 
 
 def playing(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds what every command that plays a scenario is asked; it gets `asked`."""
+    """Adds what every command that plays a scenario takes; it gets them as `options`."""
 
     def translated(**given: Any) -> Any:
         own = {name: given.pop(name) for name in list(given) if name not in _NAMES}
-        return command(asked=asked_of(**given), **own)
+        return command(options=options_of(**given), **own)
 
     translated.__name__, translated.__doc__ = command.__name__, command.__doc__
     translated.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
@@ -65,7 +65,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-def asked_of(**given: Any) -> Asked:
+def options_of(**given: Any) -> RunOptions:
     """Raises AskedWrongly."""
     seed = given.pop("seed")
     changes = (*given.pop("changes"), *([f"seed={seed}"] if seed is not None else []))
@@ -74,11 +74,11 @@ def asked_of(**given: Any) -> Asked:
     except ValueError:
         extra = None
     if not isinstance(extra, dict):
-        raise AskedWrongly("--extra must be a JSON object")
+        raise InvalidRunOptions("--extra must be a JSON object")
     given["headers"] = _pairs(given["headers"], ":")
     given["keys"] = _pairs(given["keys"], "=")
     given["scenario"] = located(given["scenario"])
-    return Asked(
+    return RunOptions(
         **given,
         changes=changes,
         extra=extra,
@@ -91,7 +91,7 @@ def _pairs(given: tuple[str, ...], mark: str) -> dict[str, str]:
     for each in given:
         name, marked, value = each.partition(mark)
         if not marked or not name.strip():
-            raise AskedWrongly(f"{each!r} must be name{mark}value")
+            raise InvalidRunOptions(f"{each!r} must be name{mark}value")
         found[name.strip()] = value.strip()
     return found
 

@@ -10,7 +10,7 @@ import click
 
 from loadtests.commands.options import FILE, playing
 from loadtests.results.record import Record, save
-from loadtests.run import Asked, Ready, prepare
+from loadtests.run import PreparedRun, RunOptions, prepare
 
 RUNS = Path("out/load")
 
@@ -22,10 +22,10 @@ RUNS = Path("out/load")
 @click.option("--html", "page", type=FILE, help="Write the report here.")
 @click.option("--quiet", is_flag=True, help="Show nothing while it goes on; print no tables.")
 def play(
-    asked: Asked, record_path: Path | None, folder: Path, page: Path | None, quiet: bool
+    options: RunOptions, record_path: Path | None, folder: Path, page: Path | None, quiet: bool
 ) -> None:
     """Play SCENARIO to the server at --url, and keep a record of it."""
-    ready = prepare(asked)
+    ready = prepare(options)
     record = watched(ready, quiet=quiet)
     path = record_path or folder / f"{record.name}-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
     save(record, path)
@@ -36,7 +36,7 @@ def play(
     sys.exit(verdict(record))
 
 
-def watched(ready: Ready, *, quiet: bool) -> Record:
+def watched(ready: PreparedRun, *, quiet: bool) -> Record:
     """Played, with a live view where there is a terminal."""
     if ready.left_out:
         names = ", ".join(ready.left_out)
@@ -46,7 +46,7 @@ def watched(ready: Ready, *, quiet: bool) -> Record:
     from loadtests.console.live import LiveView
 
     scenario = ready.scenario
-    with LiveView(ready.asked.scenario.stem, scenario.warmup_s, scenario.run_s) as view:
+    with LiveView(ready.options.scenario.stem, scenario.warmup_s, scenario.run_s) as view:
         return ready.play(view)
 
 

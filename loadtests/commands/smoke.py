@@ -17,7 +17,7 @@ from loadtests.results import promise_file
 from loadtests.results.promise_file import PromiseFile, about_nobody
 from loadtests.results.promises import judge
 from loadtests.results.record import save
-from loadtests.run import Asked, AskedWrongly, Ready, prepare
+from loadtests.run import InvalidRunOptions, PreparedRun, RunOptions, prepare
 
 
 @click.command()
@@ -44,23 +44,23 @@ def smoke(file: Path, url: str, record_path: Path | None, page: Path | None, qui
     sys.exit(play.verdict(record) or int(broken))
 
 
-def _ready(file: Path, promised: PromiseFile, url: str) -> Ready:
+def _ready(file: Path, promised: PromiseFile, url: str) -> PreparedRun:
     """Raises AskedWrongly, and what `prepare` raises."""
     if not (url or promised.url):
-        raise AskedWrongly(f"{file}: url: is missing, and so is --url")
+        raise InvalidRunOptions(f"{file}: url: is missing, and so is --url")
     if promised.protocol not in PROTOCOLS:
         known = " or ".join(PROTOCOLS)
-        raise AskedWrongly(f"{file}: protocol: is {promised.protocol}; must be {known}")
+        raise InvalidRunOptions(f"{file}: protocol: is {promised.protocol}; must be {known}")
     ready = prepare(_asked(promised, url))
     tenants = [name for name, _ in ready.scenario.callers()]
     nobody = list(about_nobody(promised.promises, tenants, ready.edges))
     if nobody:
-        raise AskedWrongly("\n".join(f"{file}: {each}" for each in nobody))
+        raise InvalidRunOptions("\n".join(f"{file}: {each}" for each in nobody))
     return ready
 
 
-def _asked(promised: PromiseFile, url: str) -> Asked:
-    return Asked(
+def _asked(promised: PromiseFile, url: str) -> RunOptions:
+    return RunOptions(
         scenario=Path(promised.scenario),
         url=url or promised.url,
         protocol=promised.protocol,

@@ -9,15 +9,15 @@ import click
 from loadtests.commands.options import playing
 from loadtests.commands.play import verdict, watched
 from loadtests.report.table import aligned
-from loadtests.run import Asked, prepare
+from loadtests.run import RunOptions, prepare
 from loadtests.versus import side_by_side, simulated
 
 
 @click.command()
 @playing
-def versus(asked: Asked) -> None:
+def versus(options: RunOptions) -> None:
     """Play SCENARIO to the server at --url, simulate it, and print both."""
-    ready = prepare(asked)
+    ready = prepare(options)
     found = simulated(ready)
     record = watched(ready, quiet=False)
     for table in side_by_side(record, found):

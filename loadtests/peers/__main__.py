@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from loadtests.peers import asked as asking
+from loadtests.peers import options as peer_options
 from loadtests.peers.catalogue import PEERS, command_of, environ_of
 
 
@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m loadtests.peers", description=__doc__)
     parser.add_argument("name", nargs="?", choices=PEERS)
     parser.add_argument("--port", type=int, default=8100)
-    parser.add_argument("--work", choices=asking.WORKS, default=asking.DEVICE)
+    parser.add_argument("--work", choices=peer_options.WORKS, default=peer_options.DEVICE)
     parser.add_argument("--batch", type=int, help="most items in a batch (the tuned one)")
     parser.add_argument("--list", action="store_true", help="say which there are, and their tuning")
     asked = parser.parse_args(argv)

@@ -16,7 +16,7 @@ Item = Sequence[int] | str
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
+class PeerAdapter:
     """`body`: of one item. `answer`: the sum or the embedding in an answer's JSON."""
 
     path: str
@@ -75,13 +75,13 @@ def _openai_embedding(found: Any) -> Any:
     return found["data"][0]["embedding"]
 
 
-RAY_SERVE = Adapter("/", _item, _of_answer)
-LITSERVE = Adapter("/predict", _item, _of_answer)
-BENTOML = Adapter("/infer", _items, _first)
-MLSERVER = Adapter("/v2/models/model/infer", _bytes_row, _tensor_data)
-TENSORS = Adapter("/v2/models/device/infer", _ids_tensor, _tensor_data)
-TEXT_TENSORS = Adapter("/v2/models/minilm/infer", _text_tensor, _tensor_data)
-EMBEDDINGS = Adapter("/v1/embeddings", _openai, _openai_embedding)
-INFINITY = Adapter("/embeddings", _openai, _openai_embedding)
+RAY_SERVE = PeerAdapter("/", _item, _of_answer)
+LITSERVE = PeerAdapter("/predict", _item, _of_answer)
+BENTOML = PeerAdapter("/infer", _items, _first)
+MLSERVER = PeerAdapter("/v2/models/model/infer", _bytes_row, _tensor_data)
+TENSORS = PeerAdapter("/v2/models/device/infer", _ids_tensor, _tensor_data)
+TEXT_TENSORS = PeerAdapter("/v2/models/minilm/infer", _text_tensor, _tensor_data)
+EMBEDDINGS = PeerAdapter("/v1/embeddings", _openai, _openai_embedding)
+INFINITY = PeerAdapter("/embeddings", _openai, _openai_embedding)
 
-Adapters = Mapping[str, Adapter]
+Adapters = Mapping[str, PeerAdapter]

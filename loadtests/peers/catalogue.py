@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtests.peers import adapters, venvs
-from loadtests.peers.adapters import Adapter
-from loadtests.peers.asked import DEVICE, MINILM
+from loadtests.peers.adapters import PeerAdapter
+from loadtests.peers.options import DEVICE, MINILM
 from loadtests.peers.ray_serve.environment import environment
 
 RAY_SERVE = "loadtests.peers.ray_serve.serve"
@@ -31,7 +31,7 @@ class Peer:
     name: str
     module: str
     venv: str | None
-    works: Mapping[str, Adapter]
+    works: Mapping[str, PeerAdapter]
     tuning: str
     batch: Mapping[str, int] = field(default_factory=lambda: {DEVICE: 6, MINILM: 8})
     variant: str = ""
@@ -42,7 +42,7 @@ class Peer:
         return self.module == RAY_SERVE
 
 
-def _both(adapter: Adapter) -> Mapping[str, Adapter]:
+def _both(adapter: PeerAdapter) -> Mapping[str, PeerAdapter]:
     return dict.fromkeys((DEVICE, MINILM), adapter)
 
 

@@ -27,7 +27,7 @@ class Speed:
         return milliseconds / 1e3 + self.per_token_us * rows * longest / 1e6
 
 
-class Device:
+class FakeDevice:
     """Safe to call from several threads: they wait for each other."""
 
     def __init__(self, speed: Speed) -> None:

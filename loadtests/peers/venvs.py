@@ -23,7 +23,7 @@ STAMP = "headrace-peer.txt"
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerEnvironment:
     """`interpreters`: the first that exists makes the environment. `requirements`: for pip."""
 
     name: str
@@ -34,9 +34,9 @@ class Peer:
         return "\n".join((self.interpreters[0], *self.requirements)) + "\n"
 
 
-def _peer(name: str, *interpreters: str) -> Peer:
+def _peer(name: str, *interpreters: str) -> PeerEnvironment:
     text = (Path(__file__).parent / name / "requirements.txt").read_text()
-    return Peer(name, interpreters or (sys.executable,), tuple(text.split("\n")[:-1]))
+    return PeerEnvironment(name, interpreters or (sys.executable,), tuple(text.split("\n")[:-1]))
 
 
 PEERS = {
@@ -56,7 +56,7 @@ def python_of(name: str, peers_dir: Path = PEERS_DIR) -> Path:
     return (peers_dir / name / "bin" / "python").absolute()
 
 
-def is_made(peer: Peer, peers_dir: Path = PEERS_DIR) -> bool:
+def is_made(peer: PeerEnvironment, peers_dir: Path = PEERS_DIR) -> bool:
     stamp = peers_dir / peer.name / STAMP
     return (
         python_of(peer.name, peers_dir).exists()
@@ -65,7 +65,7 @@ def is_made(peer: Peer, peers_dir: Path = PEERS_DIR) -> bool:
     )
 
 
-def interpreter_of(peer: Peer) -> str:
+def interpreter_of(peer: PeerEnvironment) -> str:
     """Raises `FileNotFoundError` naming what was looked for."""
     for candidate in peer.interpreters:
         found = shutil.which(candidate)
@@ -74,7 +74,7 @@ def interpreter_of(peer: Peer) -> str:
     raise FileNotFoundError(f"{peer.name} needs one of {', '.join(peer.interpreters)}")
 
 
-def make(peer: Peer, peers_dir: Path = PEERS_DIR) -> Path:
+def make(peer: PeerEnvironment, peers_dir: Path = PEERS_DIR) -> Path:
     """Makes the environment afresh unless it is made; returns its interpreter."""
     if is_made(peer, peers_dir):
         return python_of(peer.name, peers_dir)

@@ -150,9 +150,9 @@ def _pairs(a: dict[str, Cell], b: dict[str, Cell]) -> Iterator[tuple[str, dict[s
 
 
 def _courses(a: Record, b: Record) -> Iterator[Figure]:
-    if not a.course or len(a.course) != len(b.course):
+    if not a.time_series or len(a.time_series) != len(b.time_series):
         return
-    one, other = spans(a.course), spans(b.course)
+    one, other = spans(a.time_series), spans(b.time_series)
     in_time = {"A": [s.in_slo for s in one], "B": [s.in_slo for s in other]}
     yield over("Rate in time", "Requests a second", one, in_time)
     p99 = {"A": [s.p99_ms for s in one], "B": [s.p99_ms for s in other]}

@@ -33,8 +33,8 @@ def figures(record: Record) -> Iterator[Figure]:
     yield distribution("Latency by length", lengths, record.slo_ms)
     yield percentiles("Percentiles by tenant", tenants, record.slo_ms)
     yield percentiles("Percentiles by length", lengths, record.slo_ms)
-    if record.course:
-        yield from over_time(spans(record.course))
+    if record.time_series:
+        yield from over_time(spans(record.time_series))
     if record.batch_sizes:
         yield batches(record)
     if reasons := record.total().reasons:

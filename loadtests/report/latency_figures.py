@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from loadtests.report import scale
 from loadtests.report.figure import Figure
-from loadtests.report.plots import Axis, Point, Row, Series, lines, rows
+from loadtests.report.plots import Axis, MarkRow, Point, Series, lines, rows
 from loadtests.report.table import ms
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.record import Cell
@@ -28,7 +28,7 @@ def percentiles(title: str, cells: Mapping[str, Cell], slo_ms: float | None) -> 
     values = {name: [ms(each, p) or 0.0 for p in (*PERCENTS, 100)] for name, each in found.items()}
     names = (*(f"p{percent:g}" for percent in PERCENTS), "longest")
     marks = [
-        Row(
+        MarkRow(
             name,
             [(value, f"{what} {number(value)} ms") for what, value in zip(names, row, strict=True)],
         )

@@ -45,7 +45,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MarkRow:
     """Marks on a line of its own: (value, what it is), in the order of the legend."""
 
     name: str
@@ -81,7 +81,7 @@ def bars(title: str, points: Sequence[tuple[str, float, str]], axis: str, y: Axi
     return _svg(title, HEIGHT, parts)
 
 
-def rows(title: str, found: Sequence[Row], x: Axis) -> str:
+def rows(title: str, found: Sequence[MarkRow], x: Axis) -> str:
     """A row for each name, its marks joined by a line."""
     height = TOP + BOTTOM + ROW * len(found)
     parts = [_across(x, height)]

@@ -63,9 +63,13 @@ def tables(record: Record) -> list[Table]:
         found.append(streams(record))
     if record.total().reasons:
         found.append(reasons(record))
-    if record.rubbish:
+    if record.malformed:
         found.append(
-            Table("Rubbish, by its answers", ("answer", "requests"), _items(record.rubbish))
+            Table(
+                "Malformed requests, by their answers",
+                ("answer", "requests"),
+                _items(record.malformed),
+            )
         )
     found.append(client(record))
     return found

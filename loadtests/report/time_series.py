@@ -1,4 +1,4 @@
-"""How does a run's course fit into a picture? Seconds side by side, few enough to be told apart.
+"""A run over time as a picture holds it: seconds joined until they can be told apart.
 
 Rates of joined seconds are means; of what is under way and of percentiles the worst second stands
 for all, since percentiles cannot be averaged.
@@ -16,7 +16,7 @@ MOST_SPANS = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TimeSpan:
     """`seconds` of them from `at_s` on, rates a second; None where nothing was answered."""
 
     at_s: int
@@ -31,13 +31,13 @@ class Span:
     p99_ms: float | None
 
 
-def spans(course: Sequence[Second]) -> list[Span]:
-    width = max(1, -(-len(course) // MOST_SPANS))
-    return [_span(at, width, course[at : at + width]) for at in range(0, len(course), width)]
+def spans(seconds: Sequence[Second]) -> list[TimeSpan]:
+    width = max(1, -(-len(seconds) // MOST_SPANS))
+    return [_span(at, width, seconds[at : at + width]) for at in range(0, len(seconds), width)]
 
 
-def _span(at_s: int, width: int, part: Sequence[Second]) -> Span:
-    return Span(
+def _span(at_s: int, width: int, part: Sequence[Second]) -> TimeSpan:
+    return TimeSpan(
         at_s,
         width,
         offered=mean(second.offered for second in part),

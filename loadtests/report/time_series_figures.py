@@ -1,4 +1,4 @@
-"""How is a run's course drawn? Rates, what is under way, percentiles and refusals over time."""
+"""Draws a run over time: Rates, what is under way, percentiles and refusals over time."""
 
 from __future__ import annotations
 
@@ -7,48 +7,46 @@ from collections.abc import Iterator, Mapping, Sequence
 from loadtests.report import scale
 from loadtests.report.figure import Figure
 from loadtests.report.plots import Axis, Series, lines
-from loadtests.report.time_series import Span
+from loadtests.report.time_series import TimeSpan
 from loadtests.results.report_table import Table, number
 
 Values = Mapping[str, Sequence[float | None]]
 
 
-def over_time(course: Sequence[Span]) -> Iterator[Figure]:
+def over_time(spans: Sequence[TimeSpan]) -> Iterator[Figure]:
     rates = {
-        "offered": [span.offered for span in course],
-        "answered": [span.answered for span in course],
-        "in time": [span.in_slo for span in course],
+        "offered": [span.offered for span in spans],
+        "answered": [span.answered for span in spans],
+        "in time": [span.in_slo for span in spans],
     }
-    yield over("Rate", "Requests a second", course, rates)
-    under_way = {"under way": [span.under_way for span in course]}
-    yield over("Under way", "Sent and not ended: queues and devices", course, under_way)
-    times = {"p50 ms": [span.p50_ms for span in course], "p99 ms": [span.p99_ms for span in course]}
+    yield over("Rate", "Requests a second", spans, rates)
+    under_way = {"under way": [span.under_way for span in spans]}
+    yield over("Under way", "Sent and not ended: queues and devices", spans, under_way)
+    times = {"p50 ms": [span.p50_ms for span in spans], "p99 ms": [span.p99_ms for span in spans]}
     says = "Milliseconds, by when requests were meant to be sent"
-    yield over("Percentiles over time", says, course, times, log=True)
+    yield over("Percentiles over time", says, spans, times, log=True)
     lost = {
-        "rejected": [span.rejected for span in course],
-        "failed": [span.failed for span in course],
+        "rejected": [span.rejected for span in spans],
+        "failed": [span.failed for span in spans],
     }
     if any(any(values) for values in lost.values()):
-        yield over("Not answered, over time", "Requests a second", course, lost)
+        yield over("Not answered, over time", "Requests a second", spans, lost)
 
 
 def over(
-    title: str, says: str, course: Sequence[Span], values: Values, *, log: bool = False
+    title: str, says: str, spans: Sequence[TimeSpan], values: Values, *, log: bool = False
 ) -> Figure:
     """`says` goes without its full stop: what a point stands for is added."""
     series = [
-        Series(
-            name, [(s.at_s, v) for s, v in zip(course, row, strict=True) if v is not None], _at_s
-        )
+        Series(name, [(s.at_s, v) for s, v in zip(spans, row, strict=True) if v is not None], _at_s)
         for name, row in values.items()
     ]
     heights = [height for each in series for _, height in each.points]
     y = Axis("", scale.logarithmic(heights) if log else scale.linear(heights))
-    x = Axis("s", scale.Scale(0.0, float(course[-1].at_s + course[-1].seconds)))
-    cells = tuple((span.at_s, *row) for span, *row in zip(course, *values.values(), strict=True))
+    x = Axis("s", scale.Scale(0.0, float(spans[-1].at_s + spans[-1].seconds)))
+    cells = tuple((span.at_s, *row) for span, *row in zip(spans, *values.values(), strict=True))
     table = Table("", ("s", *values), cells)
-    joined = f"; each point stands for {course[0].seconds} s" if course[0].seconds > 1 else ""
+    joined = f"; each point stands for {spans[0].seconds} s" if spans[0].seconds > 1 else ""
     return Figure(title, f"{says}{joined}.", lines(title, series, x, y), table, tuple(values))
 
 

@@ -19,7 +19,7 @@ LEAST_BATCHES = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class TenantShare:
     """What entitles a tenant: its weight among those of its priority, 0 the most urgent."""
 
     weight: float = 1.0
@@ -53,7 +53,7 @@ class Window:
 
 
 @dataclass(slots=True)
-class _Account:
+class _TenantCost:
     """Cost by tenant, in the current window but for `waits`."""
 
     waited: float = 0.0  # when the window began
@@ -66,19 +66,19 @@ class _Account:
 class Fairness:
     """Accounts of a run; times ascend. Windows count from `begin_s` on, whole ones only."""
 
-    claims: Mapping[str, Claim]
+    claims: Mapping[str, TenantShare]
     begin_s: float
     end_s: float
     window_s: float = WINDOW_S
     least_batches: float = LEAST_BATCHES
     windows: list[Window] = field(default_factory=list)
-    _accounts: dict[str, _Account] = field(default_factory=dict)
+    _accounts: dict[str, _TenantCost] = field(default_factory=dict)
     _batches: int = 0
     _from_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.window_s = min(self.window_s, self.end_s - self.begin_s)
-        self._accounts = {name: _Account() for name in self.claims}
+        self._accounts = {name: _TenantCost() for name in self.claims}
         self._from_s = self.begin_s - self.window_s  # the first one is not counted
 
     def came(self, tenant: str, at_s: float, cost: float) -> None:
@@ -142,7 +142,7 @@ def jain(values: Iterable[float]) -> float | None:
 
 
 def shares_of(
-    capacity: float, wanted: Mapping[str, float], claims: Mapping[str, Claim]
+    capacity: float, wanted: Mapping[str, float], claims: Mapping[str, TenantShare]
 ) -> dict[str, float]:
     """What each tenant is entitled to: where it wants less than its part, the others share the
     rest; where all have enough, a share is what it could have had besides."""
@@ -155,7 +155,7 @@ def shares_of(
 
 
 def _filled(
-    capacity: float, wanted: Mapping[str, float], claims: Mapping[str, Claim]
+    capacity: float, wanted: Mapping[str, float], claims: Mapping[str, TenantShare]
 ) -> dict[str, float]:
     """One priority's: `level` x weight each, where the level is what uses the capacity up."""
     level, left = 0.0, max(0.0, capacity)

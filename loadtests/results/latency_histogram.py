@@ -46,7 +46,7 @@ class LatencyHistogram:
         return None
 
     def cumulative(self) -> Iterator[tuple[float, float]]:
-        """(seconds, share at most that long), ascending: the distribution's course."""
+        """(seconds, share at most that long), ascending: the distribution's curve."""
         seen = 0
         for place in sorted(self.counts):
             seen += self.counts[place]

@@ -83,7 +83,7 @@ def log_percentile(
 def inflations(a: Record, b: Record) -> tuple[float, float]:
     """How many requests of each run tell as much as one would among independent ones; at least 1,
     and never so many that a part of the run tells less than one."""
-    seconds = min(len(a.course), len(b.course))
+    seconds = min(len(a.time_series), len(b.time_series))
     size = max(1, -(-seconds // MOST_BLOCKS))
     starts = range(0, seconds - size + 1, size)
     one, other = ([_seen(each, at, size) for at in starts] for each in (a, b))
@@ -110,7 +110,7 @@ _Part = tuple[_Seen | None, ...]  # its share in time, and the logarithm of its 
 
 
 def _seen(record: Record, at: int, size: int) -> _Part:
-    seconds = record.course[at : at + size]
+    seconds = record.time_series[at : at + size]
     return _share_in(seconds), _median_in(seconds, record.total().latency)
 
 

@@ -14,10 +14,10 @@ from pydantic import BeforeValidator, Field
 
 from loadtests.results.promises import Positive, Promise
 from loadtests.traffic.scenario_file import read_part
-from loadtests.traffic.scenario_traffic import Part, listed
+from loadtests.traffic.scenario_traffic import ScenarioPart, listed
 
 
-class PromiseFile(Part):
+class PromiseFile(ScenarioPart):
     """Files are relative to this one."""
 
     scenario: str = Field(description="The scenario's file.")

@@ -20,14 +20,14 @@ from pydantic import Field, model_validator
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.record import Cell, Record, merged
 from loadtests.results.report_table import number
-from loadtests.traffic.scenario_traffic import Part
+from loadtests.traffic.scenario_traffic import ScenarioPart
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 _SCOPE = ("tenant", "length")
 
 
-class Promise(Part):
+class Promise(ScenarioPart):
     """Times and lost shares at most, all else at least."""
 
     tenant: str | None = Field(default=None, description="Of this one's requests alone.")
@@ -170,7 +170,7 @@ def _rate(count: Callable[[Cell], int]) -> Callable[[Cell, Record], float | None
 
 
 def _under_way(cell: Cell, record: Record) -> float | None:
-    return median(second.under_way for second in record.course) if record.course else None
+    return median(second.under_way for second in record.time_series) if record.time_series else None
 
 
 def _failed(cell: Cell) -> int:

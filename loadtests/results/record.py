@@ -84,8 +84,8 @@ class Record:
     """`edges`: ascending upper bounds of the length intervals, also the keys of `cells[tenant]`.
     `batch_sizes`: answers by the batch they ran in; `tokens` and `padded_tokens`: of those whose
     answer says its bucket. `checks`: what else was asked of the run, in words, and whether it
-    held (`headrace load smoke`, the MLPerf scenarios). `rubbish`: what was answered to it, by
-    status or trouble; it is in no cell."""
+    held (`headrace load smoke`, the MLPerf scenarios). `malformed`: malformed requests by
+    their status or trouble; they are in no cell."""
 
     name: str
     about: str = ""
@@ -103,13 +103,13 @@ class Record:
     tpot_ms: float | None = None
     edges: tuple[int, ...] = ()
     cells: dict[str, dict[int, Cell]] = field(default_factory=dict)
-    course: list[Second] = field(default_factory=list)
+    time_series: list[Second] = field(default_factory=list)
     batch_sizes: dict[int, int] = field(default_factory=dict)
     tokens: int = 0
     padded_tokens: int = 0
     client: Client = field(default_factory=Client)
     checks: list[tuple[str, str, bool]] = field(default_factory=list)
-    rubbish: dict[str, int] = field(default_factory=dict)
+    malformed: dict[str, int] = field(default_factory=dict)
 
     def total(self) -> Cell:
         return merged(cell for cells in self.cells.values() for cell in cells.values())
@@ -170,7 +170,7 @@ def _record(found: dict[str, Any]) -> Record:
             "cells": cells,
             "client": Client(**client),
             "edges": tuple(found["edges"]),
-            "course": [Second(**second) for second in found["course"]],
+            "time_series": [Second(**second) for second in found["time_series"]],
             "batch_sizes": {int(size): count for size, count in found["batch_sizes"].items()},
             "checks": [(claim, said, held) for claim, said, held in found["checks"]],
         }

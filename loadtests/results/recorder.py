@@ -2,9 +2,9 @@
 
 A try counts by when it was meant to be sent, if that was in the measured time, retries as further
 requests. In time is an answer within its tenant's limit, all of it for a stream, and whose tokens
-kept theirs; without a limit every answer is. Rubbish counts apart. What the answers' own headers
-say of batches, buckets and waits costs about a microsecond a try. Times are the player's: seconds
-from the warm-up's start.
+kept theirs; without a limit every answer is. Malformed requests count apart. What the answers' own
+headers say of batches, buckets and waits costs about a microsecond a try. Times are the player's:
+seconds from the warm-up's start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from loadtests.client.http1 import field as header
-from loadtests.client.player import Played
+from loadtests.client.player import PlayedRequest
 from loadtests.client.protocols.types import Heard
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.record import Cell, Client, Record, Second
@@ -28,7 +28,7 @@ MOST_CPU = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RecordingRules:
     """What counts, and how. `slos_s`: limits by tenant, None: any answer is in time. `edges`: of
     the length intervals; a longer length counts with the last. `tokens`: limits that a generated
     answer has besides."""
@@ -51,30 +51,30 @@ class _Moment:
     ended: int = 0
 
 
-class Keeper:
+class RunRecorder:
     """One process's; `merge` adds up those of several."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: RecordingRules) -> None:
         self.terms = terms
         self.cells = {name: {edge: Cell() for edge in terms.edges} for name in terms.slos_s}
         self.moments = [_Moment() for _ in range(max(1, round(terms.end_s - terms.begin_s)))]
         self.batch_sizes: Counter[int] = Counter()
-        self.rubbish: Counter[str] = Counter()
+        self.malformed: Counter[str] = Counter()
         self.tokens = self.padded_tokens = 0
         self.tries = 0
         self.lag = LatencyHistogram()
         self.late = LatencyHistogram()  # what is this client's own of the lag
 
-    def ended(self, played: Played) -> None:
+    def ended(self, played: PlayedRequest) -> None:
         self.tries += 1
-        self._course(played)
+        self._time_series(played)
         planned, terms = played.planned, self.terms
         if not terms.begin_s <= planned.at_s < terms.end_s:
             return
         self.lag.add(played.left_s - planned.at_s)
         self.late.add(played.taken_s - planned.at_s)
-        if planned.rubbish:
-            self.rubbish[played.trouble or str(played.status)] += 1
+        if planned.malformed:
+            self.malformed[played.trouble or str(played.status)] += 1
             return
         moment = self.moments[self._at(planned.at_s)]
         moment.second.offered += 1
@@ -88,7 +88,7 @@ class Keeper:
         else:
             _unanswered(played, cell, moment)
 
-    def merge(self, other: Keeper) -> None:
+    def merge(self, other: RunRecorder) -> None:
         for tenant, cells in other.cells.items():
             for edge, cell in cells.items():
                 self.cells[tenant][edge].merge(cell)
@@ -99,7 +99,7 @@ class Keeper:
             for name in ("offered", "answered", "in_slo", "rejected", "failed"):
                 setattr(mine.second, name, getattr(mine.second, name) + getattr(its.second, name))
         self.batch_sizes += other.batch_sizes
-        self.rubbish += other.rubbish
+        self.malformed += other.malformed
         for name in ("tokens", "padded_tokens", "tries"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.lag.merge(other.lag)
@@ -113,9 +113,9 @@ class Keeper:
             tenant: {edge: cell for edge, cell in cells.items() if cell.offered}
             for tenant, cells in self.cells.items()
         }
-        record.course = self._seconds()[: max(1, round(seconds))]
+        record.time_series = self._seconds()[: max(1, round(seconds))]
         record.batch_sizes = dict(sorted(self.batch_sizes.items()))
-        record.rubbish = dict(self.rubbish)
+        record.malformed = dict(self.malformed)
         record.tokens, record.padded_tokens = self.tokens, self.padded_tokens
         record.client = client
         client.sent, client.lag = self.tries, self.lag
@@ -142,7 +142,7 @@ class Keeper:
 
     # ---- one try ---------------------------------------------------------------------------------
 
-    def _answered(self, played: Played, cell: Cell, moment: _Moment) -> None:
+    def _answered(self, played: PlayedRequest, cell: Cell, moment: _Moment) -> None:
         planned = played.planned
         slo_s = self.terms.slos_s[planned.tenant]
         in_slo = (slo_s is None or played.latency_s <= slo_s) and self._tokens_in_time(played)
@@ -156,11 +156,11 @@ class Keeper:
         if played.heard is not None:
             _heard(played.heard, planned.at_s, cell)
 
-    def _tokens_in_time(self, played: Played) -> bool:
+    def _tokens_in_time(self, played: PlayedRequest) -> bool:
         terms, at_s = self.terms, played.planned.at_s
         return terms.tokens.kept(played.heard, at_s, played.latency_s, streams=terms.streams)
 
-    def _headers(self, played: Played, cell: Cell) -> None:
+    def _headers(self, played: PlayedRequest, cell: Cell) -> None:
         if (wait_ms := header(played.head, b"x-queue-wait-ms")) is not None:
             cell.wait.add(_number(wait_ms) / 1e3)
         if (size := header(played.head, b"x-batch-size")) is not None:
@@ -171,7 +171,7 @@ class Keeper:
             self.tokens += tokens
             self.padded_tokens += max(tokens, int(_number(edge)) * len(lengths))
 
-    def _course(self, played: Played) -> None:
+    def _time_series(self, played: PlayedRequest) -> None:
         self.moments[self._at(played.left_s)].left += 1
         if played.ended_s < self.terms.end_s:
             moment = self.moments[self._at(played.ended_s)]
@@ -193,7 +193,7 @@ class Keeper:
         return found
 
 
-def _unanswered(played: Played, cell: Cell, moment: _Moment) -> None:
+def _unanswered(played: PlayedRequest, cell: Cell, moment: _Moment) -> None:
     reason = played.trouble or str(played.status)
     cell.reasons[reason] = cell.reasons.get(reason, 0) + 1
     turned_away = played.status in TURNED_AWAY

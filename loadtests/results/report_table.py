@@ -1,9 +1,9 @@
 """What does a bench say, in numbers that can be compared and reproduced?
 
-Medians over alternating repeats, ratios of medians, Markdown tables, and a `Report` that carries
-what reproduces it: command, machine, date. Reports are printed and written as JSON, from which
-`loadtests/benches/document.py` writes the page. It measures nothing and judges only what it is
-given a target for.
+Medians over alternating repeats, ratios of medians, Markdown tables, and a `BenchReport` that
+carries what reproduces it: command, machine, date. Reports are printed and written as JSON, from
+which `loadtests/benches/document.py` writes the page. It measures nothing and judges only what it
+is given a target for.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BenchVerdict:
     """Whether a promise held: `claim` in words, `measured` in words."""
 
     claim: str
@@ -53,13 +53,13 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """`name` is the bench's module, `raw` whatever the numbers were made from."""
 
     name: str
     title: str
     tables: tuple[Table, ...]
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[BenchVerdict, ...] = ()
     notes: tuple[str, ...] = ()
     command: str = ""
     machine: str = ""
@@ -112,12 +112,12 @@ def ratio(value: float, base: float) -> float:
     return value / base if base else float("nan")
 
 
-def at_least(claim: str, measured: float, least: float, unit: str = "") -> Verdict:
-    return Verdict(claim, f"{number(measured)}{unit}", measured >= least)
+def at_least(claim: str, measured: float, least: float, unit: str = "") -> BenchVerdict:
+    return BenchVerdict(claim, f"{number(measured)}{unit}", measured >= least)
 
 
-def at_most(claim: str, measured: float, most: float, unit: str = "") -> Verdict:
-    return Verdict(claim, f"{number(measured)}{unit}", measured <= most)
+def at_most(claim: str, measured: float, most: float, unit: str = "") -> BenchVerdict:
+    return BenchVerdict(claim, f"{number(measured)}{unit}", measured <= most)
 
 
 def this_machine() -> str:
@@ -148,7 +148,7 @@ def today() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
 
 
-def as_markdown(report: Report) -> str:
+def as_markdown(report: BenchReport) -> str:
     """The report's section: what was measured, on what, by which command."""
     parts = [f"## {report.title}", f"`{report.command}`", f"{report.machine}; {report.date}."]
     parts += [f"![{each.caption}]({FIGURES}/{each.name}.svg)" for each in report.pictures]
@@ -160,27 +160,29 @@ def as_markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write(report: Report, folder: Path = REPORT_DIR) -> Path:
+def write(report: BenchReport, folder: Path = REPORT_DIR) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{report.name}.json"
     path.write_text(json.dumps(asdict(report), indent=1, default=float) + "\n")
     return path
 
 
-def read(path: Path) -> Report:
+def read(path: Path) -> BenchReport:
     """Raises `KeyError` or `TypeError` when the file is not a report."""
     data = json.loads(path.read_text())
     tables = tuple(
         Table(t["caption"], tuple(t["headers"]), tuple(tuple(row) for row in t["rows"]))
         for t in data.pop("tables")
     )
-    verdicts = tuple(Verdict(**verdict) for verdict in data.pop("verdicts"))
+    verdicts = tuple(BenchVerdict(**verdict) for verdict in data.pop("verdicts"))
     notes = tuple(data.pop("notes"))
     pictures = tuple(Picture(**picture) for picture in data.pop("pictures", ()))
-    return Report(tables=tables, verdicts=verdicts, notes=notes, pictures=pictures, **data)
+    return BenchReport(tables=tables, verdicts=verdicts, notes=notes, pictures=pictures, **data)
 
 
-def publish(report: Report, arguments: Sequence[str] | None = None, package: str = BENCHES) -> int:
+def publish(
+    report: BenchReport, arguments: Sequence[str] | None = None, package: str = BENCHES
+) -> int:
     """Prints and writes the report, stamped; the exit code says whether its promises held.
     `package`: where the bench's module is."""
     stamped = replace(

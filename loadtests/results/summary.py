@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadtests.results.fairness import Claim, Fairness
+from loadtests.results.fairness import Fairness, TenantShare
 from loadtests.results.latency_histogram import LatencyHistogram
-from loadtests.results.time_series import Course
+from loadtests.results.time_series import TimeSeries
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class Ending:
 
 
 @dataclass(slots=True)
-class Batch:
+class MeasuredBatch:
     """One that a device has finished; `copy`: of another that was under way. `paid`: device seconds
     by tenant, where that is known."""
 
@@ -130,7 +130,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Work:
+class DeviceWork:
     """What devices did in the measured time, in batches, tokens and seconds."""
 
     batches: int = 0
@@ -142,7 +142,7 @@ class Work:
     copies: int = 0
     copied_s: float = 0.0
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: MeasuredBatch) -> None:
         self.batches += 1
         self.rows += batch.rows
         self.tokens += batch.tokens
@@ -176,12 +176,16 @@ class Summary:
     counts with the last. `begin_s`, `end_s`: the measured time."""
 
     def __init__(
-        self, claims: Mapping[str, Claim], edges: tuple[int, ...], begin_s: float, end_s: float
+        self,
+        claims: Mapping[str, TenantShare],
+        edges: tuple[int, ...],
+        begin_s: float,
+        end_s: float,
     ) -> None:
-        self.work = Work()
+        self.work = DeviceWork()
         self.device_s: dict[str, float] = {}  # by tenant
         self.retries = 0
-        self.course = Course(claims, begin_s, end_s)
+        self.time_series = TimeSeries(claims, begin_s, end_s)
         self.fairness = Fairness(claims, begin_s, end_s)
         self._edges = edges
         self._cells = {name: tuple(Group() for _ in edges) for name in claims}
@@ -190,27 +194,27 @@ class Summary:
 
     def sent(self, tenant: str, at_s: float, cost_s: float, attempt: int = 1) -> None:
         self.fairness.came(tenant, at_s, cost_s)
-        self.course.sent(tenant, at_s)
-        if attempt > 1 and self.course.covers(at_s):
+        self.time_series.sent(tenant, at_s)
+        if attempt > 1 and self.time_series.covers(at_s):
             self.retries += 1
 
     def ended(self, ending: Ending, at_s: float) -> None:
         tenant, cost_s = ending.tenant, ending.cost_s
         if ending.latency_s is None:
             self.fairness.gone(tenant, at_s, cost_s)
-            self.course.ended(tenant, at_s, 0.0)
+            self.time_series.ended(tenant, at_s, 0.0)
         else:
             self.fairness.served(tenant, at_s, cost_s)
-            self.course.ended(tenant, at_s, cost_s)
-        if self.course.covers(ending.sent_s):
+            self.time_series.ended(tenant, at_s, cost_s)
+        if self.time_series.covers(ending.sent_s):
             place = min(bisect_left(self._edges, ending.length), len(self._edges) - 1)
             self._cells[tenant][place].add(ending)
             if ending.in_slo:
-                self.course.in_slo(tenant, ending.sent_s)
+                self.time_series.in_slo(tenant, ending.sent_s)
 
-    def batch(self, batch: Batch, at_s: float) -> None:
+    def batch(self, batch: MeasuredBatch, at_s: float) -> None:
         self.fairness.batch(at_s)
-        if self.course.covers(at_s):
+        if self.time_series.covers(at_s):
             self.work.add(batch)
             for tenant, seconds in batch.paid:
                 self.device_s[tenant] = self.device_s.get(tenant, 0.0) + seconds
@@ -218,7 +222,7 @@ class Summary:
     def finish(self, at_s: float) -> None:
         """Nothing more will come."""
         self.fairness.finish(at_s)
-        self.course.finish()
+        self.time_series.finish()
 
     # -- what it came to
 
@@ -239,7 +243,7 @@ class Summary:
     def as_json(self) -> dict[str, Any]:
         """`in_slo` are shares of what was offered, 0..1; `offered`, `rejected` count requests."""
         total, work = self.total(), self.work
-        seconds = self.course.end_s - self.course.begin_s
+        seconds = self.time_series.end_s - self.time_series.begin_s
         return {
             **total.as_json(),
             "jain": self.fairness.least_jain,
@@ -257,7 +261,7 @@ class Summary:
                 for name, group in self.tenants().items()
             },
             "buckets": {str(edge): group.as_json() for edge, group in self.buckets().items()},
-            "course": self.course.as_json(),
+            "time_series": self.time_series.as_json(),
         }
 
 

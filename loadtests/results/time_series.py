@@ -25,7 +25,7 @@ class Moment:
     under_way: dict[str, int] = field(default_factory=dict)
 
 
-class Course:
+class TimeSeries:
     """Times are seconds from the start of the run and ascend, but for `in_slo`'s."""
 
     def __init__(self, tenants: Iterable[str], begin_s: float, end_s: float) -> None:

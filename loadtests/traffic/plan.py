@@ -21,7 +21,7 @@ from loadtests.traffic.scenario import Scenario, TenantPart
 from loadtests.traffic.scenario_traffic import ArrivalsPart, EmpiricalPart, LengthsPart
 from loadtests.traffic.traces import (
     Columns,
-    Recorded,
+    TraceRow,
     exact_s,
     read_lengths,
     read_trace,
@@ -29,14 +29,14 @@ from loadtests.traffic.traces import (
 )
 from loadtests.traffic.workload import changing_rates, intervals, pause_s, renewal_times
 
-RUBBISH_LEAVES_S = 1.0  # some of it is never answered
+MALFORMED_LEAVES_S = 1.0  # some of it is never answered
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """One request: `lengths` of its rows; `attempt` from 1; `session` "" for none; `in_loop`: a
     closed loop's, whose end lets the next one follow; `output`: tokens asked for, 0: nothing is
-    said; `leave_s`: when, after it was sent, its caller hangs up; `rubbish`: it is no request."""
+    said; `leave_s`: when, after it was sent, its caller hangs up; `malformed`: it is no request."""
 
     at_s: float
     tenant: str
@@ -47,11 +47,11 @@ class Planned:
     in_loop: bool = False
     output: int = 0
     leave_s: float | None = None
-    rubbish: bool = False
+    malformed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlanPart:
     """Every `of`th request from number `number` on: together all parts make the whole plan."""
 
     number: int = 0
@@ -63,10 +63,10 @@ class Plan:
     which of the requests are this one's. Raises TraceError where lengths are read from a file."""
 
     def __init__(
-        self, scenario: Scenario, folder: Path, gateways: int = 1, part: Part | None = None
+        self, scenario: Scenario, folder: Path, gateways: int = 1, part: PlanPart | None = None
     ) -> None:
         self.scenario = scenario
-        self._part = part or Part()
+        self._part = part or PlanPart()
         self._callers = {
             name: _Tenant(scenario, name, tenant, _Place(folder, gateways, self._part))
             for name, tenant in scenario.callers()
@@ -91,7 +91,7 @@ class Plan:
 class _Place:
     folder: Path
     gateways: int
-    part: Part
+    part: PlanPart
 
 
 class _Tenant:
@@ -124,7 +124,7 @@ class _Tenant:
     def requests(self) -> Iterator[Planned]:
         if self._arrivals.process == "closed":
             for _ in range(self._arrivals.clients):
-                yield self._request(Recorded(0.0, 0), in_loop=True)
+                yield self._request(TraceRow(0.0, 0), in_loop=True)
             return
         sources = enumerate(self._arrivals.sources)
         for coming in heapq.merge(*(self._source(n, of) for n, of in sources), key=_when):
@@ -144,9 +144,9 @@ class _Tenant:
         at_s = now_s + self._arrivals.think_s
         if not request.in_loop or at_s >= self._run_s:
             return None
-        return self._request(Recorded(at_s, 0), in_loop=True, rng=self._next)
+        return self._request(TraceRow(at_s, 0), in_loop=True, rng=self._next)
 
-    def _source(self, number: int, of: ArrivalsPart) -> Iterator[Recorded]:
+    def _source(self, number: int, of: ArrivalsPart) -> Iterator[TraceRow]:
         """When one source's requests come; lengths are 0 where they are not recorded."""
         rng = random.Random(f"{self._seed} times{number or ''}")
         if of.process == "trace":
@@ -154,9 +154,9 @@ class _Tenant:
             return
         rates = rates_of(of, self._slice[1] - self._slice[0], self._warmup_s, self._run_s)
         for at_s in renewal_times(rates, self._run_s, intervals(of.process, of.cv, rng)):
-            yield Recorded(at_s, 0)
+            yield TraceRow(at_s, 0)
 
-    def _recorded(self, of: ArrivalsPart, rng: random.Random) -> Iterator[Recorded]:
+    def _recorded(self, of: ArrivalsPart, rng: random.Random) -> Iterator[TraceRow]:
         path = self._folder / (of.file or "")
         output = self._output.column if self._output else None
         columns = Columns(of.time_column, self._lengths.column or "", output or "")
@@ -167,10 +167,10 @@ class _Tenant:
             if at_s >= self._run_s:
                 return
             if self._slice[0] <= self._parting.random() < self._slice[1]:
-                yield Recorded(at_s, row.length, row.output)
+                yield TraceRow(at_s, row.length, row.output)
 
     def _request(
-        self, coming: Recorded, *, in_loop: bool = False, rng: random.Random | None = None
+        self, coming: TraceRow, *, in_loop: bool = False, rng: random.Random | None = None
     ) -> Planned:
         tenant, rng = self._tenant, rng or self._what
         if self._lengths.column is None:
@@ -183,7 +183,7 @@ class _Tenant:
             gateway = next(n for n, upto in enumerate(gateways) if drawn < upto)
         if tenant.sessions:
             session = f"{self._name}-{rng.randrange(tenant.sessions)}"
-        rubbish = self._happens(tenant.rubbish)
+        malformed = self._happens(tenant.malformed)
         return Planned(
             coming.at_s,
             self._name,
@@ -192,11 +192,11 @@ class _Tenant:
             session,
             in_loop=in_loop,
             output=self._output_of(coming, rng),
-            leave_s=RUBBISH_LEAVES_S if rubbish else self._leave_s(),
-            rubbish=rubbish,
+            leave_s=MALFORMED_LEAVES_S if malformed else self._leave_s(),
+            malformed=malformed,
         )
 
-    def _output_of(self, coming: Recorded, rng: random.Random) -> int:
+    def _output_of(self, coming: TraceRow, rng: random.Random) -> int:
         if self._output is None or self._draw_output is None:
             return 0
         if self._output.column is not None:
@@ -272,5 +272,5 @@ def _cut(length: int, lengths: LengthsPart) -> int:
     return max(lengths.at_least, min(length, most))
 
 
-def _when(request: Planned | Recorded) -> float:
+def _when(request: Planned | TraceRow) -> float:
     return request.at_s

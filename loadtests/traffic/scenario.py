@@ -20,10 +20,10 @@ from loadtests.traffic.scenario_faults import DevicePart, EnginePart, FaultsPart
 from loadtests.traffic.scenario_traffic import (
     ArrivalsPart,
     LengthsPart,
-    Part,
     Pause,
     Rate,
     RetryPart,
+    ScenarioPart,
     Share,
     Span,
     listed,
@@ -32,7 +32,7 @@ from loadtests.traffic.scenario_traffic import (
 Portion = Annotated[float, Field(ge=0, le=1)]
 
 
-class TenantPart(Part):
+class TenantPart(ScenarioPart):
     """One tenant's callers. Weight, limits and keys are the settings file's."""
 
     share: Share | None = Field(
@@ -71,7 +71,7 @@ class TenantPart(Part):
         default=None, description="When its callers hang up; unset, never before the timeout."
     )
     leave_share: Portion = Field(default=1, description="Share of its requests that they do so to.")
-    rubbish: Portion = Field(
+    malformed: Portion = Field(
         default=0,
         description="Share of its requests that are none: broken JSON, wrong types, half a body. "
         "They are sent beside what counts, and not simulated.",
@@ -95,7 +95,7 @@ class TenantPart(Part):
         return self
 
 
-class Scenario(Part):
+class Scenario(ScenarioPart):
     settings: str | None = Field(
         default=None,
         description="Settings file of the server: its model, tenants and gateways; relative to "

@@ -10,24 +10,32 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from loadtests.traffic.scenario_traffic import Factor, Moment, Part, Pause, Period, Span, listed
+from loadtests.traffic.scenario_traffic import (
+    Factor,
+    Moment,
+    Pause,
+    Period,
+    ScenarioPart,
+    Span,
+    listed,
+)
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
-class HiccupsPart(Part):
+class HiccupsPart(ScenarioPart):
     share: float = Field(ge=0, le=1, description="Share of the batches.")
     factor: Factor = Field(description="How many times longer they take.")
 
 
-class SlowPart(Part):
+class SlowPart(ScenarioPart):
     replica: int = Field(ge=0, description="Which one, from 0.")
     factor: Factor = Field(description="How many times longer its batches take.")
     from_s: Moment = Field(default=0, description="From when on.")
     to_s: Moment | None = Field(default=None, description="Until when; unset, to the end.")
 
 
-class DeathPart(Part):
+class DeathPart(ScenarioPart):
     replica: int = Field(ge=0, description="Which one, from 0.")
     at_s: Moment = Field(description="When.")
     back_after_s: Span | None = Field(
@@ -38,7 +46,7 @@ class DeathPart(Part):
     )
 
 
-class ChaosPart(Part):
+class ChaosPart(ScenarioPart):
     """Deaths at random moments, of random replicas."""
 
     every_s: Period = Field(description="Mean time between deaths.")
@@ -46,17 +54,17 @@ class ChaosPart(Part):
     hanging: float = Field(default=0, ge=0, le=1, description="Share that hangs instead of dying.")
 
 
-class JoinPart(Part):
+class JoinPart(ScenarioPart):
     at_s: Moment = Field(description="When.")
     count: int = Field(default=1, ge=1, le=100_000, description="How many.")
 
 
-class RampPart(Part):
+class RampPart(ScenarioPart):
     last_s: Span = Field(description="How long a replica that has just started is slow.")
     factor: Factor = Field(description="How many times slower at first; falls to 1 evenly.")
 
 
-class FaultsPart(Part):
+class FaultsPart(ScenarioPart):
     """What the simulated devices do."""
 
     noise: float = Field(
@@ -76,7 +84,7 @@ class FaultsPart(Part):
     detect_s: Pause = Field(default=0.5, description="How long until a dead replica is found out.")
 
 
-class EnginePart(Part):
+class EnginePart(ScenarioPart):
     """A device that batches by itself, step by step. A step of N sequences that are given a token,
     reading P tokens of prompts, takes base_ms + per_sequence_ms · N + per_token_us · P."""
 
@@ -96,7 +104,7 @@ class EnginePart(Part):
     )
 
 
-class DevicePart(Part):
+class DevicePart(ScenarioPart):
     """What a batch of B rows, the longest of L tokens, takes:
     base_ms + per_request_ms · B + per_token_us · B · L."""
 

@@ -27,13 +27,13 @@ def listed(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-class Part(BaseModel):
+class ScenarioPart(BaseModel):
     """Base of every part: unknown names are refused, and text is no number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class BandPart(Part):
+class BandPart(ScenarioPart):
     share: Share = Field(description="Share of the requests relative to the other bands.")
     low: Length = Field(description="Shortest, in tokens.")
     high: Length = Field(description="Longest, both ends included; uniform between.")
@@ -45,16 +45,16 @@ class BandPart(Part):
         return self
 
 
-class LogNormalPart(Part):
+class LogNormalPart(ScenarioPart):
     mu: float = Field(ge=-20, le=20, description="Mean of the logarithm.")
     sigma: float = Field(ge=0, le=10, description="Standard deviation of the logarithm.")
 
 
-class ExponentialPart(Part):
+class ExponentialPart(ScenarioPart):
     mean: float = Field(gt=0, le=1_048_576, description="Mean length, in tokens.")
 
 
-class EmpiricalPart(Part):
+class EmpiricalPart(ScenarioPart):
     """Lengths as they were counted: a list, or a column of a CSV file with a header."""
 
     lengths: Annotated[tuple[Length, ...], BeforeValidator(listed)] = Field(
@@ -77,7 +77,7 @@ class EmpiricalPart(Part):
         return self
 
 
-class LengthsPart(Part):
+class LengthsPart(ScenarioPart):
     """Exactly one way to draw a length; drawn ones are cut to `at_least` and `at_most`."""
 
     fixed: Length | None = Field(default=None, description="Every row has this length.")
@@ -109,7 +109,7 @@ class LengthsPart(Part):
         return self
 
 
-class StepPart(Part):
+class StepPart(ScenarioPart):
     from_s: Moment = Field(description="From then on the rate is another.")
     rate: Rate = Field(description="Requests a second.")
     ramp_s: Pause = Field(
@@ -117,7 +117,7 @@ class StepPart(Part):
     )
 
 
-class BurstsPart(Part):
+class BurstsPart(ScenarioPart):
     every_s: Period = Field(description="From one burst's start to the next one's.")
     last_s: Span = Field(description="How long each lasts.")
     factor: Rate = Field(description="What the rate is multiplied with meanwhile.")
@@ -130,7 +130,7 @@ class BurstsPart(Part):
         return self
 
 
-class ArrivalsPart(Part):
+class ArrivalsPart(ScenarioPart):
     """When requests come: at a rate (`constant`, `poisson`, `gamma`, `weibull`), when the last one
     was answered (`closed`), or as recorded (`trace`)."""
 
@@ -201,7 +201,7 @@ class ArrivalsPart(Part):
         return (self, *self.plus)
 
 
-class RetryPart(Part):
+class RetryPart(ScenarioPart):
     """What callers do when they are refused, or have waited in vain."""
 
     attempts: int = Field(default=1, ge=1, le=100, description="Tries in all, the first included.")

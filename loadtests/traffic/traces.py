@@ -47,7 +47,7 @@ KNOWN = (AZURE, BURSTGPT, MOONCAKE)
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class TraceRow:
     """`at_s`: since the first row. `output` 0: the trace has no such column, or none is wanted."""
 
     at_s: float
@@ -57,7 +57,7 @@ class Recorded:
 
 def read_trace(
     path: Path, columns: Columns | None = None, *, outputs: bool = False
-) -> Iterator[Recorded]:
+) -> Iterator[TraceRow]:
     """In order of time; `columns`: names that are given win over those of a known format. Raises
     TraceError, as late as the row that is wrong."""
     start: float | None = None
@@ -73,7 +73,7 @@ def read_trace(
             raise TraceError(f"{path}:{line}: {_said(error)}") from None
         start = moment if start is None else start
         last = max(last, moment - start)
-        yield Recorded(last, max(1, length), max(1, output) if outputs else 0)
+        yield TraceRow(last, max(1, length), max(1, output) if outputs else 0)
     if start is None:
         raise TraceError(f"{path}: has no rows")
 
@@ -103,10 +103,10 @@ def exact_s(path: Path) -> float:
     return next((k.exact_s for k in KNOWN if {k.time, k.length} <= set(header)), 0.0)
 
 
-def smeared(rows: Iterable[Recorded], by_s: float, rng: random.Random) -> Iterator[Recorded]:
+def smeared(rows: Iterable[TraceRow], by_s: float, rng: random.Random) -> Iterator[TraceRow]:
     """Each row moved on by up to `by_s`, evenly, in order of the new times. Holds the rows of that
     much time."""
-    held: list[tuple[float, int, Recorded]] = []
+    held: list[tuple[float, int, TraceRow]] = []
     numbers = count()
     for row in rows:
         while held and held[0][0] <= row.at_s:
@@ -116,8 +116,8 @@ def smeared(rows: Iterable[Recorded], by_s: float, rng: random.Random) -> Iterat
         yield _moved(*heapq.heappop(held))
 
 
-def _moved(at_s: float, _: int, row: Recorded) -> Recorded:
-    return Recorded(at_s, row.length, row.output)
+def _moved(at_s: float, _: int, row: TraceRow) -> TraceRow:
+    return TraceRow(at_s, row.length, row.output)
 
 
 def read_lengths(path: Path, column: str = "") -> list[int]:

@@ -1,26 +1,112 @@
 """May this newcomer wait, and if so on time or late?
 
-The order of the questions: is there room (`bounds`), has its flow more in the core than its limit,
-can it still be started in time behind what waits, and if not, is there an idle moment to come that
-could serve it late. Each controller answers for itself; this only asks them with the sums that the
-queue keeps. O(1) in what waits. A refusal says when asking again may help.
+The order of the questions: is there room (the bounds of model, queue and tenant), was the like of
+it refused a moment ago, has its flow more in the core than its limit, can it still be started in
+time behind what waits, and if not, is there an idle moment to come that could serve it late. Each
+controller answers for itself; this only asks them with the sums that the queue keeps. O(1) in what
+waits. A refusal is final; where the queue is the reason it carries the seconds after which asking
+again may help: the predicted work that waits over the replicas that serve it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
-from routers.admission.bounds import refusal, retry_after_s
 from routers.admission.controllers import Admission
 from routers.admission.feasibility import Claim
-from routers.admission.lateness import has_place, is_over
-from routers.admission.rejection_cache import Refused, RejectionCache
+from routers.deadlines import has_place, is_over
 from routers.flows import Flows
+from routers.lanes import Ticket
 from routers.replicas import ReplicaSet
 from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
-from routers.tickets import Ticket
 from routers.types import FlowKey, Generation, Reason, Request
+
+MIN_RETRY_S = 0.05
+MAX_RETRY_S = 60.0
+
+
+def refusal(
+    request: Request, waiting: RequestQueue, settings: DispatcherSettings, replicas: int, now: float
+) -> Reason | None:
+    """Why the request is not queued, or None. What can never succeed is said first."""
+    lengths = request.lengths
+    rows = len(lengths)
+    longest = lengths[0] if rows == 1 else max(lengths)
+    if longest > settings.bucket_edges[-1]:
+        return Reason.TOO_LONG
+    if rows > settings.max_queue_rows:
+        return Reason.TOO_LARGE
+    if request.expires <= now:
+        return Reason.EXPIRED
+    if request.tenant_rows and waiting.rows_of(request.tenant) + rows > request.tenant_rows:
+        return Reason.TENANT_FULL
+    if waiting.rows + rows > settings.max_queue_rows:
+        return Reason.QUEUE_FULL
+    most_s = settings.admission.max_queue_s
+    if most_s < inf and waiting.rows and waiting.seconds > most_s * max(1, replicas):
+        return Reason.QUEUE_FULL
+    return None
+
+
+def retry_after_s(work_s: float, replicas: int) -> float:
+    return min(MAX_RETRY_S, max(MIN_RETRY_S, work_s / max(1, replicas)))
+
+
+KEPT_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """`left_s`: to its deadline; `expires_s`: to its expiry; `late_by_s`: how late it was."""
+
+    edge: int
+    left_s: float
+    expires_s: float
+    late_by_s: float
+    retry_after_s: float
+
+
+class RejectionCache:
+    """Was the like of this refused a moment ago, with nothing gone from the queue since?
+
+    Under overload nearly every newcomer is refused, all for the same reason: what waits before
+    them. A refusal as late holds for every further one-row request of that flow, in that bucket or
+    one of longer rows, that has not more time by as much as the first was late; until a row leaves
+    the queue or a batch ends, and for `KEPT_S` at most, since forecasts move with time too. So all
+    but a few dozen newcomers a second are refused by a look, even by their headers alone, before
+    their bodies are read. `at`: how many rows have left the queue so far; what was refused at
+    another count does not count."""
+
+    def __init__(self) -> None:
+        self._last: dict[FlowKey, tuple[Refused, int, float]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether anything at all was refused a moment ago."""
+        return bool(self._last)
+
+    def keep(self, flow: FlowKey, refused: Refused, at: int, now: float) -> None:
+        self._last[flow] = refused, at, now + KEPT_S
+
+    def of(
+        self, flow: FlowKey, edge: int, left_s: float, expires_s: float, at: int, now: float
+    ) -> Refused | None:
+        """What one of these would be told again."""
+        found = self._last.get(flow)
+        if found is None:
+            return None
+        refused, when, until = found
+        if when != at or now >= until:
+            del self._last[flow]
+            return None
+        more_s = max(left_s - refused.left_s, expires_s - refused.expires_s)
+        return refused if edge >= refused.edge and more_s < refused.late_by_s else None
+
+    def clear(self) -> None:
+        """A batch has ended, or settings are others: everything is to be asked anew."""
+        self._last.clear()
+
 
 _NEVER = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)
 

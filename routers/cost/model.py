@@ -1,12 +1,12 @@
 """How many seconds will a batch take on the device?
 
-One fit a model (`cost.fit`), times a pace a replica (`cost.pace`), times the wanted quantile of how
-measured batches scatter around that (`cost.spread`): the median to plan with, the 99th percentile
-to promise by. It starts from a profile where there is one. A batch of a kind that was never
-measured teaches the fit; any other teaches the replica's pace first and the fit what is left, and
-no more than noise explains, so that neither a hiccup nor a slow replica bends the fit. Seconds of
-device time; waiting and transport are not its business. Source: Clockwork (OSDI'20) for predicting
-from recent batches.
+One fit a model (`cost.fit`), times the slowdown of a replica, times the wanted quantile of how
+measured batches scatter around that (`cost.residuals`): the median to plan with, the 99th
+percentile to promise by. It starts from a profile where there is one. A batch of a kind that was
+never measured teaches the fit; any other teaches the replica's slowdown first and the fit what is
+left, and no more than noise explains, so that neither a hiccup nor a slow replica bends the fit.
+Seconds of device time; waiting and transport are not its business. Source: Clockwork (OSDI'20) for
+predicting from recent batches.
 """
 
 from __future__ import annotations
@@ -17,10 +17,46 @@ from dataclasses import dataclass
 from math import exp, log
 
 from routers.cost.fit import CostFit, Vector, features
-from routers.cost.pace import Paces
-from routers.cost.spread import Spread, at_quantile
-from routers.cost.typical_batch import UsualBatches
+from routers.cost.residuals import Paces, Spread, at_quantile
 from routers.settings import DispatcherSettings
+
+_GAIN = 0.1
+_FIRST_FILL = 0.5
+
+
+@dataclass(slots=True)
+class Usual:
+    rows: float
+    width: float
+
+
+class UsualBatches:
+    """Moving averages of rows and width over the batches that a bucket led.
+
+    The last ten count for two thirds. The quotient of averages, not the average of quotients, is
+    what a row costs where small and full batches take turns. Until a batch was measured: half of
+    what one may hold (`max_size` rows and `max_tokens` tokens), at full width."""
+
+    def __init__(self, max_size: int, max_tokens: int) -> None:
+        self._max_size = max_size
+        self._max_tokens = max_tokens
+        self._by_edge: dict[int, Usual] = {}
+
+    def of(self, edge: int) -> Usual:
+        return self._by_edge.get(edge) or self._assumed(edge)
+
+    def observe(self, edge: int, rows: int, width: int) -> None:
+        usual = self._by_edge.get(edge)
+        if usual is None:
+            self._by_edge[edge] = Usual(rows, width)
+        else:
+            usual.rows += _GAIN * (rows - usual.rows)
+            usual.width += _GAIN * (width - usual.width)
+
+    def _assumed(self, edge: int) -> Usual:
+        most = min(self._max_size, self._max_tokens // max(1, edge))
+        return Usual(max(1.0, _FIRST_FILL * most), edge)
+
 
 _NEW_GROUND = 0.25  # doubt above which a deviation is the fit's: fewer than 4 batches of the kind
 _EARLY_SAMPLES = 32  # up to here every sample is asked whether it is new ground, and solved for

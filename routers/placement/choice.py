@@ -1,28 +1,61 @@
 """Of the replicas that may take a lease now, which takes the next one?
 
-The one predicted to finish it first: what it still has to do, and a typical batch at its own pace.
-Idle replicas of about the same pace take turns. One that runs beyond its prediction is expected to
+The one predicted to finish it first: what it still has to do, and a typical batch at its own speed.
+Idle replicas of about the same speed take turns. One that runs beyond its prediction is expected to
 go on for as long as it already has. Stream replicas go by the share of their room that is taken and
-by the prompts that they have yet to read.
-Sick ones (suspect, overdue, ejected) are asked only while no other replica runs. Work: O(log n) a
-choice, by one lazy heap a kind; at most a few of a kind are asked, since what one of them may not
-take the next may not take either, save for the one replica that a row avoids.
+by the prompts that they have yet to read. Unhealthy ones (suspect, overdue, ejected) are asked only
+while no other replica runs. A session's last replica is preferred, but never if it would finish
+later by more than a bound (consistent hashing with bounded loads: affinity gives way to load).
+Work: O(log n) a choice, by one lazy heap a kind; at most a few of a kind are asked, since what one
+of them may not take the next may not take either, save for the one replica that a row avoids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from math import inf, log
 from typing import TypeVar
 
-from routers.replica_state import ReplicaState
+from routers.replica_state import Entry, ReplicaState
+
+_MOST = 10_000
+_BATCH_BOUND = 0.1  # of a batch's predicted seconds: near ties only
+_STREAM_BOUND = 0.5  # of a stream's: as much as a cache may save
+
+
+class Affinity:
+    """Which replica served each session last: at most `most`, those used least recently go."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
+        self._last: OrderedDict[str, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def preferred(self, session: str) -> str | None:
+        return self._last.get(session) if session else None
+
+    def served(self, sessions: Iterable[str], replica_id: str) -> None:
+        last = self._last
+        for session in sessions:
+            if session:
+                last[session] = replica_id
+                last.move_to_end(session)
+        while len(last) > self._most:
+            last.popitem(last=False)
+
+    @staticmethod
+    def yields(later_s: float, predicted_s: float, *, streams: bool) -> bool:
+        """Whether finishing so much later than the best is too much to pay for a preference."""
+        return later_s > predicted_s * (_STREAM_BOUND if streams else _BATCH_BOUND)
+
 
 _T = TypeVar("_T")
 
 IDLE, DUE, OVERRUN, STREAM, SPARE = range(5)
-Entry = tuple[float, float, int, int, ReplicaState]
-"""Order within its kind (two keys, then the order of pushing), its kind, and whose it is."""
 
 _TRIES = 4  # replicas of one kind that are asked for one batch
 _BAND = log(1.25)  # replicas whose pace differs by less take turns

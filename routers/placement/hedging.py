@@ -1,22 +1,126 @@
-"""When has a batch taken so long that another replica should be asked as well?
+"""When has a batch taken so long that another replica should be asked as well, and may that cost?
 
 Once it has run for the 95th percentile of what its bucket's batches take, as a multiple of what was
 predicted for it: counted from its own predicted start, so that waiting behind a running batch is no
 slowness, but waiting behind a straggler is. Far beyond its prediction a lease is overdue, and its
 replica suspect, whether or not anybody is asked. A bucket that was measured too little is not
-hedged. Who is asked, and whether that may cost anything, is `racing`'s question. Work: O(log n) a
-lease. Source: Dean & Barroso, The Tail at Scale (CACM'13).
+hedged. One budget of device seconds pays for all extra work. Who is asked is the question of
+`speculative_copies`. Work: O(log n) a lease.
+Sources: Dean & Barroso, The Tail at Scale (CACM'13); retry budgets as in Finagle and gRPC A6.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import inf, log
 
-from routers.leases import Lease
-from routers.placement.pace_histogram import PaceHistogram
+from routers.replica_state import Lease
 from routers.settings import HedgeSettings
+
+_CAP_BATCHES = 20.0
+_START_BATCHES = 2.0
+_BATCH_GAIN = 0.05
+
+
+class Budget:
+    """May device time be spent on work that is already being done elsewhere?
+
+    One account, in predicted device seconds, for hedges, tied copies, probes and retries: each
+    primary batch earns a share of its own cost, each extra one pays its whole cost, and gets it
+    back when it turns out that one of the two was never started. What may wait asks first
+    (`affords`); retries and probes are never refused, since not losing work ranks above, but are
+    paid for all the same, so hedging stops while they are many. Capped both ways, so that neither a
+    long calm nor a bad minute is remembered for long.
+
+    `share`: extra seconds a primary second. `level_s`: what may be spent; may be negative."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.level_s = 0.0
+        self._batch_s = 0.0
+
+    def earn(self, cost_s: float) -> None:
+        """A primary batch of this predicted cost was sent."""
+        if cost_s <= 0.0:
+            return
+        if not self._batch_s:
+            self._batch_s = cost_s
+            self.level_s += _START_BATCHES * cost_s if self.share > 0.0 else 0.0
+        self._batch_s += _BATCH_GAIN * (cost_s - self._batch_s)
+        self._add(self.share * cost_s)
+
+    def affords(self, cost_s: float, *, spare: bool = False) -> bool:
+        """`spare`: only out of the upper half, what more urgent copies will hardly need."""
+        reserve = 0.5 * _CAP_BATCHES * self._batch_s if spare else 0.0
+        return self.level_s >= cost_s + reserve
+
+    def pay(self, cost_s: float) -> None:
+        self._add(-cost_s)
+
+    def refund(self, cost_s: float) -> None:
+        """What was paid for has cost nothing."""
+        self._add(cost_s)
+
+    def _add(self, seconds: float) -> None:
+        cap = _CAP_BATCHES * self._batch_s
+        self.level_s = min(cap, max(-cap, self.level_s + seconds))
+
+
+_BIN_WIDTH = log(1.05)
+_LEAST_RATIO, _MOST_RATIO = 0.25, 64.0
+_BINS = int(log(_MOST_RATIO / _LEAST_RATIO) / _BIN_WIDTH) + 2
+_GROWTH = 1.0015  # a sample weighs so much more than the one before it: half-life 460 samples
+_TOO_HEAVY = 1e12
+_REUSE = 8  # samples for which a quantile once read is used again
+
+
+class PaceHistogram:
+    """How long batches take, as a multiple of what was predicted for them.
+
+    Bins of 5 %, whose past fades (half of the weight lies on the last few hundred batches), so that
+    a quantile costs no more than a look at its bins, and few of those. A quantile is the upper edge
+    of its bin: never less than what it stands for. `samples`: how many there ever were."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._bins = [0.0] * _BINS
+        self._weight = 1.0
+        self._read: tuple[float, int, float] = (-1.0, 0, 0.0)
+
+    def observe(self, ratio: float) -> None:
+        self.samples += 1
+        self._weight *= _GROWTH
+        self._bins[_bin(ratio)] += self._weight
+        if self._weight > _TOO_HEAVY:
+            self._bins = [weight / self._weight for weight in self._bins]
+            self._weight = 1.0
+
+    def quantile(self, share: float) -> float:
+        """Upper edge of the bin that the quantile lies in; 0 without samples."""
+        asked, at, answer = self._read
+        if share != asked or not self.samples < at + _REUSE:
+            answer = self._find(share)
+            self._read = share, self.samples, answer
+        return answer
+
+    def _find(self, share: float) -> float:
+        left = (1.0 - share) * sum(self._bins)
+        if not self.samples:
+            return 0.0
+        for index in range(_BINS - 1, -1, -1):
+            left -= self._bins[index]
+            if left < 0.0:
+                return float(_LEAST_RATIO * 1.05**index)
+        return _LEAST_RATIO
+
+
+def _bin(ratio: float) -> int:
+    """The bin whose upper edge is the first at or above the ratio."""
+    if ratio <= _LEAST_RATIO:
+        return 0
+    return min(_BINS - 1, int(-(-log(ratio / _LEAST_RATIO) // _BIN_WIDTH)))
+
 
 _LEAST_S = 0.001
 _OVERDUE = 3.0  # times the prediction

@@ -11,19 +11,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from routers.averages import Utilisation
 from routers.cost.model import CostModel
-from routers.leases import Lease, LeaseBook
-from routers.placement.budget import Budget
-from routers.placement.hedging import Hedging
+from routers.lanes import Row
+from routers.leases import LeaseBook, Tally
+from routers.placement.hedging import Budget, Hedging
 from routers.placement.outliers import Outliers
-from routers.replica_capacity import FormedBatch
-from routers.replica_state import ReplicaState
+from routers.replica_state import FormedBatch, Lease, ReplicaState
 from routers.replicas import ReplicaSet
 from routers.settings import DispatcherSettings
-from routers.tally import Tally
-from routers.tickets import Row
 from routers.types import Action, Dispatch
-from routers.utilisation import Utilisation
 
 _TRIES = 4  # leases that wait to be raced and are looked at in one step
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from routers.lanes import Row
 from routers.placement.choice import load_of
 from routers.replica_state import ReplicaState
 from routers.replicas import ReplicaSet
 from routers.streams.generations import Generations, Plan
-from routers.tickets import Row
 
 
 def preferred(

@@ -16,15 +16,18 @@ from dataclasses import dataclass
 from math import ceil
 
 from routers.settings import GenerationSettings
+from routers.streams.engine_speed import TokenPace
 from routers.streams.output_lengths import OutputLengths
 from routers.streams.prefix_tree import PrefixTree
-from routers.streams.token_pace import TokenPace
 from routers.types import Generation, GenerationSnapshot, Request, Tokens
 
 _MEDIAN = 0.5
 _TRUST_GAIN = 0.05
 _LEAST_TRUST = 0.02  # so that an engine that begins to cache is noticed
 _SESSION_SAVES = 0.5  # of a prompt, what the replica that its session used last is taken to know
+
+
+_NO_TOKENS = Tokens()
 
 
 @dataclass(slots=True)
@@ -52,6 +55,26 @@ class Plan:
     def size(self) -> int:
         """What it will have in the cache in the end: by this its bucket is chosen."""
         return self.prompt + ceil(self.output)
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A lease's generation at its replica. `reads`: tokens of the prompt that its replica has to
+    read, 0 once the first token is there; `ahead`: those that it had to read before. `cached`: of
+    the prompt, predicted. `token_s`: what a weighted token was worth when it was sent, and is for
+    this lease. `told_s`: of what it was served, what the controllers were told. `tokens`: so far.
+    """
+
+    plan: Plan
+    token_s: float
+    cached: int
+    reads: float
+    ahead: float
+    is_long: bool
+    tokens: Tokens = _NO_TOKENS
+    told_s: float = 0.0
+    first_at: float | None = None
+    at: float = 0.0
 
 
 class Generations:

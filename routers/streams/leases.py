@@ -9,41 +9,17 @@ by `Progress` and by the report that closes the lease.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from routers.placement.choice import load_of
+from routers.replica_state import Lease
+from routers.request_table import RequestTable
+from routers.snapshots import State
+from routers.streams.generations import Generations, Running
 from routers.types import LeaseEnd, Progress, Tokens
 
-if TYPE_CHECKING:
-    from routers.leases import Lease
-    from routers.request_table import RequestTable
-    from routers.snapshots import State
-    from routers.streams.generations import Generations, Plan
-
-_NOTHING = Tokens()
 _FULL = 0.8  # of a replica's room
 _MOST_TOKENS = 1_000_000_000
-
-
-@dataclass(slots=True, eq=False)
-class Running:
-    """A lease's generation at its replica. `reads`: tokens of the prompt that its replica has to
-    read, 0 once the first token is there; `ahead`: those that it had to read before. `cached`: of
-    the prompt, predicted. `token_s`: what a weighted token was worth when it was sent, and is for
-    this lease. `told_s`: of what it was served, what the controllers were told. `tokens`: so far.
-    """
-
-    plan: Plan
-    token_s: float
-    cached: int
-    reads: float
-    ahead: float
-    is_long: bool
-    tokens: Tokens = _NOTHING
-    told_s: float = 0.0
-    first_at: float | None = None
-    at: float = 0.0
 
 
 def began(generations: Generations, lease: Lease) -> None:

@@ -6,13 +6,37 @@ halving. Blocks used least recently are forgotten, the ends of prompts before th
 engines do; no more of a replica than its cache can hold, and of all replicas no more than the
 model's bound. It is this gateway's own account: what others sent there, and what the engine has
 dropped since, it does not see. Work: O(log blocks) a replica to look, O(blocks) to remember.
-
-Source: RadixAttention (SGLang) and its router; Preble (ICLR'25).
+Sources: RadixAttention (SGLang) and its router; Preble (ICLR'25); vLLM's automatic prefix caching.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+_BYTES = 8
+
+
+def blocks_of(token_ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:
+    """Hashes of a prompt's whole blocks of tokens, each of all before it, the first block first.
+
+    Two prompts share as many blocks from their start as their hashes are alike from the start. A
+    hash has 64 bits: where two blocks are taken for one, that costs a wrong preference and nothing
+    else. It is the same in every process, whatever its hash seed. A last block that is not full has
+    none: engines share whole blocks only. None where `block_tokens` is 0. Raises
+    OverflowError for an id outside 0 .. 2^32 - 1."""
+    if block_tokens < 1:
+        return ()
+    tokens = array("I", token_ids)
+    data, step = tokens.tobytes(), block_tokens * tokens.itemsize
+    so_far = blake2b(digest_size=_BYTES)
+    found = []
+    for end in range(step, len(data) + 1, step):
+        so_far.update(data[end - step : end])
+        found.append(int.from_bytes(so_far.copy().digest(), "little"))
+    return tuple(found)
 
 
 class PrefixTree:

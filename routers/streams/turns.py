@@ -10,11 +10,9 @@ room but its turn.
 
 from __future__ import annotations
 
-from routers.buckets.bucket import Bucket
-from routers.lanes import Lane
-from routers.replica_capacity import ReplicaCapacity
+from routers.lanes import Bucket, Lane, Row
+from routers.replica_state import ReplicaCapacity
 from routers.request_table import RequestTable
-from routers.tickets import Row
 from routers.types import Action, Reason
 
 _FLOWS = 4  # whose rows may pass one that has no room, the lowest tags

@@ -25,6 +25,7 @@ from runtimes.calibration import GraphInput
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.graph.options import GraphOptions
 from runtimes.onnx import model as onnx_model
+from runtimes.onnxruntime import session as onnxruntime_session
 from runtimes.types import RuntimeSettings
 
 KINDS = ("MatMul", "Gemm", "Conv")
@@ -116,8 +117,6 @@ def _type_all(model: Any, folder: Path) -> None:
     fp32, and onnx does not know what comes behind a contributed operation."""
     import onnx
 
-    from runtimes.onnxruntime.runtime import plain_session
-
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
     known = {value.name for value in (*exposed.graph.output, *exposed.graph.value_info)}
@@ -125,7 +124,9 @@ def _type_all(model: Any, folder: Path) -> None:
     exposed.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in known)
     file = folder / "typed.exposed.onnx"
     onnx_model.save(exposed, file)
-    real = [value.name for value in plain_session(file).get_outputs() if value.type in REAL]
+    real = [
+        value.name for value in onnxruntime_session.plain(file).get_outputs() if value.type in REAL
+    ]
     described = {value.name for value in (*model.graph.output, *model.graph.value_info)}
     for name in real:
         if name not in described:

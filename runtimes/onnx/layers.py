@@ -15,7 +15,8 @@ import numpy as np
 
 from runtimes.layers import Layer
 from runtimes.onnx import model as onnx_model
-from runtimes.onnxruntime.runtime import ONNXRuntimeRuntime, plain_session
+from runtimes.onnxruntime import session as onnxruntime_session
+from runtimes.onnxruntime.runtime import ONNXRuntimeRuntime
 from runtimes.types import RuntimeSettings
 
 Array = np.ndarray[Any, Any]
@@ -31,7 +32,7 @@ def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "layers.onnx"
         onnx_model.save(model, file)
-        session = plain_session(file)
+        session = onnxruntime_session.plain(file)
         names = [value.name for value in session.get_outputs() if value.type in REAL]
         wanted = [name for name in names if name in made]
         known = {value.name for value in session.get_inputs()}

@@ -14,7 +14,6 @@ execution providers and of I/O binding.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,10 +33,9 @@ from runtimes.graph.runtime import Engine, GraphRuntime
 from runtimes.onnx import int8 as onnx_int8
 from runtimes.onnx import model as onnx_model
 from runtimes.onnxruntime import options as onnxruntime_options
+from runtimes.onnxruntime import session as onnxruntime_session
 from runtimes.onnxruntime.options import (
-    CPU,
     CUDA,
-    ERRORS_ONLY,
     TENSORRT,
     ONNXRuntimeOptions,
     Profile,
@@ -78,7 +76,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
         super().__init__(settings, self._own_options)
 
     def _open(self) -> Engine:
-        settings, library = self._settings, _library()
+        settings, library = self._settings, onnxruntime_session.library()
         place = self._place(library)
         calibration.check(settings.precision, self._options)
         source = self._source()
@@ -94,7 +92,9 @@ class ONNXRuntimeRuntime(GraphRuntime):
         """The `ModelProto` before the library's optimisations, weights in memory."""
         source = self._source()
         if self._settings.precision == "int8":
-            return onnx_model.load(self._staged(source, self._place(_library())) / onnx_int8.FILE)
+            return onnx_model.load(
+                self._staged(source, self._place(onnxruntime_session.library())) / onnx_int8.FILE
+            )
         return onnx_model.read(source, self._settings, self._options)
 
     def _staged(self, source: Source, place: Device) -> Path:
@@ -121,10 +121,12 @@ class ONNXRuntimeRuntime(GraphRuntime):
                 onnx_model.save(made, folder / "model.onnx")
                 return
             if self._settings.precision == "int8":
-                _optimise(onnx_int8.build(model, folder, self._settings, self._options))
+                onnxruntime_session.optimise(
+                    onnx_int8.build(model, folder, self._settings, self._options)
+                )
                 return
             onnx_model.save(model, folder / "plain.onnx")
-            _optimise(folder / "plain.onnx")
+            onnxruntime_session.optimise(folder / "plain.onnx")
             for file in folder.glob("plain.*"):
                 file.unlink()
 
@@ -134,7 +136,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
         chosen, mask = self._options, self._settings.mask_input
         kept = f"{' '.join(chosen.keep_fp32)} {calibration.identity(chosen, self._settings)}"
         graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask} {kept}"
-        version, task = str(_library().__version__), self._settings.task
+        version, task = str(onnxruntime_session.library().__version__), self._settings.task
         parts = [source.digest, "onnxruntime", LAYOUT, version, task, graph, staging.processor()]
         if place.is_cuda:
             own = f"{self._settings.precision} {self._own_options.tensorrt_engines}"
@@ -204,8 +206,8 @@ class ONNXRuntimeEngine:
     def __init__(self, library: Any, entry: Path, opening: Opening) -> None:
         self._library, self._opening = library, opening
         self.device = opening.device
-        self._session: Any = _session(
-            library, entry / "model.onnx", opening.session, opening.providers
+        self._session: Any = onnxruntime_session.opened(
+            entry / "model.onnx", opening.session, opening.providers
         )
         stored = json.loads((entry / FACTS).read_text())
         del stored["inputs"]
@@ -276,45 +278,6 @@ class ONNXRuntimeEngine:
         return values.ortvalue_from_numpy(array)
 
 
-def _optimise(plain: Path) -> None:
-    """Writes model.onnx beside it, with its weights in model.weights."""
-    library, folder = _library(), plain.parent
-    made = library.SessionOptions()
-    made.log_severity_level = ERRORS_ONLY
-    made.graph_optimization_level = library.GraphOptimizationLevel.ORT_ENABLE_ALL
-    made.optimized_model_filepath = str(folder / "model.onnx")
-    made.add_session_config_entry(
-        "session.optimized_model_external_initializers_file_name", "model.weights"
-    )
-    _session(library, plain, made)
-
-
-def plain_session(file: Path) -> Any:
-    """Of the graph as it is stored, without optimisations."""
-    library = _library()
-    made = library.SessionOptions()
-    made.log_severity_level = ERRORS_ONLY
-    made.graph_optimization_level = library.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return _session(library, file, made)
-
-
-def _session(
-    library: Any, file: Path, session_options: Any, wanted: Sequence[Provider] = ((CPU, {}),)
-) -> Any:
-    try:
-        made = library.InferenceSession(str(file), session_options, providers=list(wanted))
-    except Exception as error:  # the library's errors share no base class
-        raise LoadError(f"ONNX Runtime cannot load the model: {error}") from error
-    # The library goes on without a provider that it cannot start.
-    missing = [name for name, _ in wanted if name not in made.get_providers()]
-    if missing:
-        raise LoadError(
-            f"ONNX Runtime could not start {' and '.join(missing)}, see its log: its libraries "
-            "(CUDA, cuDNN, TensorRT) must be of the versions that this build asks for"
-        )
-    return made
-
-
 def _spec(value: Any) -> TensorSpec:
     if value.type not in DATATYPES:
         raise LoadError(f"'{value.name}' is {value.type}, known are {', '.join(DATATYPES)}")
@@ -355,13 +318,3 @@ def _longest(source: Source) -> int | None:
     if source.kind is not SourceKind.HUGGING_FACE:
         return None
     return bert_graph.read_config(source.path).max_length
-
-
-def _library() -> Any:
-    try:
-        return importlib.import_module("onnxruntime")
-    except ImportError as error:
-        raise MissingBackend(
-            "the onnxruntime runtime needs its package: pip install 'headrace[onnxruntime]' "
-            f"({error})"
-        ) from error

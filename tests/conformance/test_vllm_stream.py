@@ -12,7 +12,7 @@ import pytest_asyncio
 from stream_cases import CONTEXT, SEQUENCES, StreamCase, chat, completion, hear, settings
 from stream_suite import StreamSuite, settled
 
-from deployments.replica import engine_env
+from deployments.replica import backend_env
 from examples import make_llm
 from runtimes import catalog
 from runtimes.errors import LoadError
@@ -49,7 +49,7 @@ def environment(cache: Path) -> Iterator[None]:
         import os
 
         environ = dict(os.environ)
-        engine_env.prepare(settings(VLLM, None, cache, threads=1), environ)
+        backend_env.set_engine_variables(settings(VLLM, None, cache, threads=1), environ)
         for name, value in environ.items():
             changed.setenv(name, value)
         yield

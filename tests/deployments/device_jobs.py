@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from deployments.replica.device_worker import DeviceWorker
-from deployments.replica.jobs import Job
+from deployments.replica.device import DeviceWorker, Job
 from routers.staging import Staged
 from runtimes.types import Batch, Ragged, Runtime
 

@@ -51,14 +51,14 @@ def add(
         ladder = replace(described.ladder, fallback=model.fallback)
         described = replace(described, ladder=ladder)
     engines, book = Played(), ReplicaDirectory()
-    served = ServedModel(described, tokenizer, engines, book, stand.home, stand.observer.batch)
+    served = ServedModel(described, tokenizer, engines, book, stand.home, stand.telemetry.batch)
     stand.models._served[name] = served
     stand.models._live[name] = described
     stand.models._declared |= {name}
     stand.transports[name], stand.books[name] = engines, book  # type: ignore[assignment]
     ids = tuple(RunningReplica(f"{name}-{n}", (("digest", "digest"),)) for n in range(replicas))
     book.update(list(ids))
-    stand.observer.refresh()
+    stand.telemetry.refresh()
     return engines
 
 

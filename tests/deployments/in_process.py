@@ -25,10 +25,10 @@ from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Unreached
-from deployments.gateway.telemetry.observer import Observer
+from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import Tenants
 from deployments.replica import describe
-from deployments.replica.device_worker import DeviceWorker
+from deployments.replica.device import DeviceWorker
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.replica_core import ReplicaCore
 from deployments.settings import GatewaySettings, ModelSettings, TenantSettings
@@ -135,9 +135,9 @@ class Stand:
         self.tenants = StandingTenants(tenants or {}, self.settings.priorities)
         self.home = GatewayIdentity("g0", len(self.settings.priorities))
         self.pool = FairThreadPool(2, 64)
-        self.observer = Observer("gateway-0", self.settings, 0, listen=False)
-        self.models = Catalogue(None, self.home, 1 << 20, self.observer.batch)
-        self.observer.watch(self.models, self.pool, self.tenants)
+        self.telemetry = GatewayTelemetry("gateway-0", self.settings, 0, listen=False)
+        self.models = Catalogue(None, self.home, 1 << 20, self.telemetry.batch)
+        self.telemetry.watch(self.models, self.pool, self.tenants)
         self.transports: dict[str, LocalTransport] = {}
         self.books: dict[str, ReplicaDirectory] = {}
         self._workers: list[DeviceWorker] = []
@@ -146,8 +146,8 @@ class Stand:
             self._serve(name, ModelSettings.model_validate(given), cache_dir, replicas)
         self.models._declared = frozenset(models)
         self.models._awaited = set()
-        self.observer.refresh()
-        self.app = assembled(self.settings, self.tenants, self.models, self.pool, self.observer)
+        self.telemetry.refresh()
+        self.app = assembled(self.settings, self.tenants, self.models, self.pool, self.telemetry)
 
     def _serve(self, name: str, model: ModelSettings, cache_dir: Path, replicas: int) -> None:
         transport, book = LocalTransport(), ReplicaDirectory()
@@ -163,7 +163,7 @@ class Stand:
         reader = None
         if tokenizer and page.task != "tensors":
             reader = TextTokenizer(tokenizer, page.max_length, page.truncate, 1 << 20)
-        served = ServedModel(page, reader, transport, book, self.home, self.observer.batch)
+        served = ServedModel(page, reader, transport, book, self.home, self.telemetry.batch)
         self.models._served[name] = served
         self.models._live[name] = page
         self.transports[name], self.books[name] = transport, book
@@ -207,7 +207,7 @@ class Stand:
         return httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
     def close(self) -> None:
-        self.observer.close()
+        self.telemetry.close()
         self.pool.close()
         for served in self.models.served.values():
             served.close()

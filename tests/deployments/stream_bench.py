@@ -13,10 +13,10 @@ from fake_engines import Engines, until
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.replica_directory import RunningReplica
 from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
+from deployments.gateway.queues.core_loop import Demand
+from deployments.gateway.queues.pending_requests import Prompt, StreamTicket
 from deployments.gateway.queues.served_model import terms
 from deployments.gateway.queues.stream_queue import StreamQueue
-from deployments.gateway.queues.stream_tickets import Prompt, StreamTicket
-from deployments.gateway.queues.tickets import Demand
 from routers.types import Generation
 
 SHAPE = Generating(context_tokens=1000, cache_tokens=1000, max_sequences=4)

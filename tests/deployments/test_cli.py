@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from deployments import cli
-from deployments.cluster.state_file import NoServer
-from deployments.gateway.tenancy.keys import hash_key
+from deployments.cluster.server_files import NoServer
+from deployments.gateway.tenancy.tenants import hash_key
 from deployments.settings import load
 from deployments.tools import control
 from deployments.tools import serve as host
@@ -118,12 +118,12 @@ def test_without_a_server_commands_exit_1_with_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def none(*_: object) -> int:
-        raise NoServer("no server of ours runs here")
+        raise NoServer("no server runs here")
 
     for name, words in (("status", []), ("stop", []), ("apply", ["x.yaml"]), ("freeze", ["on"])):
         monkeypatch.setattr(control, name, none)
         done = run(name, *words)
-        assert (done.exit_code, done.stderr) == (1, "no server of ours runs here\n")
+        assert (done.exit_code, done.stderr) == (1, "no server runs here\n")
 
 
 def test_refusal_of_the_server_exits_1_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Servers for whole modules of tests, ended with them; nothing may be left of one.
+"""Servers for whole modules of tests, ended with them; none may leave a process behind.
 
 The folder is put on the import path, for the suite's own modules: tests are no packages here.
 """
@@ -20,15 +20,30 @@ Serve = Callable[..., Server]
 
 
 @pytest.fixture(scope="module")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Makes servers (see `Server`); what they leave behind fails the module."""
-    servers: list[Server] = []
+def servers() -> Iterator[list[Server]]:
+    """The module's servers; those that still run are ended with it, and must leave nothing."""
+    made: list[Server] = []
+    yield made
+    left = [line for server in made for line in server.end()]
+    assert not left, left
+
+
+@pytest.fixture(scope="module")
+def serve(servers: list[Server], tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """Makes servers (see `Server`)."""
 
     def make(models: dict[str, Any], **sections: Any) -> Server:
         server = Server(tmp_path_factory.mktemp("served"), models, **sections)
         servers.append(server)
         return server
 
-    yield make
-    left = [line for server in servers if hasattr(server, "process") for line in server.end()]
+    return make
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(servers: list[Server]) -> Iterator[None]:
+    """What a server that ended during a test left behind fails that test, and is gone before the
+    next one."""
+    yield
+    left = [line for server in servers if server.ended for line in server.clear()]
     assert not left, left

@@ -2,7 +2,8 @@
 
 Every port is free at the moment of asking, state and cache lie in a folder of the test. Whatever
 the server starts inherits a mark in its environment, by which tests find its processes and, after
-it ended, what it left behind.
+it ended, what it left behind. It runs the code of this checkout, whatever is installed. Tests wait
+for conditions; all their limits are multiplied by `PATIENCE`, since machines differ and are shared.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ import psutil
 import yaml
 
 MARK = "HEADRACE_TEST_MARK"
-HEADRACE = str(Path(sys.executable).with_name("headrace"))
+CHECKOUT = Path(__file__).parents[2]
+# -P: as the installed command, which never imports from the folder where it is typed.
+HEADRACE = [sys.executable, "-P", "-m", "deployments.cli"]
+PATIENCE = float(os.environ.get("HEADRACE_TEST_PATIENCE", "4"))
+ANSWER_S = 15 * PATIENCE
 PORTS = ("port", "metrics_port", "haproxy_stats_port", "haproxy_metrics_port")
 
 
@@ -53,6 +58,17 @@ def free_port(count: int = 1) -> int:
 _given: set[int] = set()
 
 
+def patient(limit_s: float) -> float:
+    """What a limit that would do on a quiet machine is on this one."""
+    return limit_s * PATIENCE
+
+
+def environment(**own: str) -> dict[str, str]:
+    """This process's environment, with this checkout first on the import path."""
+    path = os.pathsep.join(p for p in (str(CHECKOUT), os.environ.get("PYTHONPATH")) if p)
+    return {**os.environ, "PYTHONPATH": path, **own}
+
+
 def synthetic(**fields: Any) -> dict[str, Any]:
     """A model's settings; `options` and the rest as in a file."""
     return {"runtime": "synthetic", "slo": {"latency_ms": 20_000}, **fields}
@@ -69,12 +85,11 @@ class Server:
         self.gateway = {**ports, "replicas": 1, **sections.pop("gateway", {})}
         self.file = self.write("settings.yaml", models, **sections)
         self.mark = uuid.uuid4().hex
-        self.environ = {
-            **os.environ,
-            "XDG_STATE_HOME": str(folder / "state"),
-            "XDG_CACHE_HOME": str(folder / "cache"),
-            MARK: self.mark,
-        }
+        self.environ = environment(
+            XDG_STATE_HOME=str(folder / "state"),
+            XDG_CACHE_HOME=str(folder / "cache"),
+            **{MARK: self.mark},
+        )
         self.started_s = 0.0
         self._output = bytearray()
 
@@ -97,9 +112,10 @@ class Server:
     def start(self, *, ready: bool = True) -> Server:
         """In a terminal of its own."""
         began = time.monotonic()
+        self._output = bytearray()
         self._terminal, inside = pty.openpty()
         self.process = subprocess.Popen(
-            [HEADRACE, "serve", str(self.file)],
+            [*HEADRACE, "serve", str(self.file)],
             stdin=inside, stdout=inside, stderr=inside,
             env=self.environ,
             cwd=self.folder,
@@ -124,11 +140,11 @@ class Server:
         return self._output.decode(errors="replace")
 
     def until(self, condition: Callable[[], bool], limit_s: float) -> None:
-        """Fails when the server ends or the limit passes before the condition holds."""
-        end = time.monotonic() + limit_s
+        """Fails when the server ends or the limit, on a quiet machine, passes before it holds."""
+        end = time.monotonic() + patient(limit_s)
         while not condition():
             assert self.process.poll() is None, f"the server ended:\n{self.output}"
-            assert time.monotonic() < end, f"not within {limit_s} s:\n{self.output}"
+            assert time.monotonic() < end, f"not within {patient(limit_s)} s:\n{self.output}"
             time.sleep(0.05)
 
     def press_ctrl_c(self) -> None:
@@ -137,20 +153,33 @@ class Server:
     def wait(self, limit_s: float = 40) -> int:
         """The exit code."""
         try:
-            return self.process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still there after {limit_s} s:\n{self.output}") from None
+            return self.process.wait(patient(limit_s))
+        except subprocess.TimeoutExpired as late:
+            raise AssertionError(f"{late}:\n{self.output}") from None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was started, and its foreground process has gone."""
+        return hasattr(self, "process") and self.process.poll() is not None
 
     def end(self) -> list[str]:
-        """Ends what still runs; the command lines of what a server that had ended left behind."""
+        """Ends what still runs; the command lines of what it left behind, which are ended too."""
+        if not hasattr(self, "process"):
+            return []
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(40)
+            self.process.wait(patient(40))
+        return self.clear()
+
+    def clear(self) -> list[str]:
+        """Kills what a server that has ended left behind; the command lines of it."""
         left = [describe(process) for process in self.remaining()]
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        while processes := self.processes():
+            for process in processes:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=1)
         return left
 
     # ---- what is there ----------------------------------------------------------------------
@@ -161,7 +190,7 @@ class Server:
 
     def remaining(self, grace_s: float = 5.0) -> list[psutil.Process]:
         """What is left after a grace: a child of one that ended hears of it by a closed pipe."""
-        end = time.monotonic() + grace_s
+        end = time.monotonic() + patient(grace_s)
         while (left := self.processes()) and time.monotonic() < end:
             time.sleep(0.1)
         return left
@@ -213,9 +242,9 @@ class Server:
     def headrace(self, *arguments: str, limit_s: float = 90) -> subprocess.CompletedProcess[str]:
         """Another command of the same user, on this server's state."""
         return subprocess.run(
-            [HEADRACE, *arguments],
+            [*HEADRACE, *arguments],
             env={k: v for k, v in self.environ.items() if k != MARK},
-            capture_output=True, text=True, timeout=limit_s, check=False,
+            capture_output=True, text=True, timeout=patient(limit_s), check=False,
         )  # fmt: skip
 
     def status(self) -> dict[str, Any]:
@@ -224,6 +253,11 @@ class Server:
         answer: dict[str, Any] = json.loads(asked.stdout)
         return answer
 
+    def works_on(self, model: str, batches: int = 1) -> None:
+        """Waits until so many of a model's batches are at its replicas."""
+        name = "headrace_inflight_batches"
+        self.until(lambda: metric(self.metrics(), name, model=model) == batches, 10)
+
     def model_status(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = next(m for m in self.status()["models"] if m["name"] == name)
         return found
@@ -231,7 +265,8 @@ class Server:
     def infer(
         self, model: str, ids: list[int], *, headers: dict[str, str] | None = None
     ) -> httpx.Response:
-        return httpx.post(self._infer_url(model), json=_body(ids), headers=headers, timeout=60)
+        url, body = self._infer_url(model), _body(ids)
+        return httpx.post(url, json=body, headers=headers, timeout=ANSWER_S)
 
     def _infer_url(self, model: str, gateway: str = "") -> str:
         return f"{gateway or self.url}/v2/models/{model}/infer"
@@ -263,7 +298,7 @@ class Load:
 
     def _ask(self, client: int) -> None:
         ids = [client + 1, 2, 3]
-        with httpx.Client(timeout=60, headers=self._headers) as connection:
+        with httpx.Client(timeout=ANSWER_S, headers=self._headers) as connection:
             while not self._over.wait(0.005):
                 try:
                     answer = connection.post(self._url, json=_body(ids))
@@ -274,6 +309,11 @@ class Load:
                     self.answered += 1
                 else:
                     self.failures.append(f"{answer.status_code} {answer.text[:200]}")
+
+    def goes_on(self, server: Server, answers: int = 20) -> None:
+        """Waits until so many more have been answered."""
+        aim = self.answered + answers
+        server.until(lambda: self.answered >= aim, 30)
 
     def stop(self) -> None:
         self._over.set()

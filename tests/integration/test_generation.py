@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from served import Server, metric
+from served import Server, metric, patient
 
 pytestmark = pytest.mark.integration
 
@@ -67,7 +67,7 @@ class Reader(threading.Thread):
             self.heard.append(line)
 
     def ended(self) -> str:
-        self.join(60)
+        self.join(patient(60))
         return self.heard[-1]
 
 
@@ -83,7 +83,7 @@ def test_tokens_come_one_by_one(server: Server) -> None:
     assert len(times) >= 25
     assert times[0] < times[-1] / 2
     gaps = [after - before for before, after in pairwise(times)]
-    assert max(gaps) < 0.25, gaps
+    assert max(gaps) < patient(0.25), gaps
     assert sum(gap > STEP_MS / 2000 for gap in gaps) > 15, gaps
 
 

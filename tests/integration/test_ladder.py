@@ -10,7 +10,7 @@ from served import Later, Server, metric, synthetic
 
 pytestmark = pytest.mark.integration
 
-SMALL = synthetic(options={"base_ms": 300}, cache={"max_bytes": 1_000_000}, coalesce=True)
+SMALL = synthetic(options={"base_ms": 1500}, cache={"max_bytes": 1_000_000}, coalesce=True)
 SLOW = synthetic(options={"load_s": 8}, fallback="small")
 
 
@@ -37,7 +37,7 @@ def test_identical_requests_share_a_run_whoever_leaves(server):
         together.wait(10)
         return httpx.post(url, json=body, timeout=timeout_s)
 
-    leaver = Later(lambda: ask(0.2))
+    leaver = Later(lambda: ask(0.75))
     others = [Later(lambda: ask(30)) for _ in range(3)]
     answers = [other.answer() for other in others]
     with pytest.raises(httpx.ReadTimeout):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from served import Later, Server, get, listens, synthetic, total
 
@@ -14,7 +12,7 @@ LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 @pytest.fixture(scope="module")
 def server(serve) -> Server:
-    models = {"device": synthetic(), "slow": synthetic(options={"base_ms": 1500})}
+    models = {"device": synthetic(), "slow": synthetic(options={"base_ms": 5000})}
     made: Server = serve(models, gateway={"ingress": "proxy"})
     return made.start()
 
@@ -40,11 +38,16 @@ def test_it_listens_on_loopback_alone_and_on_one_public_port(server):
 
 def test_a_stop_drains_and_leaves_nothing(server):
     running = Later(lambda: server.infer("slow", [20, 22]))
-    time.sleep(0.4)
-    server.press_ctrl_c()
+    server.works_on("slow")
+    stopping = Later(lambda: server.headrace("stop", "--port", str(server.port)))
     server.until(lambda: get(f"{server.url}/readyz") == 503, 5)
     assert server.infer("device", [1]).status_code == 503
     assert total(running.answer()) == 42
+    stopped = stopping.answer()
+    assert (stopped.returncode, stopped.stdout) == (
+        0,
+        f"stopped the server on port {server.port}\n",
+    )
     assert server.wait() == 0
     assert server.remaining() == []
     assert not listens(server.port)

@@ -9,14 +9,15 @@ import subprocess
 import time
 
 import httpx
+import psutil
 import pytest
-from served import Later, Server, get, listens, synthetic, total
+from served import Later, Server, describe, get, listens, patient, synthetic, total
 
 pytestmark = pytest.mark.integration
 
 PHASES = ("starting", "staging", "warming", "ready in")
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
-SLOW = synthetic(options={"base_ms": 1500})
+SLOW = synthetic(options={"base_ms": 5000})  # what is asked while it runs takes less
 PHASED = synthetic(options={"load_s": 1.0, "warm_s": 1.0})
 
 
@@ -39,7 +40,7 @@ def test_progress_is_shown_until_ready_within_a_minute(server):
     first = [text.find(word) for word in PHASES]
     assert -1 not in first, text
     assert first == sorted(first)
-    assert server.started_s < 60
+    assert server.started_s < patient(60)
 
 
 def test_the_printed_curl_works(server):
@@ -63,7 +64,7 @@ def test_telemetry_is_off_in_every_process(server):
 
 
 def test_workers_lines_reach_the_terminal(server):
-    assert '"logger":"headrace.metrics"' in server.output
+    server.until(lambda: '"logger":"headrace.metrics"' in server.output, 10)
 
 
 def test_a_second_server_on_the_port_is_refused_and_the_first_unharmed(server):
@@ -79,19 +80,21 @@ def test_a_second_server_on_the_port_is_refused_and_the_first_unharmed(server):
     assert server.infer("phased", [1, 2]).status_code == 200
 
 
+def states(server: Server) -> list[tuple[str, str, int]]:
+    models = server.status()["models"]
+    return [(m["name"], m["state"], m["replicas_ready"]) for m in models]
+
+
 def test_status_tells_models_and_replicas(server):
-    status = server.status()
-    assert [(m["name"], m["state"], m["replicas_ready"]) for m in status["models"]] == [
-        ("phased", "ready", 1),
-        ("slow", "ready", 1),
-    ]
+    both = [("phased", "ready", 1), ("slow", "ready", 1)]
+    server.until(lambda: states(server) == both, 10)  # it is up to a second old
 
 
 def test_ctrl_c_drains_and_leaves_nothing(server):
     with httpx.Client(base_url=server.url, timeout=30) as kept_alive:
         assert kept_alive.get("/readyz").status_code == 200
         running = Later(lambda: server.infer("slow", [20, 22]))
-        time.sleep(0.4)
+        server.works_on("slow")
         server.press_ctrl_c()
         server.until(lambda: kept_alive.get("/readyz").status_code == 503, 5)
         assert get(f"{server.url}/readyz") == 503
@@ -102,7 +105,7 @@ def test_ctrl_c_drains_and_leaves_nothing(server):
     assert total(running.answer()) == 42
     began = time.monotonic()
     assert server.wait() == 0
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < patient(20)
     assert server.remaining() == []
     assert not [port for port in server.gateway.values() if listens(port)]
     assert "no server" in server.headrace("status").stderr
@@ -116,42 +119,48 @@ def test_a_foreign_listener_is_named_and_nothing_is_started(serve):
     assert "haproxy_stats_port" in server.output
     assert "pytest" in server.output
     assert "pid" in server.output
-    assert server.remaining(0) == []
+    assert server.remaining() == []
 
 
 def test_the_host_stops_when_its_terminal_is_gone(serve):
     server = serve({"device": synthetic()}).start()
     server.process.send_signal(signal.SIGKILL)
     server.wait()
-    end = time.monotonic() + 20
-    while server.processes() and time.monotonic() < end:
-        time.sleep(0.1)
-    assert server.remaining() == []
+    assert server.remaining(30) == []
     assert not listens(server.port)
 
 
-def test_what_a_killed_host_left_is_cleared_by_the_next_start(serve):
-    server = serve({"device": synthetic(), "slow": SLOW}).start()
+def kill_cluster(server: Server) -> list[psutil.Process]:
+    """Kills the host; what is left of its server, HAProxy included."""
     # In an order in which nobody is left who would end HAProxy while the cluster falls apart.
     (raylet,) = [p for p in server.processes() if p.name() == "raylet"]
     for process in (raylet, *server.named("ray::HAProxyManager"), server.host()):
         process.kill()
     assert server.wait() == 1
     assert "SIGKILL" in server.output
-    end = time.monotonic() + 10
-    while {p.name() for p in server.processes()} != {"haproxy"} and time.monotonic() < end:
-        time.sleep(0.1)
-    assert {p.name() for p in server.processes()} == {"haproxy"}
+    left = server.processes()
+    assert [p for p in left if " -db -f " in describe(p)]
     assert listens(server.port)
+    return left
+
+
+def test_what_a_killed_host_left_is_ended_by_the_next_start_and_by_stop(serve):
+    server = serve({"device": synthetic()}).start()
+    left = kill_cluster(server)
     server.start()
+    assert f"that a killed server left on port {server.port}: " in plain(server.output)
+    assert not set(left) & set(server.processes())
     assert server.infer("device", [1, 2]).status_code == 200
 
-    running = Later(lambda: server.infer("slow", [20, 22]))
-    time.sleep(0.4)
+    kill_cluster(server)
     stopped = server.headrace("stop", "--port", str(server.port))
     assert stopped.returncode == 0, stopped.stderr
-    assert total(running.answer()) == 42
-    assert server.wait() == 0
+    assert f"that a killed server left on port {server.port}: " in stopped.stderr
+    assert server.processes() == []
+    assert not listens(server.port)
+    again = server.headrace("stop", "--port", str(server.port))
+    assert again.returncode == 1
+    assert "no server" in again.stderr
 
 
 def test_a_model_that_cannot_load_fails_the_start_with_its_reason(serve):

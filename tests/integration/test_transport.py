@@ -4,12 +4,12 @@ them."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from served import environment, patient
 
 from deployments.cluster import ray_env
 from deployments.settings import GatewaySettings
@@ -23,7 +23,8 @@ def test_what_a_gateway_asks_of_a_replica_is_done_over_serves_handles(tmp_path, 
     own = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_prestart_worker_first_driver": "0"}
     ran = subprocess.run(
         [sys.executable, str(Path(__file__).with_name(script))],
-        env=os.environ | env | own, capture_output=True, text=True, timeout=240, check=False,
+        env=environment() | env | own, timeout=patient(240),
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     said = [line for line in ran.stdout.splitlines() if line.startswith("SEEN ")]
     assert said, ran.stdout + ran.stderr

@@ -25,7 +25,7 @@ def application() -> Any:
     class Held:
         async def __init__(self) -> None:
             from deployments.contract.loopback import keep_replica_calls_local
-            from deployments.replica.device_worker import DeviceWorker
+            from deployments.replica.device import DeviceWorker
             from deployments.replica.replica_core import ReplicaCore
             from runtimes import catalog
             from runtimes.types import RuntimeSettings
@@ -93,11 +93,12 @@ async def seen() -> dict[str, Any]:
         return asyncio.create_task(transport.opened(replica, "g", lease_id, 30.0))
 
     async def inflight(count: int) -> bool:
-        for _ in range(100):
-            if await transport._base.options(method_name="describe").remote() == count:
-                return True
+        end = time.monotonic() + BATCH_S
+        while await transport._base.options(method_name="describe").remote() != count:
+            if time.monotonic() > end:
+                return False
             await asyncio.sleep(0.01)
-        return False
+        return True
 
     found: dict[str, Any] = {}
     running = send(1)

@@ -26,7 +26,7 @@ def made_up(*, seed: int = 1, slower: float = 1.0, streams: bool = False, **chan
     cells = {
         tenant: {edge: Cell() for edge in (32, 128, 512)} for tenant in ("chat", "crawl")
     }  # fmt: skip
-    course, sizes = [], {}
+    time_series, sizes = [], {}
     for at_s in range(SECONDS):
         burst = 20 <= at_s < 30
         second = Second(under_way=random.randint(2, 8) + 40 * burst)
@@ -40,8 +40,8 @@ def made_up(*, seed: int = 1, slower: float = 1.0, streams: bool = False, **chan
         latencies.sort()
         second.p50_ms = latencies[len(latencies) // 2]
         second.p99_ms = latencies[int(len(latencies) * 0.99)]
-        course.append(second)
-    lag = Client(connections=64, sent=sum(s.offered for s in course), cpu_us=41.5)
+        time_series.append(second)
+    lag = Client(connections=64, sent=sum(s.offered for s in time_series), cpu_us=41.5)
     for _ in range(1000):
         lag.lag.add(random.expovariate(5000.0))
     known = {
@@ -51,7 +51,7 @@ def made_up(*, seed: int = 1, slower: float = 1.0, streams: bool = False, **chan
         "machine": "two cores, 8 GiB", "versions": {"headrace": "0.1.0", "python": "3.11.7"},
         "scenario": {"settings": "device.yaml", "duration_s": SECONDS, "arrivals": {"rate": 200}},
         "seconds": float(SECONDS), "slo_ms": 100.0, "edges": (32, 128, 512), "cells": cells,
-        "course": course, "batch_sizes": sizes, "tokens": 700, "padded_tokens": 1000,
+        "time_series": time_series, "batch_sizes": sizes, "tokens": 700, "padded_tokens": 1000,
         "client": lag,
     }  # fmt: skip
     return Record(**known | changes)

@@ -14,9 +14,9 @@ from loadtests.benches.launched import Launch, ServerTrouble, launched
 from loadtests.benches.processes import Usage, cpu_between, memory_by_role, role_of
 from loadtests.benches.server import changed, example, on_free_ports
 from loadtests.benches.soak import faults, lost_processes
-from loadtests.benches.soak_watch import MIB, Sample, growth_mib_per_hour
+from loadtests.benches.soak_watch import MIB, SoakSample, growth_mib_per_hour
 from loadtests.client.binary_tensors import HEADER_LENGTH, binary_infer
-from loadtests.client.tally import LoadResult, Tally
+from loadtests.client.tally import LoadResult, LoadTally
 from loadtests.peers import venvs
 from loadtests.traffic.texts import spread_lengths, texts
 
@@ -115,9 +115,9 @@ def test_binary_body_says_where_its_json_ends():
     assert int.from_bytes(body[end + 8 : end + 16], "little", signed=True) == -2
 
 
-def samples(*rss_mib: float) -> list[Sample]:
+def samples(*rss_mib: float) -> list[SoakSample]:
     return [
-        Sample(i * 60.0, {"gateway replica 1": int(r * MIB)}, {}) for i, r in enumerate(rss_mib)
+        SoakSample(i * 60.0, {"gateway replica 1": int(r * MIB)}, {}) for i, r in enumerate(rss_mib)
     ]
 
 
@@ -132,30 +132,30 @@ def test_growth_is_the_slope_after_the_first_third():
 
 
 def test_replica_that_is_gone_is_named():
-    after = Sample(99.0, {"gateway replica 2": 1}, {})
+    after = SoakSample(99.0, {"gateway replica 2": 1}, {})
     assert lost_processes(samples(1, 1), after) == ["gateway replica 1"]
     assert lost_processes([], after) == []
 
 
 def test_only_500_and_its_like_are_faults():
-    tally = Tally(begin=0.0)
+    tally = LoadTally(begin=0.0)
     for status in (200, 503, 504, 500):
         tally.answered(1.0, 0.9, status, 1)
-    for kind in ("rubbish 400", "rubbish 500", "disconnect left"):
+    for kind in ("malformed 400", "malformed 500", "disconnect left"):
         tally.misbehaved(1.0, kind)
     result = LoadResult.of(tally, 1.0, 0.0)
-    assert faults(result) == {"status 500": 1, "rubbish 500": 1}
+    assert faults(result) == {"status 500": 1, "malformed 500": 1}
 
 
 def test_peer_environment_is_made_again_only_when_its_requirements_change(tmp_path):
-    peer = venvs.Peer("x", ("/nowhere/python",), ("a==1",))
+    peer = venvs.PeerEnvironment("x", ("/nowhere/python",), ("a==1",))
     python = venvs.python_of("x", tmp_path)
     python.parent.mkdir(parents=True)
     python.touch()
     assert not venvs.is_made(peer, tmp_path)
     (tmp_path / "x" / venvs.STAMP).write_text(peer.stamp())
     assert venvs.is_made(peer, tmp_path)
-    assert not venvs.is_made(venvs.Peer("x", peer.interpreters, ("a==2",)), tmp_path)
+    assert not venvs.is_made(venvs.PeerEnvironment("x", peer.interpreters, ("a==2",)), tmp_path)
     with pytest.raises(FileNotFoundError, match="/nowhere/python"):
         venvs.interpreter_of(peer)
 

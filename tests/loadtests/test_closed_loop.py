@@ -15,7 +15,7 @@ import pytest
 from loadtests.client.closed_loop import arguments, load_of, parse_headers, run_async
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load
-from loadtests.client.mischief import Mischief, rubbish_requests
+from loadtests.client.mischief import Mischief, malformed_requests
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 BUSY = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"
@@ -173,14 +173,14 @@ async def test_one_who_disconnects_is_gone_for_the_server_too():
     assert log.count(b"lost") >= 2
 
 
-async def test_rubbish_is_sent_as_it_is():
+async def test_malformed_is_sent_as_it_is():
     target = Target("127.0.0.1", 1, "/infer")
-    rubbish = rubbish_requests(target, b'{"inputs":[{"shape":[1,1],"data":[1,2]}]}')
-    assert len(set(rubbish)) == len(rubbish)
+    malformed = malformed_requests(target, b'{"inputs":[{"shape":[1,1],"data":[1,2]}]}')
+    assert len(set(malformed)) == len(malformed)
     async with serving(lambda _: BUSY) as (target, log):
-        mischief = Mischief(rubbish=1.0, rubbish_requests=(b"BREW / HTTP/1.1\r\n\r\n",))
+        mischief = Mischief(malformed=1.0, malformed_requests=(b"BREW / HTTP/1.1\r\n\r\n",))
         result = await run_async(load(target, max_requests=2, mischief=mischief))
-    assert result.mischief == {"rubbish 503": 2}
+    assert result.mischief == {"malformed 503": 2}
     assert log.count(b"BREW / HTTP/1.1\r\n\r\n") == 2
 
 

@@ -28,12 +28,12 @@ def queued(seed: int, busy: float = 0.7) -> Record:
         cell.in_slo += free_s - at_s <= 0.05
         cell.latency.add(free_s - at_s)
         seconds[int(at_s)].append(free_s - at_s)
-    course = [
+    time_series = [
         Second(len(found), len(found), sum(x <= 0.05 for x in found),
                p50_ms=sorted(found)[len(found) // 2] * 1e3)
         for found in seconds
     ]  # fmt: skip
-    return Record(name="queue", edges=(8,), cells={"all": {8: cell}}, course=course)
+    return Record(name="queue", edges=(8,), cells={"all": {8: cell}}, time_series=time_series)
 
 
 def by_what(differences: tuple[Difference, ...], part: str) -> dict[str, Difference]:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from loadtests.goodput_trials import GeneratorBehind, Trials
+from loadtests.goodput_trials import GeneratorBehind, ScenarioTrials
 from loadtests.results.record import Cell, Client, Record
-from loadtests.run import Asked, Ready
+from loadtests.run import PreparedRun, RunOptions
 from loadtests.traffic.scaled import rate_of
 from loadtests.traffic.scenario_file import load
 
@@ -21,7 +21,7 @@ class Played:
     spoilt: int = 0
     scenarios: list = field(default_factory=list)
 
-    def __call__(self, ready: Ready) -> Record:
+    def __call__(self, ready: PreparedRun) -> Record:
         self.scenarios.append(ready.scenario)
         self.spoilt -= 1
         client = Client(behind="too slow" if self.spoilt >= 0 else "")
@@ -30,17 +30,17 @@ class Played:
 
 
 @pytest.fixture
-def ready(tmp_path) -> Ready:
+def ready(tmp_path) -> PreparedRun:
     path = tmp_path / "some.yaml"
     path.write_text(SCENARIO)
-    asked = Asked(path, "http://server", timeout_s=30.0)
-    return Ready(asked, load(path), wire=None, slo_s=0.1, edges=(8,))
+    asked = RunOptions(path, "http://server", timeout_s=30.0)
+    return PreparedRun(asked, load(path), wire=None, slo_s=0.1, edges=(8,))
 
 
-def trials(ready: Ready, monkeypatch, played: Played) -> tuple[Trials, list[float]]:
-    monkeypatch.setattr(Ready, "play", lambda self: played(self))
+def trials(ready: PreparedRun, monkeypatch, played: Played) -> tuple[ScenarioTrials, list[float]]:
+    monkeypatch.setattr(PreparedRun, "play", lambda self: played(self))
     pauses: list[float] = []
-    return Trials(ready, pause_s=2.0, sleep=pauses.append), pauses
+    return ScenarioTrials(ready, pause_s=2.0, sleep=pauses.append), pauses
 
 
 def test_share_is_of_what_was_offered_at_that_rate(ready, monkeypatch, tmp_path):

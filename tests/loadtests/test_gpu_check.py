@@ -114,7 +114,7 @@ def test_unknown_way_is_refused_by_name(capsys):
 
 
 def test_every_way_makes_a_settings_file(tmp_path: Path):
-    for name, way in gpu_check.WAYS.items():
+    for name, way in gpu_check.GPU_MODES.items():
         model = yaml.safe_load(gpu_check.settings_file(tmp_path, name, way).read_text())["models"]
         assert model["minilm"]["runtime"] == way["runtime"]
         assert model["minilm"]["options"] == way["options"]

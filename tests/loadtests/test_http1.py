@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.client.http1 import AnswerParser, BadAnswer, Target, render
+from loadtests.client.http1 import InvalidResponse, ResponseParser, Target, render
 
 COUNTED = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = (
@@ -17,7 +17,7 @@ NO_CONTENT = b"HTTP/1.1 204 No Content\r\n\r\n"
 
 
 def parsed(data: bytes, cuts: list[int] | None = None):
-    parser = AnswerParser()
+    parser = ResponseParser()
     edges = [0, *sorted(cut % len(data) for cut in cuts or []), len(data)]
     answers = [parser.feed(data[a:b]) for a, b in pairwise(edges) if a < b]
     assert all(answer is None for answer in answers[:-1])
@@ -40,7 +40,7 @@ def test_answer_is_the_same_in_any_pieces(data, status, body, cuts):
 
 
 def test_a_parser_is_reused_for_the_next_answer():
-    parser = AnswerParser()
+    parser = ResponseParser()
     for data in (COUNTED, CHUNKED, COUNTED[:30], COUNTED[30:], EMPTY):
         answer = parser.feed(data)
     assert answer is not None
@@ -56,7 +56,7 @@ def test_connection_that_ends_is_not_kept(head):
 
 
 def test_body_without_a_length_ends_with_the_connection():
-    parser = AnswerParser()
+    parser = ResponseParser()
     assert parser.feed(b"HTTP/1.1 200 OK\r\n\r\npart") is None
     assert parser.feed(b"ial") is None
     answer = parser.end()
@@ -65,7 +65,7 @@ def test_body_without_a_length_ends_with_the_connection():
 
 
 def test_counted_body_cut_off_is_no_answer():
-    parser = AnswerParser()
+    parser = ResponseParser()
     assert parser.feed(COUNTED[:-1]) is None
     assert parser.started
     assert parser.end() is None
@@ -84,8 +84,8 @@ def test_counted_body_cut_off_is_no_answer():
     ],
 )
 def test_what_is_no_answer_is_refused(data):
-    with pytest.raises(BadAnswer):
-        AnswerParser().feed(data)
+    with pytest.raises(InvalidResponse):
+        ResponseParser().feed(data)
 
 
 def test_rendered_request_counts_its_body():

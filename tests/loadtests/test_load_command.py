@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from loadtests.benches.launched import free_port
 from loadtests.command import main
 from loadtests.results.record import Client, Record, load
-from loadtests.run import Ready
+from loadtests.run import PreparedRun
 
 SCENARIO = """
 duration_s: 1
@@ -181,7 +181,9 @@ def test_what_is_wrong_with_a_search_is_said_in_a_line(scenario, arguments, said
 
 
 def test_what_no_load_generator_can_do_is_said(scenario, monkeypatch):
-    monkeypatch.setattr(Ready, "play", lambda self, *_: Record("x", client=Client(behind="late")))
+    monkeypatch.setattr(
+        PreparedRun, "play", lambda self, *_: Record("x", client=Client(behind="late"))
+    )
     more = ("--set", "faults.noise=0.1", "--set", "replicas=3", "--quiet")
     for given, said in ((more, "simulator's: replicas, faults\n"), (("--quiet",), "")):
         path = scenario.with_suffix(".json")

@@ -15,15 +15,15 @@ from loadtests.benches.overload_trials import (
     trial_of,
 )
 from loadtests.benches.scenario_load import measured
-from loadtests.client.player import Played
+from loadtests.client.player import PlayedRequest
 from loadtests.traffic.plan import Planned
 
 AFTER_S = WARMUP_S + BURST_FROM_S + BURST_S
 
 
-def end(at_s: float, status: int = 200, took_s: float = 0.1, late_s: float = 0.0) -> Played:
+def end(at_s: float, status: int = 200, took_s: float = 0.1, late_s: float = 0.0) -> PlayedRequest:
     left_s = at_s + late_s
-    return Played(Planned(at_s, "default", (8,)), left_s, left_s + took_s, status)
+    return PlayedRequest(Planned(at_s, "default", (8,)), left_s, left_s + took_s, status)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from loadtests.peers import adapters, asked, catalogue, device
-from loadtests.peers.device import Device, Speed
+from loadtests.peers import adapters, catalogue, device
+from loadtests.peers import options as asked
+from loadtests.peers.device import FakeDevice, Speed
 from loadtests.peers.triton import ragged
 
 
@@ -20,7 +21,7 @@ def test_device_pads_a_batch_to_its_longest_row(monkeypatch):
     monkeypatch.setattr(device, "wait_until", waits.append)
     monkeypatch.setattr(device.time, "perf_counter", lambda: 100.0)
     rows = [[1, 2, 3], [4] * 10]
-    assert Device(Speed()).run(rows) == [6.0, 40.0]
+    assert FakeDevice(Speed()).run(rows) == [6.0, 40.0]
     assert waits == [pytest.approx(100.0 + Speed().seconds(2, 10))]
 
 
@@ -76,7 +77,7 @@ def test_command_names_port_work_batch_and_variant():
         *("-m", "loadtests.peers.ray_serve.serve", "--port", "8100"),
         *("--work", "device", "--batch", "4", "--variant", "raised"),
     ]
-    assert asked.parse("", command[3:]) == asked.Asked(8100, "device", 4, "raised")
+    assert asked.parse("", command[3:]) == asked.PeerOptions(8100, "device", 4, "raised")
 
 
 def test_throughput_environment_is_one_starts_own():
@@ -91,9 +92,9 @@ def test_throughput_environment_is_one_starts_own():
 
 @pytest.mark.parametrize("work", asked.WORKS)
 def test_triton_is_configured_for_the_work(work):
-    found = ragged.config(asked.Asked(8100, work, 6))
+    found = ragged.config(asked.PeerOptions(8100, work, 6))
     assert f'name: "{work}"' in found
     assert "max_batch_size: 6" in found
     assert ("allow_ragged_batch: true" in found) == (work == asked.DEVICE)
     assert found.count("{") == found.count("}")
-    assert "allow_ragged" not in ragged.config(asked.Asked(8100, work, 6, "equal-shapes"))
+    assert "allow_ragged" not in ragged.config(asked.PeerOptions(8100, work, 6, "equal-shapes"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.traffic.plan import Part, Plan, length_drawer, rates_of
+from loadtests.traffic.plan import Plan, PlanPart, length_drawer, rates_of
 from loadtests.traffic.scenario_file import check
 from loadtests.traffic.scenario_traffic import ArrivalsPart, LengthsPart
 from loadtests.traffic.traces import TraceError
@@ -151,16 +151,16 @@ def test_ramp_sends_as_many_as_a_straight_line_would():
 def test_parts_make_the_whole_plan(parts):
     whole = list(plan(tenants={"a": {}, "b": {"rows": 2}}).requests())
     scenario = plan(tenants={"a": {}, "b": {"rows": 2}}).scenario
-    found = [list(Plan(scenario, HERE, part=Part(n, parts)).requests()) for n in range(parts)]
+    found = [list(Plan(scenario, HERE, part=PlanPart(n, parts)).requests()) for n in range(parts)]
     assert sorted((e for part in found for e in part), key=lambda e: e.at_s) == whole
     assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
-def test_callers_leave_and_send_rubbish_by_share():
-    tenants = {"a": {"leave_after_ms": 50, "leave_share": 0.25, "rubbish": 0.1}}
+def test_callers_leave_and_send_malformed_by_share():
+    tenants = {"a": {"leave_after_ms": 50, "leave_share": 0.25, "malformed": 0.1}}
     found = list(plan(tenants=tenants).requests())
     assert Counter(e.leave_s for e in found)[0.05] / len(found) == pytest.approx(0.25, rel=0.15)
-    assert sum(e.rubbish for e in found) / len(found) == pytest.approx(0.1, rel=0.25)
+    assert sum(e.malformed for e in found) / len(found) == pytest.approx(0.1, rel=0.25)
     plain = [(e.at_s, e.lengths) for e in plan(tenants={"a": {}}).requests()]
     assert [(e.at_s, e.lengths) for e in found] == plain
 
@@ -313,7 +313,7 @@ def test_request_is_a_value():
         ('{"at": 0, "tokens": ' + "9" * 6000 + "}", ":1: has too few columns"),
     ],
 )
-def test_rubbish_among_recorded_objects_says_where(tmp_path, line, said):
+def test_malformed_among_recorded_objects_says_where(tmp_path, line, said):
     file = tmp_path / "trace.jsonl"
     file.write_text(line + "\n")
     with pytest.raises(TraceError, match=said):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.client.http1 import Target, render
-from loadtests.client.player import Played, Player, Stand
+from loadtests.client.player import PlayedRequest, Player, PlayerSettings
 from loadtests.client.protocols.types import Heard
 from loadtests.traffic.plan import Plan
 from loadtests.traffic.scenario_file import check
@@ -38,15 +38,15 @@ def planned_at(wanted: Plan) -> list[float]:
     return [planned.at_s for planned in wanted.requests()]
 
 
-async def played(target: Target, wanted: Plan, **stand) -> list[Played]:
-    ends: list[Played] = []
+async def played(target: Target, wanted: Plan, **stand) -> list[PlayedRequest]:
+    ends: list[PlayedRequest] = []
 
     def request(planned):
         return render(
             target, b"x" * planned.lengths[0], headers={"x-attempt": f"{planned.attempt}"}
         )
 
-    await Player(wanted, Stand(target, request, **stand), ends.append).run()
+    await Player(wanted, PlayerSettings(target, request, **stand), ends.append).run()
     return ends
 
 
@@ -128,10 +128,10 @@ async def test_callers_who_leave_hang_up_and_do_not_come_again():
     assert log.count(b"lost") >= 1
 
 
-async def test_rubbish_is_not_tried_again():
-    rubbish = {"rubbish": 1.0, "retry": {"attempts": 3, "backoff_ms": 1}}
+async def test_malformed_is_not_tried_again():
+    malformed = {"malformed": 1.0, "retry": {"attempts": 3, "backoff_ms": 1}}
     async with serving(lambda _: BUSY) as (target, _):
-        ends = await played(target, plan(**rubbish))
+        ends = await played(target, plan(**malformed))
     assert len(ends) == len(planned_at(plan()))
 
 
@@ -164,9 +164,9 @@ async def test_answers_are_heard_by_who_listens(streams, pieces):
 
 
 async def test_stopped_run_ends_at_once_and_tells_of_what_was_answered():
-    ends: list[Played] = []
+    ends: list[PlayedRequest] = []
     async with serving(lambda _: OK) as (target, _):
-        stand = Stand(target, lambda _: render(target, b"x"))
+        stand = PlayerSettings(target, lambda _: render(target, b"x"))
         player = Player(plan({"rate": 300}), stand, ends.append)
         asyncio.get_running_loop().call_later(0.3, player.stop)
         await player.run()

@@ -76,9 +76,9 @@ def test_a_rate_may_miss_what_chance_explains() -> None:
 
 
 def test_streams_are_what_was_under_way_most_of_the_time() -> None:
-    course = [Second(under_way=at) for at in (0, 32, 32, 32, 7)]
-    assert kept(record([], offered=1, course=course), streams=32)
-    assert not kept(record([], offered=1, course=course), streams=33)
+    time_series = [Second(under_way=at) for at in (0, 32, 32, 32, 7)]
+    assert kept(record([], offered=1, time_series=time_series), streams=32)
+    assert not kept(record([], offered=1, time_series=time_series), streams=33)
     assert not kept(record([], offered=1), streams=1)
 
 

@@ -5,20 +5,20 @@ import struct
 
 import pytest
 
-from loadtests.client.http1 import Answer
+from loadtests.client.http1 import Response
 from loadtests.client.protocols import PROTOCOLS
+from loadtests.client.protocols.malformed import with_malformed
 from loadtests.client.protocols.open_inference import Inputs
-from loadtests.client.protocols.rubbish import with_rubbish
 from loadtests.client.protocols.sse import EventReader, TokenStream
-from loadtests.client.protocols.types import Place, WireError
+from loadtests.client.protocols.types import Endpoint, WireError
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario_file import ScenarioErrors
 
 URL = "http://server:80/base"
 
 
-def place(**changed) -> Place:
-    return Place(**{"url": URL, "model": "m"} | changed)
+def place(**changed) -> Endpoint:
+    return Endpoint(**{"url": URL, "model": "m"} | changed)
 
 
 def parts(request: bytes):
@@ -125,13 +125,13 @@ def test_headers_say_who_calls_and_how():
     assert "x-tenant" not in headers
 
 
-def test_rubbish_is_sent_where_it_is_planned_and_nowhere_else():
-    wire = with_rubbish(PROTOCOLS["oip"](place()))
+def test_malformed_is_sent_where_it_is_planned_and_nowhere_else():
+    wire = with_malformed(PROTOCOLS["oip"](place()))
     good = parts(wire.request(planned(5)))
     assert json.loads(good[2])
-    rubbish = {wire.request(planned(5, rubbish=True)) for _ in range(100)}
-    assert len(rubbish) > 5
-    assert any(b"/v2/models/no-such-model" in each for each in rubbish)
+    malformed = {wire.request(planned(5, malformed=True)) for _ in range(100)}
+    assert len(malformed) > 5
+    assert any(b"/v2/models/no-such-model" in each for each in malformed)
 
 
 # ---- custom -------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_adapter_fills_in_what_is_planned(tmp_path):
 )
 def test_adapter_looks_into_the_answer(tmp_path, body, trouble, tokens):
     listener = PROTOCOLS["custom"](place(adapter=adapter(tmp_path, ADAPTER))).listener(planned())
-    listener.ended(Answer(200, body, True))
+    listener.ended(Response(200, body, True))
     assert (listener.heard.trouble, listener.heard.tokens_out) == (trouble, tokens)
 
 
@@ -195,7 +195,7 @@ def heard(*pieces: bytes):
     stream = TokenStream(streams=True)
     for at_s, piece in enumerate(pieces, 1):
         stream.piece(piece, float(at_s))
-    stream.ended(Answer(200, b"", True))
+    stream.ended(Response(200, b"", True))
     return stream.heard
 
 
@@ -232,7 +232,7 @@ def test_stream_that_breaks_is_no_answer(pieces, trouble):
 
 def test_generation_that_is_not_streamed_counts_its_tokens():
     stream = TokenStream(streams=False)
-    stream.ended(Answer(200, b'{"usage": {"completion_tokens": 3}}', True))
+    stream.ended(Response(200, b'{"usage": {"completion_tokens": 3}}', True))
     assert (stream.heard.tokens_out, stream.heard.first_s) == (3, None)
 
 

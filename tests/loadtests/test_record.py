@@ -20,7 +20,7 @@ def example() -> Record:
         slo_ms=100.0,
         edges=(32, 512),
         cells={"chat": {32: chat, 512: Cell()}, "batch": {512: long}},
-        course=[Second(offered=4, answered=3, p50_ms=20.0)],
+        time_series=[Second(offered=4, answered=3, p50_ms=20.0)],
         batch_sizes={8: 3},
         tokens=60,
         padded_tokens=80,

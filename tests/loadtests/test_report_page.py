@@ -73,7 +73,7 @@ def test_page_says_everything_that_was_measured(make_record) -> None:
 
 
 def test_what_was_not_measured_is_not_shown(make_record) -> None:
-    plain = make_record(batch_sizes={}, course=[], client=Client())
+    plain = make_record(batch_sizes={}, time_series=[], client=Client())
     titles = [figure.title for figure in figures(plain)]
     assert not {"Batch sizes", "Rate", "First token", "The generator's lag"} & set(titles)
 
@@ -109,7 +109,7 @@ def test_broken_promises_are_named(make_record) -> None:
     [
         Record(name="nothing"),
         Record(name="refused", seconds=1.0, edges=(8,), cells={"a": {8: Cell(offered=3)}}),
-        Record(name="silent", course=[Second(), Second()], edges=(8,), cells={"a": {}}),
+        Record(name="silent", time_series=[Second(), Second()], edges=(8,), cells={"a": {}}),
     ],
     ids=lambda record: record.name,
 )
@@ -155,8 +155,8 @@ def test_names_do_not_break_columns() -> None:
 
 
 def test_long_runs_are_drawn_by_their_worst_seconds() -> None:
-    course = [Second(offered=at, under_way=at, p99_ms=float(at)) for at in range(1000)]
-    found = spans(course)
+    time_series = [Second(offered=at, under_way=at, p99_ms=float(at)) for at in range(1000)]
+    found = spans(time_series)
     assert len(found) <= MOST_SPANS
     assert found[0].seconds == 9
     assert found[0].offered == 4

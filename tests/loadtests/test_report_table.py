@@ -4,7 +4,7 @@ import pytest
 
 from loadtests.benches.document import sections_of, updated
 from loadtests.results.report_table import (
-    Report,
+    BenchReport,
     Table,
     at_least,
     at_most,
@@ -21,8 +21,8 @@ from loadtests.results.report_table import (
 TABLE = Table("Speed", ("system", "req/s"), (("a", 1234.5), ("b", None)))
 
 
-def report(name: str = "overhead", **more) -> Report:
-    return Report(name, f"About {name}", (TABLE,), date="2026-01-02", command="x", **more)
+def report(name: str = "overhead", **more) -> BenchReport:
+    return BenchReport(name, f"About {name}", (TABLE,), date="2026-01-02", command="x", **more)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from loadtests.benches.compare import rounds as keeping
-from loadtests.benches.compare.loads import LONG, Trial, mix, noisy, trial_of
+from loadtests.benches.compare.loads import LONG, LoadTrial, mix, noisy, trial_of
 from loadtests.benches.compare.pictures import PERFECT, points_of
 from loadtests.benches.compare.rounds import Round, search_of
 from loadtests.benches.compare.shares import kept_shares, water_filled
@@ -19,7 +19,7 @@ from loadtests.benches.compare.tables import (
     verdicts,
 )
 from loadtests.benches.compare.works import WORKS, cost_ms
-from loadtests.client.player import Played
+from loadtests.client.player import PlayedRequest
 from loadtests.traffic.plan import Planned
 
 DEVICE = WORKS["device"]
@@ -28,14 +28,14 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def played(length, latency_s, status=200, late_s=0.0):
     planned = Planned(1.0, "default", (length,))
-    return Played(planned, 1.0 + late_s, 1.0 + latency_s, status)
+    return PlayedRequest(planned, 1.0 + late_s, 1.0 + latency_s, status)
 
 
 def trial(rate=100.0, share=1.0, p99=50.0, cpu=1.0):
     count = int(rate * 10)
     kept = int(count * share)
     by_length = {"32": (count, kept), "128": (0, 0), "512": (0, 0)}
-    return Trial(rate, 10.0, count, kept, p99 / 2, p99, by_length, {"200": count}, 1.0, cpu)
+    return LoadTrial(rate, 10.0, count, kept, p99 / 2, p99, by_length, {"200": count}, 1.0, cpu)
 
 
 def round_of(system, number, holds, **changes):
@@ -96,7 +96,7 @@ def test_water_is_filled_up_to_what_is_wanted():
 
 def test_starved_long_rows_show_in_their_part():
     of = trial()
-    starved = Trial(
+    starved = LoadTrial(
         *(of.rate, of.seconds, 300, 200, 1.0, 1.0),
         {"32": (100, 100), "128": (100, 100), "512": (100, 0)},
         *(of.statuses, 0.0, 0.0),

@@ -15,9 +15,9 @@ from loadtests.benches.trivial_server import Manner, TrivialServer
 from loadtests.client.closed_loop import run_async
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load
-from loadtests.client.player import Player, Stand
+from loadtests.client.player import Player, PlayerSettings
 from loadtests.results.record import Cell, merged
-from loadtests.results.recorder import Keeper, Terms
+from loadtests.results.recorder import RecordingRules, RunRecorder
 from loadtests.traffic.plan import Plan
 from loadtests.traffic.scenario_file import check
 
@@ -37,10 +37,12 @@ async def stalling():
 
 async def played(target: Target) -> Cell:
     scenario = check({"duration_s": RUN_S, "arrivals": {"rate": 100}, "lengths": {"fixed": 8}})
-    keeper = Keeper(Terms({"default": 0.1}, (8,), 0.0, RUN_S))
+    recorder = RunRecorder(RecordingRules({"default": 0.1}, (8,), 0.0, RUN_S))
     request = render(target, b"x")
-    await Player(Plan(scenario, Path()), Stand(target, lambda _: request), keeper.ended).run()
-    return merged(keeper.cells["default"].values())
+    await Player(
+        Plan(scenario, Path()), PlayerSettings(target, lambda _: request), recorder.ended
+    ).run()
+    return merged(recorder.cells["default"].values())
 
 
 @pytest.mark.slow

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from loadtests.benches.trivial_server import whole_bytes
-from loadtests.client.player import Player, Stand
+from loadtests.client.player import Player, PlayerSettings
 from loadtests.client.protocols import PROTOCOLS
-from loadtests.client.protocols.types import Place
+from loadtests.client.protocols.types import Endpoint
 from loadtests.results.record import Cell, merged
-from loadtests.results.recorder import Keeper, Terms
+from loadtests.results.recorder import RecordingRules, RunRecorder
 from loadtests.traffic.plan import Plan
 from loadtests.traffic.scenario_file import check
 
@@ -77,11 +77,11 @@ async def chatted(url: str) -> Cell:
             "output": {"fixed": TOKENS},
         }
     )
-    wire = PROTOCOLS["openai-chat"](Place(url, "m"))
-    keeper = Keeper(Terms({"default": None}, (32,), 0.0, 0.2))
-    stand = Stand(wire.place.target, wire.request, wire.listener)
-    await Player(Plan(scenario, Path()), stand, keeper.ended).run()
-    return merged(keeper.cells["default"].values())
+    wire = PROTOCOLS["openai-chat"](Endpoint(url, "m"))
+    recorder = RunRecorder(RecordingRules({"default": None}, (32,), 0.0, 0.2))
+    stand = PlayerSettings(wire.place.target, wire.request, wire.listener)
+    await Player(Plan(scenario, Path()), stand, recorder.ended).run()
+    return merged(recorder.cells["default"].values())
 
 
 @pytest.mark.slow

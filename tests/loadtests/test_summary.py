@@ -4,16 +4,16 @@ import random
 
 import pytest
 
-from loadtests.results.fairness import Claim
+from loadtests.results.fairness import TenantShare
 from loadtests.results.latency_histogram import LatencyHistogram
-from loadtests.results.summary import Batch, Ending, Summary
+from loadtests.results.summary import Ending, MeasuredBatch, Summary
 
 NAMES = {"offered", "in_slo", "jain", "padding_ratio", "hedge_ratio", "rejected", "tenants"}
 TENANT_NAMES = {"offered", "in_slo", "rejected", "p50_ms", "p99_ms"}
 
 
 def summary(begin_s=0.0, end_s=10.0) -> Summary:
-    return Summary({"a": Claim(), "b": Claim()}, (32, 128), begin_s, end_s)
+    return Summary({"a": TenantShare(), "b": TenantShare()}, (32, 128), begin_s, end_s)
 
 
 def answered(of: Summary, tenant="a", sent_s=1.0, latency_s=0.05, length=8, **more) -> None:
@@ -98,9 +98,9 @@ def test_tries_after_the_first_are_offered_too_and_counted():
 
 def test_padding_and_copies_are_ratios_of_the_work():
     of = summary()
-    of.batch(Batch(4, 60, 80, 0.02), 1.0)
-    of.batch(Batch(4, 60, 80, 0.01, copy=True), 1.0)
-    of.batch(Batch(1, 1, 100, 9.9), 10.0)
+    of.batch(MeasuredBatch(4, 60, 80, 0.02), 1.0)
+    of.batch(MeasuredBatch(4, 60, 80, 0.01, copy=True), 1.0)
+    of.batch(MeasuredBatch(1, 1, 100, 9.9), 10.0)
     found = of.as_json()
     assert found["padding_ratio"] == pytest.approx(0.25)
     assert (found["hedge_ratio"], found["extra_work"]) == (1.0, pytest.approx(0.5))
@@ -113,14 +113,14 @@ def test_course_says_what_was_offered_and_under_way_each_second():
     of.sent("b", 1.5, 0.001)
     of.ended(Ending("a", 0.5, 8, 2.0, 0.001, 1.7), 2.2)
     of.finish(2.5)
-    course = of.as_json()["course"]
-    assert course["offered"] == {"a": [1, 0, 0], "b": [0, 1, 0]}
-    assert course["in_slo"]["a"] == [1, 0, 0]
-    assert course["under_way"] == {"a": [1, 1, 0], "b": [0, 1, 1]}
+    time_series = of.as_json()["time_series"]
+    assert time_series["offered"] == {"a": [1, 0, 0], "b": [0, 1, 0]}
+    assert time_series["in_slo"]["a"] == [1, 0, 0]
+    assert time_series["under_way"] == {"a": [1, 1, 0], "b": [0, 1, 1]}
 
 
 def test_course_of_a_long_run_is_no_longer():
     of = summary(end_s=100_000.0)
     for sent_s in range(0, 100_000, 50):
         answered(of, sent_s=float(sent_s))
-    assert len(of.course.moments) <= 600
+    assert len(of.time_series.moments) <= 600

@@ -3,7 +3,7 @@
 import pytest
 
 from loadtests.results.record import Cell, Record
-from loadtests.run import Asked, Ready
+from loadtests.run import PreparedRun, RunOptions
 from loadtests.traffic.scenario_file import load
 from loadtests.versus import NotSimulated, side_by_side, simulated
 
@@ -38,11 +38,11 @@ def test_sides_stand_beside_each_other():
     assert rows["wait p99, ms"] == (None, None, "")
 
 
-def ready(tmp_path, *changes: str) -> Ready:
+def ready(tmp_path, *changes: str) -> PreparedRun:
     (tmp_path / "s.yaml").write_text(SETTINGS)
     path = tmp_path / "some.yaml"
     path.write_text(SCENARIO)
-    return Ready(Asked(path, "http://x", changes=changes), load(path), None, 0.1, (8,))
+    return PreparedRun(RunOptions(path, "http://x", changes=changes), load(path), None, 0.1, (8,))
 
 
 @pytest.mark.integration

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "deployments"))
 from fake_runtimes import Encoder, Shout
 from in_process import Answer, Stand, ask
 
-from deployments.gateway.tenancy.keys import hash_key
+from deployments.gateway.tenancy.tenants import hash_key
 
 SYNTHETIC: dict[str, Any] = {
     "runtime": "synthetic", "options": {"base_ms": 0}, "lengths": {"max": 32},

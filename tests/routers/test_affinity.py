@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.placement.affinity import Affinity
+from routers.placement.choice import Affinity
 
 
 def test_a_session_prefers_the_replica_that_served_it_last():

@@ -3,10 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routers.buckets.bucket import Bucket
 from routers.flows import Flow
-from routers.lanes import FlowQueue, Lane
-from routers.tickets import Row, Ticket
+from routers.lanes import Bucket, FlowQueue, Lane, Row, Ticket
 from routers.types import Request
 
 FLOW = Flow("a", 0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.placement.budget import Budget
+from routers.placement.hedging import Budget
 
 
 def earned(batches, share=0.05, cost_s=0.01):

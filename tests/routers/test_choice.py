@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from routers.lanes import Row
 from routers.leases import LeaseBook
 from routers.placement.choice import Ready, finish_in_s
-from routers.replica_capacity import FormedBatch
-from routers.replica_state import ReplicaState
-from routers.tickets import Row
+from routers.replica_state import FormedBatch, ReplicaState
 from routers.types import Replica, ReplicaKind
 
 NOW = 10.0

@@ -1,6 +1,6 @@
 """Which queues stand, and what is shed of them."""
 
-from routers.admission.codel import Codel
+from routers.admission.controllers import Codel
 from routers.settings import CodelSettings, Mode
 
 A, B = (0, "a"), (0, "b")

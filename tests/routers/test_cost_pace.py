@@ -4,7 +4,7 @@ from math import log
 
 import pytest
 
-from routers.cost.pace import Paces
+from routers.cost.residuals import Paces
 
 NOISE = 0.3
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from routers.cost.spread import HICCUP, Spread, at_quantile
+from routers.cost.residuals import HICCUP, Spread, at_quantile
 
 
 def spread_of(quotients):

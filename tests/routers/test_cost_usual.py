@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.cost.typical_batch import UsualBatches
+from routers.cost.model import UsualBatches
 
 
 @pytest.mark.parametrize(("edge", "rows"), [(16, 16), (512, 8), (8192, 1), (100_000, 1), (0, 16)])

@@ -4,8 +4,8 @@ import pytest
 
 from routers.deadlines import Timers, Turnaround
 from routers.flows import Flow
+from routers.lanes import Row, Ticket
 from routers.settings import AdmissionSettings
-from routers.tickets import Row, Ticket
 from routers.types import Abort, Dispatch, Evict, LeaseEnd, Reason, Reject, Request
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.admission.rejection_cache import KEPT_S, Refused, RejectionCache
+from routers.admission.admission_pipeline import KEPT_S, Refused, RejectionCache
 from routers.settings import AdmissionSettings
 from routers.types import Reason, Reject
 

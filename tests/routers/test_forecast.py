@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from routers.admission.forecast import Forecast, ForecastError
+from routers.admission.feasibility import Forecast, ForecastError
 
 SLACK_S = 0.08
 

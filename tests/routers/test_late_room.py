@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.admission.best_effort_capacity import LateRoom
+from routers.admission.controllers import LateRoom
 from routers.admission.verdicts import Verdicts
 from routers.settings import Mode
 

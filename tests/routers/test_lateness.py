@@ -2,11 +2,11 @@
 
 import pytest
 
-from routers.admission.lateness import has_place, is_over, is_refused, next_moment
+from routers.deadlines import has_place, is_over, is_refused, next_moment
 from routers.flows import Flow, Flows
+from routers.lanes import Ticket
 from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
-from routers.tickets import Ticket
 from routers.types import Request
 
 REQUEST = Request(1, (10,), arrival=0.0, deadline=1.0, expires=5.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.admission.learnt_limit import LearntLimit
+from routers.admission.controllers import LearntLimit
 from routers.settings import LimitSettings, Mode
 
 A, B = (0, "a"), (0, "b")

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from routers.buckets.length_histogram import LengthHistogram, lattice
+from routers.buckets.edges import LengthHistogram, lattice
 
 
 @pytest.mark.parametrize("longest", [1, 2, 7, 63, 64])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.pace import Level, Pace
+from routers.averages import Level, Pace
 
 
 def test_steady_lumps_average_to_their_rate():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from routers.placement.pace_histogram import PaceHistogram
+from routers.placement.hedging import PaceHistogram
 
 
 def filled(ratios):

@@ -8,7 +8,7 @@ from time import perf_counter
 
 import pytest
 
-from routers.streams.prompt_blocks import blocks_of
+from routers.streams.prefix_tree import blocks_of
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 0), (3, 0), (4, 1), (7, 1), (8, 2)])
@@ -34,7 +34,7 @@ def test_engines_without_shared_blocks_have_no_hashes() -> None:
 
 
 def test_hashes_are_the_same_in_every_process() -> None:
-    script = "from routers.streams.prompt_blocks import blocks_of; print(blocks_of(range(40), 16))"
+    script = "from routers.streams.prefix_tree import blocks_of; print(blocks_of(range(40), 16))"
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

@@ -4,7 +4,7 @@ from math import inf, isfinite, nan
 
 import pytest
 
-from routers.reports import believable
+from routers.lease_completion import believable
 from routers.types import Report
 
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from routers.tickets import Row
+from routers.lanes import Row
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routers.flows import Flow
-from routers.tag_order import Mark, TagOrder
+from routers.flows import Flow, Mark, TagOrder
 
 
 @dataclass(eq=False)

@@ -6,9 +6,8 @@ from math import inf
 
 import pytest
 
-from routers.line_fit import LineFit
 from routers.settings import GenerationSettings
-from routers.streams.token_pace import TokenPace
+from routers.streams.engine_speed import LineFit, TokenPace
 
 PROFILE = (*tuple((n, n, 0.01 + 0.001 * n) for n in (1, 8, 64)), (1, 2048, 0.2048))
 

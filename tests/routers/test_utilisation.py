@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.utilisation import Utilisation
+from routers.averages import Utilisation
 
 
 def test_it_starts_idle():

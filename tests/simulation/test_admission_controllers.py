@@ -16,8 +16,7 @@ from heapq import heappop, heappush, merge
 import pytest
 
 from routers.admission.controllers import Admission
-from routers.admission.feasibility import Claim
-from routers.admission.forecast import Forecast
+from routers.admission.feasibility import Claim, Forecast
 from routers.settings import (
     AdmissionSettings,
     CodelSettings,

@@ -4,25 +4,105 @@ The tokeniser file's own truncation and padding are turned off: lengths are real
 is cut unless the model's settings say so. `encode` runs on a preprocessing thread and lets go of
 the interpreter's lock while it works (`encode_batch_fast`; `encode` of the same library holds it).
 It starts no threads of its own: on two processors the library's pool made each text a third dearer.
-It knows no tenants and no turns: `preprocess/texts.py` cuts the work.
+Texts tokenised before are kept in a cache, keyed by the whole text; equal texts of two tenants give
+equal tokens. Where a tokeniser looks at each word alone (WordPiece over whitespace), a prefix that
+has too many tokens already decides a very long text. `gateway/preprocess` cuts work into turns.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from deployments.contract.errors import BadRequest, TooManyTokens
-from deployments.contract.preprocess.prefix import prefix, splits_at_spaces
-from deployments.contract.preprocess.text_cache import CacheStatistics, IdArray, TextCache
 
+_PRE_TOKENIZERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
+IdArray = np.ndarray[Any, np.dtype[np.int64]]
+_ENTRY_BYTES = 200  # dictionary slot, array header and links, measured with tracemalloc
+_LARGEST_SHARE = 16  # a text may take a sixteenth of the cache
 _PREFIX_CHARS_PER_TOKEN = 16  # English has 4 to 5; prefixes of this many nearly always decide
 _MOST_CHARS_PER_TOKEN = 64
 _MOST_CHARS = 1 << 20  # tokenised in 0.1 to 0.8 s, so that no turn takes longer
+
+
+def splits_at_spaces(tokenizer_json: bytes) -> bool:
+    """True if tokens(prefix) begins tokens(text) for every prefix that ends before a space."""
+    parts: dict[str, Any] = json.loads(tokenizer_json)
+    return (
+        _type(parts, "model") == "WordPiece"
+        and _type(parts, "normalizer") in {None, "BertNormalizer"}
+        and _type(parts, "pre_tokenizer") in _PRE_TOKENIZERS
+        and not any(
+            char.isspace() for token in parts.get("added_tokens", ()) for char in token["content"]
+        )
+    )
+
+
+def _type(parts: dict[str, Any], name: str) -> str | None:
+    part = parts.get(name)
+    return part.get("type") if part else None
+
+
+def prefix(text: str, chars: int) -> str | None:
+    """The longest prefix of at most `chars` characters before a space; None when there is none."""
+    end = text.rfind(" ", 0, chars + 1)
+    return text[:end] if end > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    entries: int
+    bytes: int
+    limit_bytes: int
+    hits_total: int
+    misses_total: int
+
+
+class TextCache:
+    """Thread-safe: threads fill it while the event loop looks texts up."""
+
+    def __init__(self, limit_bytes: int):
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, tuple[IdArray, int]] = OrderedDict()
+        self._bytes = self._hits = self._misses = 0
+
+    def get(self, text: str) -> IdArray | None:
+        with self._lock:
+            entry = self._entries.get(text)
+            if entry is None:
+                self._misses += 1
+                return None
+            self._entries.move_to_end(text)
+            self._hits += 1
+            return entry[0]
+
+    def put(self, text: str, ids: IdArray) -> None:
+        size = sys.getsizeof(text) + ids.nbytes + _ENTRY_BYTES
+        if size * _LARGEST_SHARE > self._limit_bytes:
+            return
+        with self._lock:
+            old = self._entries.pop(text, None)
+            self._bytes += size - (old[1] if old else 0)
+            self._entries[text] = (ids, size)
+            while self._bytes > self._limit_bytes:
+                _, (_, freed) = self._entries.popitem(last=False)
+                self._bytes -= freed
+
+    def statistics(self) -> CacheStatistics:
+        with self._lock:
+            return CacheStatistics(
+                len(self._entries), self._bytes, self._limit_bytes, self._hits, self._misses
+            )
 
 
 class TextTokenizer:

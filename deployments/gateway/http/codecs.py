@@ -21,8 +21,7 @@ from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols import (
     classify,
     error_shapes,
-    oip_binary,
-    oip_json,
+    open_inference,
     openai_embeddings,
     predict,
 )
@@ -34,17 +33,16 @@ from deployments.gateway.http.protocols.types import (
     InferAnswer,
     InferCall,
 )
-from deployments.gateway.queues.batch_calls import RowAnswer
-from deployments.gateway.rows.columns import Rows
-from deployments.gateway.rows.images import encoded_images
-from deployments.gateway.rows.joined import join
-from deployments.gateway.rows.split import (
+from deployments.gateway.rows.conversion import (
     check_count,
+    encoded_images,
     from_rows,
     from_tokens,
+    join,
     split,
     wanted_outputs,
 )
+from deployments.gateway.rows.types import RowAnswer, Rows
 
 
 class Codec(Protocol):
@@ -71,11 +69,11 @@ class InferCodec:
     names_tensors = True
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> InferCall:
-        header_bytes = exchange.number(oip_json.HEADER_LENGTH)
+        header_bytes = exchange.number(open_inference.HEADER_LENGTH)
         check_rows = None if d is None else partial(check_count, d=d)
         if header_bytes is None:
-            return oip_json.decode(body, check_rows)
-        return oip_binary.decode(body, header_bytes, check_rows)
+            return open_inference.decode(body, check_rows)
+        return open_inference.decode_binary(body, header_bytes, check_rows)
 
     def texts(self, call: InferCall) -> list[str] | None:
         return None
@@ -94,7 +92,7 @@ class InferCodec:
         self, call: InferCall, rows: Rows, answers: tuple[RowAnswer, ...], d: ModelDescription
     ) -> Encoded:
         tensors = join(call, rows, _by_output(rows, answers), d)
-        return oip_json.encode(call, InferAnswer(d.name, d.version, tensors))
+        return open_inference.encode(call, InferAnswer(d.name, d.version, tensors))
 
     def error(self, error: errors.HeadraceError) -> Encoded:
         return error_shapes.oip_error(error)

@@ -1,8 +1,9 @@
-"""One HTTP request and its answer: headers, the bounded body, the reply. No routing, no queues.
+"""One HTTP request and its answer: headers, the bounded body, the reply, a client that disconnects.
 
 A body is read only when somebody asks for it, up to a bound and a time limit. An answer that comes
 before the end of a large body closes the connection, since reading on to keep it would cost what
-the refusal saved. HEAD gets the headers of the answer alone.
+the refusal saved. HEAD gets the headers of the answer alone. Whether a client has disconnected is
+looked at only after a while: most answers are there before it pays.
 Source: ASGI 3.0, HTTP connection scope; RFC 9110 §9.3.2, RFC 9112 §9.3.
 """
 
@@ -11,14 +12,13 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Generator, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from random import getrandbits
 from types import coroutine
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from deployments.contract import errors
-from deployments.gateway.http.body_room import BodyRoom
+from deployments.gateway.http.body import BodyLimits, BodyRoom
 from deployments.gateway.http.fast_path import NAMED_BY_SERVE, Receive, Scope, Send
 from deployments.gateway.http.protocols.types import Encoded
 
@@ -27,18 +27,8 @@ _READ_TO_KEEP_BYTES = 65_536
 _MOST_DIGITS = 18
 _NAME = re.compile(rb"[\x20-\x7e]{1,128}")
 Message = MutableMapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class BodyLimits:
-    """`max_bytes` on the wire, `max_inflated_bytes` after gzip, `timeout_s` for the whole body;
-    `room`: what all bodies share; `said_as`: what a refusal calls `max_bytes`."""
-
-    max_bytes: int
-    max_inflated_bytes: int
-    timeout_s: float
-    room: BodyRoom
-    said_as: str = "gateway.limits.max_body_bytes"
+_WATCH_AFTER_S = 0.05
+T = TypeVar("T")
 
 
 class Asked(NamedTuple):
@@ -260,3 +250,37 @@ def _resumed(waiting: Generator[Any, Any, Any], pending: Any) -> Generator[Any, 
             pending = waiting.send(sent) if thrown is None else waiting.throw(thrown)
         except StopIteration as end:
             return end.value
+
+
+async def unless_left(exchange: Exchange, answers: Awaitable[T], left: Callable[[], None]) -> T:
+    """What is awaited; `left` is called if the client leaves before."""
+    watch = _Watch(exchange, left)
+    try:
+        return await answers
+    except asyncio.CancelledError:
+        left()
+        raise
+    finally:
+        watch.end()
+
+
+class _Watch:
+    """Calls `left` if the client disconnects."""
+
+    def __init__(self, exchange: Exchange, left: Callable[[], None]) -> None:
+        self._exchange = exchange
+        self._left = left
+        self._task: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._look)
+
+    def _look(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._until_gone())
+
+    async def _until_gone(self) -> None:
+        await self._exchange.until_disconnect()
+        self._left()
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deployments.contract import errors
-from deployments.gateway.http.body_room import BodyRoom
-from deployments.gateway.http.exchange import BodyLimits, Exchange
+from deployments.gateway.http.body import BodyLimits, BodyRoom
+from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols import metadata, openapi
 from deployments.gateway.http.protocols.metadata import ModelState
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.router import Route
 from deployments.gateway.queues.catalogue import Catalogue
-from deployments.gateway.telemetry.observer import Observer
+from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 
 _INDEX_LIMITS = BodyLimits(
     max_bytes=4096,
@@ -31,9 +31,9 @@ Page = tuple[int, Encoded]
 
 
 class Pages:
-    def __init__(self, models: Catalogue, observer: Observer) -> None:
+    def __init__(self, models: Catalogue, telemetry: GatewayTelemetry) -> None:
         self._models = models
-        self._observer = observer
+        self._telemetry = telemetry
         self._pages: dict[str, Callable[[Exchange, Route], Page]] = {
             "server_metadata": lambda e, r: (200, metadata.server_metadata()),
             "model_metadata": self._model_metadata,
@@ -95,7 +95,7 @@ class Pages:
         return 200, metadata.openai_model(self._models.find(route.model).description)
 
     def _metrics(self, exchange: Exchange, route: Route) -> Page:
-        body, content_type = self._observer.page(exchange.header(b"accept") or "")
+        body, content_type = self._telemetry.page(exchange.header(b"accept") or "")
         return 200, Encoded(body, content_type.encode())
 
     def _openapi(self, exchange: Exchange, route: Route) -> Page:

@@ -17,8 +17,8 @@ import numpy as np
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.errors import BadRequest, ContextTooLong, TooManyTokens
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
-from deployments.gateway.queues.stream_tickets import Prompt
-from routers.streams.prompt_blocks import blocks_of
+from deployments.gateway.queues.pending_requests import Prompt
+from routers.streams.prefix_tree import blocks_of
 from routers.types import Generation
 
 _BYTES_PER_TOKEN = 4

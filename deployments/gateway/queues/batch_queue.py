@@ -2,25 +2,24 @@
 
 The dispatcher decides, this queue obeys and feeds the ends of calls back as events. A future is
 registered before its rows can be dispatched, and is resolved once: by the first answer to each of
-its rows, of whichever lease, or by an error.
+its rows, of whichever lease, or by an error. A row that the runtime failed on alone is no answer
+while a speculative copy of its lease still runs: its failure is pending until that one has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from deployments.contract import errors
 from deployments.contract.batch_wire import BatchReply
 from deployments.contract.replica_directory import RunningReplica
-from deployments.gateway.queues.batch_calls import RowAnswer, deliver_rows
-from deployments.gateway.queues.copies import Copies, PendingRowFailure
-from deployments.gateway.queues.core_loop import CoreLoop, clock
-from deployments.gateway.queues.lease_calls import LeaseCalls, Sent
-from deployments.gateway.queues.tickets import BatchRecord, Demand, Terms, Ticket, changed, refusal
+from deployments.gateway.queues.batch_calls import LeaseCalls, Sent, deliver_rows
+from deployments.gateway.queues.core_loop import CoreLoop, Demand, Terms, changed, clock, refusal
+from deployments.gateway.queues.pending_requests import BatchRecord, Ticket
 from deployments.gateway.queues.transport import Transport
-from deployments.gateway.rows.columns import Rows
+from deployments.gateway.rows.types import RowAnswer, Rows
 from routers.settings import DispatcherSettings
 from routers.types import (
     Abort,
@@ -38,6 +37,48 @@ from routers.types import (
 from runtimes.types import EngineLoad
 
 _IDLE_S = 20.0  # a replica that has not answered for so long is not busy
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRowFailure:
+    """A row that failed with `error` on `replica_id`, and may be answered by the other lease."""
+
+    ticket: Ticket
+    of: tuple[int, int]
+    error: errors.HeadraceError
+    replica_id: str
+
+
+class Copies:
+    def __init__(self) -> None:
+        self._open: dict[int, Dispatch] = {}
+        self._other: dict[int, int] = {}
+        self._hopes: dict[int, list[PendingRowFailure]] = {}
+
+    def began(self, lease: Dispatch) -> None:
+        self._open[lease.lease_id] = lease
+        if lease.copy_of in self._open:
+            self._other[lease.lease_id] = lease.copy_of
+            self._other[lease.copy_of] = lease.lease_id
+
+    def ended(self, lease_id: int) -> list[PendingRowFailure]:
+        """What was hoped of this lease; its rows have been delivered."""
+        self._open.pop(lease_id, None)
+        other = self._other.pop(lease_id, None)
+        if other is not None:
+            del self._other[other]
+        return self._hopes.pop(lease_id, [])
+
+    def hope(self, lease_id: int, hope: PendingRowFailure) -> bool:
+        """A row failed in this lease; whether another one that carries it still runs."""
+        other = self._other.get(lease_id)
+        if other is None or hope.of not in self._open[other].rows:
+            return False
+        self._hopes.setdefault(other, []).append(hope)
+        return True
+
+    def is_hoped_for(self, lease_id: int) -> bool:
+        return lease_id in self._hopes
 
 
 class BatchQueue(CoreLoop[Ticket]):

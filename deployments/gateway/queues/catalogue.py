@@ -21,10 +21,9 @@ from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.registry import View
 from deployments.contract.replica_directory import directory_for
 from deployments.contract.scheduling import GatewayIdentity
+from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.served_model import AnyTransport, ServedModel
-from deployments.gateway.queues.stream_transport import ServeStreamTransport
-from deployments.gateway.queues.tickets import BatchRecord
-from deployments.gateway.queues.transport import ServeTransport
+from deployments.gateway.queues.transport import ServeStreamTransport, ServeTransport
 
 _WATCH_S = 5.0
 _SEED_S = 30.0

@@ -19,8 +19,9 @@ from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
 from deployments.gateway.queues.batch_queue import BatchQueue
+from deployments.gateway.queues.core_loop import Terms
+from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.stream_queue import StreamQueue
-from deployments.gateway.queues.tickets import BatchRecord, Terms
 from deployments.gateway.recording.recorder import Recorder
 from deployments.gateway.reuse.answer_reuse import AnswerReuse
 from routers.settings import DispatcherSettings

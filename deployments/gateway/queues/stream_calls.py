@@ -18,10 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from deployments.contract.stream_wire import GenerateCall, Piece, StepMessage, StreamEnd
-from deployments.gateway.queues.stream_tickets import StreamTicket
-from deployments.gateway.queues.stream_transport import StreamTransport
-from deployments.gateway.queues.tickets import BatchEnd
-from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Unreached
+from deployments.gateway.queues.pending_requests import BatchEnd, StreamTicket
+from deployments.gateway.queues.transport import (
+    ReplicaDied,
+    ReplicaFault,
+    StreamTransport,
+    Unreached,
+)
 from routers.types import Dispatch, LeaseEnd, Report, Tokens
 from runtimes.types import EngineLoad
 

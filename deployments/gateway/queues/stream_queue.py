@@ -16,11 +16,10 @@ from deployments.contract import errors
 from deployments.contract.description import Generating
 from deployments.contract.replica_directory import RunningReplica
 from deployments.contract.stream_wire import GenerateCall, Piece, StreamEnd
-from deployments.gateway.queues.core_loop import CoreLoop, clock
+from deployments.gateway.queues.core_loop import CoreLoop, Demand, Terms, changed, clock
+from deployments.gateway.queues.pending_requests import MOST_UNREAD_BYTES, Prompt, StreamTicket
 from deployments.gateway.queues.stream_calls import Run, StreamCalls
-from deployments.gateway.queues.stream_tickets import MOST_UNREAD_BYTES, Prompt, StreamTicket
-from deployments.gateway.queues.stream_transport import StreamTransport
-from deployments.gateway.queues.tickets import Demand, Terms, changed
+from deployments.gateway.queues.transport import StreamTransport
 from routers.settings import DispatcherSettings
 from routers.types import (
     Abort,

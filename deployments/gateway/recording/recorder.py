@@ -23,7 +23,7 @@ from pathlib import Path
 
 from deployments.contract.description import Recording
 from deployments.gateway.recording.reservoir import Reservoir
-from deployments.gateway.rows.columns import Rows
+from deployments.gateway.rows.types import Rows
 from runtimes import ragged_file
 
 EVERY_S = 5.0

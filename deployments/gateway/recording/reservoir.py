@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from deployments.gateway.rows.columns import Rows
+from deployments.gateway.rows.types import Rows
 
 Array = np.ndarray[Any, Any]
 Kept = dict[str, Array]

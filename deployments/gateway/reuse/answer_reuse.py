@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from deployments.contract.description import ModelDescription
-from deployments.gateway.queues.batch_calls import RowAnswer
-from deployments.gateway.queues.tickets import Ticket
-from deployments.gateway.reuse.response_cache import ResponseCache, ResponseCacheStatistics
-from deployments.gateway.reuse.row_keys import joint_key
+from deployments.gateway.queues.pending_requests import Ticket
+from deployments.gateway.reuse.response_cache import (
+    ResponseCache,
+    ResponseCacheStatistics,
+    joint_key,
+)
 from deployments.gateway.reuse.single_flight import Answers, Follower, SingleFlight
-from deployments.gateway.rows.columns import Rows
+from deployments.gateway.rows.types import RowAnswer, Rows
 
 clock = time.monotonic
 _EVERYBODY = ""

@@ -13,8 +13,8 @@ from __future__ import annotations
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription, Scheduling
 from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.queues.served_model import ServedModel
-from deployments.gateway.queues.tickets import Demand
 from deployments.gateway.tenancy.tenants import Tenant
 from routers.types import Reason
 from runtimes.types import TensorSpec

@@ -21,8 +21,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from deployments.contract import errors
-from deployments.gateway.queues.batch_calls import RowAnswer
-from deployments.gateway.queues.tickets import Ticket
+from deployments.gateway.queues.pending_requests import Ticket
+from deployments.gateway.rows.types import RowAnswer
 from routers.types import Reason
 
 Answers = tuple[RowAnswer, ...]

@@ -1,4 +1,4 @@
-"""How are many observations counted into many histograms at once?
+"""Histograms by series, into which many observations are counted at once.
 
 A table holds one histogram a series, all with the same bucket edges; `add` counts thousands of
 observations with a handful of array operations, so that one costs tens of nanoseconds and the event
@@ -8,8 +8,7 @@ It knows no metric names and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from struct import Struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,15 @@ LATENCY_EDGES_S = (
 STAGE_EDGES_S = (
     0.00001, 0.00003, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2,
     0.5, 1.0, 2.0, 5.0, 10.0, 60.0,
+)  # fmt: skip
+# To a first token, and between further ones.
+TTFT_EDGES_S = (
+    0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0,
+)  # fmt: skip
+TPOT_EDGES_S = (
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3,
+    0.4, 0.5, 1.0, 2.5,
 )  # fmt: skip
 SIZE_EDGES = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 256.0)
 PADDING_EDGES = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
@@ -70,33 +78,3 @@ class HistogramTable:
         for key, number in self._series.items():
             if cumulative[number, -1]:
                 yield key, cumulative[number].tolist(), float(self._sums[number])
-
-
-class SampleLog:
-    """Rows of floats, appended one by one and drained in bulk; a row costs 0.2 µs.
-
-    Appending to a full log drains it first: `drain` gets an array [rows, width] that is valid only
-    during the call. For one thread.
-    """
-
-    def __init__(self, width: int, rows: int, drain: Callable[[FloatArray], None]) -> None:
-        self._row = Struct(f"={width}d")
-        self._buffer = bytearray(self._row.size * rows)
-        self._view: FloatArray = np.frombuffer(self._buffer, dtype=np.float64).reshape(rows, width)
-        self._end = self._row.size * rows
-        self._at = 0
-        self._drain = drain
-
-    def append(self, *row: float) -> None:
-        if self._at == self._end:
-            self.drain()
-        self._row.pack_into(self._buffer, self._at, *row)
-        self._at += self._row.size
-
-    def drain(self) -> None:
-        rows, self._at = self._at // self._row.size, 0
-        if rows:
-            self._drain(self._view[:rows])
-
-    def __len__(self) -> int:
-        return self._at // self._row.size

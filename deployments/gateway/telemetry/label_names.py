@@ -1,4 +1,4 @@
-"""Which label values may a metric carry? Those that settings name; everything else is `other`.
+"""The label values that metrics may carry: those that settings name; all others are `other`.
 
 Keeps what callers write (an unknown tenant or model) from making new time series: the number of
 series is bounded by the settings. It remembers no foreign name. Protocol, outcome and reason come

@@ -1,198 +1,284 @@
-"""How do the recorded numbers and levels read as Prometheus metric families?
+"""Every metric of a gateway's page: name, kind, labels, help text and where its samples come from.
 
-One function a group of metrics; names begin with `headrace_`, times are seconds, counters end in
-`_total`, every sample carries `gateway`. The names and labels are an interface that dashboards and
-alerts hold on to: docs/observability.md lists them, and a test compares the two.
+One row a family, in the page's order. Names stand here without `headrace_` and a counter's
+`_total`; every sample also carries `gateway`; times are seconds. A row's scope has its labels and
+lists what there is to tell apart at a scrape, `read` makes the sample's value. Names and labels are
+an interface that dashboards and alerts hold on to: docs/observability.md lists them, and a test
+compares the two. Tenants are those that settings declare: what others have waiting or were served
+is added up as `other`, what controllers learnt of them cannot be added up and is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.utils import floatToGoString
-
-from deployments.contract.preprocess.text_cache import CacheStatistics
-from deployments.gateway.telemetry.controller_families import controller_families
-from deployments.gateway.telemetry.core_families import FLOW, core_families
-from deployments.gateway.telemetry.generation_families import generation_families
-from deployments.gateway.telemetry.generation_tables import GenerationTables
+from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.telemetry.histograms import HistogramTable
-from deployments.gateway.telemetry.label_names import LabelNames
-from deployments.gateway.telemetry.ladder_families import ladder_families
-from deployments.gateway.telemetry.levels import GatewayLevels, ModelLevels
-from deployments.gateway.telemetry.metric_tables import BatchTables, RequestTables, StageTable
+from deployments.gateway.telemetry.label_names import OTHER
+from deployments.gateway.telemetry.levels import GatewayLevels
+from deployments.gateway.telemetry.sample_tables import Recorded
+from routers.types import FlowSnapshot
+
+T = TypeVar("T")
+Items = Iterable[tuple[tuple[str, ...], T]]  # each with its label values
 
 
-@dataclass(slots=True)
-class Recorded:
-    """Everything a gateway counts, and the names it may be counted under."""
+class Scrape:
+    """What a gateway has recorded and holds at one moment, as the items of each scope."""
 
-    names: LabelNames
-    requests: RequestTables
-    batches: BatchTables
-    stages: StageTable
-    generation: GenerationTables
-    arrivals: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
-    connections_opened: int = 0
-    connections_reused: int = 0
+    def __init__(self, recorded: Recorded, levels: GatewayLevels) -> None:
+        self.recorded, self.levels = recorded, levels
+        self._items: dict[Scope[Any], list[Any] | None] = {}
 
-    def flush(self) -> None:
-        self.requests.flush()
-        self.batches.flush()
-        self.generation.flush()
+    def of(self, scope: Scope[T]) -> list[tuple[tuple[str, ...], T]] | None:
+        """Listed once a scrape."""
+        if scope not in self._items:
+            found = scope.items(self)
+            self._items[scope] = None if found is None else list(found)
+        return self._items[scope]
 
 
-def families(gateway: str, recorded: Recorded, levels: GatewayLevels) -> Iterator[Metric]:
-    """Every family of the page, in its order."""
-    yield from _counters(gateway, recorded)
-    yield from _histograms(gateway, recorded)
-    yield from core_families(gateway, levels.models, recorded.names)
-    yield from controller_families(gateway, levels.models, recorded.names)
-    yield _single(
-        GaugeMetricFamily,
-        "headrace_controllers_frozen",
-        "1 while controllers are frozen, else 0.",
-        gateway,
-        int(levels.frozen),
-    )
-    yield from _preprocess_levels(gateway, levels)
-    yield from ladder_families(gateway, levels.models, recorded.fallbacks)
-    yield from generation_families(gateway, levels.models, recorded.generation)
+@dataclass(frozen=True, slots=True)
+class Scope(Generic[T]):
+    """`items`: None where the gateway has no such thing, and then its families are not shown."""
+
+    labels: tuple[str, ...]
+    items: Callable[[Scrape], Items[T] | None]
 
 
-def _counters(gateway: str, recorded: Recorded) -> Iterator[Metric]:
-    arrivals = CounterMetricFamily(
-        "headrace_arrivals", "Requests whose tenant and model are known.", labels=("gateway", *FLOW)
-    )
-    for flow, count in recorded.arrivals.items():
-        arrivals.add_metric([gateway, *flow], count)
-    yield arrivals
-    requests = CounterMetricFamily(
-        "headrace_requests",
-        "Requests that ended, by outcome and reason.",
-        labels=("gateway", *FLOW, "protocol", "outcome", "reason"),
-    )
-    for labels, count in recorded.requests.outcomes():
-        if count:
-            requests.add_metric([gateway, *labels], count)
-    yield requests
-    for name, text, count in (
-        ("opened", "Connections on which a first request came.", recorded.connections_opened),
-        ("reused", "Requests over a connection used before.", recorded.connections_reused),
-    ):
-        yield _single(CounterMetricFamily, f"headrace_connections_{name}", text, gateway, count)
+@dataclass(frozen=True, slots=True)
+class Family(Generic[T]):
+    kind: Literal["counter", "gauge"]
+    name: str
+    scope: Scope[T]
+    help: str
+    read: Callable[[T], float]
 
 
-def _histograms(gateway: str, recorded: Recorded) -> Iterator[Metric]:
-    requests, batches, generation = recorded.requests, recorded.batches, recorded.generation
-    for name, text, labels, table in (
-        ("request_seconds", "Total time of answered requests.", FLOW, requests.total),
-        ("queue_wait_seconds", "Queue wait of answered requests.", FLOW, requests.queue_wait),
-        (
-            "stage_seconds",
-            "Time in one stage: of a request upstream, parse, tokenize, queue, reply; of a batch "
-            "pad, copy, run, post.",
-            ("model", "stage"),
-            recorded.stages,
-        ),
-        ("response_bytes", "Body sizes of answers.", ("model",), requests.response_bytes),
-        (
-            "service_seconds",
-            "Service time of batches, by bucket (its longest length, tokens).",
-            ("model", "bucket"),
-            batches.service,
-        ),
-        ("batch_size", "Rows in a batch.", ("model",), batches.size),
-        ("padding_ratio", "Padding's share of a batch's tokens.", ("model",), batches.padding),
-        (
-            "cost_ratio",
-            "Measured over predicted service time of batches.",
-            ("model",),
-            batches.cost_ratio,
-        ),
-        (
-            "time_to_first_token_seconds",
-            "From a request's headers to its first token, of answers that streamed.",
-            FLOW,
-            generation.ttft,
-        ),
-        (
-            "time_per_output_token_seconds",
-            "Mean time between an answer's further tokens.",
-            FLOW,
-            generation.tpot,
-        ),
-    ):
-        yield _histogram(gateway, f"headrace_{name}", text, labels, table)
+@dataclass(frozen=True, slots=True)
+class HistogramFamily:
+    name: str
+    labels: tuple[str, ...]
+    help: str
+    table: Callable[[Recorded], HistogramTable]
 
 
-def _histogram(
-    gateway: str, name: str, text: str, labels: tuple[str, ...], table: HistogramTable
-) -> Metric:
-    family = HistogramMetricFamily(name, text, labels=("gateway", *labels))
-    bounds = [_bound(edge) for edge in (*table.edges, float("inf"))]
-    for key, counts, total in table:
-        buckets = list(zip(bounds, counts, strict=True))
-        family.add_metric([gateway, *key], buckets, sum_value=total)
-    return family
+def counter(name: str, scope: Scope[T], help: str, read: Callable[[T], float]) -> Family[T]:
+    return Family("counter", name, scope, help, read)
 
 
-def _bound(edge: float) -> str:
-    return str(floatToGoString(edge))  # type: ignore[no-untyped-call]
+def gauge(name: str, scope: Scope[T], help: str, read: Callable[[T], float]) -> Family[T]:
+    return Family("gauge", name, scope, help, read)
 
 
-def _preprocess_levels(gateway: str, levels: GatewayLevels) -> Iterator[Metric]:
-    pool = levels.preprocess
-    if pool is not None:
-        for family, name, text, value in (
-            (GaugeMetricFamily, "waiting_jobs", "Requests waiting for it.", pool.waiting_jobs),
-            (GaugeMetricFamily, "busy_workers", "Threads at work.", pool.busy_workers),
-            (CounterMetricFamily, "turns", "Pieces of work done.", pool.turns_total),
-            (CounterMetricFamily, "refused", "Requests refused: it is full.", pool.refused_total),
-        ):
-            yield _single(family, f"headrace_preprocess_{name}", text, gateway, value)
-    yield from _text_caches(gateway, levels.models)
+histogram = HistogramFamily
 
 
-_CACHE_LEVELS: tuple[
-    tuple[
-        type[CounterMetricFamily] | type[GaugeMetricFamily],
-        str,
-        str,
-        Callable[[CacheStatistics], float],
-    ],
-    ...,
-] = (
-    (GaugeMetricFamily, "bytes", "Memory of cached tokens.", lambda c: c.bytes),
-    (CounterMetricFamily, "hits", "Texts found in the cache.", lambda c: c.hits_total),
-    (CounterMetricFamily, "misses", "Texts not found in the cache.", lambda c: c.misses_total),
+def _flows(s: Scrape) -> Items[list[FlowSnapshot]]:
+    """By labels: several flows of undeclared tenants share one."""
+    found: dict[tuple[str, ...], list[FlowSnapshot]] = {}
+    for model in s.levels.models:
+        for flow in model.core.flows:
+            labels = s.recorded.names.flow_at(model.model, flow.tenant, flow.priority)
+            found.setdefault(labels, []).append(flow)
+    return found.items()
+
+
+def _preprocess(s: Scrape) -> Items[TurnStatistics] | None:
+    pool = s.levels.preprocess
+    return None if pool is None else [((), pool)]
+
+
+def _coefficients(s: Scrape) -> Items[float]:
+    for model in s.levels.models:
+        cost = model.coefficients
+        yield (model.model, "batch"), cost.launch_s
+        yield (model.model, "row"), cost.row_s
+        yield (model.model, "token"), cost.token_s
+        yield (model.model, "token_length"), cost.square_s
+
+
+def _learnt_of_tenants(s: Scrape) -> Items[float]:
+    for model in s.levels.models:
+        for each in model.core.controllers:
+            for rank, name, value in each.by_flow:
+                _, tenant, priority = s.recorded.names.flow_at(model.model, name, rank)
+                if tenant != OTHER:
+                    yield (model.model, each.name, tenant, priority), value
+
+
+def _itself(value: float) -> float:
+    return value
+
+
+# fmt: off
+FLOW_LABELS = ("model", "tenant", "priority")
+GATEWAY = Scope((), lambda s: [((), s)])
+ARRIVALS = Scope(FLOW_LABELS, lambda s: s.recorded.arrivals.items())
+REQUESTS = Scope((*FLOW_LABELS, "protocol", "outcome", "reason"),
+                 lambda s: s.recorded.requests.outcomes())
+TOKENS = Scope(FLOW_LABELS, lambda s: s.recorded.generation.totals())
+FALLBACKS = Scope(("model", "fallback"), lambda s: s.recorded.fallbacks.items())
+PREPROCESS = Scope((), _preprocess)
+MODEL = Scope(("model",), lambda s: [((m.model,), m) for m in s.levels.models])
+CORE = Scope(("model",), lambda s: [((m.model,), m.core) for m in s.levels.models])
+FLOW = Scope(FLOW_LABELS, _flows)
+BATCH_ENDS = Scope(("model", "end"), lambda s: [
+    ((m.model, end), count) for m in s.levels.models for end, count in m.batch_ends.items()])
+COEFFICIENTS = Scope(("model", "per"), _coefficients)
+TARGETS = Scope(("model", "bucket"), lambda s: [
+    ((m.model, str(edge)), rows) for m in s.levels.models for edge, rows in m.core.batch_targets])
+BUCKETS = Scope(("model", "bucket"), lambda s: [
+    ((m.model, str(edge)), rows) for m in s.levels.models for edge, rows in m.core.rows_by_bucket])
+REPLICA = Scope(("model", "replica"), lambda s: [
+    ((m.model, r.replica_id), r) for m in s.levels.models for r in m.core.replicas])
+DUTY = Scope(("model", "replica"), lambda s: [
+    ((m.model, r.replica_id), m.duty.get(r.replica_id, 0.0))
+    for m in s.levels.models for r in m.core.replicas])
+ENGINE = Scope(("model", "replica"), lambda s: [
+    ((m.model, replica), load) for m in s.levels.models for replica, load in m.engines.items()])
+CONTROLLER = Scope(("model", "controller"), lambda s: [
+    ((m.model, c.name), c) for m in s.levels.models for c in m.core.controllers])
+MODE = Scope(("model", "controller", "mode"), lambda s: [
+    ((m.model, c.name, c.mode), 1) for m in s.levels.models for c in m.core.controllers])
+LEARNT = Scope(("model", "controller", "tenant", "priority"), _learnt_of_tenants)
+TEXT_CACHE = Scope(("model",), lambda s: [
+    ((m.model,), m.text_cache) for m in s.levels.models if m.text_cache is not None])
+REUSE = Scope(("model",), lambda s: [
+    ((m.model,), m.rungs) for m in s.levels.models if m.rungs is not None])
+CACHE = Scope(("model",), lambda s: [
+    ((m.model,), m.rungs.cache)
+    for m in s.levels.models if m.rungs is not None and m.rungs.cache is not None])
+
+FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
+    counter("arrivals", ARRIVALS, "Requests whose tenant and model are known.", _itself),
+    counter("requests", REQUESTS, "Requests that ended, by outcome and reason.", _itself),
+    counter("connections_opened", GATEWAY, "Connections on which a first request came.",
+            lambda s: s.recorded.connections_opened),
+    counter("connections_reused", GATEWAY, "Requests over a connection used before.",
+            lambda s: s.recorded.connections_reused),
+    histogram("request_seconds", FLOW_LABELS, "Total time of answered requests.",
+              lambda r: r.requests.total),
+    histogram("queue_wait_seconds", FLOW_LABELS, "Queue wait of answered requests.",
+              lambda r: r.requests.queue_wait),
+    histogram("stage_seconds", ("model", "stage"),
+              "Time in one stage: of a request upstream, parse, tokenize, queue, reply; of a batch "
+              "pad, copy, run, post.", lambda r: r.stages),
+    histogram("response_bytes", ("model",), "Body sizes of answers.",
+              lambda r: r.requests.response_bytes),
+    histogram("service_seconds", ("model", "bucket"),
+              "Service time of batches, by bucket (its longest length, tokens).",
+              lambda r: r.batches.service),
+    histogram("batch_size", ("model",), "Rows in a batch.", lambda r: r.batches.size),
+    histogram("padding_ratio", ("model",), "Padding's share of a batch's tokens.",
+              lambda r: r.batches.padding),
+    histogram("cost_ratio", ("model",), "Measured over predicted service time of batches.",
+              lambda r: r.batches.cost_ratio),
+    histogram("time_to_first_token_seconds", FLOW_LABELS,
+              "From a request's headers to its first token, of answers that streamed.",
+              lambda r: r.generation.ttft),
+    histogram("time_per_output_token_seconds", FLOW_LABELS,
+              "Mean time between an answer's further tokens.", lambda r: r.generation.tpot),
+
+    gauge("queue_rows", CORE, "Rows that wait.", lambda c: c.waiting_rows),
+    gauge("queue_late_rows", CORE, "Rows that wait and are past their deadline.",
+          lambda c: c.late_rows),
+    gauge("queue_requests", CORE, "Requests that wait.", lambda c: c.waiting_requests),
+    gauge("queue_oldest_wait_seconds", CORE, "Wait of the oldest waiting row.",
+          lambda c: c.oldest_wait_s),
+    gauge("backlog_seconds", CORE, "Predicted service time of what waits.", lambda c: c.backlog_s),
+    gauge("inflight_batches", CORE, "Batches at replicas.", lambda c: c.leases),
+    gauge("inflight_rows", CORE, "Rows in them.", lambda c: c.leased_rows),
+    gauge("accounting_drift", CORE, "Batches accounted for less batches actual.",
+          lambda c: c.drift),
+    gauge("cost_error_median", MODEL, "Median relative cost-model error.",
+          lambda m: m.cost_error.median),
+    gauge("cost_error_p99", MODEL, "99th percentile relative error.", lambda m: m.cost_error.p99),
+    gauge("replicas", CORE, "Replicas that may be given batches.", lambda c: len(c.replicas)),
+    counter("batches", BATCH_ENDS, "Batches sent to replicas that have ended, by how.", _itself),
+    gauge("cost_coefficient_seconds", COEFFICIENTS,
+          "What a batch is predicted to take, by what of it.", _itself),
+    gauge("tenant_queue_rows", FLOW, "Rows of a tenant that wait.",
+          lambda flows: sum(f.rows + f.late_rows for f in flows)),
+    gauge("tenant_backlog_seconds", FLOW,
+          "Predicted service time of a tenant's rows that wait on time.",
+          lambda flows: sum(f.waiting_s for f in flows)),
+    counter("tenant_served_seconds", FLOW, "Service time that a tenant was given.",
+            lambda flows: sum(f.served_s for f in flows)),
+    gauge("replica_inflight_batches", REPLICA, "Batches of this gateway it holds.",
+          lambda r: r.leases),
+    gauge("replica_accounting_drift", REPLICA, "Accounted less actual, by its last answer.",
+          lambda r: r.drift),
+    gauge("replica_duty_cycle", DUTY, "Service seconds over wall seconds.", _itself),
+
+    counter("bucket_switches", CORE, "Times that edges moved.", lambda c: c.edge_switches),
+    counter("hedges", CORE, "Copies of batches that took long.", lambda c: c.hedges),
+    counter("hedges_won", CORE, "Of those, first to answer.", lambda c: c.hedges_won),
+    counter("ties", CORE, "Copies of batches that stood behind another.", lambda c: c.ties),
+    counter("probes", CORE, "Batches to replicas that are left out.", lambda c: c.probes),
+    counter("retries", CORE, "Batches of rows that had been lost.", lambda c: c.retries),
+    counter("pushed_out", CORE, "Staged batches that gave way.", lambda c: c.pushed_out),
+    counter("preempted", CORE, "Work stopped for more urgent.", lambda c: c.preempted),
+    gauge("copy_budget_seconds", CORE, "What copies may cost now.", lambda c: c.budget_s),
+    gauge("utilisation", CORE, "Busy share of the replicas.", lambda c: c.utilisation),
+    gauge("idle_gap_seconds", CORE,
+          "Device time between a batch and the next that waited, lately.", lambda c: c.idle_gap_s),
+    gauge("early_binding_seconds", CORE, "Time that a staged batch waits at its replica, lately.",
+          lambda c: c.early_binding_s),
+    gauge("batch_size_target", TARGETS, "Rows in a full batch of a bucket.", _itself),
+    gauge("bucket_queue_rows", BUCKETS, "Rows that wait in a bucket.", _itself),
+    gauge("replica_ejected", REPLICA, "1 while it is left out as slow, else 0.",
+          lambda r: int(r.ejected)),
+    gauge("replica_pace", REPLICA, "Measured over predicted service time.", lambda r: r.ratio),
+    gauge("controller_mode", MODE, "1 for the mode it is in.", _itself),
+    gauge("controller_value", CONTROLLER, "What it has learnt.", lambda c: c.value),
+    counter("controller_shed", CONTROLLER, "Requests it refused.", lambda c: c.shed),
+    counter("controller_would_shed", CONTROLLER, "Requests it would have refused.",
+            lambda c: c.would_shed),
+    gauge("controller_tenant_value", LEARNT, "What it has learnt of a tenant.", _itself),
+    gauge("controllers_frozen", GATEWAY, "1 while controllers are frozen, else 0.",
+          lambda s: int(s.levels.frozen)),
+
+    gauge("preprocess_waiting_jobs", PREPROCESS, "Requests waiting for it.",
+          lambda p: p.waiting_jobs),
+    gauge("preprocess_busy_workers", PREPROCESS, "Threads at work.", lambda p: p.busy_workers),
+    counter("preprocess_turns", PREPROCESS, "Pieces of work done.", lambda p: p.turns_total),
+    counter("preprocess_refused", PREPROCESS, "Requests refused: it is full.",
+            lambda p: p.refused_total),
+    gauge("preprocess_cache_bytes", TEXT_CACHE, "Memory of cached tokens.", lambda c: c.bytes),
+    counter("preprocess_cache_hits", TEXT_CACHE, "Texts found in the cache.",
+            lambda c: c.hits_total),
+    counter("preprocess_cache_misses", TEXT_CACHE, "Texts not found in the cache.",
+            lambda c: c.misses_total),
+    gauge("response_cache_bytes", CACHE, "Memory of kept answers.", lambda c: c.bytes),
+    gauge("response_cache_rows", CACHE, "Rows whose answers are kept.", lambda c: c.entries),
+    counter("response_cache_hits", CACHE, "Rows answered from the cache.", lambda c: c.hits_total),
+    counter("response_cache_misses", CACHE, "Rows not found in it.", lambda c: c.misses_total),
+    counter("response_cache_evictions", CACHE, "Dropped to make room.",
+            lambda c: c.evictions_total),
+    counter("coalesced", REUSE, "Requests answered by an identical one's run.",
+            lambda r: r.coalesced_total),
+    gauge("coalesced_waiting_rows", REUSE, "Rows that wait for an identical request's run.",
+          lambda r: r.following_rows),
+    counter("fallbacks", FALLBACKS, "Requests that a cheaper model answered.", _itself),
+
+    counter("input_tokens", TOKENS, "Tokens of prompts that were answered.", lambda t: t.input),
+    counter("cached_tokens", TOKENS, "Of those, tokens that a replica had read before.",
+            lambda t: t.cached),
+    counter("output_tokens", TOKENS, "Tokens that were generated.", lambda t: t.output),
+    counter("slo_kept", TOKENS, "Answers within both slo.ttft_ms and slo.tpot_ms.",
+            lambda t: t.kept),
+    gauge("replica_running_sequences", ENGINE, "Sequences it works on.", lambda e: e.running),
+    gauge("replica_waiting_sequences", ENGINE, "Sequences that wait in it.", lambda e: e.waiting),
+    gauge("replica_cache_used_ratio", ENGINE, "Share of its key-value cache in use.",
+          lambda e: e.cache_used),
+    counter("replica_preemptions", ENGINE, "Sequences it stopped for want of room.",
+            lambda e: e.preemptions),
+    counter("replica_prefix_queries", ENGINE, "Prompt tokens it looked for in its cache.",
+            lambda e: e.prefix_queries),
+    counter("replica_prefix_hits", ENGINE, "Of those, tokens found.", lambda e: e.prefix_hits),
+    counter("replica_engine_steps", ENGINE, "Steps it made.", lambda e: e.steps),
 )
-
-
-def _text_caches(gateway: str, models: tuple[ModelLevels, ...]) -> Iterator[Metric]:
-    caches = [(m.model, m.text_cache) for m in models if m.text_cache is not None]
-    for kind, name, text, read in _CACHE_LEVELS:
-        family = kind(f"headrace_preprocess_cache_{name}", text, labels=("gateway", "model"))
-        for model, cache in caches:
-            family.add_metric([gateway, model], read(cache))
-        yield family
-
-
-def _single(
-    family: type[CounterMetricFamily] | type[GaugeMetricFamily],
-    name: str,
-    text: str,
-    gateway: str,
-    value: float,
-) -> Metric:
-    metric = family(name, text, labels=("gateway",))
-    metric.add_metric([gateway], value)
-    return metric
+# fmt: on

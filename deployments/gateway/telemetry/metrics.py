@@ -1,4 +1,4 @@
-"""What does this gateway count and measure, and what does `/metrics` say?
+"""What this gateway counts and measures, and the page `/metrics` that says so.
 
 Recording costs about 1 µs a request (docs/observability.md has the numbers) because it only
 appends: histograms are counted in bulk, and levels are read from the gateway at a scrape. For the
@@ -15,23 +15,23 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
-from deployments.gateway.telemetry import metric_page
-from deployments.gateway.telemetry.generation_tables import GenerationSample, GenerationTables
+from deployments.gateway.telemetry import exposition
 from deployments.gateway.telemetry.label_names import LabelNames
 from deployments.gateway.telemetry.levels import GatewayLevels
-from deployments.gateway.telemetry.metric_families import Recorded, families
-from deployments.gateway.telemetry.metric_tables import (
-    ANSWERED,
+from deployments.gateway.telemetry.metric_families import Scrape
+from deployments.gateway.telemetry.sample_tables import (
     BatchSample,
     BatchTables,
+    FlowLabels,
+    GenerationSample,
+    GenerationTables,
+    Recorded,
     RequestLabels,
     RequestTables,
     RequestTimes,
     StageTable,
 )
 from deployments.settings import PRIORITIES
-
-__all__ = ["ANSWERED", "BatchSample", "GatewayMetrics", "RequestLabels", "RequestTimes"]
 
 
 class GatewayMetrics:
@@ -71,7 +71,7 @@ class GatewayMetrics:
         """A request ended, in whichever way."""
         self._recorded.requests.add(labels, times, response_bytes)
 
-    def generated(self, flow: tuple[str, str, str], sample: GenerationSample) -> None:
+    def generated(self, flow: FlowLabels, sample: GenerationSample) -> None:
         """A request to generate was answered; `flow`: model, tenant and priority."""
         self._recorded.generation.add(flow, sample)
 
@@ -98,7 +98,7 @@ class GatewayMetrics:
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """The page and its content type: Prometheus's text, or OpenMetrics if `accept` insists."""
         if "openmetrics" not in accept or "text/plain" in accept:
-            return metric_page.text(self.collect()), metric_page.CONTENT_TYPE
+            return exposition.text(self.collect()), exposition.CONTENT_TYPE
         encode, content_type = choose_encoder(accept)
         # An encoder wants a registry and only ever calls `collect`.
         return encode(cast(CollectorRegistry, self)), content_type
@@ -106,4 +106,4 @@ class GatewayMetrics:
     def collect(self) -> Iterable[Metric]:
         """prometheus_client's collector interface."""
         self.flush()
-        return families(self._gateway, self._recorded, self._levels())
+        return exposition.families(self._gateway, Scrape(self._recorded, self._levels()))

@@ -1,52 +1,120 @@
-"""Where did a traced request's time go? OpenTelemetry spans, made after the fact.
+"""Traces: which one a request belongs to, whether it is recorded, and its spans, made afterwards.
+
+W3C `traceparent` in and out works without any tracing library, so that a trace that passes through
+stays whole even where no collector is configured. A caller's decision is kept (parent-based);
+without one, the trace id decides, so that every process with the same ratio decides alike. What
+callers can make us record is bounded per second.
 
 Times are taken anyway; a sampled request's spans are made from them once it has ended, so that an
-unsampled one pays for two random numbers only. Spans: the request (SERVER) with its stages below
-it; a batch, child of its first sampled request and linked to all of them; the runtime's run below
-that, from the times that ride on the replica's answer (replicas export nothing themselves).
-OpenTelemetry is imported only if a collector is configured: it costs 10 MB and 0.1 s. Callers
-may ask for traces; what they can make us record is bounded per second.
+unsampled one pays for two random numbers only. Source: W3C Trace Context, level 1.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING
-
-from deployments.gateway.telemetry.span_times import Attributes, SpanTimes
-from deployments.gateway.telemetry.trace_context import Sampler, TraceContext
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import SpanProcessor
-
-    from deployments.gateway.telemetry.spans import SpanWriter
-
+from typing import NamedTuple, Protocol
 
 _MOST_TRACES_PER_S = 100
+_SAMPLED = 0x01
+_LOW_64 = (1 << 64) - 1
+_LENGTH = 55  # 00-<32>-<16>-<2>
+_HEX = frozenset(b"0123456789abcdef")
+
+
+class TraceContext:
+    """This request's place in its trace. `parent_id` 0: the trace begins here."""
+
+    __slots__ = ("parent_id", "sampled", "span_id", "trace_id")
+
+    def __init__(self, trace_id: int, parent_id: int, span_id: int, sampled: bool) -> None:
+        self.trace_id, self.parent_id = trace_id, parent_id
+        self.span_id, self.sampled = span_id, sampled
+
+    def traceparent(self) -> bytes:
+        """The header for the answer and for calls further on: our span is the parent."""
+        return b"00-%032x-%016x-%02x" % (self.trace_id, self.span_id, self.sampled)
+
+
+def parse(header: bytes) -> tuple[int, int, bool] | None:
+    """(trace id, parent's span id, sampled), or None if the header is not valid."""
+    if len(header) < _LENGTH or header[2:3] + header[35:36] + header[52:53] != b"---":
+        return None
+    fields = header[:2], header[3:35], header[36:52], header[53:55]
+    if not all(_HEX.issuperset(field) for field in fields) or fields[0] == b"ff":
+        return None
+    # Only later versions may be longer, and then by a field of its own.
+    if len(header) > _LENGTH and (fields[0] == b"00" or header[55:56] != b"-"):
+        return None
+    trace_id, parent_id, flags = (int(field, 16) for field in fields[1:])
+    return (trace_id, parent_id, bool(flags & _SAMPLED)) if trace_id and parent_id else None
+
+
+class Sampler:
+    """Makes contexts. `ratio`: share of the traces that begin here which are recorded."""
+
+    def __init__(self, ratio: float, random: Random) -> None:
+        self._bound = round(ratio * (1 << 64))
+        self._bits = random.getrandbits
+
+    def begin(self, header: bytes | None) -> TraceContext:
+        bits = self._bits
+        if header is not None:
+            parent = parse(header)
+            if parent is not None:
+                return TraceContext(parent[0], parent[1], bits(64) or 1, parent[2])
+        trace_id = bits(128) or 1
+        return TraceContext(trace_id, 0, bits(64) or 1, trace_id & _LOW_64 < self._bound)
+
+
+Attributes = Mapping[str, str | int | float | bool]
+
+
+class SpanTimes(NamedTuple):
+    """One span below a request or a batch: wall-clock nanoseconds since the epoch."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+class SpanWriter(Protocol):
+    """Where recorded spans go: `spans.OpenTelemetrySpans`."""
+
+    def request(
+        self, context: TraceContext, times: SpanTimes, attributes: Attributes, failed: str
+    ) -> None:
+        """The request's own span; `failed`: the error's message, for a 5xx."""
+
+    def batch(
+        self, members: Sequence[TraceContext], times: SpanTimes, attributes: Attributes
+    ) -> int:
+        """The batch's span below its first member's, linked to all; returns its span id."""
+        ...
+
+    def below(
+        self, trace_id: int, parent_id: int, times: SpanTimes, attributes: Attributes
+    ) -> None:
+        """A span below another one."""
+
+    def close(self, timeout_s: float) -> None:
+        """Sends what waits, for at most `timeout_s`."""
 
 
 class Tracing:
-    """For one thread, the event loop's. `processor` replaces OTLP over HTTP to `otlp_endpoint`."""
+    """For one thread, the event loop's. Without a `writer` nothing is recorded. `sample_ratio`:
+    share of the traces that begin here which are."""
 
     def __init__(
         self,
-        service_name: str,
-        otlp_endpoint: str | None = None,
+        writer: SpanWriter | None = None,
         sample_ratio: float = 0.01,
         *,
-        processor: SpanProcessor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._writer: SpanWriter | None = None
-        if otlp_endpoint is not None or processor is not None:
-            from deployments.gateway.telemetry import spans
-
-            self._writer = spans.SpanWriter(
-                service_name, processor or spans.otlp_processor(otlp_endpoint or "")
-            )
-        self._recording = self._writer is not None
+        self._writer = writer
+        self._recording = writer is not None
         ratio = sample_ratio if self._recording else 0.0
         self._sampler = Sampler(ratio, Random(SystemRandom().getrandbits(128)))
         self._clock = clock

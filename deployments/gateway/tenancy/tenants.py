@@ -2,20 +2,22 @@
 
 While no tenant has keys, `x-tenant` chooses and `Authorization` is ignored. As soon as one has, a
 key is the only way to be a tenant: no key means the tenant `default` where it is declared, and
-`x-tenant` is ignored. `x-priority` lowers a request's priority, never raises it. Keys are looked up
-by their SHA-256, so the time a look-up takes says nothing of the key. Rates are counted elsewhere
-(`deployments.gateway.tenancy.rates`).
+`x-tenant` is ignored. `x-priority` lowers a request's priority, never raises it. A key is 32 random
+bytes, so a plain SHA-256 of it is enough: that is what settings hold and what look-ups go by, and
+the time a look-up takes says nothing of the key. Keys are never stored, logged or shown again.
+Rates are counted elsewhere (`deployments.gateway.tenancy.rates`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from deployments.contract.errors import BadRequest, Unauthorized
-from deployments.gateway.tenancy.keys import hash_key
 from deployments.settings import (
     DEFAULT_TENANT,
     PRIORITIES,
@@ -24,6 +26,20 @@ from deployments.settings import (
     TenantSettings,
     load_tenants,
 )
+
+PREFIX = "hr_"
+RANDOM_BYTES = 32
+
+
+def new_key() -> tuple[str, str]:
+    """A fresh key and its hash, `sha256:` and 64 hex digits."""
+    key = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
+    return key, hash_key(key)
+
+
+def hash_key(key: str | bytes) -> str:
+    body = key.encode() if isinstance(key, str) else key
+    return "sha256:" + hashlib.sha256(body).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

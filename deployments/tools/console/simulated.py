@@ -88,7 +88,7 @@ def show(
 def _headline(played: Played) -> Text:
     summary = played.summary
     total = summary.total()
-    seconds = summary.course.end_s - summary.course.begin_s
+    seconds = summary.time_series.end_s - summary.time_series.begin_s
     share = total.in_slo_share
     verdict = "goodput" if share >= played.slo_share else "not goodput"
     return Text(
@@ -148,7 +148,7 @@ def _facts(played: Played) -> Text:
 
 def _over_time(summary: Summary) -> Table:
     """One line a chart: in time, and under way, each over the measured time."""
-    moments = summary.course.moments
+    moments = summary.time_series.moments
     shares = [
         sum(moment.in_slo.values()) / max(1, sum(moment.offered.values())) for moment in moments
     ]

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from deployments.replica import compiler_cache, engine_env
+from deployments.replica import backend_env
 from deployments.tools.profile.engines import TIGHT_S, Contexts, contexts, most_sequences
 from deployments.tools.profile.errors import CannotProfile
 from deployments.tools.profile.subject import Chosen
@@ -51,8 +51,8 @@ def show(found: Chosen, seconds: float, *, as_json: bool) -> int:
 
 
 async def _measured(found: Chosen, seconds: float) -> EngineFindings:
-    compiler_cache.keep_in(found.cache_dir)
-    engine_env.prepare(found.settings)
+    backend_env.set_compiler_cache(found.cache_dir)
+    backend_env.set_engine_variables(found.settings)
     runtime = catalog.create_stream(found.settings)
     try:
         await runtime.load()

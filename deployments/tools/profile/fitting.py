@@ -15,7 +15,7 @@ from statistics import median
 from deployments.tools.profile.plan import Trial
 from deployments.tools.profile.sweep import Sample
 from routers.cost.model import Coefficients, CostError, CostModel
-from routers.cost.spread import at_quantile
+from routers.cost.residuals import at_quantile
 
 Profile = tuple[tuple[int, int, float], ...]
 

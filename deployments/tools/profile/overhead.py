@@ -11,8 +11,7 @@ from statistics import median
 from time import perf_counter
 
 from deployments.replica.backend_loop import plain_batch
-from deployments.replica.device_worker import DeviceWorker
-from deployments.replica.jobs import Job
+from deployments.replica.device import DeviceWorker, Job
 from deployments.tools.profile.plan import Trial
 from routers.staging import Staged
 from runtimes.types import Runtime
@@ -35,7 +34,7 @@ async def _hops(runtime: Runtime, trial: Trial, seconds: float) -> float:
         while len(found) < _LEAST_HOPS or perf_counter() < end:
             begin = perf_counter()
             done: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
-            worker.line.put(Job(Staged("profile", len(found) + 1), batch, done, begin))
+            worker.queue.put(Job(Staged("profile", len(found) + 1), batch, done, begin))
             job = await done
             if job.fault is not None:
                 raise job.fault

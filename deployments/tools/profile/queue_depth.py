@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from routers.cost.spread import at_quantile
+from routers.cost.residuals import at_quantile
 from routers.settings import DispatcherSettings
 from routers.simulation.simulator import Arrival, Device, SimOutcome, World, run
 from routers.simulation.traffic import SimLease

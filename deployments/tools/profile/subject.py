@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from deployments.replica import compiler_cache
+from deployments.replica import backend_env
 from deployments.replica.describe import runtime_settings
 from deployments.replica.image_model import with_image_lengths
 from deployments.replica.stored_profile import identity_of
@@ -73,7 +73,7 @@ def chosen(asked: Asked) -> Chosen:
 
 def created(settings: RuntimeSettings) -> Runtime:
     """Raises CannotProfile in the backend's words."""
-    compiler_cache.keep_in(settings.cache_dir)
+    backend_env.set_compiler_cache(settings.cache_dir)
     try:
         return catalog.create(settings)
     except RuntimeFault as error:

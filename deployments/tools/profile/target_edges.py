@@ -9,8 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from deployments.tools.profile.fitting import Fitted
-from routers.buckets.edges import least_padding, least_seconds
-from routers.buckets.length_histogram import lattice
+from routers.buckets.edges import lattice, least_padding, least_seconds
 from routers.buckets.prices import BatchBounds, BatchPrices, Lengths
 from routers.settings import DispatcherSettings
 

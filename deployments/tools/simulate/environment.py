@@ -16,7 +16,7 @@ from deployments.contract.errors import OverOwnLimit, whole_seconds
 from deployments.gateway.tenancy.rates import Rates
 from deployments.settings import RateSettings
 from deployments.tools.simulate.sim_setup import SimSetup
-from loadtests.results.summary import Batch, Ending, Summary
+from loadtests.results.summary import Ending, MeasuredBatch, Summary
 from loadtests.traffic.plan import Plan, Planned
 from routers.simulation.traffic import Arrival, SimLease, SimOutcome
 from routers.types import Reason
@@ -53,7 +53,7 @@ class Callers:
         return 0.0
 
     def arrivals(self) -> Iterator[Arrival]:
-        return map(self._arrival, (each for each in self._plan.requests() if not each.rubbish))
+        return map(self._arrival, (each for each in self._plan.requests() if not each.malformed))
 
     def follow(self, fate: SimOutcome, now: float) -> Arrival | None:
         planned = fate.arrival.caller
@@ -140,7 +140,7 @@ class Watcher:
     def served(self, parcel: SimLease, service_s: float, now: float) -> None:
         lease = parcel.lease
         whole_s = sum([seconds for _, _, seconds in lease.charges])
-        batch = Batch(
+        batch = MeasuredBatch(
             len(parcel.members), parcel.tokens, parcel.padded_tokens, service_s, bool(lease.copy_of)
         )
         if whole_s > 0.0:

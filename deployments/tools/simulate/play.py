@@ -61,7 +61,7 @@ class Played:
     def left_over(self) -> dict[str, int]:
         """What should have ended and has not."""
         return {
-            "requests": self.summary.course.unfinished,
+            "requests": self.summary.time_series.unfinished,
             "rows": sum(core.waiting_rows + core.leased_rows for core in self.cores),
             "leases": sum(core.leases for core in self.cores),
             "drift": sum(abs(each.drift) for core in self.cores for each in core.replicas),
@@ -107,10 +107,10 @@ class Play:
     def left_out(self) -> list[str]:
         """What the scenario asks for and a simulation has no counterpart of."""
         callers = [tenant for _, tenant in self.scenario.callers()]
-        rubbish = any(tenant.rubbish for tenant in callers)
+        malformed = any(tenant.malformed for tenant in callers)
         output = any(self.scenario.output_of(tenant) for tenant in callers)
         unheard = output and self.stage.engine is None
-        return ["rubbish"] * rubbish + ["output (the model generates nothing)"] * unheard
+        return ["malformed"] * malformed + ["output (the model generates nothing)"] * unheard
 
     def run(self, advance: Callable[[float, int], None], *, fifo: bool = False) -> Played:
         """`advance` hears of virtual seconds and requests so far. Raises TraceError."""

@@ -42,7 +42,7 @@ def draw(summary: Summary, path: Path, title: str) -> None:
     _latencies(latencies, summary)
     _in_time(in_time, summary)
     _over_time(under_way, summary, "under way", lambda moment, name: moment.under_way.get(name, 0))
-    every_s = summary.course.every_s
+    every_s = summary.time_series.every_s
     _over_time(
         served, summary, "device seconds a second",
         lambda moment, name: moment.served_s.get(name, 0.0) / every_s,
@@ -57,14 +57,14 @@ def draw(summary: Summary, path: Path, title: str) -> None:
 
 def _latencies(axes: Any, summary: Summary) -> None:
     for name, group in summary.tenants().items():
-        points = list(_course(group.latency))
+        points = list(_time_series(group.latency))
         axes.plot([ms for ms, _ in points], [share for _, share in points], label=name)
     axes.set(
         xscale="log", xlabel="latency of answered requests, ms", ylabel="share at most", ylim=(0, 1)
     )
 
 
-def _course(histogram: LatencyHistogram) -> list[tuple[float, float]]:
+def _time_series(histogram: LatencyHistogram) -> list[tuple[float, float]]:
     return [(seconds * 1e3, share) for seconds, share in histogram.cumulative()]
 
 
@@ -78,8 +78,8 @@ def _in_time(axes: Any, summary: Summary) -> None:
 
 
 def _over_time(axes: Any, summary: Summary, label: str, value: Any) -> None:
-    course = summary.course
-    times = [n * course.every_s for n in range(len(course.moments))]
+    time_series = summary.time_series
+    times = [n * time_series.every_s for n in range(len(time_series.moments))]
     for name in summary.tenants():
-        axes.plot(times, [value(moment, name) for moment in course.moments], label=name)
+        axes.plot(times, [value(moment, name) for moment in time_series.moments], label=name)
     axes.set(xlabel="s", ylabel=label)

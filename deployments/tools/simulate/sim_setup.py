@@ -20,7 +20,7 @@ from deployments.replica.known_costs import KnownCosts
 from deployments.settings import ModelSettings, Settings
 from deployments.tools.simulate.engines import Prompts, engine_of, page_of
 from deployments.tools.simulate.engines import row_cost_s as generation_cost_s
-from loadtests.results.fairness import Claim
+from loadtests.results.fairness import TenantShare
 from loadtests.traffic.scenario import Scenario
 from routers.settings import DispatcherSettings
 from routers.simulation.devices import Engine
@@ -70,8 +70,8 @@ class SimSetup:
     engine: Engine | None = None
     prompts: Prompts | None = None
 
-    def claims(self) -> dict[str, Claim]:
-        return {name: Claim(each.weight, each.priority) for name, each in self.terms.items()}
+    def claims(self) -> dict[str, TenantShare]:
+        return {name: TenantShare(each.weight, each.priority) for name, each in self.terms.items()}
 
     def generation_cost_s(self, prompt: int, output: int) -> float:
         """Device seconds that a generation is worth."""

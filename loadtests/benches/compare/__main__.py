@@ -18,9 +18,9 @@ from loadtests.benches.compare import rounds as keeping
 from loadtests.benches.compare.rounds import MULTIPLES, Effort, Round, round_of
 from loadtests.benches.compare.systems import HEADRACE, system_of
 from loadtests.benches.compare.tables import report
-from loadtests.benches.compare.works import WORKS, Work
+from loadtests.benches.compare.works import WORKS, Workload
 from loadtests.benches.launched import ServerTrouble
-from loadtests.peers.asked import DEVICE, MINILM
+from loadtests.peers.options import DEVICE, MINILM
 from loadtests.results.report_table import publish
 
 DEFAULT = {
@@ -54,7 +54,7 @@ def measured(asked: argparse.Namespace, notes: list[str]) -> Iterator[Round]:
                 yield found
 
 
-def one(name: str, work: Work, number: int, done: list[Round], effort: Effort) -> Round:
+def one(name: str, work: Workload, number: int, done: list[Round], effort: Effort) -> Round:
     before = [each for each in done if each.system == name]
     print(f"round {number + 1}, {work.name}: {name}", file=sys.stderr)
     found = round_of(system_of(name, work), work, number, before, effort)

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from loadtests.benches.compare.systems import Server, System
-from loadtests.benches.compare.works import EDGES, Work
+from loadtests.benches.compare.works import EDGES, Workload
 from loadtests.benches.processes import cpu_between
 from loadtests.client.http1 import Target, render
-from loadtests.client.player import Played, Stand, play
+from loadtests.client.player import PlayedRequest, PlayerSettings, play
 from loadtests.traffic.plan import Plan, Planned
 from loadtests.traffic.scenario import Scenario
 from loadtests.traffic.workload import RAGGED_MIX
@@ -35,7 +35,7 @@ LONG = {"bands": [{"share": 1.0, "low": RAGGED_MIX[-1].low, "high": RAGGED_MIX[-
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class LoadTrial:
     """`by_length`: by upper bound, (offered, in time). `cpu_ms`: of the server's processes, a
     request sent. `lag_p99_ms`: how late this client sent."""
 
@@ -84,12 +84,12 @@ def scenario(seconds: float, seed: int, tenants: dict[str, Any]) -> Scenario:
     )
 
 
-def played(server: Server, of: Scenario, tenant: str = "") -> Trial:
+def played(server: Server, of: Scenario, tenant: str = "") -> LoadTrial:
     """Of `tenant`'s requests alone where one is named."""
     assert server.running is not None, "entered"
-    ends: list[Played] = []
+    ends: list[PlayedRequest] = []
     render_one = renderer(server.system, server.work, server.url)
-    stand = Stand(
+    stand = PlayerSettings(
         Target.parse(server.url), render_one, connections=CONNECTIONS, timeout_s=TIMEOUT_S
     )
     before = server.running.usage()
@@ -101,7 +101,9 @@ def played(server: Server, of: Scenario, tenant: str = "") -> Trial:
     return trial_of(mine, of.duration_s, server.work.slo_s, cpu_ms)
 
 
-def trial_of(ends: Sequence[Played], seconds: float, slo_s: float, cpu_ms: float) -> Trial:
+def trial_of(
+    ends: Sequence[PlayedRequest], seconds: float, slo_s: float, cpu_ms: float
+) -> LoadTrial:
     latencies_ms = [end.latency_s * 1e3 if end.ok else TIMEOUT_S * 1e3 for end in ends]
     lags_ms = [(end.left_s - end.planned.at_s) * 1e3 for end in ends]
     offered, kept = Counter[int](), Counter[int]()
@@ -109,7 +111,7 @@ def trial_of(ends: Sequence[Played], seconds: float, slo_s: float, cpu_ms: float
         edge = next(edge for edge in EDGES if end.planned.lengths[0] <= edge)
         offered[edge] += 1
         kept[edge] += end.ok and end.latency_s <= slo_s
-    return Trial(
+    return LoadTrial(
         rate=len(ends) / seconds,
         seconds=seconds,
         offered=len(ends),
@@ -127,7 +129,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent)) if values else float("nan")
 
 
-def renderer(system: System, work: Work, url: str) -> Callable[[Planned], bytes]:
+def renderer(system: System, work: Workload, url: str) -> Callable[[Planned], bytes]:
     """The same ids for each length; every text another, so that no cache of texts answers."""
     target, rng, adapter = Target.parse(url), random.Random(24), system.adapter
     bodies: dict[int, bytes] = {}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from math import log
 
 from loadtests.benches.compare.rounds import Round
-from loadtests.benches.compare.works import Work
+from loadtests.benches.compare.works import Workload
 from loadtests.report.picture import picture
 from loadtests.report.plots import Axis, Point, Series
 from loadtests.report.scale import linear
@@ -23,7 +23,7 @@ SAME = log(1.08)  # rates that differ by less are one point
 PERFECT = "all of it in time"
 
 
-def cliff(rounds: Sequence[Round], names: Iterable[str], work: Work) -> Picture:
+def cliff(rounds: Sequence[Round], names: Iterable[str], work: Workload) -> Picture:
     """Of all systems that did this work."""
     series = [Series(name, points_of([r for r in rounds if r.system == name])) for name in names]
     across = linear(x for each in series for x, _ in each.points)

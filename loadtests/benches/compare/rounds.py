@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from loadtests.benches.compare.loads import VICTIM, Trial, mix, noisy, played
+from loadtests.benches.compare.loads import VICTIM, LoadTrial, mix, noisy, played
 from loadtests.benches.compare.systems import Server, System
-from loadtests.benches.compare.works import Work, cost_ms
+from loadtests.benches.compare.works import Workload, cost_ms
 from loadtests.goodput import LEAST, Search, search
-from loadtests.peers.asked import DEVICE
+from loadtests.peers.options import DEVICE
 
 FOLDER = Path("out/bench/compare")
 MULTIPLES = (1.5, 2.0, 3.0)
@@ -46,10 +46,10 @@ class Round:
     fails: float
     peak: float
     searched: tuple[tuple[float, float], ...]
-    half: Trial
-    same: Trial
-    over: dict[str, Trial] = field(default_factory=dict)
-    victim: Trial | None = None
+    half: LoadTrial
+    same: LoadTrial
+    over: dict[str, LoadTrial] = field(default_factory=dict)
+    victim: LoadTrial | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Effort:
     multiples: tuple[float, ...] = MULTIPLES
 
 
-def flood_of(work: Work) -> tuple[float, float]:
+def flood_of(work: Workload) -> tuple[float, float]:
     """What the victim and its neighbour send, a second."""
     if work.name != DEVICE:
         return work.start_rate / 4, work.start_rate / 2
@@ -69,12 +69,12 @@ def flood_of(work: Work) -> tuple[float, float]:
 
 
 def round_of(
-    system: System, work: Work, number: int, before: Sequence[Round], effort: Effort
+    system: System, work: Workload, number: int, before: Sequence[Round], effort: Effort
 ) -> Round:
     with Server(system, work) as server:
         server.check()
         asked = search_of(work, before)
-        trials = Trials(server, number * 1000, effort.seconds)
+        trials = RoundTrials(server, number * 1000, effort.seconds)
         trials.at(asked.low / 2, work.warm_s)  # what learns has seen the mix before it is judged
         found = search(trials.share_at, asked)
         holds = found.holds or min(trial.rate for trial in found.trials)
@@ -95,7 +95,7 @@ def round_of(
         )
 
 
-def search_of(work: Work, before: Sequence[Round]) -> Search:
+def search_of(work: Workload, before: Sequence[Round]) -> Search:
     if not before:
         return Search(low=work.start_rate, repeats=1, within=WITHIN)
     peak = statistics.median(each.holds for each in before)
@@ -103,14 +103,14 @@ def search_of(work: Work, before: Sequence[Round]) -> Search:
 
 
 @dataclass(slots=True)
-class Trials:
+class RoundTrials:
     """One after the other on one server, each with arrivals of its own, each from an idle start."""
 
     server: Server
     seed: int
     seconds: float
 
-    def at(self, rate: float, seconds: float | None = None) -> Trial:
+    def at(self, rate: float, seconds: float | None = None) -> LoadTrial:
         self.seed += 1
         trial = played(self.server, mix(rate, seconds or self.seconds, self.seed))
         self._over(f"{rate:7.1f}/s", trial)
@@ -122,13 +122,13 @@ class Trials:
         share = self.at(rate).share
         return max(share, self.at(rate).share) if CLEAR_MISS < share < LEAST else share
 
-    def beside(self, rate: float, flood: float) -> Trial:
+    def beside(self, rate: float, flood: float) -> LoadTrial:
         self.seed += 1
         trial = played(self.server, noisy(rate, flood, self.seconds, self.seed), VICTIM)
         self._over("victim   ", trial)
         return trial
 
-    def _over(self, what: str, trial: Trial) -> None:
+    def _over(self, what: str, trial: LoadTrial) -> None:
         settled = self.server.settle()
         print(
             f"  {self.server.system.name:>22} {what} in time {trial.share:6.1%} "
@@ -167,6 +167,6 @@ def _round(found: dict[str, Any]) -> Round:
     return Round(**found | always | {"over": over, "victim": victim, "searched": searched})
 
 
-def _trial(found: dict[str, Any]) -> Trial:
+def _trial(found: dict[str, Any]) -> LoadTrial:
     by_length = {edge: (offered, kept_) for edge, (offered, kept_) in found["by_length"].items()}
-    return Trial(**found | {"by_length": by_length})
+    return LoadTrial(**found | {"by_length": by_length})

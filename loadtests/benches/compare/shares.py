@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from loadtests.benches.compare.loads import Trial
+from loadtests.benches.compare.loads import LoadTrial
 from loadtests.benches.compare.works import cost_ms
 from loadtests.traffic.workload import RAGGED_MIX
 
@@ -35,7 +35,7 @@ class Kept:
         return self.served / self.fair if self.fair else 1.0
 
 
-def kept_shares(trial: Trial) -> list[Kept]:
+def kept_shares(trial: LoadTrial) -> list[Kept]:
     """Shares of the whole device's time."""
     asked = {edge: n * COSTS_MS[edge] / 1e3 / trial.seconds for edge, (n, _) in counts(trial)}
     served = {edge: n * COSTS_MS[edge] / 1e3 / trial.seconds for edge, (_, n) in counts(trial)}
@@ -46,7 +46,7 @@ def kept_shares(trial: Trial) -> list[Kept]:
     ]
 
 
-def counts(trial: Trial) -> list[tuple[str, tuple[int, int]]]:
+def counts(trial: LoadTrial) -> list[tuple[str, tuple[int, int]]]:
     return list(trial.by_length.items())
 
 

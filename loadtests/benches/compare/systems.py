@@ -21,12 +21,12 @@ from typing import Any
 import yaml
 
 from loadtests.benches.compare.model_files import model_environ
-from loadtests.benches.compare.works import Work
-from loadtests.benches.launched import Launch, Running, ServerTrouble, free_port, launched
+from loadtests.benches.compare.works import Workload
+from loadtests.benches.launched import Launch, RunningServer, ServerTrouble, free_port, launched
 from loadtests.benches.server import Settings, changed, headrace
-from loadtests.peers.adapters import Adapter, Item
-from loadtests.peers.asked import DEVICE, MINILM
+from loadtests.peers.adapters import Item, PeerAdapter
 from loadtests.peers.catalogue import PEERS, command_of, environ_of
+from loadtests.peers.options import DEVICE, MINILM
 
 HEADRACE = "headrace"
 TENANTS = ("default", "victim", "noisy")
@@ -41,14 +41,14 @@ class System:
     """`batch`: at most so many items; None where it is not one number. `tuning`: in words."""
 
     name: str
-    adapter: Adapter
-    start: Callable[[], AbstractContextManager[Running]]
+    adapter: PeerAdapter
+    start: Callable[[], AbstractContextManager[RunningServer]]
     batch: int | None
     tuning: str
     knows_tenants: bool = False
 
 
-def system_of(name: str, work: Work) -> System:
+def system_of(name: str, work: Workload) -> System:
     """Raises `KeyError` for an unknown name, and where the peer does not do the work."""
     if name == HEADRACE:
         settings = settings_of(work)
@@ -59,7 +59,7 @@ def system_of(name: str, work: Work) -> System:
     batch = int(wanted) if wanted else peer.batch[work.name]
 
     @contextmanager
-    def start() -> Iterator[Running]:
+    def start() -> Iterator[RunningServer]:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         command = command_of(peer, port, work.name, batch)
@@ -73,7 +73,7 @@ def system_of(name: str, work: Work) -> System:
     return System(name, peer.works[work.name], start, batch, peer.tuning)
 
 
-def settings_of(work: Work) -> Settings:
+def settings_of(work: Workload) -> Settings:
     found: Settings = yaml.safe_load(work.settings.read_text())
     tenants = {f"tenants.{name}.weight": 1 for name in TENANTS}
     return changed(found, {**work.changes, **tenants, "gateway.host": "127.0.0.1"})
@@ -82,11 +82,11 @@ def settings_of(work: Work) -> Settings:
 class Server:
     """A system that runs; `again` starts it afresh."""
 
-    def __init__(self, system: System, work: Work) -> None:
+    def __init__(self, system: System, work: Workload) -> None:
         self.system = system
         self.work = work
         self._open = ExitStack()
-        self.running: Running | None = None
+        self.running: RunningServer | None = None
 
     def __enter__(self) -> Server:
         self.running = self._open.enter_context(self.system.start())

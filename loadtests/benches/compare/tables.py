@@ -10,19 +10,19 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from math import inf, isinf
 
-from loadtests.benches.compare.loads import TIMEOUT_S, Trial
+from loadtests.benches.compare.loads import TIMEOUT_S, LoadTrial
 from loadtests.benches.compare.pictures import cliff
 from loadtests.benches.compare.rounds import MULTIPLES, Round
 from loadtests.benches.compare.shares import NAMES, kept_shares
 from loadtests.benches.compare.systems import HEADRACE, system_of
-from loadtests.benches.compare.works import WORKS, Work
-from loadtests.peers.asked import DEVICE
+from loadtests.benches.compare.works import WORKS, Workload
+from loadtests.peers.options import DEVICE
 from loadtests.results.report_table import (
+    BenchReport,
+    BenchVerdict,
     Cell,
     Picture,
-    Report,
     Table,
-    Verdict,
     at_least,
     number,
     ratio,
@@ -57,17 +57,19 @@ def peak_of(rounds: Iterable[Round], name: str) -> float:
     return median(of(rounds, name), lambda each: each.holds)
 
 
-def trial_of(name: str) -> Callable[[Round], Trial | None]:
+def trial_of(name: str) -> Callable[[Round], LoadTrial | None]:
     """`half`, `same`, `victim`, or a multiple of the peak."""
 
-    def found(each: Round) -> Trial | None:
+    def found(each: Round) -> LoadTrial | None:
         named = {HALF: each.half, SAME: each.same, VICTIM: each.victim}
         return named[name] if name in named else each.over.get(name)
 
     return found
 
 
-def figure(rounds: Iterable[Round], name: str, which: str, what: Callable[[Trial], float]) -> float:
+def figure(
+    rounds: Iterable[Round], name: str, which: str, what: Callable[[LoadTrial], float]
+) -> float:
     trials = [trial_of(which)(each) for each in of(rounds, name)]
     return statistics.median([what(t) for t in trials if t] or [float("nan")])
 
@@ -75,7 +77,7 @@ def figure(rounds: Iterable[Round], name: str, which: str, what: Callable[[Trial
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def goodput_table(rounds: Sequence[Round], work: Work) -> Table:
+def goodput_table(rounds: Sequence[Round], work: Workload) -> Table:
     """Peaks, latencies at half of them, cost, and what overload leaves."""
     headers = (
         *("system", "batch", "goodput/s", "interval", "Headrace is ×", "p50 ms", "p99 ms"),
@@ -93,7 +95,7 @@ def goodput_table(rounds: Sequence[Round], work: Work) -> Table:
     return Table(f"{work.title}; SLO {work.slo_s * 1e3:g} ms at p99", headers, tuple(rows))
 
 
-def same_table(rounds: Sequence[Round], work: Work) -> Table:
+def same_table(rounds: Sequence[Round], work: Workload) -> Table:
     """What each does at one rate, which is more of its peak for one than for another."""
     rows = []
     for name in names_of(rounds):
@@ -104,15 +106,15 @@ def same_table(rounds: Sequence[Round], work: Work) -> Table:
     return Table(f"All at {work.same_rate:g}/s", headers, tuple(rows))
 
 
-def p50_ms(trial: Trial) -> float:
+def p50_ms(trial: LoadTrial) -> float:
     return trial.p50_ms
 
 
-def p99_ms(trial: Trial) -> float:
+def p99_ms(trial: LoadTrial) -> float:
     return trial.p99_ms
 
 
-def cpu_ms(trial: Trial) -> float:
+def cpu_ms(trial: LoadTrial) -> float:
     return trial.cpu_ms
 
 
@@ -145,7 +147,7 @@ def length_table(rounds: Sequence[Round]) -> Table:
 
 
 def share_in_time(rounds: Sequence[Round], name: str, times: str, edge: str) -> str:
-    def share(trial: Trial) -> float:
+    def share(trial: LoadTrial) -> float:
         offered, kept = trial.by_length[edge]
         return ratio(kept, offered)
 
@@ -168,11 +170,11 @@ def fairness_table(rounds: Sequence[Round]) -> Table:
     return Table("Headrace in overload: the device's time by length", headers, tuple(rows))
 
 
-def trials(rounds: Sequence[Round], name: str, which: str) -> list[Trial]:
+def trials(rounds: Sequence[Round], name: str, which: str) -> list[LoadTrial]:
     return [trial for each in of(rounds, name) if (trial := trial_of(which)(each))]
 
 
-def tuning_table(rounds: Sequence[Round], work: Work) -> Table:
+def tuning_table(rounds: Sequence[Round], work: Workload) -> Table:
     rows = tuple((name, system_of(name, work).tuning) for name in names_of(rounds))
     return Table("How each was tuned", ("system", "settings"), rows)
 
@@ -180,7 +182,7 @@ def tuning_table(rounds: Sequence[Round], work: Work) -> Table:
 # ---- promises ------------------------------------------------------------------------------------
 
 
-def verdicts(rounds: Sequence[Round], work: Work) -> list[Verdict]:
+def verdicts(rounds: Sequence[Round], work: Workload) -> list[BenchVerdict]:
     peers = [name for name in names_of(rounds) if name != HEADRACE]
     if not of(rounds, HEADRACE) or not peers:
         return []
@@ -197,15 +199,15 @@ def verdicts(rounds: Sequence[Round], work: Work) -> list[Verdict]:
     return [*found, *ahead(rounds, peers), fair(rounds)]
 
 
-def at_peak(rounds: Sequence[Round], times: str) -> Verdict:
+def at_peak(rounds: Sequence[Round], times: str) -> BenchVerdict:
     rate = figure(rounds, HEADRACE, times, lambda t: t.in_time_per_s)
     share = ratio(rate, peak_of(rounds, HEADRACE))
     return at_least(f"at {times} × its peak at least 95 % of it in time", share, LEAST_OF_PEAK)
 
 
-def ahead(rounds: Sequence[Round], peers: Sequence[str]) -> list[Verdict]:
+def ahead(rounds: Sequence[Round], peers: Sequence[str]) -> list[BenchVerdict]:
     """On every column, of every peer."""
-    low: tuple[tuple[str, str, Callable[[Trial], float]], ...] = (
+    low: tuple[tuple[str, str, Callable[[LoadTrial], float]], ...] = (
         ("p50 at half its peak", HALF, p50_ms),
         ("p99 at half its peak", HALF, p99_ms),
         ("CPU a request", HALF, cpu_ms),
@@ -217,7 +219,7 @@ def ahead(rounds: Sequence[Round], peers: Sequence[str]) -> list[Verdict]:
         best = min(peers, key=lambda name: lower(figure(rounds, name, which, value)))
         theirs = figure(rounds, best, which, value)
         said = f"{number(ours)} against {number(theirs)} ms ({best})"
-        found.append(Verdict(f"{what} below every peer's", said, ours < theirs))
+        found.append(BenchVerdict(f"{what} below every peer's", said, ours < theirs))
     return found
 
 
@@ -225,7 +227,7 @@ def lower(value: float) -> float:
     return inf if value != value else value
 
 
-def fair(rounds: Sequence[Round]) -> Verdict:
+def fair(rounds: Sequence[Round]) -> BenchVerdict:
     parts = [
         share.part
         for times in JUDGED
@@ -239,10 +241,10 @@ def fair(rounds: Sequence[Round]) -> Verdict:
 # ---- the report ----------------------------------------------------------------------------------
 
 
-def report(rounds: Sequence[Round], notes: Sequence[str] = ()) -> Report:
+def report(rounds: Sequence[Round], notes: Sequence[str] = ()) -> BenchReport:
     tables: list[Table] = []
     pictures: list[Picture] = []
-    judged: list[Verdict] = []
+    judged: list[BenchVerdict] = []
     for work in WORKS.values():
         mine = [each for each in rounds if each.work == work.name]
         if not mine:
@@ -264,7 +266,7 @@ def report(rounds: Sequence[Round], notes: Sequence[str] = ()) -> Report:
         "floods with rows of 256-512 at ten times that; only Headrace is told who is who. This "
         f"client sent at most {number(late_ms)} ms late at p99 there.",
     )
-    return Report(
+    return BenchReport(
         name="compare",
         title="Beside other servers",
         tables=tuple(tables),

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.peers import adapters
-from loadtests.peers.adapters import Adapter, Item
-from loadtests.peers.asked import DEVICE, MINILM
+from loadtests.peers.adapters import Item, PeerAdapter
 from loadtests.peers.device import Speed
+from loadtests.peers.options import DEVICE, MINILM
 from loadtests.traffic.texts import text_of
 from loadtests.traffic.workload import RAGGED_MIX, token_ids
 
@@ -29,7 +29,7 @@ MINILM_CHANGES = {"precision": "bf16", "slo.latency_ms": 200}
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class Workload:
     """`item`: what a row of so many tokens is. `right`: whether an answer is this item's.
     `settings`, `changes`, `adapter`: Headrace's. `start_rate`: where the first search begins,
     after `warm_s` at a half of it. `same_rate`: what all are asked, besides. `fixed_items`: the
@@ -39,7 +39,7 @@ class Work:
     title: str
     item: Callable[[int, random.Random], Item]
     right: Callable[[Item, Any], bool]
-    adapter: Adapter
+    adapter: PeerAdapter
     settings: Path
     changes: Mapping[str, Any] = field(default_factory=dict)
     about: str = ""
@@ -73,7 +73,7 @@ def _is_embedding(item: Item, answer: Any) -> bool:
 WORKS = {
     work.name: work
     for work in (
-        Work(
+        Workload(
             DEVICE,
             "a device of 5 ms + 0.2 ms·B + 8 µs·B·L",
             _ids,
@@ -82,7 +82,7 @@ WORKS = {
             Path("loadtests/scenarios/device.yaml"),
             fixed_items=True,
         ),
-        Work(
+        Workload(
             MINILM,
             "MiniLM embeddings of ragged texts",
             text_of,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from loadtests.client.protocols.custom import Custom
 from loadtests.client.protocols.open_inference import OpenInference, OpenInferenceBinary
 from loadtests.client.protocols.openai import Chat, Completions, Embeddings
-from loadtests.client.protocols.types import Place, Wire
+from loadtests.client.protocols.types import Endpoint, Wire
 
-PROTOCOLS: dict[str, Callable[[Place], Wire]] = {
+PROTOCOLS: dict[str, Callable[[Endpoint], Wire]] = {
     "oip": OpenInference,
     "oip-binary": OpenInferenceBinary,
     "openai-embeddings": Embeddings,

@@ -21,13 +21,13 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BeforeValidator, Field
 
-from loadtests.client.http1 import Answer
+from loadtests.client.http1 import Response
 from loadtests.client.protocols.heads import Heads
 from loadtests.client.protocols.openai import DEFAULT_OUTPUT
-from loadtests.client.protocols.types import Heard, Place
+from loadtests.client.protocols.types import Endpoint, Heard
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario_file import read_part
-from loadtests.traffic.scenario_traffic import Part, listed
+from loadtests.traffic.scenario_traffic import ScenarioPart, listed
 from loadtests.traffic.texts import Texts
 from loadtests.traffic.workload import token_ids
 
@@ -35,7 +35,7 @@ _PLACEHOLDER = re.compile(r"\{(text|ids|length|output|model|tenant|session)\}")
 Values = dict[str, Any]
 
 
-class OkPart(Part):
+class OkPart(ScenarioPart):
     """When an answer is one."""
 
     status: Annotated[tuple[int, ...], BeforeValidator(listed)] = Field(
@@ -45,7 +45,7 @@ class OkPart(Part):
     equals: Any = Field(default=None, description="What stands there.")
 
 
-class Adapter(Part):
+class CustomAdapter(ScenarioPart):
     path: str = Field(description="Path on the server; placeholders may stand in it.")
     method: Literal["POST", "PUT", "GET"] = Field(default="POST", description="HTTP method.")
     headers: dict[str, str] = Field(default_factory=dict, description="Further headers.")
@@ -59,9 +59,9 @@ class Adapter(Part):
 class Custom:
     """See `Wire`. Raises ScenarioErrors where the adapter's file is wrong."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Endpoint) -> None:
         self.place = place
-        self._adapter = read_part(Path(place.adapter), Adapter)
+        self._adapter = read_part(Path(place.adapter), CustomAdapter)
         path = _filled(self._adapter.path, {"model": place.model})
         self._heads = Heads(place, path, self._adapter.method)
         self._more = "".join(f"{k}: {v}\r\n" for k, v in self._adapter.headers.items()).encode()
@@ -130,14 +130,14 @@ class _Check:
 
     streams = False
 
-    def __init__(self, adapter: Adapter) -> None:
+    def __init__(self, adapter: CustomAdapter) -> None:
         self.heard = Heard()
         self._adapter = adapter
 
     def piece(self, data: bytes, at_s: float) -> None:
         """Nothing is streamed."""
 
-    def ended(self, answer: Answer) -> None:
+    def ended(self, answer: Response) -> None:
         wanted = self._adapter.ok
         if wanted.status and answer.status not in wanted.status:
             self.heard.trouble = f"status {answer.status}"

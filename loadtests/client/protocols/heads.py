@@ -7,14 +7,14 @@ and `x-session-id` say what the scenario does.
 from __future__ import annotations
 
 from loadtests.client.http1 import Target
-from loadtests.client.protocols.types import Place
+from loadtests.client.protocols.types import Endpoint
 from loadtests.traffic.plan import Planned
 
 
 class Heads:
     """`path` wins over the URL's own."""
 
-    def __init__(self, place: Place, path: str, method: str = "POST") -> None:
+    def __init__(self, place: Endpoint, path: str, method: str = "POST") -> None:
         target = place.target
         self.target = Target(target.host, target.port, target.path.rstrip("/") + path)
         self._place = place

@@ -19,7 +19,7 @@ import httpx
 
 from loadtests.client.binary_tensors import HEADER_LENGTH
 from loadtests.client.protocols.heads import Heads
-from loadtests.client.protocols.types import Place, WireError
+from loadtests.client.protocols.types import Endpoint, WireError
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.texts import Texts
 from loadtests.traffic.workload import token_ids
@@ -59,7 +59,7 @@ class OpenInference:
 
     binary = False
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Endpoint) -> None:
         self.place = place
         self._heads = Heads(place, f"/v2/models/{place.model}/infer")
         self._inputs = Inputs("ids")

@@ -15,7 +15,7 @@ import orjson
 
 from loadtests.client.protocols.heads import Heads
 from loadtests.client.protocols.sse import TokenStream
-from loadtests.client.protocols.types import Place
+from loadtests.client.protocols.types import Endpoint
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.texts import Texts
 
@@ -27,7 +27,7 @@ class Embeddings:
 
     path = "/v1/embeddings"
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Endpoint) -> None:
         self.place = place
         self._heads = Heads(place, self.path)
         self.reseed("")

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from loadtests.client.http1 import Answer
+from loadtests.client.http1 import Response
 from loadtests.client.protocols.types import Heard
 
 DONE = b"[DONE]"
@@ -58,7 +58,7 @@ class TokenStream:
             except (orjson.JSONDecodeError, AttributeError, TypeError):
                 self.heard.trouble = "bad event"
 
-    def ended(self, answer: Answer) -> None:
+    def ended(self, answer: Response) -> None:
         if not 200 <= answer.status < 300:
             return
         if self.streams:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from loadtests.client.http1 import Answer, Target
+from loadtests.client.http1 import Response, Target
 from loadtests.traffic.plan import Planned
 
 
@@ -19,7 +19,7 @@ class WireError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """Where requests go and as whom. `url`: of the server, paths are the protocol's. `keys`: by
     tenant, sent as bearer tokens. `extra`: laid over each JSON body. `budgets_ms`, `priorities`:
     by tenant, of those that have one. `adapter`: the file of a `custom` protocol."""
@@ -58,14 +58,14 @@ class Heard:
         return (self.last_s - self.first_s) / (self.tokens_out - 1)
 
 
-class Listener(Protocol):
+class ResponseListener(Protocol):
     """Of one answer. `streams`: it wants each piece of a body as it comes."""
 
     streams: bool
     heard: Heard
 
     def piece(self, data: bytes, at_s: float) -> None: ...
-    def ended(self, answer: Answer) -> None: ...
+    def ended(self, answer: Response) -> None: ...
 
 
 class Wire(Protocol):
@@ -73,9 +73,9 @@ class Wire(Protocol):
     WireError; what it found travels with the wire to every process. `reseed`: which rows are sent
     from now on; no two processes or runs send the same."""
 
-    place: Place
+    place: Endpoint
 
     def prepare(self) -> None: ...
     def reseed(self, seed: str) -> None: ...
     def request(self, planned: Planned) -> bytes: ...
-    def listener(self, planned: Planned) -> Listener | None: ...
+    def listener(self, planned: Planned) -> ResponseListener | None: ...

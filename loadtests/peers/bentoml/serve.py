@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from loadtests.peers import asked as asking
+from loadtests.peers import options as peer_options
 
 SERVICE = "loadtests.peers.bentoml.service:Model"
 
 
 def main() -> None:
-    asked = asking.parse(__doc__)
+    asked = peer_options.parse(__doc__)
     settings = {"PEER_WORK": asked.work, "PEER_BATCH": str(asked.batch)}
     settings["BENTOML_DO_NOT_TRACK"] = "true"
     settings["BENTOML_CONFIG_OPTIONS"] = "api_server.logging.access.enabled=false"

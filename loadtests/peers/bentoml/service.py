@@ -13,17 +13,17 @@ from typing import Any
 
 import bentoml
 
-from loadtests.peers import asked as asking
+from loadtests.peers import options as peer_options
 
-WORK = os.environ.get("PEER_WORK", asking.DEVICE)
+WORK = os.environ.get("PEER_WORK", peer_options.DEVICE)
 BATCH = int(os.environ.get("PEER_BATCH", "8"))
-MAX_LATENCY_MS = 100 if WORK == asking.DEVICE else 60_000
+MAX_LATENCY_MS = 100 if WORK == peer_options.DEVICE else 60_000
 
 
 @bentoml.service(workers=1, traffic={"timeout": 30})
 class Model:
     def __init__(self) -> None:
-        self._run = asking.work_of(WORK)
+        self._run = peer_options.work_of(WORK)
 
     @bentoml.api(batchable=True, max_batch_size=BATCH, max_latency_ms=MAX_LATENCY_MS)
     def infer(self, items: list[Any]) -> list[Any]:

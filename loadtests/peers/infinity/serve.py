@@ -12,15 +12,15 @@ import os
 import sys
 from pathlib import Path
 
-from loadtests.peers import asked as asking
+from loadtests.peers import options as peer_options
 from loadtests.peers.minilm_files import TOKENIZER
 
 
 def main() -> None:
-    asked = asking.parse(__doc__)
+    asked = peer_options.parse(__doc__)
     folder = Path(os.environ[TOKENIZER]).parent
     command = [str(Path(sys.executable).with_name("infinity_emb")), "v2"]
-    command += ["--model-id", str(folder), "--served-model-name", asking.MINILM]
+    command += ["--model-id", str(folder), "--served-model-name", peer_options.MINILM]
     command += ["--engine", "torch", "--device", "cpu", "--dtype", "bfloat16"]
     command += ["--batch-size", str(asked.batch), "--no-bettertransformer", "--no-compile"]
     command += ["--host", "127.0.0.1", "--port", str(asked.port), "--log-level", "warning"]

@@ -13,17 +13,17 @@ from typing import Any
 
 import litserve
 
-from loadtests.peers import asked as asking
+from loadtests.peers import options as peer_options
 
 WAIT_S = 0.002
 SLO_S = 0.1
 
 
 class Api(litserve.LitAPI):
-    work = asking.DEVICE
+    work = peer_options.DEVICE
 
     def setup(self, device: str) -> None:
-        self._run = asking.work_of(self.work)
+        self._run = peer_options.work_of(self.work)
 
     def decode_request(self, request):  # LitServe asks FastAPI for what an annotation names
         return request["item"]
@@ -36,10 +36,10 @@ class Api(litserve.LitAPI):
 
 
 def main() -> None:
-    asked = asking.parse(__doc__)
+    asked = peer_options.parse(__doc__)
     api = Api(max_batch_size=asked.batch, batch_timeout=WAIT_S)
     api.work = asked.work
-    timeout_s = SLO_S if asked.work == asking.DEVICE else 30.0
+    timeout_s = SLO_S if asked.work == peer_options.DEVICE else 30.0
     server = litserve.LitServer(api, accelerator="cpu", timeout=timeout_s, fast_queue=True)
     server.run(
         host="127.0.0.1",

@@ -13,18 +13,18 @@ from mlserver import MLModel
 from mlserver.codecs import NumpyCodec, StringCodec
 from mlserver.types import InferenceRequest, InferenceResponse
 
-from loadtests.peers import asked as asking
+from loadtests.peers import options as peer_options
 
 
 class Model(MLModel):
     async def load(self) -> bool:
         self._work = self.settings.parameters.extra["work"]
-        self._run = asking.work_of(self._work)
+        self._run = peer_options.work_of(self._work)
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
         texts = StringCodec.decode_input(payload.inputs[0])
-        items = texts if self._work == asking.MINILM else [json.loads(text) for text in texts]
+        items = texts if self._work == peer_options.MINILM else [json.loads(text) for text in texts]
         answers = self._run(items)
         output = NumpyCodec.encode_output("answer", np.asarray(answers, np.float32))
         return InferenceResponse(model_name=self.name, outputs=[output])

@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from loadtests.peers import asked as asking
-from loadtests.peers.asked import Asked
+from loadtests.peers import options as peer_options
+from loadtests.peers.options import PeerOptions
 
 BATCH_TIME_S = 0.02
 
@@ -41,7 +41,7 @@ def server_settings(port: int, home: Path) -> dict[str, object]:
     }
 
 
-def model_settings(asked: Asked) -> dict[str, object]:
+def model_settings(asked: PeerOptions) -> dict[str, object]:
     return {
         "name": "model",
         "implementation": "loadtests.peers.mlserver.runtime.Model",
@@ -52,7 +52,7 @@ def model_settings(asked: Asked) -> dict[str, object]:
 
 
 def main() -> None:
-    asked = asking.parse(__doc__)
+    asked = peer_options.parse(__doc__)
     home = Path(tempfile.mkdtemp(prefix="mlserver-peer-"))
     (home / "settings.json").write_text(json.dumps(server_settings(asked.port, home)))
     (home / "model-settings.json").write_text(json.dumps(model_settings(asked)))

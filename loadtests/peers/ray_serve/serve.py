@@ -24,8 +24,8 @@ from ray import serve
 from ray.serve import Application
 from starlette.requests import Request
 
-from loadtests.peers import asked as asking
-from loadtests.peers.asked import Asked
+from loadtests.peers import options as peer_options
+from loadtests.peers.options import PeerOptions
 from loadtests.peers.ray_serve.running import serve_until_ended
 
 PADDED_TOKENS = 1024  # a batch's bound in the throughput variant; the longest row alone has 512
@@ -38,8 +38,8 @@ def padded(items: Sequence[Sequence[Any]]) -> int:
     return len(items) * max(map(len, items))
 
 
-def batching(asked: Asked) -> dict[str, Any]:
-    if asked.variant == "throughput" and asked.work == asking.DEVICE:
+def batching(asked: PeerOptions) -> dict[str, Any]:
+    if asked.variant == "throughput" and asked.work == peer_options.DEVICE:
         bound = {"max_batch_size": PADDED_TOKENS, "batch_size_fn": padded}
         return {**bound, "batch_wait_timeout_s": WAIT_S}
     return {"max_batch_size": asked.batch}
@@ -50,11 +50,11 @@ def options(variant: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def application(asked: Asked) -> Application:
+def application(asked: PeerOptions) -> Application:
     @serve.deployment(**options(asked.variant))
     class Model:
         def __init__(self) -> None:
-            self._run = asking.work_of(asked.work)
+            self._run = peer_options.work_of(asked.work)
             self._device = ThreadPoolExecutor(1)
 
         @serve.batch(**batching(asked))
@@ -72,7 +72,7 @@ def application(asked: Asked) -> Application:
 
 
 def main() -> None:
-    asked = asking.parse(__doc__)
+    asked = peer_options.parse(__doc__)
     serve_until_ended(application(asked), asked.port)
 
 

@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from loadtests.peers import asked as asking
-from loadtests.peers.asked import Asked
+from loadtests.peers import options as peer_options
+from loadtests.peers.options import PeerOptions
 from loadtests.peers.triton.serve import install_stub, package_dir, server_command
 
 HERE = Path(__file__).resolve().parent
@@ -37,8 +37,8 @@ dynamic_batching {{ max_queue_delay_microseconds: 0 {policy} }}
 POLICY = "default_queue_policy {{ timeout_action: REJECT default_timeout_microseconds: {} }}"
 
 
-def config(asked: Asked) -> str:
-    on_device = asked.work == asking.DEVICE
+def config(asked: PeerOptions) -> str:
+    on_device = asked.work == peer_options.DEVICE
     ragged = "allow_ragged_batch: true" if on_device and asked.variant != "equal-shapes" else ""
     return CONFIG.format(
         work=asked.work,
@@ -49,7 +49,7 @@ def config(asked: Asked) -> str:
     )
 
 
-def write_repository(root: Path, asked: Asked) -> None:
+def write_repository(root: Path, asked: PeerOptions) -> None:
     version_dir = root / asked.work / "1"
     version_dir.mkdir(parents=True)
     (root / asked.work / "config.pbtxt").write_text(config(asked))
@@ -57,7 +57,7 @@ def write_repository(root: Path, asked: Asked) -> None:
 
 
 def main() -> None:
-    asked = asking.parse(__doc__)
+    asked = peer_options.parse(__doc__)
     server_dir = package_dir() / "tritonserver"
     install_stub(server_dir)
     repository = Path(tempfile.mkdtemp(prefix="triton-peer-"))

@@ -8,13 +8,13 @@ import os
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from loadtests.peers import asked as asking
+from loadtests.peers import options as peer_options
 
 
 class TritonPythonModel:
     def initialize(self, args):
         self._work = os.environ["PEER_WORK"]
-        self._run = asking.work_of(self._work)
+        self._run = peer_options.work_of(self._work)
 
     def execute(self, requests):
         answers = self._run([self._item(request) for request in requests])
@@ -25,6 +25,6 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("answer", values)])
 
     def _item(self, request):
-        if self._work == asking.DEVICE:
+        if self._work == peer_options.DEVICE:
             return pb_utils.get_input_tensor_by_name(request, "ids").as_numpy()[0].tolist()
         return pb_utils.get_input_tensor_by_name(request, "text").as_numpy()[0, 0].decode()

@@ -13,7 +13,7 @@ import pytest
 
 from deployments.cluster import control_socket
 from deployments.cluster.control_socket import ControlSocket
-from deployments.cluster.state_file import NoServer
+from deployments.cluster.server_files import NoServer
 from deployments.tools import control
 from deployments.tools.control import Refused, ask
 
@@ -35,7 +35,7 @@ HANDLERS: dict[str, control_socket.Handler] = {
 def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     found = tmp_path_factory.mktemp("s") / "c.sock"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(control.run_folder, "control_socket", lambda port: found)
+        patch.setattr(control.server_files, "control_socket", lambda port: found)
         patch.setattr(control_socket, "control_socket", lambda port: found)
         with ControlSocket(PORT, HANDLERS):
             yield found
@@ -71,7 +71,7 @@ def test_the_socket_is_its_owners_alone(path: Path) -> None:
 
 
 def test_no_server_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(control.run_folder, "control_socket", lambda port: tmp_path / "none")
+    monkeypatch.setattr(control.server_files, "control_socket", lambda port: tmp_path / "none")
     with pytest.raises(NoServer, match="starting or stopping"):
         ask(PORT, {"do": "status"})
 
@@ -79,7 +79,7 @@ def test_no_server_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_a_host_that_goes_without_an_answer_is_a_refusal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(control.run_folder, "control_socket", lambda port: tmp_path / "dumb")
+    monkeypatch.setattr(control.server_files, "control_socket", lambda port: tmp_path / "dumb")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "dumb"))
         listening.listen()

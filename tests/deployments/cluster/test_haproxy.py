@@ -3,15 +3,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-import sys
-import time
 
 import httpx
-import psutil
 import pytest
 from fake_engines import until
 
-from deployments.cluster import haproxy, ports, run_folder
+from deployments.cluster import haproxy, ports
 
 CONFIG = """\
 global
@@ -111,41 +108,6 @@ def test_haproxy_takes_what_was_written(tmp_path):
 def test_a_host_is_no_shell_command(tmp_path, program):
     lines = run(haproxy.wrapped(tmp_path, "$(id);'", 30, 50), tmp_path)
     assert "bind $(id);':19101" in lines
-
-
-def test_a_process_of_another_name_is_not_ours_though_it_names_our_folder(tmp_path):
-    sleeper = [sys.executable, "-c", "input()", str(tmp_path / "haproxy.cfg")]
-    with subprocess.Popen(sleeper, stdin=subprocess.PIPE) as process:
-        assert haproxy.find(tmp_path) == []
-        process.communicate(b"\n")
-
-
-def test_one_whose_parent_is_no_manager_is_a_leftover():
-    assert not haproxy.is_managed(psutil.Process())
-
-
-def test_ending_nobody_returns_at_once():
-    began = time.monotonic()
-    haproxy.end([])
-    assert time.monotonic() - began < 0.5
-
-
-def test_a_run_folder_belongs_to_its_owner_and_goes(monkeypatch, tmp_path):
-    monkeypatch.setattr(run_folder, "path_of", lambda port: tmp_path / str(port))
-    folder = run_folder.made(1)
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert run_folder.made(1) == folder
-    run_folder.remove(1)
-    assert not folder.exists()
-    run_folder.remove(1)
-
-
-def test_a_run_folder_that_is_a_link_is_refused(monkeypatch, tmp_path):
-    (tmp_path / "target").mkdir()
-    (tmp_path / "1").symlink_to(tmp_path / "target")
-    monkeypatch.setattr(run_folder, "path_of", lambda port: tmp_path / str(port))
-    with pytest.raises(PermissionError, match="remove it"):
-        run_folder.made(1)
 
 
 LEFT = """\

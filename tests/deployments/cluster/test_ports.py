@@ -1,18 +1,20 @@
+"""A start is refused in words where it could not listen; whoever listens on a port is found and
+named, also where the system does not say who it is."""
+
 from __future__ import annotations
 
 import os
 import socket
-import time
+from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
-from deployments.cluster import ports, run_folder, state_file
-from deployments.settings import GatewaySettings, Settings, load_tenants
+from deployments.cluster import ports
+from deployments.cluster.ports import listener
+from deployments.settings import GatewaySettings
 
-
-@pytest.fixture(autouse=True)
-def folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_folder, "path_of", lambda port: tmp_path / f"run-{port}")
+Listen = Callable[[str], int]
 
 
 def gateway(**changes) -> GatewaySettings:
@@ -20,64 +22,134 @@ def gateway(**changes) -> GatewaySettings:
     return GatewaySettings(**{name: ports.any_free() for name in names} | changes)
 
 
-def test_free_ports_have_nothing_said_of_them(tmp_path):
-    assert ports.free_or_say(gateway(), tmp_path) == []
+def test_free_ports_have_nothing_said_of_them():
+    assert ports.refusal(gateway()) is None
 
 
-def test_a_foreign_listener_is_named_with_the_setting_it_blocks(tmp_path):
+def test_a_foreign_listener_is_named_with_the_setting_it_blocks():
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
-        (sentence,) = ports.free_or_say(gateway(haproxy_metrics_port=taken), tmp_path)
+        sentence = ports.refusal(gateway(haproxy_metrics_port=taken))
     assert f"port {taken} (gateway.haproxy_metrics_port) is taken by" in sentence
     assert f"pid {os.getpid()}" in sentence
 
 
 @pytest.mark.parametrize("host", ["999.1.1.1", "192.0.2.1", "x" * 300])
-def test_a_host_that_is_not_here_is_said_before_anything_starts(tmp_path, host):
-    (sentence,) = ports.free_or_say(gateway(host=host), tmp_path)
-    assert f"gateway.host {host} is no address" in sentence
+def test_a_host_that_is_not_here_is_said_before_anything_starts(host):
+    sentence = ports.refusal(gateway(host=host))
+    assert f"gateway.host {host} is not an address" in sentence
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
-def test_a_host_that_is_here_is_fine(tmp_path, host):
-    assert ports.free_or_say(gateway(host=host), tmp_path) == []
+def test_a_host_that_is_here_is_fine(host):
+    assert ports.refusal(gateway(host=host)) is None
 
 
-def test_the_proxy_needs_no_port_of_haproxy(tmp_path):
+def test_the_proxy_needs_no_port_of_haproxy():
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         settings = gateway(ingress="proxy", haproxy_stats_port=taken)
-        assert ports.free_or_say(settings, tmp_path) == []
+        assert ports.refusal(settings) is None
 
 
-def state(port: int, mark: state_file.ProcessMark) -> state_file.ServerState:
-    return state_file.ServerState(port, mark, "", "", "settings.yaml", time.time())
+@pytest.fixture
+def listen() -> Iterator[Listen]:
+    """Listens on an address and gives the port."""
+    opened: list[socket.socket] = []
+
+    def start(address: str) -> int:
+        made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        opened.append(made)
+        made.bind((address, 0))
+        made.listen()
+        port: int = made.getsockname()[1]
+        return port
+
+    yield start
+    for each in opened:
+        each.close()
 
 
-def test_a_server_of_ours_on_the_port_is_said_so(tmp_path):
-    settings = gateway()
-    state_file.write(state(settings.port, state_file.ProcessMark.of(os.getpid())), tmp_path)
-    (sentence,) = ports.free_or_say(settings, tmp_path)
-    assert f"port {settings.port} is served by Headrace already" in sentence
+@pytest.fixture
+def free_port() -> int:
+    return ports.any_free()
 
 
-def test_the_state_of_a_dead_server_is_no_hindrance(tmp_path):
-    settings = gateway()
-    state_file.write(state(settings.port, state_file.ProcessMark(os.getpid(), 1.0)), tmp_path)
-    assert ports.free_or_say(settings, tmp_path) == []
+@pytest.mark.parametrize(
+    ("bound", "asked"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "localhost"),
+        ("127.0.0.1", "0.0.0.0"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("::", "127.0.0.1"),
+        ("::", "::1"),
+    ],
+)
+def test_listener_is_named_with_its_process(listen: Listen, bound: str, asked: str) -> None:
+    if ":" in bound and not socket.has_ipv6:
+        pytest.skip("no IPv6 on this machine")
+    port = listen(bound)
+    found = listener(asked, port)
+    assert found is not None
+    assert (found.pid, found.port) == (os.getpid(), port)
+    assert found.name == psutil.Process().name()
+    assert str(os.getpid()) in str(found)
 
 
-def test_tenants_are_written_whole_and_for_their_owner_alone(tmp_path):
-    settings = Settings.model_validate(
-        {
-            "models": {"m": {"runtime": "synthetic"}},
-            "tenants": {"acme": {"weight": 3, "rate": {"tokens_per_s": 9}}},
-            "controllers": {"frozen": True},
-        }
-    )
-    path = tmp_path / "tenants.yaml"
-    ports.write_tenants(settings, path)
-    written = load_tenants(path)
-    assert (written.tenants, written.controllers) == (settings.tenants, settings.controllers)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert list(tmp_path.iterdir()) == [path]
+def test_free_port_has_no_listener(free_port: int) -> None:
+    assert listener("127.0.0.1", free_port) is None
+    assert listener("0.0.0.0", free_port) is None
+
+
+def test_other_address_of_the_same_port_does_not_meet(listen: Listen) -> None:
+    port = listen("127.0.0.1")
+    assert listener("127.0.0.2", port) is None
+
+
+def test_bound_socket_that_does_not_listen_is_not_free(free_port: int) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", free_port))
+        found = listener("127.0.0.1", free_port)
+    assert found is not None
+    assert found.pid is None
+
+
+def test_connection_that_has_ended_is_no_listener() -> None:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        server.accept()[0].close()  # closes first: its end stays in TIME_WAIT
+        client.close()
+    assert listener("127.0.0.1", port) is None
+
+
+def test_listener_is_found_where_the_table_is_closed_to_us(
+    listen: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(kind: str) -> list[object]:
+        raise psutil.AccessDenied
+
+    monkeypatch.setattr(psutil, "net_connections", closed)
+    found = listener("127.0.0.1", listen("127.0.0.1"))
+    assert found is not None
+    assert found.pid == os.getpid()
+
+
+def test_listener_of_another_user_is_found_without_a_name(
+    listen: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "net_connections", lambda kind: [])
+    found = listener("127.0.0.1", listen("127.0.0.1"))
+    assert found is not None
+    assert found.pid is None
+    assert "another user's process" in str(found)
+
+
+def test_addresses_compare_as_the_system_binds_them() -> None:
+    assert ports._plain("::ffff:127.0.0.1") == "127.0.0.1"
+    assert ports._plain("fe80::1%eth0") == "fe80::1"
+    assert ports._plain("not an address") == "not an address"

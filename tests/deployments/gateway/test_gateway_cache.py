@@ -15,7 +15,7 @@ from held_calls import INFER, body_of, data
 from in_process import Answer, Stand, ask, standing
 
 from deployments.contract.description import Ladder
-from deployments.gateway.reuse.row_keys import row_keys
+from deployments.gateway.reuse.response_cache import row_keys
 from runtimes.errors import BadRows
 
 CACHED = {

@@ -31,7 +31,7 @@ async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
 
 @pytest.fixture
 def looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.gateway.http.leaving._WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr("deployments.gateway.http.exchange._WATCH_AFTER_S", 0.0)
 
 
 def send(

@@ -17,7 +17,7 @@ from in_process import Answer, Stand, ask, standing
 
 from deployments.contract.description import Ladder
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.gateway.queues.tickets import Demand, refusal
+from deployments.gateway.queues.core_loop import Demand, refusal
 from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.tenancy.tenants import Tenant
 from routers.types import Reason

@@ -41,7 +41,7 @@ async def engines(stand: Stand, page: Page) -> Played:
 
 @pytest.fixture
 def looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.gateway.http.leaving._WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr("deployments.gateway.http.exchange._WATCH_AFTER_S", 0.0)
 
 
 async def begun(engines: Played, count: int = 1) -> int:

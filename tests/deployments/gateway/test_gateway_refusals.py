@@ -15,7 +15,7 @@ import pytest
 from fake_runtimes import Encoder, Shout
 from in_process import Answer, Stand, ask, standing
 
-from deployments.gateway.tenancy.keys import hash_key
+from deployments.gateway.tenancy.tenants import hash_key
 
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}, "lengths": {"max": 64}}
 INFER = "/v2/models/device/infer"

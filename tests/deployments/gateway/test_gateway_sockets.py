@@ -79,7 +79,7 @@ async def test_a_connection_is_kept_and_its_requests_answered_in_order(
             status, headers, _ = await connection.answer()
             assert status == 200
             assert "connection" not in headers
-    page = listening.stand.observer.page("")[0].decode()
+    page = listening.stand.telemetry.page("")[0].decode()
     reused = [line for line in page.splitlines() if "connections_reused_total{" in line]
     assert reused[0].endswith(" 2.0")
 
@@ -144,7 +144,7 @@ async def test_a_small_body_that_was_refused_unread_costs_no_connection(
 async def test_a_client_that_hangs_up_frees_its_place(
     listening: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.gateway.http.leaving._WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr("deployments.gateway.http.exchange._WATCH_AFTER_S", 0.0)
     transport = listening.stand.transports["device"]
     transport.hold()
     async with listening.connect() as connection:

@@ -167,7 +167,7 @@ async def test_what_a_tenant_has_waiting_and_was_served_is_published(tmp_path: P
         stand.transports["device"].hold()
         asked = [asyncio.create_task(ask(stand.app, "POST", INFER, [ACME], GOOD)) for _ in range(3)]
         await stand.waiting("device", 2)
-        model = stand.observer.snapshot()["models"]["device"]
+        model = stand.telemetry.snapshot()["models"]["device"]
         assert model["rows_by_tenant"] == {"acme": 2}
         assert sum(model["rows_by_bucket"].values()) == 2
         stand.transports["device"].release()

@@ -92,11 +92,11 @@ async def engines(stand: Stand, folder: Path, count: int) -> tuple[Cores, list[A
         cores.streams[f"chat-{index}"] = StreamCore(runtime, 64)
     page, _ = describe.describe_stream("chat", model, "digest", runtimes[0])
     book = ReplicaDirectory()
-    served = ServedModel(page, None, cores, book, stand.home, stand.observer.batch)
+    served = ServedModel(page, None, cores, book, stand.home, stand.telemetry.batch)
     stand.models._served["chat"], stand.models._live["chat"] = served, page
     stand.transports["chat"], stand.books["chat"] = cores, book  # type: ignore[assignment]
     book.update([RunningReplica(name, (("digest", "digest"),)) for name in cores.streams])
-    stand.observer.refresh()
+    stand.telemetry.refresh()
     return cores, runtimes
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from fake_runtimes import Moody
@@ -12,8 +10,6 @@ from hypothesis import strategies as st
 
 from deployments.contract.batch_wire import rows_of
 from deployments.replica.bisection import run_bisected, take
-from deployments.replica.jobs import Job
-from routers.staging import Staged
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import Batch, Ragged
 
@@ -24,12 +20,6 @@ def batch_of(values: list[int]) -> Batch:
     return Batch(len(values), np.ones(len(values), dtype=np.int64), {"x": ids})
 
 
-def ran(runtime: Any, batch: Batch) -> Job:
-    job = Job(Staged("g", 1), batch, None, 0.0)  # type: ignore[arg-type]
-    run_bisected(runtime, job)
-    return job
-
-
 @given(st.lists(st.sampled_from([BadRows, RunError, KeyError, None]), min_size=1, max_size=40))
 def test_any_set_of_bad_rows_fails_alone_and_the_rest_is_answered_right(
     faults: list[type[Exception] | None],
@@ -38,25 +28,25 @@ def test_any_set_of_bad_rows_fails_alone_and_the_rest_is_answered_right(
         fault = faults[value]
         return None if fault is None else fault(f"row {value}")
 
-    job = ran(Moody(mood), batch_of(list(range(len(faults)))))
-    bad = {e.row: e.callers_fault for e in job.errors}
+    result = run_bisected(Moody(mood), batch_of(list(range(len(faults)))))
+    bad = {e.row: e.callers_fault for e in result.errors}
     assert bad == {i: f is BadRows for i, f in enumerate(faults) if f is not None}
     good = [i for i, fault in enumerate(faults) if fault is None]
-    answered = rows_of(job.outputs["y"]) if good else []
+    answered = rows_of(result.outputs["y"]) if good else []
     assert [int(row[0]) for row in answered] == good
-    assert job.padded_tokens == len(good)
+    assert result.padded_tokens == len(good)
 
 
 @pytest.mark.parametrize("size", [1, 2, 31, 32])
 def test_one_bad_row_costs_logarithmically_many_runs(size: int) -> None:
     runtime = Moody(lambda value: BadRows("bad") if value == 0 else None)
-    ran(runtime, batch_of(list(range(size))))
+    run_bisected(runtime, batch_of(list(range(size))))
     assert len(runtime.batches) <= 1 + 2 * np.ceil(np.log2(size))
 
 
 def test_stage_times_of_the_parts_add_up() -> None:
-    job = ran(Moody(lambda v: BadRows("x") if v == 0 else None), batch_of([0, 1, 2, 3]))
-    assert job.times.run_s == pytest.approx(0.002)  # rows 1, and 2 with 3
+    result = run_bisected(Moody(lambda v: BadRows("x") if v == 0 else None), batch_of([0, 1, 2, 3]))
+    assert result.times.run_s == pytest.approx(0.002)  # rows 1, and 2 with 3
 
 
 def test_rows_of_a_batch_are_taken_with_all_their_inputs() -> None:
@@ -73,5 +63,5 @@ def test_rows_of_a_batch_are_taken_with_all_their_inputs() -> None:
 def test_an_unhealthy_device_is_not_bisected() -> None:
     runtime = Moody(lambda value: Unhealthy("broken"))
     with pytest.raises(Unhealthy):
-        ran(runtime, batch_of([1, 2, 3, 4]))
+        run_bisected(runtime, batch_of([1, 2, 3, 4]))
     assert len(runtime.batches) == 1

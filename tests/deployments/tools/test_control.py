@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
+import uuid
 
 import pytest
 
-from deployments.cluster import run_folder
+from deployments.cluster import orphaned_processes, server_files
 from deployments.cluster.control_socket import ControlSocket
-from deployments.cluster.state_file import NoServer
+from deployments.cluster.server_files import NoServer
 from deployments.tools import control
+
+ID = uuid.uuid4().hex  # other runs of these tests have processes of their own
 
 
 @pytest.fixture(autouse=True)
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_folder, "path_of", lambda port: tmp_path)
+    monkeypatch.setattr(server_files, "run_folder", lambda port: tmp_path)
     return tmp_path
 
 
@@ -86,3 +92,44 @@ def test_changes_are_made_one_after_another(other):
         for thread in asked:
             thread.join()
     assert most == [1, 1]
+
+
+@pytest.fixture
+def states(tmp_path, monkeypatch):
+    """The state folder, with the file of a server on port 1 whose host was killed."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    killed = server_files.ProcessMark(os.getpid(), 1.0)
+    state = server_files.ServerState(1, killed, "", "", "settings.yaml", 0.0, ID)
+    server_files.write(state, server_files.state_folder())
+    return server_files.state_folder()
+
+
+@pytest.mark.parametrize("port", [1, None])
+def test_stop_ends_what_a_killed_server_left_and_says_so(states, port, capsys):
+    left = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env=os.environ | {orphaned_processes.VARIABLE: ID},
+    )
+    try:
+        assert control.stop(port) == 0
+        assert left.wait(10) == -15
+    finally:
+        left.kill()
+        left.wait()
+    assert "ended a process that a killed server left on port 1" in capsys.readouterr().err
+    assert server_files.listing(states) == []
+
+
+@pytest.mark.parametrize("port", [1, 2, None])
+def test_stop_where_nothing_is_left_finds_no_server(states, port):
+    with pytest.raises(NoServer, match="start one with"):
+        control.stop(port)
+
+
+def test_stop_says_which_process_does_not_end(states, monkeypatch):
+    def never(dead, folder):
+        raise TimeoutError("processes 7 of a killed server do not end")
+
+    monkeypatch.setattr(orphaned_processes, "clear", never)
+    with pytest.raises(control.Refused, match="processes 7"):
+        control.stop(1)

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from math import log
 from statistics import median
 
-from loadtests.results.report_table import Report, Table, at_most, publish, spread_of
+from loadtests.results.report_table import BenchReport, Table, at_most, publish, spread_of
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
 from routers.simulation.simulator import Arrival, Device, World, run
@@ -145,7 +145,7 @@ def measured(levels: tuple[int, ...], requests: int, repeats: int) -> list[Speed
     ]
 
 
-def report(speeds: list[Speed], refused: list[refusals.Refusals]) -> Report:
+def report(speeds: list[Speed], refused: list[refusals.Refusals]) -> BenchReport:
     least, most = speeds[0], speeds[-1]
     rows = tuple(
         (each.level, each.median_us, spread_of(each.us, float), each.rows_a_batch)
@@ -166,7 +166,7 @@ def report(speeds: list[Speed], refused: list[refusals.Refusals]) -> Report:
             " ×",
         )
     )
-    return Report(
+    return BenchReport(
         name="core_speed",
         title="Speed of the core alone",
         tables=(Table(caption, headers, rows), refusals.table(refused)),

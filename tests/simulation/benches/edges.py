@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
 
-from loadtests.results.report_table import Report, Table, at_most, number, publish
+from loadtests.results.report_table import BenchReport, Table, at_most, number, publish
 from routers.buckets.edges import EdgeSolver
 from routers.settings import BucketSettings
 from tests.simulation.benches.in_time import (
@@ -176,8 +176,8 @@ def in_time_table(lengths: Lengths, found: Sequence[InTime]) -> Table:
     return Table(caption, headers, rows)
 
 
-def report(pads: list[Padded], times: list[InTime]) -> Report:
-    return Report(
+def report(pads: list[Padded], times: list[InTime]) -> BenchReport:
+    return BenchReport(
         name="edges",
         title="Bucket edges: padding, and the share within the SLO",
         tables=(padding_table(pads), *(in_time_table(each, times) for each in COMPARED)),

@@ -23,9 +23,8 @@ from deployments.contract.errors import BadRequest, RowFailed
 from deployments.gateway.http.protocols import malformed
 from deployments.gateway.http.protocols.tensors import HALVES, Array, row_from_json
 from deployments.gateway.http.protocols.types import Encoded, PredictCall
-from deployments.gateway.rows.columns import Rows
-from deployments.gateway.rows.joined import RowsOut
-from deployments.gateway.rows.split import check_count, from_rows
+from deployments.gateway.rows.conversion import RowsOut, check_count, from_rows
+from deployments.gateway.rows.types import Rows
 from runtimes.types import TensorSpec
 
 

@@ -1,17 +1,21 @@
-"""Open Inference datatypes as numpy arrays: the table, shapes, and values given as JSON.
+"""Open Inference datatypes as numpy arrays: shapes, values given as JSON, values given as bytes.
 
-Data may be nested as the shape is, or flat in row-major order. Values are taken strictly: an INT64
+JSON may be nested as the shape is, or flat in row-major order. Values are taken strictly: an INT64
 tensor takes no `1.0` and no `true`, a UINT8 tensor no 256, a FP32 tensor nothing that would become
-infinite. Nothing is allocated by what a shape claims: elements are counted first. Binary data is
-`tensor_bytes`; FP16 and BF16 have no JSON form in the protocol, callers of `from_json` refuse them.
-
-Source: Open Inference Protocol, "Tensor Data" and "Tensor Data Types".
+infinite. Nothing is allocated by what a shape claims: elements are counted first. FP16 and BF16
+have no JSON form in the protocol, callers of `from_json` refuse them. Bytes are little-endian,
+row-major, without padding: BOOL is one byte, a BYTES element a 4-byte length and the bytes.
+`unpack` copies fixed-width data only where the JSON header's length left it misaligned; else the
+array is a read-only view that keeps the body alive.
+Source: Open Inference Protocol, "Tensor Data" and "Tensor Data Types"; Triton's binary extension.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import struct
+import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -31,6 +35,7 @@ MAX_DIM = 2**31 - 1
 
 _NESTED = re.compile(rb"\s*\[\s*\[")
 _KINDS: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "V": float, "O": str}
+_LENGTH = struct.Struct("<I")
 
 
 class Base64Bytes(msgspec.Struct):
@@ -169,3 +174,50 @@ def _out_of_range(values: Any, dtype: np.dtype[Any], datatype: str) -> str:
     flat = values if isinstance(values, list) else [values]
     first = next((v for v in flat if not info.min <= v <= info.max), "a value")
     return f"{str(first)[:24]} is out of {datatype}'s range {info.min} to {info.max}."
+
+
+if sys.byteorder != "little":  # numpy's native types stand for the wire's everywhere below
+    raise ImportError("binary tensors are little-endian, this machine is not")
+
+
+def unpack(view: memoryview, name: str, datatype: str, shape: list[int]) -> Array:
+    """The dense array of `shape` in `view`, which holds this tensor's bytes and nothing else."""
+    dtype = dtype_of(datatype, name)
+    count = element_count(name, shape)
+    if datatype == "BYTES":
+        return _unpack_bytes(view, name, count).reshape(shape)
+    if len(view) != count * dtype.itemsize:
+        raise BadRequest(
+            f"Tensor '{name}': {datatype} of shape {shape} takes {count * dtype.itemsize} bytes, "
+            f"binary_data_size is {len(view)}."
+        )
+    if datatype == "BOOL" and np.frombuffer(view, dtype=np.uint8).max() > 1:
+        raise BadRequest(f"Tensor '{name}': a BOOL element is the byte 0 or 1.")
+    flat = np.frombuffer(view, dtype=dtype)
+    return (flat if flat.flags.aligned else flat.copy()).reshape(shape)
+
+
+def _unpack_bytes(view: memoryview, name: str, count: int) -> Array:
+    if count * 4 > len(view):  # before anything of that size is allocated
+        raise BadRequest(f"Tensor '{name}': {len(view)} bytes cannot hold {count} BYTES elements.")
+    flat = np.empty(count, dtype=object)
+    at = 0
+    for index in range(count):
+        start = at + 4
+        at = start + _LENGTH.unpack_from(view, at)[0] if start <= len(view) else start
+        if at > len(view):
+            raise BadRequest(f"Tensor '{name}': BYTES element {index} runs over the tensor's data.")
+        flat[index] = bytes(view[start:at])
+    if at != len(view):
+        raise BadRequest(
+            f"Tensor '{name}': {count} BYTES elements take {at} bytes, "
+            f"binary_data_size is {len(view)}."
+        )
+    return flat
+
+
+def pack(datatype: str, data: Array) -> bytes | memoryview:
+    """The tensor's bytes; a view of `data` where that is what they are."""
+    if datatype == "BYTES":
+        return b"".join([_LENGTH.pack(len(item)) + item for item in data.reshape(-1).tolist()])
+    return np.ascontiguousarray(data).reshape(-1).view(np.uint8).data

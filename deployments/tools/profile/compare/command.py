@@ -19,7 +19,7 @@ from deployments.tools.profile.errors import AskedWrongly, CannotProfile
 from deployments.tools.profile.subject import Asked, Chosen, chosen
 from loadtests.report import page
 from loadtests.report.figure import Figure
-from loadtests.report.plots import Axis, Row, rows
+from loadtests.report.plots import Axis, MarkRow, rows
 from loadtests.report.scale import linear
 from loadtests.report.table import aligned
 from loadtests.results.report_table import Table, number, this_machine, today
@@ -120,7 +120,7 @@ def _write(
 
 def _figure(table: Table, ranked: Sequence[Ranked]) -> Figure:
     marks = [
-        Row(each.name, [(rate, f"{what} run: {number(rate)} tokens/s") for what, rate in (
+        MarkRow(each.name, [(rate, f"{what} run: {number(rate)} tokens/s") for what, rate in (
             ("slowest", each.least), ("mean", each.tokens_per_s), ("fastest", each.most))])
         for each in ranked
     ]  # fmt: skip

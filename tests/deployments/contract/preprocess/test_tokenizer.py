@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from deployments.contract.errors import BadRequest
-from deployments.contract.preprocess.prefix import prefix, splits_at_spaces
-from deployments.contract.preprocess.text_cache import TextCache
-from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.gateway.preprocess import texts as texts_module
+from deployments.contract.preprocess.tokenizer import (
+    TextCache,
+    TextTokenizer,
+    prefix,
+    splits_at_spaces,
+)
+from deployments.gateway.preprocess import inputs as texts_module
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
-from deployments.gateway.preprocess.texts import TURN_CHARS, TURN_TEXTS, encode_texts, pieces
+from deployments.gateway.preprocess.inputs import TURN_CHARS, TURN_TEXTS, encode_texts, text_turns
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "##b", "##c", "fox", "!", "你"]
 
@@ -233,7 +236,7 @@ def test_threads_that_fill_the_cache_together_keep_its_count_right():
 @pytest.mark.parametrize("count", [0, 1, 2, TURN_TEXTS, TURN_TEXTS + 1, 2048])
 def test_a_request_is_cut_into_turns_that_hold_every_text_once(count):
     items = [(index, "x" * (index % 90)) for index in range(count)]
-    turns = list(pieces(items))
+    turns = list(text_turns(items))
     assert [item for turn in turns for item in turn] == items
     assert all(len(turn) <= TURN_TEXTS for turn in turns)
     assert all(sum(len(t) for _, t in turn) <= TURN_CHARS for turn in turns)
@@ -241,7 +244,7 @@ def test_a_request_is_cut_into_turns_that_hold_every_text_once(count):
 
 def test_a_text_longer_than_a_turn_is_a_turn_of_its_own():
     items = [(0, "x"), (1, "x" * (TURN_CHARS + 1)), (2, "x")]
-    assert [len(turn) for turn in pieces(items)] == [1, 1, 1]
+    assert [len(turn) for turn in text_turns(items)] == [1, 1, 1]
 
 
 @pytest.fixture

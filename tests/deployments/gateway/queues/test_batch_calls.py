@@ -1,4 +1,4 @@
-"""Leases become calls and replies become rows' answers, whatever the members' inputs and errors."""
+"""Leases become calls, replies become rows' answers; what waits is told again when it is old."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import pytest
 
 from deployments.contract import errors
 from deployments.contract.batch_wire import BatchReply, RowError, from_ragged, to_batch
-from deployments.gateway.queues.batch_calls import build_call, deliver_rows
-from deployments.gateway.rows.columns import RowColumn, Rows
+from deployments.gateway.queues.batch_calls import PeerDemand, build_call, deliver_rows
+from deployments.gateway.rows.types import RowColumn, Rows
+from routers.staging import TELL_S
 from routers.types import Dispatch
 from runtimes.types import Batch, Ragged
+
+SOME, OTHER = ((0, "x", 1.0),), ((0, "x", 2.0),)
 
 
 def rows(*ids: list[int], outputs: tuple[str, ...] | None = None, **more: list[list[int]]) -> Rows:
@@ -96,3 +99,45 @@ def test_all_rows_may_have_failed() -> None:
 def test_a_reply_of_another_number_of_rows_is_refused_whole(values: list[float]) -> None:
     with pytest.raises(ValueError, match="2 rows"):
         deliver_rows(lease((1, 0), (1, 1)), 0.0, "v", reply(values))
+
+
+def test_what_waits_is_told_again_only_when_it_is_old() -> None:
+    hearsay = PeerDemand()
+    assert hearsay.tell("r", SOME, 0.0) == SOME
+    assert hearsay.tell("r", OTHER, TELL_S / 2) is None
+    assert hearsay.tell("r", OTHER, TELL_S) == OTHER
+
+
+def test_each_replica_is_told() -> None:
+    hearsay = PeerDemand()
+    assert hearsay.tell("r", SOME, 0.0) == hearsay.tell("s", SOME, 0.0) == SOME
+
+
+def test_that_nothing_waits_is_told_at_once() -> None:
+    hearsay = PeerDemand()
+    hearsay.tell("r", SOME, 0.0)
+    assert hearsay.tell("r", (), 0.001) == ()
+
+
+def test_what_may_not_have_arrived_is_told_again() -> None:
+    hearsay = PeerDemand()
+    hearsay.tell("r", SOME, 0.0)
+    hearsay.not_heard("r")
+    hearsay.not_heard("nobody")
+    assert hearsay.tell("r", SOME, 0.001) == SOME
+
+
+def test_an_answer_that_says_nothing_means_what_was_heard_before() -> None:
+    hearsay = PeerDemand()
+    assert hearsay.hear("r", None) == ()
+    assert hearsay.hear("r", SOME) == SOME
+    assert hearsay.hear("r", None) == SOME
+    assert hearsay.hear("r", ()) == ()
+    assert hearsay.hear("s", None) == ()
+
+
+def test_replicas_that_are_gone_are_forgotten() -> None:
+    hearsay = PeerDemand()
+    hearsay.hear("r", SOME)
+    hearsay.forget({"s"})
+    assert hearsay.hear("r", None) == ()

@@ -12,7 +12,7 @@ from stream_bench import bench, read
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.contract.stream_wire import StreamEnd
-from deployments.gateway.queues.tickets import BatchEnd
+from deployments.gateway.queues.pending_requests import BatchEnd
 
 Page = Callable[..., ModelDescription]
 

@@ -14,7 +14,7 @@ from stream_bench import Bench, bench
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.contract.stream_wire import StreamEnd
-from deployments.gateway.queues.stream_tickets import StreamTicket
+from deployments.gateway.queues.pending_requests import StreamTicket
 
 Page = Callable[..., ModelDescription]
 REQUESTS = 120

@@ -14,8 +14,8 @@ from stream_bench import SHAPE, bench, read
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.contract.stream_wire import StreamEnd
-from deployments.gateway.queues.stream_tickets import MOST_UNREAD_BYTES
-from deployments.gateway.queues.tickets import BatchEnd, Terms
+from deployments.gateway.queues.core_loop import Terms
+from deployments.gateway.queues.pending_requests import MOST_UNREAD_BYTES, BatchEnd
 from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Unreached
 from routers.types import Tokens
 

@@ -14,7 +14,7 @@ from deployments.cli import main
 from deployments.contract.description import Recording
 from deployments.gateway.recording import recorder as module
 from deployments.gateway.recording.recorder import Recorder
-from deployments.gateway.rows.columns import RowColumn, Rows
+from deployments.gateway.rows.types import RowColumn, Rows
 from loadtests.traffic.traces import read_trace
 from runtimes import ragged_file
 

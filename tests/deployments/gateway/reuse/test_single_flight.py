@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deployments.contract import errors
-from deployments.gateway.queues.batch_calls import RowAnswer
-from deployments.gateway.queues.tickets import Terms, Ticket, refusal
+from deployments.gateway.queues.core_loop import Terms, refusal
+from deployments.gateway.queues.pending_requests import Ticket
 from deployments.gateway.reuse.single_flight import Follower, SingleFlight
-from deployments.gateway.rows.columns import Rows
+from deployments.gateway.rows.types import RowAnswer, Rows
 from routers.types import Reason, Request
 
 KEY = ("tenant", b"key")

@@ -15,7 +15,7 @@ from in_process import Stand, ask, standing
 from deployments.contract.description import ModelDescription
 from deployments.contract.logs import fields_of
 from deployments.contract.stream_wire import StreamEnd
-from deployments.gateway.telemetry.gateway_status import TokenPace
+from deployments.gateway.telemetry.levels import TokenPace
 from runtimes.types import EngineLoad
 
 Page = Callable[..., ModelDescription]
@@ -105,14 +105,14 @@ async def test_an_engines_own_account_is_passed_on(stand: Stand, page: Page) -> 
     assert (found["cache_used_ratio"], found["preemptions_total"]) == (0.5, 7)
     assert (found["prefix_queries_total"], found["prefix_hits_total"]) == (100, 90)
     assert found["engine_steps_total"] == 1000
-    status = stand.observer.snapshot()["models"]["chat"]
+    status = stand.telemetry.snapshot()["models"]["chat"]
     assert status["engines"] == {"chat-0": [3, 2, 0.5]}
 
 
 async def test_a_cancelled_stream_is_counted_as_such(
     stand: Stand, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.gateway.http.leaving._WATCH_AFTER_S", 0.0)
+    monkeypatch.setattr("deployments.gateway.http.exchange._WATCH_AFTER_S", 0.0)
     engines = add(stand, page)
     client = Client(stand, CHAT, streamed())
     (_, call) = await engines.until_begun(1)

@@ -16,20 +16,23 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.contract.preprocess.text_cache import CacheStatistics
+from deployments.contract.preprocess.tokenizer import CacheStatistics
 from deployments.gateway.http.request_start import sent_at_s, upstream_wait_s
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
-from deployments.gateway.telemetry.histograms import LATENCY_EDGES_S, HistogramTable, SampleLog
+from deployments.gateway.telemetry.histograms import LATENCY_EDGES_S, HistogramTable
 from deployments.gateway.telemetry.label_names import LabelNames
 from deployments.gateway.telemetry.levels import GatewayLevels, ModelLevels
-from deployments.gateway.telemetry.metric_tables import BATCH_STAGES, REQUEST_STAGES, WAITING_ROWS
-from deployments.gateway.telemetry.metrics import (
+from deployments.gateway.telemetry.metrics import GatewayMetrics
+from deployments.gateway.telemetry.metrics_server import MetricsServer
+from deployments.gateway.telemetry.sample_tables import (
+    BATCH_STAGES,
+    REQUEST_STAGES,
+    WAITING_ROWS,
     BatchSample,
-    GatewayMetrics,
     RequestLabels,
     RequestTimes,
+    SampleLog,
 )
-from deployments.gateway.telemetry.metrics_server import MetricsServer
 from routers.cost.model import Coefficients, CostError
 from routers.types import ControllerSnapshot, FlowSnapshot, ReplicaSnapshot, Snapshot
 

@@ -11,9 +11,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from deployments.gateway.telemetry.span_times import SpanTimes
-from deployments.gateway.telemetry.trace_context import Sampler, TraceContext, parse
-from deployments.gateway.telemetry.tracing import Tracing
+from deployments.gateway.telemetry.spans import OpenTelemetrySpans, otlp_processor
+from deployments.gateway.telemetry.tracing import (
+    Sampler,
+    SpanTimes,
+    TraceContext,
+    Tracing,
+    parse,
+)
 
 TRACE, PARENT = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 HEADER = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -25,14 +30,13 @@ def exporter():
     return InMemorySpanExporter()
 
 
+def written_to(exporter):
+    return OpenTelemetrySpans("headrace-test", SimpleSpanProcessor(exporter))
+
+
 @pytest.fixture
 def tracing(exporter):
-    made = Tracing(
-        "headrace-test",
-        sample_ratio=1.0,
-        processor=SimpleSpanProcessor(exporter),
-        clock=lambda: 0.0,
-    )
+    made = Tracing(written_to(exporter), sample_ratio=1.0, clock=lambda: 0.0)
     yield made
     made.close()
 
@@ -108,7 +112,7 @@ def test_requests_get_different_identifiers():
 @pytest.mark.parametrize(("asked", "recorded"), [(1, 1), (2, 2), (100, 100), (101, 100)])
 def test_callers_can_make_us_record_a_hundred_traces_a_second(exporter, asked, recorded):
     now = [5.0]
-    tracing = Tracing("t", processor=SimpleSpanProcessor(exporter), clock=lambda: now[0])
+    tracing = Tracing(written_to(exporter), clock=lambda: now[0])
     sampled = [tracing.begin({b"traceparent": HEADER}).sampled for _ in range(asked)]
     assert sum(sampled) == recorded
     now[0] = 6.0
@@ -119,7 +123,7 @@ def test_callers_can_make_us_record_a_hundred_traces_a_second(exporter, asked, r
 
 
 def test_without_a_collector_the_trace_is_passed_on_and_nothing_recorded():
-    tracing = Tracing("t", sample_ratio=1.0)
+    tracing = Tracing(sample_ratio=1.0)
     context = tracing.begin({b"traceparent": HEADER})
     assert not tracing.records(context)
     trace_id, span_id, sampled = parse(context.traceparent())
@@ -131,12 +135,21 @@ def test_without_a_collector_the_trace_is_passed_on_and_nothing_recorded():
     tracing.close()
 
 
-def test_without_a_collector_opentelemetry_is_not_imported():
-    code = (
-        "import sys; from deployments.gateway.telemetry.tracing import Tracing;"
-        "Tracing('t').begin({});"
-        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
-    )
+@pytest.mark.parametrize(
+    ("code", "unwanted"),
+    [
+        (
+            "from deployments.gateway.telemetry.tracing import Tracing; Tracing().begin({})",
+            "opentelemetry",
+        ),
+        (
+            "import deployments.gateway.telemetry.gateway_telemetry as t; t._span_writer(None)",
+            "deployments.gateway.telemetry.spans",
+        ),
+    ],
+)
+def test_without_a_collector_opentelemetry_is_not_imported(code, unwanted):
+    code = f"import sys; {code}; sys.exit(any(m.startswith({unwanted!r}) for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -222,8 +235,6 @@ def test_a_batch_without_a_sampled_request_leaves_no_span(tracing, exporter, mem
     ],
 )
 def test_a_bare_collector_address_gets_the_protocols_path(endpoint, expected):
-    from deployments.gateway.telemetry.spans import otlp_processor
-
     processor = otlp_processor(endpoint)
     assert processor.span_exporter._endpoint == expected
     processor.shutdown()

@@ -178,9 +178,9 @@ def test_picture_that_cannot_be_drawn_is_refused_before_the_run(scenario):
 
 def test_what_cannot_be_simulated_is_said_and_left_out(scenario):
     whole = simulated(scenario, "--json")
-    changes = ("--set", "tenants.a.rubbish=1.0", "--set", "output.fixed=9")
+    changes = ("--set", "tenants.a.malformed=1.0", "--set", "output.fixed=9")
     rest = simulated(scenario, "--json", *changes)
-    assert "not simulated: rubbish, output" in rest.stderr
+    assert "not simulated: malformed, output" in rest.stderr
     tenants = [json.loads(each.stdout)["tenants"] for each in (whole, rest)]
     assert tenants[0]["b"]["offered"] == tenants[1]["b"]["offered"] > 0
     assert tenants[1]["a"]["offered"] == 0 < tenants[0]["a"]["offered"]

@@ -11,11 +11,11 @@ from jsonschema import Draft202012Validator
 
 from deployments.contract.description import Classes, Generating, ImageInput, ModelDescription
 from deployments.contract.errors import BadRequest
-from deployments.contract.preprocess.image_file import opened
+from deployments.contract.preprocess.images import opened
 from deployments.gateway.http.protocols import (
     classify,
     metadata,
-    oip_json,
+    open_inference,
     openai_embeddings,
     openai_generation,
     openapi,
@@ -23,7 +23,7 @@ from deployments.gateway.http.protocols import (
 )
 from deployments.gateway.http.protocols.error_shapes import oip_error, openai_error
 from deployments.gateway.http.protocols.types import ClassifyCall, InferAnswer, InferCall, Tensor
-from deployments.gateway.rows.split import split
+from deployments.gateway.rows.conversion import split
 from runtimes.types import TensorSpec
 
 Page = Callable[..., ModelDescription]
@@ -147,7 +147,7 @@ def test_infer_examples_are_taken_by_schema_decoder_and_model(
     assert set(found) == {"device", "encoder", "told"}
     for d in (page(), encoder()):
         conforms(doc, "InferRequest", found[d.name])
-        rows = split(oip_json.decode(json.dumps(found[d.name]).encode()), d)
+        rows = split(open_inference.decode(json.dumps(found[d.name]).encode()), d)
         assert rows.lengths == (4,)
 
 
@@ -198,7 +198,7 @@ def test_what_is_written_conforms_to_its_schema(doc: Any, encoder: Page, page: P
     named = classifiers(page)[0]
     unsure, sure = (np.array([0.0, logit]) for logit in (1.0, 9.0))
     written = {
-        "InferResponse": oip_json.encode(
+        "InferResponse": open_inference.encode(
             InferCall([], id="1"), InferAnswer("m", "1", [Tensor("y", "FP32", array)])
         ),
         "EmbeddingsResponse": openai_embeddings.encode(call, array, 1),

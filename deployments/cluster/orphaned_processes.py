@@ -1,0 +1,93 @@
+"""Processes that a killed server left behind: how they are found, and how they are ended.
+
+Every process of a server's cluster inherits `VARIABLE`: an id that the server draws at random when
+it starts and keeps in its state files. Whoever carries the id of a server whose host is dead is an
+orphan of that server: raylet, GCS, agents, replicas, HAProxy and its manager. Nothing else is proof
+enough, neither a name nor a port nor a path, so nothing else is ever ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from deployments.cluster import server_files
+from deployments.cluster.server_files import ServerState
+
+VARIABLE = "HEADRACE_SERVER_ID"
+_TERM_S = 5.0  # a raylet and its workers need a second or two to end in order
+_KILL_S = 30.0  # for all rounds: what ends may have started others meanwhile
+_POLL_S = 0.05
+
+
+def find(server_id: str) -> list[psutil.Process]:
+    """All living processes that carry the id, but for this one and those it descends from."""
+    if not server_id:
+        return []
+    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    return [p for p in psutil.process_iter() if p.pid not in own and _carried(p) == server_id]
+
+
+def _carried(process: psutil.Process) -> str:
+    """The id in a process's environment; "" without one, or where it may not be read."""
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return ""
+        return process.environ().get(VARIABLE, "")
+    except (psutil.Error, OSError):
+        return ""
+
+
+def end(server_id: str, term_s: float = _TERM_S, kill_s: float = _KILL_S) -> list[str]:
+    """Ends all that carry the id: asks once, then kills until none is left; the names of those that
+    it met. Raises TimeoutError when some remain after `term_s + kill_s`."""
+    names: dict[int, str] = {}
+    deadline = time.monotonic() + term_s + kill_s
+    signal_one, wait_s = psutil.Process.terminate, term_s
+    while met := find(server_id):
+        if time.monotonic() > deadline:
+            pids = ", ".join(str(process.pid) for process in met)
+            raise TimeoutError(f"processes {pids} of a killed server do not end")
+        for process in met:
+            with contextlib.suppress(psutil.Error):
+                names[process.pid] = process.name()
+                signal_one(process)
+        _wait(met, wait_s)
+        signal_one, wait_s = psutil.Process.kill, 1.0
+    return sorted(names.values())
+
+
+def _wait(processes: Sequence[psutil.Process], limit_s: float) -> None:
+    """Until none of them runs, or the limit. A zombie counts as ended: its parent may never ask."""
+    deadline = time.monotonic() + limit_s
+    while any(_runs(process) for process in processes) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def clear(dead: ServerState, folder: Path) -> str | None:
+    """Ends what a dead server left and removes its files from the state folder and from its run
+    folder; a sentence on it, None when nothing ran any more.
+
+    Raises TimeoutError, and keeps the files, when a process does not end.
+    """
+    names = end(dead.server_id)
+    server_files.remove_run_folder(dead.port)
+    server_files.remove(dead.port, folder)
+    if not names:
+        return None
+    counted = [f"{count} {name}" for name, count in sorted(Counter(names).items())]
+    what = f"{len(names)} processes" if len(names) > 1 else "a process"
+    return f"ended {what} that a killed server left on port {dead.port}: {', '.join(counted)}"

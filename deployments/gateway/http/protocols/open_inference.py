@@ -1,0 +1,284 @@
+"""Open Inference requests and answers: JSON, and JSON followed by tensors' bytes.
+
+`decode` reads a body that is all JSON, `decode_binary` one whose tensors' bytes follow the JSON:
+`header_length` is the header Inference-Header-Content-Length, tensors with `binary_data_size` take
+their bytes in the order of the inputs, and the sizes must add up to the body exactly. Both give the
+same `InferCall`. `encode` writes an answer as JSON or mixed, output by output as asked. Unknown
+keys and parameters are ignored, as Triton does; what would change the meaning of the answer
+(shared memory, classification) is refused. Names, types and shapes against the model are checked by
+`gateway/rows`. In JSON answers a FP32 is the shortest decimal that reads back as the same FP32,
+FP16 and BF16 are written as the FP32 they equal, NaN and infinities are null.
+Measured for 384 FP32: orjson 4.8 µs and 4.2 kB, msgspec over tolist() 11.5 µs and 7.6 kB.
+Source: Open Inference Protocol, REST; Triton's binary tensor data extension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from deployments.contract.errors import BadRequest
+from deployments.gateway.http.protocols import malformed, tensors
+from deployments.gateway.http.protocols.types import (
+    Encoded,
+    InferAnswer,
+    InferCall,
+    RequestedOutput,
+    Tensor,
+)
+
+OCTET_STREAM = b"application/octet-stream"
+HEADER_LENGTH = b"inference-header-content-length"
+
+_Axis = Annotated[int, msgspec.Meta(ge=1, le=tensors.MAX_DIM)]
+_Shape = Annotated[list[_Axis], msgspec.Meta(min_length=1, max_length=tensors.MAX_RANK)]
+_Parameters = dict[str, Any]
+_NOTHING = memoryview(b"")
+
+
+class _Input(msgspec.Struct, gc=False):
+    name: str
+    shape: _Shape
+    datatype: str
+    data: msgspec.Raw = msgspec.Raw()
+    parameters: _Parameters | None = None
+
+
+class _Output(msgspec.Struct, gc=False):
+    name: str
+    parameters: _Parameters | None = None
+
+
+class _Request(msgspec.Struct, gc=False):
+    inputs: Annotated[list[_Input], msgspec.Meta(min_length=1)]
+    outputs: list[_Output] | None = None
+    id: str | None = None
+    parameters: _Parameters | None = None
+
+
+class _Named(msgspec.Struct):
+    name: Any = None
+
+
+class _Names(msgspec.Struct):
+    inputs: list[_Named]
+
+
+_requests = msgspec.json.Decoder(_Request)
+_names = msgspec.json.Decoder(_Names)
+
+
+def decode(body: bytes, check_rows: Callable[[int], None] | None = None) -> InferCall:
+    """The call in a body that is all JSON; `BadRequest` names the tensor and what is wrong."""
+    return parse(body, None, check_rows)
+
+
+def parse(
+    header: bytes | memoryview,
+    tail: memoryview | None,
+    check_rows: Callable[[int], None] | None = None,
+) -> InferCall:
+    """The call whose JSON is `header` and whose binary tensors follow each other in `tail`.
+
+    `check_rows` hears how many rows a tensor claims before its data is read, and may refuse them:
+    60 MB of one-element rows take 7 s to read, in which nothing else runs.
+    """
+    try:
+        request = _requests.decode(header)
+    except malformed.DECODE_ERRORS as error:
+        raise malformed.fault(error, header, lambda index: _name_of(header, index)) from None
+    parameters = request.parameters or {}
+    binary = _flag(parameters, "binary_data_output", "The request")
+    call = InferCall(
+        _tensors(request.inputs, tail, check_rows), request.id, [], binary is True, parameters
+    )
+    if request.outputs:
+        call.outputs = [_requested(output, call.binary_outputs) for output in request.outputs]
+        _refuse_duplicates("outputs", [output.name for output in call.outputs])
+    return call
+
+
+def _name_of(header: bytes | memoryview, index: int) -> str | None:
+    """The name of the tensor at `index` of a header that did not validate."""
+    try:
+        name = _names.decode(header).inputs[index].name
+    except (*malformed.DECODE_ERRORS, IndexError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+def _tensors(
+    inputs: list[_Input], tail: memoryview | None, check_rows: Callable[[int], None] | None
+) -> list[Tensor]:
+    decoded = []
+    at = 0
+    for item in inputs:
+        if check_rows is not None:
+            check_rows(item.shape[0])
+        size = None if item.parameters is None else _binary_size(item, tail)
+        if size is None:
+            array = _from_json(item)
+        else:
+            array = tensors.unpack(_cut(item, tail, at, size), *_head(item))
+            at += size
+        decoded.append(Tensor(item.name, item.datatype, array))
+    if len(decoded) > 1:
+        _refuse_duplicates("inputs", [tensor.name for tensor in decoded])
+    if tail is not None and at != len(tail):
+        raise BadRequest(
+            f"{len(tail)} bytes follow the JSON header, "
+            f"the inputs' binary_data_size add up to {at}."
+        )
+    return decoded
+
+
+def _head(item: _Input) -> tuple[str, str, list[int]]:
+    return item.name, item.datatype, item.shape
+
+
+def _from_json(item: _Input) -> tensors.Array:
+    if item.datatype in tensors.HALVES:
+        raise BadRequest(
+            f"Tensor '{item.name}': {item.datatype} has no JSON form; send it as binary data "
+            f"(binary_data_size and the header Inference-Header-Content-Length)."
+        )
+    if not len(memoryview(item.data)):
+        raise BadRequest(f"Tensor '{item.name}' has neither data nor binary_data_size.")
+    return tensors.from_json(item.data, *_head(item))
+
+
+def _binary_size(item: _Input, tail: memoryview | None) -> int | None:
+    """The tensor's `binary_data_size`, None if it has none."""
+    for key in item.parameters or ():
+        if key.startswith("shared_memory"):
+            raise BadRequest(
+                f"Tensor '{item.name}': shared memory is not offered; send the data in the body."
+            )
+    size = (item.parameters or {}).get("binary_data_size")
+    if size is None:
+        return None
+    if type(size) is not int or size < 0:
+        raise BadRequest(f"Tensor '{item.name}': binary_data_size must be a whole number of bytes.")
+    if tail is None:
+        raise BadRequest(
+            f"Tensor '{item.name}' has binary_data_size, and the request lacks the header "
+            f"Inference-Header-Content-Length."
+        )
+    if len(memoryview(item.data)):
+        raise BadRequest(f"Tensor '{item.name}' has both data and binary_data_size; one is right.")
+    return size
+
+
+def _cut(item: _Input, tail: memoryview | None, at: int, size: int) -> memoryview:
+    tail = _NOTHING if tail is None else tail
+    if at + size > len(tail):
+        raise BadRequest(
+            f"Tensor '{item.name}': binary_data_size is {size}, "
+            f"{len(tail) - at} bytes are left in the body."
+        )
+    return tail[at : at + size]
+
+
+def _requested(output: _Output, default: bool) -> RequestedOutput:
+    if output.parameters is None:
+        return RequestedOutput(output.name, default)
+    for key in output.parameters:
+        if key == "classification" or key.startswith("shared_memory"):
+            raise BadRequest(f"Output '{output.name}': the parameter {key} is not offered.")
+    binary = _flag(output.parameters, "binary_data", f"Output '{output.name}'")
+    return RequestedOutput(output.name, default if binary is None else binary)
+
+
+def _flag(parameters: _Parameters, key: str, label: str) -> bool | None:
+    value = parameters.get(key)
+    if value is None or isinstance(value, bool):
+        return value
+    raise BadRequest(f"{label}: the parameter {key} must be true or false.")
+
+
+def _refuse_duplicates(what: str, names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise BadRequest(f"'{name}' stands more than once in {what}; names must differ.")
+        seen.add(name)
+
+
+def encode(call: InferCall, answer: InferAnswer) -> Encoded:
+    """The answer in the form `call` asked for: JSON, or JSON followed by the binary outputs."""
+    outputs: list[dict[str, Any]] = []
+    binary: list[bytes | memoryview] = []
+    forms = {output.name: output.binary for output in call.outputs}
+    for tensor in answer.tensors:
+        entry: dict[str, Any] = {
+            "name": tensor.name,
+            "shape": tensor.data.shape,
+            "datatype": tensor.datatype,
+        }
+        if forms.get(tensor.name, call.binary_outputs):
+            binary.append(tensors.pack(tensor.datatype, tensor.data))
+            entry["parameters"] = {"binary_data_size": len(binary[-1])}
+        else:
+            entry["data"] = json_values(tensor)
+        outputs.append(entry)
+    return _assemble(_envelope(call, answer, outputs), binary)
+
+
+def _envelope(
+    call: InferCall, answer: InferAnswer, outputs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    envelope: dict[str, Any] = {"model_name": answer.model, "model_version": answer.version}
+    if call.id is not None:
+        envelope["id"] = call.id
+    if answer.parameters:
+        envelope["parameters"] = answer.parameters
+    envelope["outputs"] = outputs
+    return envelope
+
+
+def _assemble(envelope: dict[str, Any], binary: list[bytes | memoryview]) -> Encoded:
+    header = orjson.dumps(envelope, option=orjson.OPT_SERIALIZE_NUMPY)
+    if not binary:
+        return Encoded(header)
+    return Encoded(
+        b"".join([header, *binary]),
+        OCTET_STREAM,
+        [(HEADER_LENGTH, str(len(header)).encode())],
+    )
+
+
+def json_values(tensor: Tensor) -> Any:
+    """The tensor's elements, flat, as something orjson writes."""
+    flat = tensor.data.reshape(-1)
+    if tensor.datatype == "BYTES":
+        return _texts(tensor.name, flat)
+    return flat.astype(np.float32) if tensor.datatype in tensors.HALVES else flat
+
+
+def _texts(name: str, flat: tensors.Array) -> list[str]:
+    try:
+        return [item.decode() for item in flat.tolist()]
+    except UnicodeDecodeError:
+        raise BadRequest(
+            f"Output '{name}' holds bytes that are not UTF-8 text; ask for it as binary data "
+            f"(binary_data)."
+        ) from None
+
+
+def decode_binary(
+    body: bytes | memoryview,
+    header_length: int,
+    check_rows: Callable[[int], None] | None = None,
+) -> InferCall:
+    """The call in `body`, of which the first `header_length` bytes are JSON."""
+    view = memoryview(body)
+    if not 0 < header_length <= len(view):
+        raise BadRequest(
+            f"Inference-Header-Content-Length is {header_length}; "
+            f"1 to the body's {len(view)} bytes are right."
+        )
+    return parse(view[:header_length], view[header_length:], check_rows)

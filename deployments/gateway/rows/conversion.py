@@ -1,0 +1,346 @@
+"""One request's tensors as the rows that queue and batch, and rows' outputs as tensors again.
+
+A row is what the scheduler deals in: its inputs flat and contiguous, their shapes, and its length,
+read at `lengths_input` × `lengths_axis` (1 where the model has no length, an image's patches where
+it takes images). Nothing padded goes on: where the caller sends the model's mask, it must be ones
+and then zeros in every row; rows are cut to their ones and the mask itself is dropped, since
+runtimes make it from the lengths. Any other mask is refused (left-padded rows would change their
+positions if cut). On the way back, an output that kept its length axis is padded with zeros to the
+length the caller sent, so that it lines up with the caller's mask; other ragged outputs are padded
+to the longest row of this request, never by what else was in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from deployments.contract.description import ImageInput, ModelDescription
+from deployments.contract.errors import BadRequest, RowFailed
+from deployments.contract.preprocess.images import Encoded
+from deployments.gateway.http.protocols.classify import from_base64
+from deployments.gateway.http.protocols.tensors import Array
+from deployments.gateway.http.protocols.types import InferCall, Tensor
+from deployments.gateway.rows.types import RowColumn, Rows
+from deployments.settings.image import patches
+from runtimes.datatypes import DTYPES
+from runtimes.types import TensorSpec
+
+# name → (datatype, one array a row, of the row's own shape)
+RowsOut = Mapping[str, tuple[str, Sequence[Array]]]
+
+
+def row_shapes(image: ImageInput) -> dict[tuple[int, ...], int]:
+    """Length by a row's shape."""
+    shapes: dict[tuple[int, ...], int] = {}
+    for height, width in image.sizes:
+        nchw = (image.channels, height, width)
+        shape = nchw if image.layout == "NCHW" else (height, width, image.channels)
+        shapes[shape] = patches(height, width)
+    return shapes
+
+
+def image_lengths(rows: Sequence[Array], d: ModelDescription) -> tuple[int, ...]:
+    """`BadRequest` for a row of no such shape: another size, or the axes in another order."""
+    assert d.image is not None
+    known = row_shapes(d.image)
+    for index, row in enumerate(rows):
+        if row.shape not in known:
+            shapes = ", ".join(str(list(shape)) for shape in known)
+            raise BadRequest(
+                f"Input '{d.image.input}', row {index} has shape {list(row.shape)}; '{d.name}' "
+                f"takes {shapes} ({d.image.layout}).",
+                param="inputs",
+            )
+    return tuple(known[row.shape] for row in rows)
+
+
+def encoded_images(call: InferCall, d: ModelDescription) -> list[Encoded] | None:
+    """What has to be prepared; None where the tensor is the model's input already."""
+    if d.image is None:
+        return None
+    for tensor in call.tensors:
+        if tensor.name != d.image.input or tensor.datatype == d.image.datatype:
+            continue
+        shape = tensor.data.shape
+        if tensor.datatype == "BYTES" and shape in ((shape[0],), (shape[0], 1)):
+            return [from_base64(item) for item in tensor.data.reshape(-1).tolist()]
+        if tensor.datatype == "UINT8" and len(shape) == 4 and shape[3] in (1, 3):
+            return list(tensor.data)
+        raise BadRequest(
+            f"Input '{tensor.name}' is {tensor.datatype} of shape {list(shape)}; '{d.name}' takes "
+            f"{d.image.datatype} as its metadata says, BYTES [n] of JPEG or PNG files, or UINT8 "
+            "[n, height, width, 3 or 1] of RGB or grey levels.",
+            param="inputs",
+        )
+    return None
+
+
+def split(call: InferCall, d: ModelDescription) -> Rows:
+    """The rows of a dense request. Arrays are views of the call's where nothing is cut."""
+    specs = {spec.name: spec for spec in d.inputs}
+    columns: dict[str, list[Array]] = {}
+    count = 0
+    for tensor in call.tensors:
+        _check_tensor(tensor, specs, d)
+        size = tensor.data.shape[0]
+        if columns and size != count:
+            raise BadRequest(
+                f"Input '{tensor.name}' has {size} rows, '{call.tensors[0].name}' has {count}; "
+                f"the first axis of all inputs is the batch and must be equal."
+            )
+        count = size
+        check_count(count, d)
+        columns[tensor.name] = [tensor.data[row, ...] for row in range(count)]
+    _check_given(columns, d)
+    return _measured(columns, specs, d, wanted_outputs(call, d))
+
+
+def from_rows(columns: Mapping[str, list[Array]], d: ModelDescription) -> Rows:
+    """The rows of a request that came ragged: by input, one array a row, of the row's own shape.
+
+    Arrays have the model's datatypes already; every column has the same number of rows, at least 1.
+    """
+    specs = {spec.name: spec for spec in d.inputs}
+    for name, rows in columns.items():
+        spec = _spec(name, specs, d)
+        for index, row in enumerate(rows):
+            if 0 in row.shape:
+                raise BadRequest(f"Input '{name}': row {index} is empty.")
+            if not _fits((1, *row.shape), spec.shape):
+                raise _misshapen(f"Input '{name}', row {index}", row.shape, spec.shape[1:], d)
+    _check_given(columns, d)
+    return _measured(dict(columns), specs, d, None)
+
+
+def from_tokens(tokens: Sequence[Sequence[int] | Array], d: ModelDescription) -> Rows:
+    """One row a token list, as the model's length input; its other inputs must be optional."""
+    spec = next((spec for spec in d.inputs if spec.name == d.lengths_input), None)
+    if spec is None or len(spec.shape) != 2:
+        raise BadRequest(f"The model '{d.name}' takes no token lists.", param="model")
+    dtype = DTYPES[spec.datatype]
+    check_count(len(tokens), d)
+    try:
+        rows = [np.asarray(row, dtype=dtype) for row in tokens]
+    except OverflowError:
+        raise BadRequest(f"A token id is out of {spec.datatype}'s range.", param="input") from None
+    return from_rows({spec.name: rows}, d)
+
+
+def check_count(count: int, d: ModelDescription) -> None:
+    """Before there is an object a row: a body of 64 MB can be seven million rows, which take 15 s
+    to make. More than may wait could not be queued anyway."""
+    if count > d.scheduling.core.max_queue_rows:
+        raise BadRequest(
+            f"the request has {count} rows; '{d.name}' takes at most "
+            f"{d.scheduling.core.max_queue_rows} at once (queue.max_rows)",
+            param="inputs",
+        )
+
+
+def wanted_outputs(call: InferCall, d: ModelDescription) -> tuple[str, ...] | None:
+    """The names the caller asked for, None for all; `BadRequest` for one the model lacks."""
+    if not call.outputs:
+        return None
+    known = [spec.name for spec in d.outputs]
+    for output in call.outputs:
+        if output.name not in known:
+            raise BadRequest(
+                f"Unknown output '{output.name}'; '{d.name}' has {', '.join(known)}.",
+                param="outputs",
+            )
+    return tuple(output.name for output in call.outputs)
+
+
+def _spec(name: str, specs: Mapping[str, TensorSpec], d: ModelDescription) -> TensorSpec:
+    try:
+        return specs[name]
+    except KeyError:
+        raise BadRequest(
+            f"Unknown input '{name}'; '{d.name}' takes {', '.join(specs)}.", param="inputs"
+        ) from None
+
+
+def _check_tensor(tensor: Tensor, specs: Mapping[str, TensorSpec], d: ModelDescription) -> None:
+    spec = _spec(tensor.name, specs, d)
+    if tensor.datatype != spec.datatype:
+        raise BadRequest(
+            f"Input '{tensor.name}' is {tensor.datatype}; '{d.name}' takes {spec.datatype}."
+        )
+    if not _fits(tensor.data.shape, spec.shape):
+        raise _misshapen(f"Input '{tensor.name}'", tensor.data.shape, (-1, *spec.shape[1:]), d)
+
+
+def _fits(shape: tuple[int, ...], spec: tuple[int, ...]) -> bool:
+    """Equal ranks and equal fixed axes; the first is the batch and free."""
+    if len(shape) != len(spec):
+        return False
+    return all(want in (-1, have) for have, want in zip(shape[1:], spec[1:], strict=True))
+
+
+def _misshapen(
+    label: str, shape: tuple[int, ...], spec: tuple[int, ...], d: ModelDescription
+) -> BadRequest:
+    return BadRequest(
+        f"{label} has shape {list(shape)}; '{d.name}' takes {list(spec)} (-1: any length)."
+    )
+
+
+def _check_given(columns: Mapping[str, Any], d: ModelDescription) -> None:
+    missing = [
+        spec.name
+        for spec in d.inputs
+        if spec.name not in columns
+        and (spec.name not in d.optional_inputs or spec.name == d.lengths_input)
+        and spec.name != d.mask_input
+    ]
+    if missing:
+        raise BadRequest(
+            f"'{d.name}' also needs the input{'s' if len(missing) > 1 else ''} "
+            f"{', '.join(missing)}.",
+            param="inputs",
+        )
+
+
+def _measured(
+    columns: dict[str, list[Array]],
+    specs: Mapping[str, TensorSpec],
+    d: ModelDescription,
+    outputs: tuple[str, ...] | None,
+) -> Rows:
+    """Lengths read and bounded, rows cut to them, the mask dropped."""
+    count = len(next(iter(columns.values())))
+    if d.image is not None:
+        lengths = image_lengths(columns[d.image.input], d)
+        return Rows(count, lengths, _flat(columns, specs), outputs)
+    if d.lengths_input is None:
+        return Rows(count, (1,) * count, _flat(columns, specs), outputs)
+    axis = d.lengths_axis - 1
+    full = [row.shape[axis] for row in columns[d.lengths_input]]
+    kept = full
+    mask = columns.pop(d.mask_input, None) if d.mask_input else None
+    if mask is not None:
+        kept = [_ones(d, at, row, full[at]) for at, row in enumerate(mask)]
+    kept = _bounded(kept, d)
+    if kept != full:
+        _cut(columns, specs, d.lengths_axis, list(zip(full, kept, strict=True)))
+    return Rows(count, tuple(kept), _flat(columns, specs), outputs)
+
+
+def _flat(
+    columns: Mapping[str, list[Array]], specs: Mapping[str, TensorSpec]
+) -> dict[str, RowColumn]:
+    return {
+        name: RowColumn(
+            specs[name].datatype, [row.reshape(-1) for row in rows], [row.shape for row in rows]
+        )
+        for name, rows in columns.items()
+    }
+
+
+def _ones(d: ModelDescription, row: int, mask: Array, full: int) -> int:
+    """How many ones the mask of a row starts with; nothing but zeros may follow."""
+    if mask.shape != (full,):
+        raise BadRequest(
+            f"Input '{d.mask_input}', row {row} has shape {list(mask.shape)}; "
+            f"it must be as long as '{d.lengths_input}': [{full}]."
+        )
+    count = int(np.count_nonzero(mask))
+    if count == 0:
+        raise BadRequest(f"Input '{d.mask_input}', row {row} is all zeros: the row has no tokens.")
+    if not (mask[:count] == 1).all():
+        raise BadRequest(
+            f"Input '{d.mask_input}', row {row} must be ones and then zeros (padding at the end); "
+            f"send each row's real tokens first, or leave the mask out."
+        )
+    return count
+
+
+def _bounded(lengths: list[int], d: ModelDescription) -> list[int]:
+    longest = max(lengths)
+    if longest <= d.max_length:
+        return lengths
+    if d.truncate:
+        return [min(length, d.max_length) for length in lengths]
+    raise BadRequest(
+        f"Row {lengths.index(longest)} is {longest} long; '{d.name}' takes at most {d.max_length}.",
+        param="inputs",
+    )
+
+
+def _cut(
+    columns: dict[str, list[Array]],
+    specs: Mapping[str, TensorSpec],
+    axis: int,
+    full_and_kept: list[tuple[int, int]],
+) -> None:
+    before: tuple[slice, ...] = (slice(None),) * (axis - 1)
+    for name, rows in columns.items():
+        shape = specs[name].shape
+        if len(shape) <= axis or shape[axis] != -1:
+            continue
+        columns[name] = [
+            row[(*before, slice(kept))] if row.shape[axis - 1] == full else row
+            for row, (full, kept) in zip(rows, full_and_kept, strict=True)
+        ]
+
+
+def join(call: InferCall, rows: Rows, rows_out: RowsOut, d: ModelDescription) -> list[Tensor]:
+    """Dense tensors of the wanted outputs, in the order asked for, else the model's."""
+    extent = _cut_extent(call, rows, d)
+    names = [output.name for output in call.outputs] or [spec.name for spec in d.outputs]
+    return [_joined(name, rows_out, d, rows.lengths, extent) for name in names]
+
+
+def _cut_extent(call: InferCall, rows: Rows, d: ModelDescription) -> int | None:
+    """The caller's own length, None when no row is shorter than that."""
+    for tensor in call.tensors:
+        if tensor.name == d.lengths_input:
+            extent: int = tensor.data.shape[d.lengths_axis]
+            return extent if min(rows.lengths) < extent else None
+    return None
+
+
+def _joined(
+    name: str,
+    rows_out: RowsOut,
+    d: ModelDescription,
+    lengths: tuple[int, ...],
+    extent: int | None,
+) -> Tensor:
+    if name not in rows_out:
+        raise RowFailed(f"The model '{d.name}' gave no output '{name}'.")
+    datatype, rows = rows_out[name]
+    if extent is None or not _keeps_length(name, rows, d, lengths):
+        return Tensor(name, datatype, _dense(rows, None, datatype))
+    return Tensor(name, datatype, _dense(rows, (d.lengths_axis - 1, extent), datatype))
+
+
+def _keeps_length(
+    name: str, rows: Sequence[Array], d: ModelDescription, lengths: tuple[int, ...]
+) -> bool:
+    """Is the output as long as its row, along the axis where the input's length is read?"""
+    shape = next(spec.shape for spec in d.outputs if spec.name == name)
+    axis = d.lengths_axis
+    if len(shape) <= axis or shape[axis] != -1:
+        return False
+    return tuple([row.shape[axis - 1] for row in rows]) == lengths
+
+
+def _dense(rows: Sequence[Array], stretch: tuple[int, int] | None, datatype: str) -> Array:
+    """[rows, …]: stacked, or padded to the longest row and, by `stretch`, one axis to a size."""
+    first = rows[0].shape
+    if stretch is None and all(row.shape == first for row in rows[1:]):
+        return rows[0][None] if len(rows) == 1 else np.stack(rows)
+    if any(row.ndim != len(first) for row in rows):
+        raise RowFailed("The model's rows differ in rank and make no tensor.")
+    shape = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
+    if stretch is not None:
+        shape[stretch[0]] = stretch[1]
+    fill: Any = b"" if datatype == "BYTES" else 0
+    dense = np.full((len(rows), *shape), fill, dtype=rows[0].dtype)
+    for index, row in enumerate(rows):
+        dense[index][tuple(slice(size) for size in row.shape)] = row
+    return dense

@@ -1,0 +1,298 @@
+"""What the gateway tells the world: metrics, traces, access lines, and the snapshot `status` shows.
+
+Fed by the pipeline (a request that ended) and by the models' queues (a batch that came back); read
+by `/metrics`, by the gateway's own metrics port and by the registry. It measures nothing itself:
+times are taken where things happen, levels are read when somebody asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Protocol
+
+from deployments.contract import logs
+from deployments.gateway.http.request_start import upstream_wait_s
+from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
+from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.queues.pending_requests import BatchRecord
+from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.request_context import Generated, RequestContext
+from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
+from deployments.gateway.telemetry.levels import (
+    GatewayLevels,
+    ModelLevels,
+    TokenPace,
+    model_status,
+)
+from deployments.gateway.telemetry.metrics import GatewayMetrics
+from deployments.gateway.telemetry.metrics_server import MetricsServer
+from deployments.gateway.telemetry.sample_tables import (
+    ANSWERED,
+    NOT_MEASURED,
+    BatchSample,
+    GenerationSample,
+    RequestLabels,
+    RequestTimes,
+)
+from deployments.gateway.telemetry.tracing import SpanTimes, SpanWriter, TraceContext, Tracing
+from deployments.gateway.tenancy.tenants import Tenants
+from deployments.settings import GatewaySettings
+
+_MOST_CLIENTS = 65_536
+
+
+class KnownTenants(Protocol):
+    """`TenantsFile`, as far as telemetry needs it."""
+
+    current: Tenants
+    problem: str | None
+
+
+class GatewayTelemetry:
+    """`gateway`: the name every sample carries. `rank` sets the metrics port."""
+
+    def __init__(
+        self, gateway: str, settings: GatewaySettings, rank: int, *, listen: bool = True
+    ) -> None:
+        logs.configure(settings.log.level, settings.log.format)
+        tracing = settings.tracing
+        self._gateway = gateway
+        self._metrics = GatewayMetrics(gateway, levels=self._levels, priorities=settings.priorities)
+        self._tracing = Tracing(_span_writer(tracing.otlp_endpoint), tracing.sample_ratio)
+        self._access = AccessLog()
+        self._pace = TokenPace()
+        self._clients: dict[object, None] = {}
+        self._server: MetricsServer | None = None
+        if listen:
+            port = settings.metrics_port + rank
+            self._server = MetricsServer(settings.host, port, self.page)
+            self._server.start()
+
+    def watch(self, models: Catalogue, pool: FairThreadPool, tenants: KnownTenants) -> None:
+        """What levels, labels and snapshots are read from."""
+        self._models, self._pool, self._tenants = models, pool, tenants
+        models.on_change = self._declare
+        self._declare()
+
+    def _declare(self) -> None:
+        names = [*self._models.served, *self._models.waiting_for]
+        self._metrics.names.declare(names, self._tenants.current.names)
+
+    def refresh(self) -> None:
+        """Once a second: label names as settings have them now, records counted, lines settled."""
+        self._declare()
+        self._metrics.flush()
+        self._access.settle(time.monotonic())
+
+    # ---- fed --------------------------------------------------------------------------------
+
+    def connection(self, client: object) -> None:
+        """A request came from this address; the first from it opened the connection."""
+        if client in self._clients:
+            self._metrics.connection_reused()
+            return
+        self._metrics.connection_opened()
+        if len(self._clients) >= _MOST_CLIENTS:
+            del self._clients[next(iter(self._clients))]
+        self._clients[client] = None
+
+    def begin(self, headers: dict[bytes, bytes]) -> TraceContext:
+        return self._tracing.begin(headers)
+
+    def arrived(self, context: RequestContext) -> None:
+        assert context.who is not None
+        self._metrics.arrival(context.model, context.who.tenant.name, context.who.priority)
+
+    def finished(self, context: RequestContext) -> None:
+        """A request ended, in whichever way."""
+        total_s = time.perf_counter() - context.exchange.arrived
+        who, stages = context.who, context.stages
+        tenant, priority = (who.tenant.name, who.priority) if who is not None else ("", "")
+        self._metrics.request(
+            RequestLabels(
+                context.model, tenant, priority, context.protocol, context.outcome, context.reason
+            ),
+            RequestTimes(
+                total_s,
+                _upstream(context),
+                stages.get("parse", NOT_MEASURED),
+                stages.get("tokenize", NOT_MEASURED),
+                context.queue_wait_s if context.ran else NOT_MEASURED,
+                stages.get("reply", NOT_MEASURED),
+            ),
+            context.response_bytes,
+        )
+        if context.fallback and context.outcome == ANSWERED:
+            self._metrics.fallback(context.model, context.fallback)
+        if context.generated is not None and context.outcome == ANSWERED:
+            sample = _sample(context.generated, total_s)
+            self._metrics.generated((context.model, tenant, priority), sample)
+        if self._access.wants(context.status, time.monotonic()):
+            self._access.write(_line(context, tenant, total_s))
+        if self._tracing.records(context.trace):
+            self._trace(context, total_s)
+
+    def batch(self, model: str, record: BatchRecord) -> None:
+        """A batch came back from its replica."""
+        reply = record.reply
+        pad_s, copy_in_s, run_s, copy_out_s, post_s = reply.stages
+        padding = 1.0 - record.tokens / reply.padded_tokens if reply.padded_tokens else 0.0
+        self._metrics.batch(
+            BatchSample(
+                model, record.bucket, record.size, max(padding, 0.0), reply.service_s,
+                record.predicted_s, pad_s, copy_in_s + copy_out_s, run_s, post_s,
+            )
+        )  # fmt: skip
+        traced = [t for t in record.traces if t is not None and self._tracing.records(t)]
+        if traced:
+            self._trace_batch(model, record, traced)
+
+    # ---- traces -----------------------------------------------------------------------------
+
+    def _trace(self, context: RequestContext, total_s: float) -> None:
+        end_ns = time.time_ns()
+        start_ns = end_ns - int(total_s * 1e9)
+        at, spans = start_ns, []
+        for name, seconds in _spans(context):
+            spans.append(SpanTimes(name, at, at + int(seconds * 1e9)))
+            at = spans[-1].end_ns
+        attributes: dict[str, str | int | float | bool] = {
+            "http.request.method": context.exchange.method,
+            "http.response.status_code": context.status,
+            "url.path": context.exchange.path,
+            "headrace.model": context.model,
+            "headrace.outcome": context.outcome,
+            "headrace.request_id": context.exchange.request_id.decode("latin-1"),
+        }
+        if context.generated is not None:
+            tokens = context.generated.tokens
+            attributes["gen_ai.usage.input_tokens"] = tokens.input
+            attributes["gen_ai.usage.output_tokens"] = tokens.output
+        name = f"{context.exchange.method} {context.protocol}"
+        failed = context.reason if context.status >= 500 else ""
+        self._tracing.finish_request(
+            context.trace, SpanTimes(name, start_ns, end_ns), attributes, spans, failed=failed
+        )
+
+    def _trace_batch(self, model: str, record: BatchRecord, traced: list[TraceContext]) -> None:
+        end_ns = time.time_ns()
+        start_ns = end_ns - int(record.round_trip_s * 1e9)
+        reply = record.reply
+        back_s = (record.round_trip_s - reply.wait_s - reply.service_s) / 2
+        ran_ns = end_ns - int(max(back_s, 0.0) * 1e9)
+        run = SpanTimes("runtime", ran_ns - int(reply.service_s * 1e9), ran_ns)
+        attributes: dict[str, str | int | float | bool] = {
+            "headrace.model": model,
+            "headrace.replica": record.replica_id,
+            "headrace.batch_size": record.size,
+            "headrace.bucket": record.bucket,
+        }
+        self._tracing.batch(traced, SpanTimes("batch", start_ns, end_ns), attributes, [run])
+
+    # ---- read -------------------------------------------------------------------------------
+
+    def page(self, accept: str) -> tuple[bytes, str]:
+        """`/metrics`: body and content type."""
+        return self._metrics.exposition(accept)
+
+    def snapshot(self) -> dict[str, Any]:
+        """For `headrace status` and for draining; plain data."""
+        now = time.monotonic()
+        return {
+            "models": {
+                m.model: model_status(m, self._pace.of(m.model, m.output_tokens, now))
+                for m in self._levels().models
+            },
+            "inflight": sum(m.queue.inflight for m in self._models.served.values()),
+            "draining": self._models.draining,
+            "frozen": self._models.frozen,
+            "problem": self._tenants.problem,
+        }
+
+    def close(self) -> None:
+        """Ends the metrics port and sends the spans that wait, in the background."""
+        loop = asyncio.get_running_loop()
+        if self._server is not None:
+            self._closing = loop.create_task(self._server.close())
+        loop.run_in_executor(None, self._tracing.close)
+
+    def _levels(self) -> GatewayLevels:
+        models = tuple(_model_levels(name, m) for name, m in self._models.served.items())
+        return GatewayLevels(models, self._pool.statistics(), self._models.frozen)
+
+
+def _span_writer(otlp_endpoint: str | None) -> SpanWriter | None:
+    if otlp_endpoint is None:
+        return None
+    from deployments.gateway.telemetry import spans  # slow to import
+
+    return spans.OpenTelemetrySpans("headrace", spans.otlp_processor(otlp_endpoint))
+
+
+def _upstream(context: RequestContext) -> float:
+    stamp = context.exchange.headers.get(b"x-request-start")
+    if stamp is None:
+        return NOT_MEASURED
+    waited_s = upstream_wait_s(stamp, time.time())
+    if waited_s is None:
+        return NOT_MEASURED
+    return max(waited_s - (time.perf_counter() - context.exchange.arrived), 0.0)
+
+
+def _spans(context: RequestContext) -> list[tuple[str, float]]:
+    """Stages in the order of the walk, seconds."""
+    stages = context.stages
+    named: list[tuple[str, float]] = [(n, stages[n]) for n in ("parse", "tokenize") if n in stages]
+    if context.generated is not None:
+        return named + _token_spans(context, context.generated)
+    if context.ran:
+        named += [("queue", context.queue_wait_s), ("service", context.service_s)]
+    return named + [(n, stages[n]) for n in ("reply",) if n in stages]
+
+
+def _token_spans(context: RequestContext, generated: Generated) -> list[tuple[str, float]]:
+    """After the queue: until the first token, and from then on."""
+    before_s = context.stages.get("parse", 0.0) + context.stages.get("tokenize", 0.0)
+    spans = [("queue", context.queue_wait_s)]
+    if generated.ttft_s is not None:
+        first_s = max(generated.ttft_s - before_s - context.queue_wait_s, 0.0)
+        further = max(generated.tokens.output - 1, 0)
+        spans += [("first_token", first_s), ("stream", (generated.tpot_s or 0.0) * further)]
+    return spans
+
+
+def _sample(generated: Generated, total_s: float) -> GenerationSample:
+    tokens, ttft_s, tpot_s = generated.tokens, generated.ttft_s, generated.tpot_s
+    streams = generated.streams
+    return GenerationSample(
+        ttft_s if streams and ttft_s is not None else NOT_MEASURED,
+        tpot_s if streams and tpot_s is not None else NOT_MEASURED,
+        tokens.input, tokens.cached, tokens.output, int(generated.kept(total_s)),
+    )  # fmt: skip
+
+
+def _line(context: RequestContext, tenant: str, total_s: float) -> AccessLine:
+    tokens = None if context.generated is None else context.generated.tokens
+    exchange = context.exchange
+    return AccessLine(
+        exchange.request_id.decode("latin-1"), exchange.method, exchange.path,
+        context.status, context.outcome, context.reason, context.model, tenant, total_s * 1e3,
+        None if tokens is None else tokens.input, None if tokens is None else tokens.output,
+    )  # fmt: skip
+
+
+def _model_levels(name: str, model: ServedModel) -> ModelLevels:
+    queue, tokenizer, rungs = model.queue, model.tokenizer, model.rungs
+    return ModelLevels(
+        name,
+        queue.snapshot(),
+        queue.cost_error(),
+        queue.coefficients(),
+        queue.duty,
+        text_cache=tokenizer.statistics() if tokenizer is not None else None,
+        batch_ends={end.value: count for end, count in queue.calls.ends.items()},
+        rungs=rungs.levels() if rungs is not None else None,
+        engines=queue.loads,
+        output_tokens=queue.output_tokens,
+    )

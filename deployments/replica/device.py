@@ -1,0 +1,291 @@
+"""One device: the queue of batches in front of it, and the thread that runs them one after another.
+
+The event loop puts jobs in, the device's thread takes them out, and `routers.staging` decides,
+under one lock: what runs next is chosen by the thread that has just become free, without a turn of
+the loop between two batches. A runtime is used by one thread at a time, so its health is asked on
+that thread, between batches. A run that lasts longer than `hang_limit_s` calls `on_hang`: nothing
+in Python can end it, so the replica's process ends instead. Where the runtime can put a batch on
+its device while another computes, a second thread has it do so for each batch that waits.
+A job is written by one thread at a time. Times are `time.perf_counter` seconds of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.contract.batch_wire import RowError
+from deployments.replica.bisection import NOTHING_RUN, BatchResult, run_bisected
+from routers.staging import Staged, Staging, Turn
+from routers.types import FlowWork, Report
+from runtimes.types import Batch, Prefetching, Runtime
+
+Key = tuple[str, int]
+News = list[tuple[asyncio.Future[Any], Any]]
+_DUTY_WINDOW_S = 10.0
+_TOO_LATE = "its time was up before its turn came"
+
+
+@dataclass(slots=True)
+class Job:
+    """`done` is a future of the loop that queued it. `budget_s`: how long after its arrival
+    anybody waits. `returned`: it was not started and will not be. `opened`, for whoever asked:
+    resolves to True when it starts, to False when it never will. `fault`: what the runtime raised
+    when that was not the fault of single rows."""
+
+    staged: Staged
+    batch: Batch
+    done: asyncio.Future[Job]
+    arrived: float
+    budget_s: float = float("inf")
+    opened: asyncio.Future[bool] | None = None
+    returned: bool = False
+    started: float = 0.0
+    finished: float = 0.0
+    result: BatchResult = NOTHING_RUN
+    fault: Exception | None = None
+
+    @property
+    def key(self) -> Key:
+        return self.staged.gateway, self.staged.lease_id
+
+    @property
+    def wait_s(self) -> float:
+        """From arrival to the device; 0 for one that was returned."""
+        return 0.0 if self.returned else self.started - self.arrived
+
+    @property
+    def service_s(self) -> float:
+        return self.finished - self.started
+
+
+@dataclass(slots=True)
+class Probe:
+    """A question for the runtime's health; `done` resolves to its fault, None when it is well."""
+
+    done: asyncio.Future[Exception | None]
+
+
+class DeviceQueue:
+    """Make it on the loop; `take` and `finish` are for the device's thread, the rest for the loop.
+    `slots`: batches that each gateway may have here, the running one included. `on_staged`: told,
+    on the loop, of each job that waits behind the running one."""
+
+    def __init__(self, slots: int, on_staged: Callable[[Job], None] = lambda job: None) -> None:
+        self._on_staged = on_staged
+        self._loop = asyncio.get_running_loop()
+        self._staging = Staging(slots)
+        self._lock = threading.Lock()
+        self._jobs: dict[Key, Job] = {}
+        self._ready: queue.SimpleQueue[Job | Probe | None] = queue.SimpleQueue()
+
+    # ---- the loop's side ----------------------------------------------------------------------
+
+    def put(self, job: Job, waiting: tuple[FlowWork, ...] | None = None) -> None:
+        """Takes the job in, or returns it, or another of its gateway's in its place. `waiting`:
+        what waits at that gateway; None: as it said before."""
+        with self._lock:
+            self._jobs[job.key] = job
+            news = self._carried_out(self._staging.arrive(job.staged, waiting, job.arrived))
+            waits = job.key in self._jobs and job.staged is not self._staging.running
+        _tell(news)
+        if waits:
+            self._on_staged(job)
+
+    def drop(self, key: Key) -> bool:
+        """Returns a job that has not started; whether there was such."""
+        with self._lock:
+            dropped = self._staging.drop(*key)
+            news = self._returned(key) if dropped else []
+        _tell(news)
+        return dropped
+
+    def holds(self, key: Key) -> bool:
+        return key in self._jobs
+
+    def opened(self, key: Key) -> asyncio.Future[bool] | None:
+        """Resolves once the job has started (True) or never will (False); None: it is not here."""
+        with self._lock:
+            job = self._jobs.get(key)
+            if job is None:
+                return None
+            if job.opened is None:
+                job.opened = self._loop.create_future()
+            if job.staged is self._staging.running and not job.opened.done():
+                job.opened.set_result(True)
+            return job.opened
+
+    def probe(self, probe: Probe) -> None:
+        self._ready.put(probe)
+
+    def report(self, gateway: str, service_s: float = 0.0, padded_tokens: int = 0) -> Report:
+        """What an answer to this gateway says of the replica; it has put something in before."""
+        with self._lock:
+            now = time.perf_counter()
+            return self._staging.report(gateway, now, service_s, padded_tokens)
+
+    @property
+    def inflight(self) -> int:
+        with self._lock:
+            return self._staging.inflight
+
+    def close(self) -> None:
+        """What is queued is still run."""
+        self._ready.put(None)
+
+    # ---- the device's side --------------------------------------------------------------------
+
+    def take(self) -> Job | Probe | None:
+        """The next thing to do; blocks. None once the queue is closed and empty."""
+        item = self._ready.get()
+        if item is None and self._staging.running is not None:
+            self._ready.put(None)
+            item = self._ready.get()
+        return item
+
+    def finish(self, job: Job) -> None:
+        """The job has left the device: chooses the next and tells the loop of all that follows."""
+        with self._lock:
+            del self._jobs[job.key]
+            turn = self._staging.finish(job.service_s, time.perf_counter())
+            news: News = [(job.done, job), *self._carried_out(turn)]
+        self.tell(news)
+
+    def tell(self, news: News) -> None:
+        """Sets futures' results on the loop."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(_tell, news)
+
+    # ---- under the lock -----------------------------------------------------------------------
+
+    def _carried_out(self, turn: Turn) -> News:
+        news: News = []
+        if turn.start is not None:
+            job = self._jobs[turn.start.gateway, turn.start.lease_id]
+            self._ready.put(job)
+            if job.opened is not None:
+                news.append((job.opened, True))
+        for staged in turn.returned:
+            news += self._returned((staged.gateway, staged.lease_id))
+        return news
+
+    def _returned(self, key: Key) -> News:
+        job = self._jobs.pop(key)
+        job.returned = True
+        news: News = [(job.done, job)]
+        if job.opened is not None:
+            news.append((job.opened, False))
+        return news
+
+
+def _tell(news: News) -> None:
+    for future, result in news:
+        if not future.done():
+            future.set_result(result)
+
+
+class DeviceWorker:
+    """`queue`: where jobs are put. Times are `time.perf_counter` seconds of this process."""
+
+    def __init__(
+        self, runtime: Runtime, slots: int, *, hang_limit_s: float, on_hang: Callable[[], None]
+    ) -> None:
+        self.queue = DeviceQueue(slots, self._stage)
+        self._runtime = runtime
+        self._staged: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._prefetch = _prefetch_of(runtime)
+        self._hang_limit_s = hang_limit_s
+        self._on_hang = on_hang
+        self._loop = asyncio.get_running_loop()
+        self._running: Job | None = None
+        self._busy_s = 0.0
+        self._marks = ((time.perf_counter(), 0.0),) * 2
+        self._thread = threading.Thread(target=self._work, name="device", daemon=True)
+        self._thread.start()
+        if self._prefetch is not None:
+            threading.Thread(target=self._put_staged, name="staging", daemon=True).start()
+
+    async def health(self) -> None:
+        """Raises what the runtime's `health` raises; waits for the batch that runs."""
+        probe = Probe(self._loop.create_future())
+        self.queue.probe(probe)
+        fault = await probe.done
+        if fault is not None:
+            raise fault
+
+    def running_for_s(self) -> float:
+        job = self._running
+        return time.perf_counter() - job.started if job is not None and job.started else 0.0
+
+    def duty(self) -> float:
+        """Busy share of the last 10 to 20 s of wall time (less after a start), 0..1."""
+        now = time.perf_counter()
+        if now - self._marks[1][0] >= _DUTY_WINDOW_S:
+            self._marks = self._marks[1], (now, self._busy_s)
+        since, before_s = self._marks[0]
+        return min((self._busy_s - before_s) / max(now - since, 1e-9), 1.0)
+
+    def check_hang(self) -> None:
+        """Called by a timer; a run past the limit ends the process through `on_hang`."""
+        if self.running_for_s() > self._hang_limit_s:
+            self._on_hang()
+
+    def close(self) -> None:
+        self._staged.put(None)
+        self.queue.close()
+        self._thread.join(timeout=self._hang_limit_s)
+
+    def _stage(self, job: Job) -> None:
+        if self._prefetch is not None:
+            self._staged.put(job)
+
+    def _put_staged(self) -> None:
+        """What has started or gone meanwhile is left alone."""
+        assert self._prefetch is not None
+        while (job := self._staged.get()) is not None:
+            if not job.started and not job.returned:
+                self._prefetch(job.batch)
+
+    def _work(self) -> None:
+        while (item := self.queue.take()) is not None:
+            if isinstance(item, Probe):
+                self.queue.tell([(item.done, self._probe())])
+            else:
+                self._run(item)
+                self.queue.finish(item)
+
+    def _run(self, job: Job) -> None:
+        job.started = time.perf_counter()
+        if job.started - job.arrived > job.budget_s:
+            job.finished = job.started
+            late = tuple(RowError(row, False, _TOO_LATE) for row in range(job.batch.rows))
+            job.result = NOTHING_RUN._replace(errors=late)
+            return
+        self._running = job
+        try:
+            job.result = run_bisected(self._runtime, job.batch)
+        except Exception as fault:
+            job.fault = fault
+        job.finished = time.perf_counter()
+        self._running = None
+        self._busy_s += job.finished - job.started
+
+    def _probe(self) -> Exception | None:
+        try:
+            self._runtime.health()
+        except Exception as fault:
+            return fault
+        return None
+
+
+def _prefetch_of(runtime: Runtime) -> Callable[[Batch], None] | None:
+    """None where nothing is gained: the processors would copy while they compute."""
+    if isinstance(runtime, Prefetching) and runtime.limits().device != "cpu":
+        return runtime.prefetch
+    return None

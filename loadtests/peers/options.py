@@ -1,0 +1,46 @@
+"""What is a peer's server asked for on its command line? The same of every peer.
+
+Needs the standard library alone: it is imported in every peer's own environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loadtests.peers.device import FakeDevice, Speed
+
+DEVICE, MINILM = "device", "minilm"
+WORKS = (DEVICE, MINILM)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerOptions:
+    """`batch`: most items in a batch. `variant`: which of the peer's ways, "" for its only one."""
+
+    port: int
+    work: str
+    batch: int
+    variant: str = ""
+
+
+def parse(about: str | None, argv: Sequence[str] | None = None) -> PeerOptions:
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--work", choices=WORKS, default=DEVICE)
+    parser.add_argument("--batch", type=int, default=8, help="most items in a batch (%(default)s)")
+    parser.add_argument("--variant", default="")
+    found = parser.parse_args(argv)
+    return PeerOptions(found.port, found.work, found.batch, found.variant)
+
+
+def work_of(name: str) -> Callable[[Sequence[Any]], list[Any]]:
+    """What a batch is given to, loaded: rows of ids to sums, or texts to embeddings."""
+    if name == DEVICE:
+        return FakeDevice(Speed()).run
+    from loadtests.peers.minilm import Embedder  # needs a backend, which the device does not
+
+    embed: Callable[[Sequence[Any]], list[Any]] = Embedder().run
+    return embed

@@ -1,0 +1,83 @@
+"""Averages over continuous time that need no timer, and how busy the replicas are.
+
+`DecayingRate` is of amounts that come in lumps (seconds of service at the end of a batch),
+`TimeAverage` of a value that holds between the moments it is told, `Utilisation` of the share of
+replicas that hold work. All forget exponentially and cost O(1) a sample; what counts is when
+samples come, never how many. A window should span several lumps: with five or more of them in a
+window the ripple is at most a tenth of the average. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+
+
+@dataclass(slots=True)
+class Pace:
+    """Amounts a second. Silence counts: it decays towards 0 while nothing is added."""
+
+    window_s: float
+    value: float = 0.0
+    at: float = 0.0
+
+    def add(self, amount: float, now: float) -> None:
+        if now > self.at:
+            self.value *= exp((self.at - now) / self.window_s)
+            self.at = now
+        self.value += amount / self.window_s
+
+    def read(self, now: float) -> float:
+        return self.value * exp((self.at - now) / self.window_s) if now > self.at else self.value
+
+
+@dataclass(slots=True)
+class Level:
+    """Time average of what is told; the first value is believed at once."""
+
+    window_s: float
+    value: float = 0.0
+    held: float = 0.0
+    at: float | None = None
+
+    def tell(self, held: float, now: float) -> float:
+        """The average up to `now`; from here on the value is `held`."""
+        if self.at is None:
+            self.value = held
+        elif now > self.at:
+            self.value += (self.held - self.value) * (1.0 - exp((self.at - now) / self.window_s))
+        self.held, self.at = held, now
+        return self.value
+
+
+_WINDOW_S = 1.0
+
+
+class Utilisation:
+    """How busy the replicas are just now: a mean over about a second of the share of them that hold
+    work of this gateway (a stream replica counts by how full it is), plus the seconds that they are
+    said to have served for other gateways. Work that waits here behind another gateway's counts
+    twice, so with several gateways the figure errs on the busy side.
+
+    `share`: 0..1. Time goes by `advance`, which must come before the share has changed."""
+
+    def __init__(self) -> None:
+        self._own = 0.0
+        self._foreign = 0.0
+        self._at: float | None = None
+
+    @property
+    def share(self) -> float:
+        return min(1.0, self._own + self._foreign)
+
+    def advance(self, busy: float, now: float) -> None:
+        """`busy` has been the share since the last call."""
+        if self._at is not None and now > self._at:
+            kept = exp((self._at - now) / _WINDOW_S)
+            self._own = busy + kept * (self._own - busy)
+            self._foreign *= kept
+        self._at = now
+
+    def heard(self, served_s: float, replicas: int) -> None:
+        """Other gateways were served for so long at one of so many replicas."""
+        self._foreign += served_s / (_WINDOW_S * max(1, replicas))

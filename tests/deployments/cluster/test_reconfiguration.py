@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from deployments.cluster.reconfiguration import (
+    changes_between,
+    taken_back,
+    without,
+    write_tenants,
+)
+from deployments.settings import Settings, load_tenants
+
+
+def settings(models, **sections) -> Settings:
+    return Settings.model_validate({"models": models, **sections})
+
+
+FAST = {"runtime": "synthetic", "options": {"base_ms": 1}}
+SLOW = {"runtime": "synthetic", "options": {"base_ms": 9}}
+
+
+def test_changes_name_what_came_went_and_differs():
+    old = settings({"a": FAST, "b": FAST, "c": FAST}, tenants={"t": {}, "u": {}})
+    new = settings({"a": FAST, "b": SLOW, "d": FAST}, tenants={"t": {"weight": 2}, "u": {}})
+    assert changes_between(old, new) == {
+        "added": ["d"], "removed": ["c"], "changed": ["b"], "tenants": ["t"],
+        "controllers": [],
+    }  # fmt: skip
+
+
+def test_the_switch_of_all_controllers_is_a_change_of_its_own():
+    free = settings({"a": FAST})
+    frozen = settings({"a": FAST}, controllers={"frozen": True})
+    assert changes_between(free, frozen)["controllers"] == ["frozen"]
+    assert changes_between(frozen, free)["controllers"] == ["no longer frozen"]
+
+
+def test_nothing_differs_between_equal_files():
+    old = settings({"a": FAST})
+    assert not any(changes_between(old, settings({"a": FAST})).values())
+
+
+def test_what_failed_is_what_it_was_or_not_there():
+    old, new = settings({"a": FAST}), settings({"a": SLOW, "b": FAST, "c": FAST})
+    kept = without(old, new, {"a", "b"})
+    assert {name: m.options["base_ms"] for name, m in kept.models.items()} == {"a": 1, "c": 1}
+    assert list(taken_back(kept, {"a": "no", "b": "nor this"})) == [
+        "model a cannot start and goes on as it was: no",
+        "model b cannot start and was left out: nor this",
+        "everything else is as the file says",
+    ]
+
+
+def test_tenants_are_written_whole_and_for_their_owner_alone(tmp_path):
+    settings = Settings.model_validate(
+        {
+            "models": {"m": {"runtime": "synthetic"}},
+            "tenants": {"acme": {"weight": 3, "rate": {"tokens_per_s": 9}}},
+            "controllers": {"frozen": True},
+        }
+    )
+    path = tmp_path / "tenants.yaml"
+    write_tenants(settings, path)
+    written = load_tenants(path)
+    assert (written.tenants, written.controllers) == (settings.tenants, settings.controllers)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,127 @@
+"""Large bodies share a bounded memory and give it back; gzip inflates within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from in_process import Stand, ask, standing
+
+from deployments.contract.errors import BadRequest, BodyTooLarge, Overloaded
+from deployments.gateway.http.body import BodyRoom, inflate
+
+INFER = "/v2/models/device/infer"
+GOOD = b'{"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 1], "data": [4]}]}'
+LARGE = GOOD + b" " * 1500
+
+
+@pytest.fixture
+async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
+    model = {"runtime": "synthetic", "options": {"base_ms": 0}}
+    limits = {"max_held_bytes": 2000, "body_timeout_s": 0.02}
+    async with standing({"device": model}, tmp_path, gateway={"limits": limits}) as stand:
+        yield stand
+        assert room_of(stand).held_bytes == 0
+
+
+def room_of(stand: Stand) -> BodyRoom:
+    room: BodyRoom = stand.app._pipeline._gate.limits.room
+    return room
+
+
+@pytest.mark.parametrize(("others", "own", "more", "taken"), [
+    (1, 0, 99, True), (1, 0, 100, False), (1, 50, 49, True), (1, 50, 50, False),
+    (0, 0, 101, True), (0, 100, 100, True),
+])  # fmt: skip
+def test_what_goes_over_the_limit_is_refused_unless_it_is_alone(
+    others: int, own: int, more: int, taken: bool
+) -> None:
+    room = BodyRoom(100)
+    room.take(others, 0)
+    room.take(own, 0 if others else own)
+    before = room.held_bytes
+    if taken:
+        room.take(more, own)
+        assert room.held_bytes == before + more
+    else:
+        with pytest.raises(Overloaded):
+            room.take(more, own)
+        assert room.held_bytes == before
+
+
+async def test_a_large_body_that_meets_another_is_503_and_small_ones_pass(stand: Stand) -> None:
+    held = asyncio.create_task(ask(stand.app, "POST", INFER, body=[LARGE, None]))
+    while not room_of(stand).held_bytes:  # noqa: ASYNC110 - nothing tells of a part
+        await asyncio.sleep(0)
+    refused = await ask(stand.app, "POST", INFER, body=[LARGE, b""])
+    assert (refused.status, refused.header(b"retry-after")) == (503, b"1")
+    assert "max_held_bytes" in json.loads(refused.body)["error"]
+    assert (await ask(stand.app, "POST", INFER, body=GOOD)).status == 200
+    assert (await held).status == 408
+    assert (await ask(stand.app, "POST", INFER, body=[LARGE, b""])).status == 200
+
+
+async def test_what_a_gzip_body_inflates_to_is_held_too(stand: Stand) -> None:
+    held = asyncio.create_task(ask(stand.app, "POST", INFER, body=[LARGE, None]))
+    while not room_of(stand).held_bytes:  # noqa: ASYNC110 - nothing tells of a part
+        await asyncio.sleep(0)
+    zipped = [(b"content-encoding", b"gzip")]
+    answer = await ask(stand.app, "POST", INFER, zipped, gzip.compress(LARGE))
+    assert answer.status == 503
+    await held
+    answer = await ask(stand.app, "POST", INFER, zipped, gzip.compress(LARGE))
+    assert answer.status == 200
+
+
+async def test_a_client_that_leaves_gives_its_memory_back(stand: Stand) -> None:
+    leave = asyncio.Event()
+    gone = asyncio.create_task(ask(stand.app, "POST", INFER, body=[LARGE, None], leave=leave))
+    while not room_of(stand).held_bytes:  # noqa: ASYNC110 - nothing tells of a part
+        await asyncio.sleep(0)
+    leave.set()
+    assert (await gone).status == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 100])
+def test_body_within_the_bound_is_inflated(size: int) -> None:
+    assert inflate(gzip.compress(b"x" * size), 100) == b"x" * size
+
+
+@pytest.mark.parametrize("size", [101, 1_000_000])
+def test_body_over_the_bound_is_refused(size: int) -> None:
+    with pytest.raises(BodyTooLarge, match="100 bytes") as caught:
+        inflate(gzip.compress(b"x" * size), 100)
+    assert caught.value.status == 413
+
+
+def test_nothing_fits_a_bound_of_zero_but_nothing() -> None:
+    assert inflate(gzip.compress(b""), 0) == b""
+    with pytest.raises(BodyTooLarge):
+        inflate(gzip.compress(b"x"), 0)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 5, 15, -1, -8])
+def test_truncated_gzip_is_refused(cut: int) -> None:
+    with pytest.raises(BadRequest, match="too early"):
+        inflate(gzip.compress(b"hello world")[:cut], 100)
+
+
+def test_what_is_no_gzip_is_refused() -> None:
+    with pytest.raises(BadRequest, match="not valid gzip"):
+        inflate(b'{"inputs": []}', 100)
+
+
+def test_broken_checksum_is_refused() -> None:
+    body = bytearray(gzip.compress(b"hello world"))
+    body[-6] ^= 1
+    with pytest.raises(BadRequest, match="not valid gzip"):
+        inflate(bytes(body), 100)
+
+
+def test_second_member_is_refused() -> None:
+    with pytest.raises(BadRequest, match="one gzip member"):
+        inflate(gzip.compress(b"a") * 2, 100)

@@ -1,0 +1,351 @@
+"""One caller, the same rows on two replicas: the first answer counts, nothing is answered twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deployments.contract import errors
+from deployments.contract.batch_wire import BatchCall, BatchReply, RowError, from_ragged
+from deployments.gateway.queues.batch_queue import BatchQueue, Copies, PendingRowFailure
+from deployments.gateway.queues.core_loop import Demand, Terms
+from deployments.gateway.queues.pending_requests import BatchEnd, Ticket
+from deployments.gateway.queues.transport import ReplicaDied
+from deployments.gateway.rows.types import RowColumn, Rows
+from routers.settings import DispatcherSettings
+from routers.types import Abort, Action, Arrive, Cancel, Closed, Dispatch, Event, LeaseEnd, Opened
+from runtimes.types import Ragged
+
+BOTH = ((1, 0), (1, 1))
+NO_STAGES = (0.0, 0.0, 0.0, 0.0, 0.0)
+STUMBLED = (RowError(0, False, "stumbled"),)
+
+
+def began(
+    copies: Copies, lease_id: int, copy_of: int = 0, rows: tuple[tuple[int, int], ...] = BOTH
+) -> None:
+    copies.began(Dispatch(lease_id, f"r{lease_id}", rows, 8, 0.1, copy_of=copy_of))
+
+
+def failed(row: int = 0) -> PendingRowFailure:
+    nobody: Any = None
+    return PendingRowFailure(nobody, (1, row), errors.RowFailed("stumbled"), "r1")
+
+
+def test_a_row_that_the_copy_does_not_carry_is_not_hoped_for_there() -> None:
+    copies = Copies()
+    began(copies, 1)
+    began(copies, 2, copy_of=1, rows=((1, 0),))
+    assert not copies.hope(1, failed(row=1))
+    assert copies.hope(1, failed(row=0))
+
+
+def test_a_row_that_failed_in_the_only_lease_is_not_hoped_for() -> None:
+    copies = Copies()
+    began(copies, 1)
+    assert not copies.hope(1, failed())
+    assert copies.ended(1) == []
+
+
+def test_a_row_that_failed_in_either_is_hoped_for_until_the_other_ends() -> None:
+    for first, second in ((1, 2), (2, 1)):
+        copies, hope = Copies(), failed()
+        began(copies, 1)
+        began(copies, 2, copy_of=1)
+        assert copies.hope(first, hope)
+        assert copies.ended(first) == []
+        assert copies.is_hoped_for(second)
+        assert copies.ended(second) == [hope]
+        assert not copies.is_hoped_for(second)
+
+
+def test_a_row_that_fails_when_the_other_has_ended_is_lost() -> None:
+    copies = Copies()
+    began(copies, 1)
+    began(copies, 2, copy_of=1)
+    copies.ended(1)
+    assert not copies.hope(2, failed())
+
+
+def test_a_copy_of_what_has_ended_stands_alone() -> None:
+    copies = Copies()
+    began(copies, 1)
+    copies.ended(1)
+    began(copies, 2, copy_of=1)
+    assert not copies.hope(2, failed())
+
+
+def test_nothing_is_kept_of_leases_that_have_ended() -> None:
+    copies = Copies()
+    began(copies, 1)
+    began(copies, 2, copy_of=1)
+    copies.hope(1, failed())
+    copies.ended(2)
+    copies.ended(1)
+    assert not copies._open
+    assert not copies._other
+    assert not copies._hopes
+
+
+class Racing:
+    """A dispatcher that sends every request twice: to `r1`, and as a copy to `r2`. The first answer
+    aborts the other one, and so does a caller that leaves. `events` keeps what it was told."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        self.events: list[Event] = []
+        self.open: dict[int, int] = {}  # lease -> request
+        self._tied = tied
+        self._last_id = 0
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        self.events.append(event)
+        match event:
+            case Arrive(request):
+                rows = tuple((request.request_id, n) for n in range(len(request.lengths)))
+                first = self._lease("r1", rows)
+                return [first, self._lease("r2", rows, copy_of=first.lease_id, tied=self._tied)]
+            case Closed(lease_id, end):
+                request_id = self.open.pop(lease_id)
+                return self._aborted(request_id) if end is LeaseEnd.DONE else []
+            case Cancel(request_id):
+                return self._aborted(request_id)
+        return []
+
+    def _lease(self, replica_id: str, rows: Any, **more: Any) -> Dispatch:
+        self._last_id += 1
+        self.open[self._last_id] = rows[0][0]
+        return Dispatch(self._last_id, replica_id, rows, 8, 0.1, **more)
+
+    def _aborted(self, request_id: int) -> list[Action]:
+        return [Abort(lease, "") for lease, of in self.open.items() if of == request_id]
+
+
+class Wire:
+    """Calls that the test answers, by lease. A drop answers the call busy while `heeds`."""
+
+    def __init__(self) -> None:
+        self.replies: dict[int, asyncio.Future[BatchReply]] = {}
+        self.starts: dict[int, asyncio.Future[bool]] = {}
+        self.dropped: list[int] = []
+        self.heeds = True
+
+    async def call(self, replica_id: str, call: BatchCall, timeout_s: float) -> BatchReply:
+        reply = self.replies[call.lease_id] = asyncio.get_running_loop().create_future()
+        return await reply
+
+    async def drop(self, replica_id: str, gateway: str, lease_id: int) -> bool:
+        self.dropped.append(lease_id)
+        if self.heeds:
+            self.replies[lease_id].set_result(reply_of(busy=True))
+        return self.heeds
+
+    async def opened(self, replica_id: str, gateway: str, lease_id: int, timeout_s: float) -> bool:
+        start = self.starts[lease_id] = asyncio.get_running_loop().create_future()
+        return await start
+
+
+def reply_of(*values: float, failed: tuple[RowError, ...] = (), busy: bool = False) -> BatchReply:
+    data = np.array(values, dtype=np.float32)
+    outputs = from_ragged({"y": Ragged("FP32", data, ((),) * len(values))}) if values else {}
+    return BatchReply(busy, outputs, failed, 0.0, 0.1, 0, NO_STAGES, 0, 0, 0, 0.0, 0.0)
+
+
+class Race:
+    def __init__(self, **dispatcher: Any) -> None:
+        self.wire, self.dispatcher = Wire(), Racing(**dispatcher)
+        settings = DispatcherSettings(bucket_edges=(8,))
+        self.queue = BatchQueue(
+            settings, Terms("v", "s"), self.wire, gateway="g", on_batch=lambda record: None
+        )
+        self.queue._dispatcher = self.dispatcher  # type: ignore[assignment]
+
+    def ask(self, *, rows: int = 1, expires_s: float = 60.0, retry: bool = True) -> Ticket:
+        arrays = [np.array([n], dtype=np.int64) for n in range(rows)]
+        columns = {"x": RowColumn("INT64", arrays, [(1,)] * rows)}
+        asked = Rows(rows, (1,) * rows, columns, None)
+        demand = Demand("t", 0, deadline_s=1.0, expires_s=expires_s)
+        return self.queue.submit(asked, Terms("v", "s", retry), demand)
+
+    async def submit(self, **request: Any) -> Ticket:
+        """A request whose two leases are out."""
+        ticket = self.ask(**request)
+        await turns()
+        return ticket
+
+    async def reply(self, lease_id: int, *values: float, **more: Any) -> None:
+        self.wire.replies[lease_id].set_result(reply_of(*values, **more))
+        await turns()
+
+    async def lose(self, lease_id: int) -> None:
+        self.wire.replies[lease_id].set_exception(ReplicaDied("gone"))
+        await turns()
+
+    def ends(self) -> dict[int, LeaseEnd]:
+        return {e.lease_id: e.end for e in self.dispatcher.events if isinstance(e, Closed)}
+
+    def arrivals(self) -> list[Arrive]:
+        return [event for event in self.dispatcher.events if isinstance(event, Arrive)]
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def value(ticket: Ticket) -> list[float]:
+    return [float(answer.outputs["y"][1]) for answer in ticket.future.result()]
+
+
+@pytest.mark.parametrize(("winner", "loser"), [(1, 2), (2, 1)])
+async def test_the_first_answer_counts_and_the_other_lease_is_dropped(
+    winner: int, loser: int
+) -> None:
+    race = Race()
+    ticket = await race.submit()
+    await race.reply(winner, 5.0)
+    assert value(ticket) == [5.0]
+    assert race.wire.dropped == [loser]
+    assert race.ends() == {winner: LeaseEnd.DONE, loser: LeaseEnd.ABORTED}
+    assert race.queue.calls.ends[BatchEnd.DROPPED] == race.queue.calls.ends[BatchEnd.ANSWERED] == 1
+    assert race.queue.inflight == 0
+
+
+async def test_a_second_answer_is_ignored_and_counted() -> None:
+    race = Race()
+    race.wire.heeds = False
+    ticket = await race.submit()
+    await race.reply(1, 5.0)
+    await race.reply(2, 6.0)
+    assert value(ticket) == [5.0]
+    assert race.ends() == {1: LeaseEnd.DONE, 2: LeaseEnd.DONE}
+    assert race.queue.calls.ends[BatchEnd.UNUSED] == race.queue.calls.ends[BatchEnd.ANSWERED] == 1
+
+
+async def test_a_row_that_failed_in_one_is_answered_by_the_other() -> None:
+    race = Race()
+    ticket = await race.submit()
+    await race.reply(1, failed=STUMBLED)
+    assert not ticket.future.done()
+    assert race.wire.dropped == []
+    await race.reply(2, 6.0)
+    assert value(ticket) == [6.0]
+    assert len(race.arrivals()) == 1
+
+
+async def test_of_several_rows_each_is_answered_by_whichever_could() -> None:
+    race = Race()
+    ticket = await race.submit(rows=2)
+    await race.reply(1, 5.0, failed=STUMBLED)
+    await race.reply(2, 6.0, 7.0)
+    assert value(ticket) == [6.0, 5.0]
+
+
+@pytest.mark.parametrize("ending", ["fails", "busy", "lost"])
+async def test_when_the_other_brings_nothing_either_the_row_is_retried(ending: str) -> None:
+    race = Race()
+    ticket = await race.submit()
+    await race.reply(1, failed=STUMBLED)
+    if ending == "lost":
+        await race.lose(2)
+    else:
+        await race.reply(2, failed=STUMBLED if ending == "fails" else (), busy=ending == "busy")
+    assert not ticket.future.done()
+    first, again = (arrival.request for arrival in race.arrivals())
+    assert again.request_id != first.request_id
+    assert again.avoid == ("r2" if ending == "fails" else "r1")
+    await race.reply(3, 8.0)
+    assert value(ticket) == [8.0]
+
+
+async def test_without_a_retry_the_failure_is_told_once_both_have_ended() -> None:
+    race = Race()
+    ticket = await race.submit(retry=False)
+    await race.reply(2, failed=STUMBLED)
+    await race.lose(1)
+    assert isinstance(ticket.future.exception(), errors.RowFailed)
+
+
+async def test_what_is_the_callers_fault_is_told_at_once() -> None:
+    race = Race()
+    ticket = await race.submit()
+    await race.reply(1, failed=(RowError(0, True, "bad id"),))
+    assert isinstance(ticket.future.exception(), errors.BadRequest)
+    assert race.wire.dropped == [2]
+
+
+async def test_a_row_that_is_hoped_for_expires() -> None:
+    race = Race()
+    ticket = await race.submit(expires_s=0.005)
+    await race.reply(1, failed=STUMBLED)
+    with pytest.raises(errors.Expired):
+        await asyncio.wait_for(asyncio.shield(ticket.future), 5.0)
+    await race.reply(2, 6.0)
+    assert race.queue.inflight == 0
+
+
+async def test_a_caller_that_leaves_has_both_dropped() -> None:
+    race = Race()
+    ticket = await race.submit()
+    race.queue.cancel(ticket)
+    await turns()
+    assert sorted(race.wire.dropped) == [1, 2]
+    assert set(race.ends().values()) == {LeaseEnd.ABORTED}
+
+
+async def test_a_lease_that_nobody_waits_for_any_more_is_not_sent() -> None:
+    race = Race()
+    race.queue.cancel(race.ask())
+    await turns()
+    assert race.wire.replies == {}
+    assert race.ends() == {1: LeaseEnd.ABORTED, 2: LeaseEnd.ABORTED}
+
+
+async def test_starts_of_tied_leases_are_told_until_they_end() -> None:
+    race = Race(tied=True)
+    await race.submit()
+    assert set(race.wire.starts) == {1, 2}
+    race.wire.starts[2].set_result(True)
+    await turns()
+    assert [e for e in race.dispatcher.events if isinstance(e, Opened)] == [Opened(2)]
+    await race.reply(2, 5.0)
+    assert race.wire.starts[1].cancelled()
+    assert not race.queue.calls.tasks
+
+
+async def test_a_start_that_never_comes_is_not_told() -> None:
+    race = Race(tied=True)
+    await race.submit()
+    race.wire.starts[1].set_result(False)
+    race.wire.starts[2].set_exception(ReplicaDied("gone"))
+    await turns()
+    assert not any(isinstance(event, Opened) for event in race.dispatcher.events)
+    await race.reply(1, 5.0)
+
+
+async def test_leases_that_race_no_other_ask_for_no_start() -> None:
+    race = Race()
+    await race.submit()
+    assert race.wire.starts == {}
+    await race.reply(1, 5.0)
+
+
+async def test_a_copy_that_is_wanted_while_answers_are_taken_in_has_its_rows() -> None:
+    """The dispatcher hears of an answer after its rows: in between it may still copy the lease."""
+    race = Race()
+    ticket = await race.submit(rows=2)
+    original: Callable[..., Any] = race.queue._resolve
+
+    def resolve(resolved: Ticket) -> None:
+        original(resolved)
+        race.queue._perform([Dispatch(9, "r2", ((1, 0), (1, 1)), 8, 0.1, copy_of=1)], 0.0)
+        race.dispatcher.open[9] = 1
+
+    race.queue._resolve = resolve  # type: ignore[method-assign]
+    await race.reply(1, 5.0, 6.0)
+    assert value(ticket) == [5.0, 6.0]
+    assert race.ends()[9] is LeaseEnd.ABORTED
+    assert 9 not in race.wire.replies

@@ -1,0 +1,292 @@
+"""The device's queue and thread: who is told what, one job after another, hangs, budgets, duty."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from itertools import pairwise
+
+import pytest
+from device_jobs import job_of, values, worker_of
+from fake_runtimes import Gated, Moody
+
+from deployments.replica.device import DeviceWorker, Job
+from runtimes.errors import Unhealthy
+from runtimes.types import Batch, Limits, Result
+
+
+class Busy:
+    """A device that works on lease 1 of gateway `a` until `let`."""
+
+    def __init__(self) -> None:
+        self.runtime = Gated()
+        self.worker = worker_of(self.runtime)
+        self.queue = self.worker.queue
+        self.first = self.put(job_of(1, "a"))
+
+    def put(self, job: Job) -> Job:
+        self.queue.put(job)
+        return job
+
+    async def let(self, *jobs: Job) -> None:
+        """Lets the device work; returns when all these jobs have their answers."""
+        self.runtime.let.set()
+        await asyncio.wait_for(asyncio.gather(self.first.done, *(j.done for j in jobs)), 5.0)
+
+
+@pytest.fixture
+async def busy() -> AsyncIterator[Busy]:
+    busy = Busy()
+    yield busy
+    busy.runtime.let.set()
+    busy.worker.close()
+
+
+async def test_of_two_gateways_the_lower_rank_runs_and_the_other_goes_back(busy: Busy) -> None:
+    high, low = busy.put(job_of(2, "a", tag=5.0)), busy.put(job_of(3, "b", tag=1.0))
+    await busy.let(high, low)
+    assert (high.returned, low.returned) == (True, False)
+    assert values(busy.runtime) == [1, 3]
+    assert (high.wait_s, high.service_s) == (0.0, 0.0)
+    assert busy.queue.inflight == 0
+
+
+async def test_one_gateway_alone_never_gets_its_staged_batch_back(busy: Busy) -> None:
+    staged = busy.put(job_of(2, "a", tag=9.0))
+    await busy.let(staged)
+    assert values(busy.runtime) == [1, 2]
+
+
+async def test_an_urgent_batch_sends_its_own_gateways_bulk_one_back_at_once(busy: Busy) -> None:
+    bulk = busy.put(job_of(2, "a", tag=9.0))
+    urgent = busy.put(job_of(3, "a", tag=1.0))
+    assert bulk.done.done()
+    assert bulk.returned
+    await busy.let(urgent)
+    assert values(busy.runtime) == [1, 3]
+
+
+async def test_one_too_many_goes_back_at_once(busy: Busy) -> None:
+    staged, more = busy.put(job_of(2, "a")), busy.put(job_of(3, "a"))
+    assert more.returned
+    assert not staged.done.done()
+    assert not busy.queue.holds(more.key)
+
+
+async def test_a_dropped_batch_never_runs_and_its_place_is_free(busy: Busy) -> None:
+    staged = busy.put(job_of(2, "a"))
+    assert busy.queue.drop(staged.key)
+    assert staged.returned
+    assert not busy.queue.drop(staged.key)
+    after = busy.put(job_of(3, "a"))
+    await busy.let(after)
+    assert values(busy.runtime) == [1, 3]
+
+
+async def test_a_running_batch_is_never_dropped(busy: Busy) -> None:
+    assert not busy.queue.drop(busy.first.key)
+    await busy.let()
+    assert not busy.first.returned
+
+
+async def test_whoever_asked_hears_when_a_batch_starts(busy: Busy) -> None:
+    staged = busy.put(job_of(2, "a"))
+    running, waiting = busy.queue.opened(busy.first.key), busy.queue.opened(staged.key)
+    assert running is not None
+    assert waiting is not None
+    assert running.result() is True
+    assert not waiting.done()
+    await busy.let(staged)
+    assert waiting.result() is True
+
+
+async def test_whoever_asked_hears_that_a_batch_never_will(busy: Busy) -> None:
+    dropped = busy.put(job_of(2, "a"))
+    first = busy.queue.opened(dropped.key)
+    busy.queue.drop(dropped.key)
+    returned = busy.put(job_of(3, "a", tag=5.0))
+    second = busy.queue.opened(returned.key)
+    await busy.let(busy.put(job_of(4, "b")))
+    assert first is not None
+    assert second is not None
+    assert (first.result(), second.result()) == (False, False)
+
+
+async def test_nothing_is_known_of_a_batch_that_is_not_here(busy: Busy) -> None:
+    assert busy.queue.opened(("a", 99)) is None
+    assert not busy.queue.holds(("a", 99))
+
+
+async def test_the_next_batch_runs_although_the_loop_stands_still(busy: Busy) -> None:
+    for gateway in "abc":
+        busy.put(job_of(2, gateway, tag=float(ord(gateway))))
+    started, run = threading.Semaphore(0), busy.runtime.run
+    assert busy.runtime.begun.wait(5.0)
+
+    def counted(batch: Batch) -> Result:
+        started.release()
+        return run(batch)
+
+    busy.runtime.run = counted  # type: ignore[method-assign]
+    busy.runtime.let.set()
+    assert started.acquire(timeout=5.0)  # without a turn of the loop
+
+
+async def test_batches_run_one_after_another_in_order() -> None:
+    runtime = Gated()
+    worker = worker_of(runtime, slots=3)
+    jobs = [job_of(n) for n in (1, 2, 3)]
+    for job in jobs:
+        worker.queue.put(job)
+    runtime.let.set()
+    await asyncio.gather(*(job.done for job in jobs))
+    assert values(runtime) == [1, 2, 3]
+    assert all(a.finished <= b.started for a, b in pairwise(jobs))
+    worker.close()
+
+
+async def test_a_run_past_the_limit_is_told_and_a_staged_batch_is_none() -> None:
+    told: list[bool] = []
+    runtime = Gated()
+    worker = DeviceWorker(runtime, 2, hang_limit_s=5.0, on_hang=lambda: told.append(True))
+    worker.check_hang()
+    job = job_of(1)
+    worker.queue.put(job)
+    assert runtime.begun.wait(5.0)
+    worker.check_hang()
+    assert told == []
+    worker._hang_limit_s = 0.0
+    worker.check_hang()
+    assert told == [True]
+    worker._hang_limit_s = 5.0
+    runtime.let.set()
+    await job.done
+    assert worker.running_for_s() == 0.0
+    worker.close()
+
+
+async def test_a_job_that_nobody_waits_for_is_no_fault() -> None:
+    runtime = Gated()
+    worker = worker_of(runtime)
+    left, stays = job_of(1), job_of(2)
+    worker.queue.put(left)
+    worker.queue.put(stays)
+    left.done.cancel()
+    runtime.let.set()
+    assert (await stays.done).fault is None
+    worker.close()
+
+
+async def test_what_is_in_line_when_it_closes_is_still_run() -> None:
+    runtime = Gated()
+    worker = worker_of(runtime)
+    jobs = [job_of(1), job_of(2)]
+    for job in jobs:
+        worker.queue.put(job)
+    worker.queue.close()
+    runtime.let.set()
+    await asyncio.gather(*(job.done for job in jobs))
+    worker._thread.join(5.0)
+    assert not worker._thread.is_alive()
+
+
+async def test_health_is_asked_between_the_running_batch_and_the_staged_one() -> None:
+    runtime = Gated()
+    worker = worker_of(runtime)
+    first, second = job_of(1), job_of(2)
+    worker.queue.put(first)
+    worker.queue.put(second)
+    assert runtime.begun.wait(5.0)
+    asked: list[int] = []
+    runtime.health = lambda: asked.append(len(runtime.batches))  # type: ignore[method-assign]
+    health = asyncio.create_task(worker.health())
+    await asyncio.sleep(0)
+    runtime.let.set()
+    await health
+    await second.done
+    assert asked == [1]
+    worker.close()
+
+
+async def test_health_raises_what_the_runtime_says() -> None:
+    runtime = Moody(lambda value: None)
+    worker = worker_of(runtime)
+
+    def broken() -> None:
+        raise Unhealthy("broken")
+
+    runtime.health = broken  # type: ignore[method-assign]
+    with pytest.raises(Unhealthy):
+        await worker.health()
+    worker.close()
+
+
+async def test_the_duty_cycle_is_that_of_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("deployments.replica.device.time.perf_counter", lambda: now[0])
+    worker = worker_of(Gated())
+    worker._busy_s, now[0] = 5.0, 10.0
+    assert worker.duty() == pytest.approx(0.5)
+    now[0] = 20.0
+    assert worker.duty() == pytest.approx(0.0)
+    worker._busy_s, now[0] = 15.0, 30.0
+    assert worker.duty() == pytest.approx(1.0)
+    worker.close()
+
+
+async def test_a_batch_whose_budget_ran_out_is_not_run_and_counts_as_not_served() -> None:
+    runtime = Moody(lambda value: None)
+    worker = worker_of(runtime)
+    worker.queue.put(job_of(7, "other"))
+    late = job_of(1, budget_s=-1.0, charges=((0, "x", 1.0),))
+    worker.queue.put(late)
+    await late.done
+    worker.close()
+    assert [(error.row, error.callers_fault) for error in late.result.errors] == [(0, False)]
+    assert (late.result.outputs, values(runtime)) == ({}, [7])
+    assert worker.queue.report("other").served == ()
+
+
+class Ahead(Gated):
+    """Puts a batch on its device while another runs; remembers which."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+        self.ahead: list[int] = []
+        self.copied = threading.Event()
+
+    def limits(self) -> Limits:
+        return Limits((), (), device=self._device)
+
+    def prefetch(self, batch: Batch) -> None:
+        self.ahead.append(int(batch.inputs["x"].data[0]))
+        self.copied.set()
+
+
+async def test_batch_that_waits_is_put_on_the_device_while_another_computes() -> None:
+    runtime = Ahead("cuda:0")
+    worker = worker_of(runtime)
+    runs, waits = job_of(1), job_of(2)
+    worker.queue.put(runs)
+    assert runtime.begun.wait(5.0)
+    worker.queue.put(waits)
+    assert runtime.copied.wait(5.0)
+    assert runtime.ahead == [2]
+    runtime.let.set()
+    await asyncio.gather(runs.done, waits.done)
+    assert values(runtime) == [1, 2]
+    worker.close()
+
+
+async def test_nothing_is_put_ahead_where_the_processors_compute() -> None:
+    runtime = Ahead("cpu")
+    worker = worker_of(runtime)
+    jobs = [job_of(n) for n in (1, 2)]
+    for job in jobs:
+        worker.queue.put(job)
+    runtime.let.set()
+    await asyncio.gather(*(job.done for job in jobs))
+    assert runtime.ahead == []
+    worker.close()

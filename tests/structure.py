@@ -1,0 +1,191 @@
+"""The shape of the source: files, lines, imports, cycles, and the files that one request enters.
+
+`python -m tests.structure` prints it; tests/test_architecture.py holds the parts that are rules.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from functools import cache
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("deployments", "routers", "runtimes", "autoscaling", "loadtests")
+FLOORS = {
+    "cli": 5, "tools": 4, "cluster": 3, "gateway": 2, "replica": 2, "contract": 1, "settings": 1,
+}  # fmt: skip
+"""Packages of deployments/: a package imports from lower floors, and `contract` and `settings` from
+each other."""
+Graph = dict[str, frozenset[str]]
+
+
+def sources() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+@cache
+def imports() -> Graph:
+    """Module → modules of ours that it imports, type-checking and late imports included."""
+    modules = {_module(path): path for path in sources()}
+    return {
+        name: frozenset(_imported(path, modules) & modules.keys() - {name})
+        for name, path in modules.items()
+    }
+
+
+def _module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imported(path: Path, modules: dict[str, Path]) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                found.add(inside if inside in modules else node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+@cache
+def closure(module: str) -> frozenset[str]:
+    """All that is imported with it."""
+    seen: set[str] = set()
+    coming = [*imports()[module]]
+    while coming:
+        each = coming.pop()
+        if each not in seen:
+            seen.add(each)
+            coming += imports()[each]
+    return frozenset(seen)
+
+
+def cycles() -> list[tuple[str, ...]]:
+    """Groups of modules that import each other, directly or not."""
+    inside = {name: closure(name) for name in imports()}
+    found = {
+        tuple(sorted(other for other in inside[name] if name in inside[other]))
+        for name in inside
+        if name in inside[name]
+    }
+    return sorted(found)
+
+
+def wrong_arrows() -> list[str]:
+    """Imports inside deployments/ that go up, or from a gateway to a replica and back."""
+    found = []
+    for name, targets in imports().items():
+        for target in sorted(targets):
+            low, high = _floor(name), _floor(target)
+            beside = low == high == FLOORS["gateway"] and _package(name) != _package(target)
+            if low is not None and high is not None and (low < high or beside):
+                found.append(f"{name} -> {target}")
+    return found
+
+
+def _package(module: str) -> str:
+    top, _, rest = module.partition(".")
+    return rest.partition(".")[0] if top == "deployments" else ""
+
+
+def _floor(module: str) -> int | None:
+    return FLOORS.get(_package(module))
+
+
+# ---- the files that a request enters ------------------------------------------------------
+
+
+def entered(walk: Callable[[Callable[[bool], None]], Awaitable[None]]) -> list[str]:
+    """Files of ours in which a function ran while `walk` had recording switched on."""
+    files: set[str] = set()
+    recording = False
+
+    def seen(frame: Any, event: str, _: Any) -> None:
+        if recording and event == "call":
+            files.add(frame.f_code.co_filename)
+
+    def switch(on: bool) -> None:
+        nonlocal recording
+        recording = on
+
+    threading.setprofile(seen)
+    sys.setprofile(seen)
+    try:
+        asyncio.run(walk(switch))  # type: ignore[arg-type]
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    ours = (Path(file) for file in files if file.startswith(str(ROOT)))
+    relative = (path.relative_to(ROOT) for path in ours)
+    return sorted(str(path) for path in relative if path.parts[0] in PACKAGES)
+
+
+MODEL = {"runtime": "synthetic", "options": {"base_ms": 0}, "lengths": {"max": 32}}
+
+
+async def infer(switch: Callable[[bool], None]) -> None:
+    from in_process import Stand, ask
+
+    row = {"name": "ids", "datatype": "INT64", "shape": [1, 3], "data": [[1, 2, 3]]}
+    body = json.dumps({"inputs": [row]}).encode()
+    with TemporaryDirectory() as folder:
+        stand = Stand({"device": MODEL}, Path(folder))
+        for on in (False, False, True):
+            switch(on)
+            answer = await ask(stand.app, "POST", "/v2/models/device/infer", body=body)
+            await stand.settled()
+        switch(False)
+        assert answer.status == 200
+        stand.close()
+
+
+async def chat(switch: Callable[[bool], None]) -> None:
+    from conftest import _page
+    from generating import CHAT, Client, add, streamed
+    from in_process import Stand
+
+    from deployments.contract.stream_wire import StreamEnd
+
+    with TemporaryDirectory() as folder:
+        stand = Stand({"device": MODEL}, Path(folder))
+        engines = add(stand, _page)
+        for on in (False, True):
+            switch(on)
+            client = Client(stand, CHAT, streamed())
+            _, call = await engines.until_begun(len(engines.begun) + 1)
+            engines.say(call.lease_id, b"data: one\n\n", tokens=(10, 0, 1))
+            await client.hears(1)
+            engines.say(call.lease_id, b"", tokens=(10, 0, 2), end=StreamEnd.DONE)
+            await client.end()
+        switch(False)
+        stand.close()
+
+
+def main() -> None:
+    sys.path.insert(0, str(ROOT / "tests" / "deployments"))
+    lines = [len(path.read_text().splitlines()) for path in sources()]
+    packages = {path.parent for path in sources()}
+    print(f"files {len(lines)}, lines {sum(lines)}, median {median(lines):g} lines a file")
+    print(f"packages {len(packages)}")
+    print(f"import cycles {[len(each) for each in cycles()]} files; wrong arrows {wrong_arrows()}")
+    print(f"closure of the pipeline: {len(closure('deployments.gateway.pipeline'))} modules")
+    for walk in (infer, chat):
+        files = entered(walk)
+        print(f"one {walk.__name__} request enters {len(files)} files")
+        if "-v" in sys.argv:
+            print(*(f"  {file}" for file in files), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
