@@ -27,7 +27,7 @@ from deployments.gateway.queues.core_loop import Terms
 from deployments.gateway.queues.pending_requests import BatchEnd, Ticket
 from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Transport, Unreached
 from deployments.gateway.rows.types import RowAnswer, Rows
-from routers.staging import TELL_S
+from routers.staging import REPORT_EVERY_S
 from routers.types import Dispatch, FlowWork, LeaseEnd, Report
 from runtimes.datatypes import DTYPES
 
@@ -58,7 +58,7 @@ class PeerDemand:
     ) -> tuple[FlowWork, ...] | None:
         """What a call to this replica says of what waits here; None: nothing new."""
         peer = self._peers.setdefault(replica_id, _Peer())
-        if waiting and now - peer.told_at < TELL_S:
+        if waiting and now - peer.told_at < REPORT_EVERY_S:
             return None
         peer.told_at = now
         return waiting
