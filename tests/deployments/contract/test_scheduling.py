@@ -11,8 +11,7 @@ import pytest
 from deployments.contract.description import ModelDescription
 from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings, scheduling
 from deployments.settings import ModelSettings
-from routers.admission.admission_pipeline import validate
-from routers.settings import DispatcherSettings, Mode
+from routers.settings import DispatcherSettings, Mode, validate
 
 # Every setting that the core acts on, none at its default.
 WRITTEN: dict[str, Any] = {
