@@ -143,7 +143,7 @@ def _admission(model: ModelSettings) -> AdmissionSettings:
     return AdmissionSettings(
         feasibility=Mode(feasibility.mode),
         margin_s=None if margin_ms is None else margin_ms / 1000,
-        late_room_s=feasibility.late_room_s,
+        best_effort_capacity_s=feasibility.best_effort_capacity_s,
         max_queue_s=_NEVER if work_s is None else work_s,
         codel=CodelSettings(Mode(codel.mode), codel.target_ms / 1000, codel.interval_ms / 1000),
         limit=LimitSettings(Mode(limit.mode), limit.fixed, limit.least, limit.most),

@@ -138,7 +138,7 @@ def assembled(
     services = GatewayServices(
         settings, tenants=tenants, models=models, pool=pool, watcher=telemetry
     )
-    return GatewayApp(services, Pages(models, telemetry), telemetry.connection)
+    return GatewayApp(services, Pages(models, telemetry, settings.priorities), telemetry.connection)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

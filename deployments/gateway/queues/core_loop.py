@@ -205,7 +205,7 @@ class CoreLoop(Generic[P]):
             raise refusal(Reason.TENANT_FULL, dispatcher.retry_after_s())
         if self.waiting_rows >= self._settings.max_queue_rows:
             raise refusal(Reason.QUEUE_FULL, dispatcher.retry_after_s())
-        wait_s = dispatcher.heard(
+        wait_s = dispatcher.fast_reject(
             demand.tenant, demand.priority, demand.deadline_s, demand.expires_s, clock()
         )
         if wait_s is not None:

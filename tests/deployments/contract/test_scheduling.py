@@ -37,7 +37,7 @@ WRITTEN: dict[str, Any] = {
         "preempt_streams": True,
     },
     "admission": {
-        "feasibility": {"mode": "observe", "margin_ms": 5, "late_room_s": 0.5},
+        "feasibility": {"mode": "observe", "margin_ms": 5, "best_effort_capacity_s": 0.5},
         "codel": {"mode": "enforce", "target_ms": 10, "interval_ms": 100},
         "limit": {"mode": "enforce", "fixed": 64, "least": 4, "most": 400},
     },

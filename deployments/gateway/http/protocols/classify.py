@@ -27,7 +27,7 @@ import orjson
 from deployments.contract.description import Classes, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed, UnsupportedMedia
 from deployments.gateway.http.protocols import malformed
-from deployments.gateway.http.protocols.types import ClassifyCall, Encoded
+from deployments.gateway.http.protocols.types import ClassifyCall, Encoded, documented
 
 MAX_INSTANCES = 2048
 _JSON = ("", "application/json", "application/x-www-form-urlencoded")  # the last is curl's own
@@ -39,17 +39,22 @@ _HAS_FILE = re.compile(rb"(?:^|\n)content-disposition:[^\r\n]*;\s*filename", re.
 _FIELD = re.compile(rb'(?:^|\n)content-disposition:[^\r\n]*;\s*name="?top_k"?', re.IGNORECASE)
 
 
-class _Instance(msgspec.Struct, forbid_unknown_fields=True):
-    b64: str | None = None
-    text: str | None = None
+_FILE = documented("A JPEG or PNG file.", contentEncoding="base64")
+_TEXT = documented(minLength=1)
+_INSTANCES = documented("All images or all texts.", minItems=1, maxItems=MAX_INSTANCES)
 
 
-class _Body(msgspec.Struct):
-    instances: list[str | _Instance]
+class Instance(msgspec.Struct, forbid_unknown_fields=True):
+    b64: Annotated[str | None, _FILE] = None
+    text: Annotated[str | None, _TEXT] = None
+
+
+class ClassifyRequest(msgspec.Struct):
+    instances: Annotated[list[Annotated[str, _TEXT] | Instance], _INSTANCES]
     top_k: _TopK | None = None
 
 
-_bodies = msgspec.json.Decoder(_Body)
+_bodies = msgspec.json.Decoder(ClassifyRequest)
 
 
 def decode(body: bytes, content_type: str, query: bytes) -> ClassifyCall:
@@ -84,10 +89,10 @@ def _from_json(body: bytes) -> ClassifyCall:
     return ClassifyCall(texts, None, found.top_k)
 
 
-def _pair(index: int, instance: str | _Instance) -> tuple[str | None, str | None]:
+def _pair(index: int, instance: str | Instance) -> tuple[str | None, str | None]:
     """(text, base64), one of them."""
     if isinstance(instance, str):
-        instance = _Instance(text=instance)
+        instance = Instance(text=instance)
     if (instance.b64 is None) == (instance.text is None):
         raise BadRequest(
             f"instances[{index}] must be a text, {{'text': ...}} or {{'b64': ...}}",

@@ -24,11 +24,13 @@ import orjson
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import malformed, tensors
 from deployments.gateway.http.protocols.types import (
+    Datatype,
     Encoded,
     InferAnswer,
     InferCall,
     RequestedOutput,
     Tensor,
+    documented,
 )
 
 OCTET_STREAM = b"application/octet-stream"
@@ -38,26 +40,30 @@ _Axis = Annotated[int, msgspec.Meta(ge=1, le=tensors.MAX_DIM)]
 _Shape = Annotated[list[_Axis], msgspec.Meta(min_length=1, max_length=tensors.MAX_RANK)]
 _Parameters = dict[str, Any]
 _NOTHING = memoryview(b"")
+_VALUES = documented("Flat in row-major order, or nested as the shape is.", type="array")
+_SIZE = documented("`binary_data_size`: bytes after the JSON, in place of `data`.")
+_BINARY = documented("`binary_data`: whether it is answered as bytes after the JSON.")
+_ALL_BINARY = documented("`binary_data_output`: whether outputs are, where they do not say.")
 
 
-class _Input(msgspec.Struct, gc=False):
+class InputTensor(msgspec.Struct, gc=False):
     name: str
     shape: _Shape
-    datatype: str
-    data: msgspec.Raw = msgspec.Raw()
-    parameters: _Parameters | None = None
+    datatype: Datatype
+    data: Annotated[msgspec.Raw, _VALUES] = msgspec.field(default_factory=msgspec.Raw)
+    parameters: Annotated[_Parameters | None, _SIZE] = None
 
 
-class _Output(msgspec.Struct, gc=False):
+class RequestedTensor(msgspec.Struct, gc=False):
     name: str
-    parameters: _Parameters | None = None
+    parameters: Annotated[_Parameters | None, _BINARY] = None
 
 
-class _Request(msgspec.Struct, gc=False):
-    inputs: Annotated[list[_Input], msgspec.Meta(min_length=1)]
-    outputs: list[_Output] | None = None
+class InferRequest(msgspec.Struct, gc=False):
+    inputs: Annotated[list[InputTensor], msgspec.Meta(min_length=1)]
+    outputs: list[RequestedTensor] | None = None
     id: str | None = None
-    parameters: _Parameters | None = None
+    parameters: Annotated[_Parameters | None, _ALL_BINARY] = None
 
 
 class _Named(msgspec.Struct):
@@ -68,7 +74,7 @@ class _Names(msgspec.Struct):
     inputs: list[_Named]
 
 
-_requests = msgspec.json.Decoder(_Request)
+_requests = msgspec.json.Decoder(InferRequest)
 _names = msgspec.json.Decoder(_Names)
 
 
@@ -112,7 +118,7 @@ def _name_of(header: bytes | memoryview, index: int) -> str | None:
 
 
 def _tensors(
-    inputs: list[_Input], tail: memoryview | None, check_rows: Callable[[int], None] | None
+    inputs: list[InputTensor], tail: memoryview | None, check_rows: Callable[[int], None] | None
 ) -> list[Tensor]:
     decoded = []
     at = 0
@@ -136,11 +142,11 @@ def _tensors(
     return decoded
 
 
-def _head(item: _Input) -> tuple[str, str, list[int]]:
+def _head(item: InputTensor) -> tuple[str, str, list[int]]:
     return item.name, item.datatype, item.shape
 
 
-def _from_json(item: _Input) -> tensors.Array:
+def _from_json(item: InputTensor) -> tensors.Array:
     if item.datatype in tensors.HALVES:
         raise BadRequest(
             f"Tensor '{item.name}': {item.datatype} has no JSON form; send it as binary data "
@@ -151,7 +157,7 @@ def _from_json(item: _Input) -> tensors.Array:
     return tensors.from_json(item.data, *_head(item))
 
 
-def _binary_size(item: _Input, tail: memoryview | None) -> int | None:
+def _binary_size(item: InputTensor, tail: memoryview | None) -> int | None:
     """The tensor's `binary_data_size`, None if it has none."""
     for key in item.parameters or ():
         if key.startswith("shared_memory"):
@@ -175,7 +181,7 @@ def _binary_size(item: _Input, tail: memoryview | None) -> int | None:
     return size
 
 
-def _cut(item: _Input, tail: memoryview | None, at: int, size: int) -> memoryview:
+def _cut(item: InputTensor, tail: memoryview | None, at: int, size: int) -> memoryview:
     tail = _NOTHING if tail is None else tail
     if at + size > len(tail):
         raise BadRequest(
@@ -185,7 +191,7 @@ def _cut(item: _Input, tail: memoryview | None, at: int, size: int) -> memoryvie
     return tail[at : at + size]
 
 
-def _requested(output: _Output, default: bool) -> RequestedOutput:
+def _requested(output: RequestedTensor, default: bool) -> RequestedOutput:
     if output.parameters is None:
         return RequestedOutput(output.name, default)
     for key in output.parameters:

@@ -12,7 +12,7 @@ Source: TensorFlow Serving, "RESTful API", predict.
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -22,18 +22,23 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
 from deployments.gateway.http.protocols import malformed
 from deployments.gateway.http.protocols.tensors import HALVES, Array, row_from_json
-from deployments.gateway.http.protocols.types import Encoded, PredictCall
+from deployments.gateway.http.protocols.types import Encoded, PredictCall, documented
 from deployments.gateway.rows.conversion import RowsOut, check_count, from_rows
 from deployments.gateway.rows.types import Rows
 from runtimes.types import TensorSpec
 
+_ROWS = documented(
+    "Rows: values, or objects of them by input. They may differ in length.", minItems=1
+)
+_COLUMNS = documented("Columns: each input's rows, by its name where there are several.")
 
-class _Body(msgspec.Struct, gc=False):
-    instances: list[msgspec.Raw] | None = None
-    inputs: msgspec.Raw = msgspec.Raw()
+
+class PredictRequest(msgspec.Struct, gc=False):
+    instances: Annotated[list[Annotated[msgspec.Raw, documented()]] | None, _ROWS] = None
+    inputs: Annotated[msgspec.Raw, _COLUMNS] = msgspec.field(default_factory=msgspec.Raw)
 
 
-_bodies = msgspec.json.Decoder(_Body)
+_bodies = msgspec.json.Decoder(PredictRequest)
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _lists = msgspec.json.Decoder(list[msgspec.Raw])
 

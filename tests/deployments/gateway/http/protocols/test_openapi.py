@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError
+from openapi_spec_validator import validate
 
 from deployments.contract.description import Classes, Generating, ImageInput, ModelDescription
 from deployments.contract.errors import BadRequest
@@ -24,6 +25,8 @@ from deployments.gateway.http.protocols import (
 from deployments.gateway.http.protocols.error_shapes import oip_error, openai_error
 from deployments.gateway.http.protocols.types import ClassifyCall, InferAnswer, InferCall, Tensor
 from deployments.gateway.rows.conversion import split
+from deployments.settings import PRIORITIES
+from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
 
 Describe = Callable[..., ModelDescription]
@@ -104,6 +107,51 @@ def conforms(doc: Any, schema: str, value: Any) -> None:
 def test_every_path_of_the_surface_is_described(doc: Any) -> None:
     assert doc["openapi"] == "3.1.0"
     assert set(doc["paths"]) == PATHS
+
+
+def test_the_document_is_valid(doc: Any) -> None:
+    validate(doc)
+
+
+def test_the_document_lists_the_priorities_that_the_gateway_knows() -> None:
+    doc = json.loads(openapi.document([], "http://localhost", ("now", "later")))
+    assert doc["components"]["parameters"]["x-priority"]["schema"]["enum"] == ["now", "later"]
+    doc = json.loads(openapi.document([], "http://localhost"))
+    assert doc["components"]["parameters"]["x-priority"]["schema"]["enum"] == list(PRIORITIES)
+
+
+def test_what_the_server_takes_of_a_fixed_set_is_listed(doc: Any) -> None:
+    parameters, schemas = doc["components"]["parameters"], doc["components"]["schemas"]
+    assert parameters["x-idempotent"]["schema"]["enum"] == ["true", "false"]
+    for tensor in ("InputTensor", "OutputTensor", "TensorMetadata"):
+        assert schemas[tensor]["properties"]["datatype"]["enum"] == list(DTYPES)
+    formats = schemas["EmbeddingsRequest"]["properties"]["encoding_format"]
+    assert {"enum": ["base64", "float"]} in formats["anyOf"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        ("InferRequest", {"inputs": []}),
+        ("InferRequest", {"inputs": [{"name": "x", "shape": [0], "datatype": "FP32"}]}),
+        ("InferRequest", {"inputs": [{"name": "x", "shape": [1], "datatype": "COMPLEX"}]}),
+        ("PredictRequest", {}),
+        ("PredictRequest", {"instances": []}),
+        ("PredictRequest", {"instances": [1], "inputs": [1]}),
+        ("ClassifyRequest", {"instances": []}),
+        ("ClassifyRequest", {"instances": [{"b64": "aa", "text": "a"}]}),
+        ("ClassifyRequest", {"instances": ["a"], "top_k": 0}),
+        ("EmbeddingsRequest", {"model": "m", "input": []}),
+        ("EmbeddingsRequest", {"model": "m", "input": "a", "encoding_format": "xml"}),
+        ("ChatRequest", {"model": "m"}),
+        ("ChatRequest", {"model": "m", "messages": []}),
+        ("CompletionRequest", {"model": "m"}),
+        ("CompletionRequest", {"model": "m", "prompt": "a", "n": 129}),
+    ],
+)
+def test_what_decoders_refuse_does_not_conform(doc: Any, schema: str, body: Any) -> None:
+    with pytest.raises(ValidationError):
+        conforms(doc, schema, body)
 
 
 def test_every_reference_leads_somewhere(doc: Any) -> None:
@@ -226,16 +274,6 @@ def test_document_without_models_has_no_examples() -> None:
     empty = json.loads(openapi.document([], "http://localhost"))
     assert set(empty["paths"]) == PATHS
     assert not any(isinstance(node, dict) and "examples" in node for node in walk(empty))
-
-
-def test_page_needs_nothing_from_elsewhere_and_sets_no_markup() -> None:
-    page = openapi.docs_page().decode()
-    assert page.startswith("<!doctype html>")
-    assert "fetch('/openapi.json')" in page
-    assert "http://" not in page
-    assert "https://" not in page
-    assert "innerHTML" not in page
-    assert "prefers-color-scheme" in page
 
 
 @pytest.mark.parametrize(
