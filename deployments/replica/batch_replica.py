@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from deployments.contract.batch_wire import BatchCall, BatchReply
 from deployments.contract.description import ModelDescription
+from deployments.contract.wire import BatchCall, BatchReply
 from deployments.replica import describe
 from deployments.replica.device import DeviceWorker
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.stream_wire import GenerateCall, StepMessage
+from deployments.contract.wire import GenerateCall, StepMessage
 from deployments.replica import backend_env, describe
 from deployments.replica.startup import ModelReplica
 from deployments.replica.stream_core import StreamCore, watch_stalls
