@@ -55,7 +55,8 @@ class Generated:
     def kept(self, total_s: float) -> bool:
         """Whether both promises were: the first token in time and the others at their pace. Of an
         answer that came whole, all of it by then."""
-        tpot_limit_s = inf if self.promise.generation is None else self.promise.generation.tpot_s
+        generation = self.promise.core.generation
+        tpot_limit_s = inf if generation is None else generation.tpot_s
         if not self.streams:
             further = max(self.tokens.output - 1, 0)
             return total_s <= self.promise.slo_s + (tpot_limit_s * further if further else 0.0)
@@ -255,7 +256,7 @@ def demand_of(context: RequestContext, promise: Scheduling, session: str = "") -
     spent_s, budget_s = perf_counter() - context.exchange.arrived, options.budget_s
     session = options.session or (session if len(session) <= _LONGEST_SESSION else "")
     due_s = promise.slo_s if budget_s is None else budget_s
-    if promise.generation is not None and budget_s is not None:
+    if promise.core.generation is not None and budget_s is not None:
         due_s = min(promise.slo_s, budget_s)  # its first token is due before all of its answer
     return Demand(
         tenant=tenant.name,

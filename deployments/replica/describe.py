@@ -200,7 +200,8 @@ def _scheduling(model: ModelSettings, limits: Limits, costs: KnownCosts) -> Sche
     found = scheduling(model, fixed_shapes=bool(limits.fixed_edges))
     if costs.target_rows is None:
         return found
-    return replace(found, max_size=min(found.max_size, costs.target_rows))
+    core = replace(found.core, max_size=min(found.core.max_size, costs.target_rows))
+    return replace(found, core=core)
 
 
 def _edges(model: ModelSettings, limits: Limits, costs: KnownCosts) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ class AnswerReuse:
         self, description: ModelDescription, cancel: Callable[[PendingBatchRequest], None]
     ) -> None:
         self._cache: ResponseCache | None = None
-        self._single_flight = SingleFlight(cancel, description.scheduling.max_queue_rows)
+        self._single_flight = SingleFlight(cancel, description.scheduling.core.max_queue_rows)
         self._begin(description)
 
     def adopt(self, description: ModelDescription) -> None:
@@ -104,7 +104,7 @@ class AnswerReuse:
 
     def _begin(self, description: ModelDescription) -> None:
         self._description, reuse = description, description.reuse
-        self._single_flight.adopt(description.scheduling.max_queue_rows)
+        self._single_flight.adopt(description.scheduling.core.max_queue_rows)
         if not reuse.cache_bytes:
             self._cache = None
         elif self._cache is None:

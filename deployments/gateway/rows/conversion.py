@@ -132,10 +132,10 @@ def from_tokens(tokens: Sequence[Sequence[int] | Array], d: ModelDescription) ->
 def check_count(count: int, d: ModelDescription) -> None:
     """Before there is an object a row: a body of 64 MB can be seven million rows, which take 15 s
     to make. More than may wait could not be queued anyway."""
-    if count > d.scheduling.max_queue_rows:
+    if count > d.scheduling.core.max_queue_rows:
         raise BadRequest(
             f"the request has {count} rows; '{d.name}' takes at most "
-            f"{d.scheduling.max_queue_rows} at once (queue.max_rows)",
+            f"{d.scheduling.core.max_queue_rows} at once (queue.max_rows)",
             param="inputs",
         )
 

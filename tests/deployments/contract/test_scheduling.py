@@ -34,7 +34,6 @@ WRITTEN: dict[str, Any] = {
         "max_late_rows": 50,
         "max_work_s": 2.5,
         "ageing_ms": 300,
-        "preempt_streams": True,
     },
     "admission": {
         "feasibility": {"mode": "observe", "margin_ms": 5, "best_effort_capacity_s": 0.5},
@@ -56,7 +55,8 @@ NOT_WRITTEN = {
     "pads",
     "initial_cost_s",
     "profile",
-    "generation",  # of task generate only
+    "generation",  # of task generate only, and this too
+    "preempt_streams",
     "buckets.fixed_shapes",
     "buckets.switch_s",  # written, and acted on where shapes are fixed
 }
@@ -88,6 +88,10 @@ def test_every_setting_of_the_core_is_reached_by_one_that_users_write(
     identity = GatewayIdentity("g", priorities=5, frozen=True)
     found = dispatcher_settings(description(scheduling=scheduling(model)), identity)
     assert unchanged(found, DispatcherSettings((512,))) == NOT_WRITTEN
+
+
+def test_streams_of_a_model_that_generates_may_be_preempted(description: Describe) -> None:
+    assert told(description, task="generate", queue={"preempt_streams": True}).preempt_streams
 
 
 def test_defaults_are_the_cores_own(description: Describe) -> None:
@@ -123,7 +127,7 @@ def test_listed_edges_stay_and_others_follow_the_lengths(
 
 def test_shapes_that_a_backend_was_compiled_for_stay_and_switching_costs() -> None:
     model = ModelSettings.model_validate({"runtime": "synthetic", "lengths": {"switch_ms": 4}})
-    fixed, free = scheduling(model, fixed_shapes=True).buckets, scheduling(model).buckets
+    fixed, free = (scheduling(model, fixed_shapes=each).core.buckets for each in (True, False))
     assert (fixed.adaptive, fixed.fixed_shapes, fixed.switch_s) == (False, True, 0.004)
     assert (free.adaptive, free.fixed_shapes, free.switch_s) == (True, False, 0.0)
 

@@ -59,7 +59,7 @@ def test_the_description_joins_settings_and_limits() -> None:
     )
     assert (description.inputs, description.lengths_input) == (Encoder.LIMITS.inputs, "ids")
     s = description.scheduling
-    assert (s.slo_s, s.timeout_s, s.late, s.max_queue_rows) == (0.05, 0.5, "refuse", 9)
+    assert (s.slo_s, s.timeout_s, s.core.late, s.core.max_queue_rows) == (0.05, 0.5, "refuse", 9)
     assert (s.retry, tokenizer, description.tokenizer_digest) == (False, b"", "")
 
 
@@ -74,7 +74,10 @@ def test_the_description_carries_the_profile() -> None:
 def test_a_batch_target_is_one_more_bound_on_rows(target: int | None, rows: int) -> None:
     costs = KnownCosts(((1, 16, 0.005),), "stored", None, target)
     description, _ = describe.describe("m", model(), "d", Encoder(), costs)  # type: ignore[arg-type]
-    assert (description.scheduling.max_size, description.scheduling.fixed_size) == (rows, None)
+    assert (description.scheduling.core.max_size, description.scheduling.core.fixed_size) == (
+        rows,
+        None,
+    )
 
 
 def test_stored_edges_are_those_to_start_from() -> None:
@@ -169,4 +172,4 @@ def test_the_description_of_a_model_that_generates_says_what_its_engine_holds(
     assert description.bucket_edges == (64, 256)
     assert tokenizer == b"{}"
     assert description.tokenizer_digest
-    assert description.scheduling.generation is not None
+    assert description.scheduling.core.generation is not None
