@@ -28,11 +28,12 @@ Provider = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ONNXRuntimeOptions(DeviceOptions):
-    """tensorrt_engines: for what TensorRT can run, CUDA for the rest. io_binding: inputs and outputs
-    are bound to memory instead of handed over. arena: memory that is kept between batches, given
-    back after each, or taken each time; arena_growth: by what is asked or by doubling; gpu_memory_mb: the most a GPU's arena takes, 0 for all. execution:
-    operators in turn, or independent ones at once on inter_op_threads. spinning: idle threads wait
-    actively, which gains a little latency and takes processors from others."""
+    """tensorrt_engines: for what TensorRT can run, CUDA for the rest. io_binding: inputs and
+    outputs are bound to memory instead of handed over. arena: memory that is kept between batches,
+    given back after each, or taken each time; arena_growth: by what is asked or by doubling;
+    gpu_memory_mb: the most a GPU's arena takes, 0 for all. execution: operators in turn, or
+    independent ones at once on inter_op_threads. spinning: idle threads wait actively, which gains
+    a little latency and takes processors from others."""
 
     tensorrt_engines: bool = False
     io_binding: bool = False
