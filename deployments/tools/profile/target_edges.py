@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from deployments.tools.profile.fitting import Fitted
 from routers.buckets.edges import lattice, least_padding, least_seconds
-from routers.buckets.prices import BatchBounds, BatchPrices, Lengths
+from routers.buckets.prices import BatchBounds, BatchPrices, LengthShares
 from routers.settings import DispatcherSettings
 
 
@@ -25,7 +25,7 @@ def edges_for(
     weights = [0.0] * len(points)
     for length in lengths:
         weights[min(bisect_left(points, length), len(points) - 1)] += 1.0
-    known = Lengths.of(points, weights)
+    known = LengthShares.of(points, weights)
     if buckets.minimise == "padding":
         return least_padding(known, edges, buckets.max_edges).edges
     cost = fitted.model.predict

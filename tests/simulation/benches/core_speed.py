@@ -31,7 +31,7 @@ from loadtests.results.report_table import BenchVerdict, Table, at_most
 from loadtests.traffic.workload import poisson_times
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
-from routers.simulation.simulator import Arrival, Device, World
+from routers.simulation.simulator import Arrival, SimDevice, World
 from routers.simulation.simulator import run as simulate
 from routers.types import Action, Event, Reject
 from tests.simulation.benches.in_time import Tallied, service_s
@@ -132,7 +132,7 @@ class Level:
 def level_of(waiting: int, requests: int) -> Level:
     """Replicas join once all callers wait; the level holds until `requests` were answered."""
     callers = Callers(waiting, requests)
-    devices = tuple(Device(f"r{n}", service_s, joins_at=1e-6) for n in range(REPLICAS))
+    devices = tuple(SimDevice(f"r{n}", service_s, joins_at=1e-6) for n in range(REPLICAS))
     told, tally = record(SETTINGS, callers.first(), World(devices, follow=callers.follow))
     arrivals = 0
     for number, each in enumerate(told):
@@ -206,7 +206,7 @@ def runs(options: Options) -> Iterator[BenchRun]:
         for waiting, level in levels.items():
             yield BenchRun(LEVEL, Speed(request_us(level), level.rows_a_batch), waiting)
     for tenants in REFUSED_TENANTS:
-        told, _ = record(REFUSING, refused_arrivals(tenants), World((Device("r", service_s),)))
+        told, _ = record(REFUSING, refused_arrivals(tenants), World((SimDevice("r", service_s),)))
         share = refused_share(told, tenants)
         for _ in range(options.repeats):
             yield BenchRun(REFUSALS, Speed(refusal_us(told), refused=share), tenants)
