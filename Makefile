@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev digits-example llm-example vllm serve lint types test test-vllm oracles check-oracles unit coverage integration bench compare gpu-check wheel clean
+.PHONY: install dev quick digits-example llm-example vllm serve lint types test test-vllm oracles check-oracles unit coverage integration bench compare gpu-check wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -58,6 +58,16 @@ types: dev
 # As many processes as processors: these share nothing.
 unit: dev
 	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm'
+
+# The inner loop, in less than a minute on two processors. Left to `make test`: mypy, what simulates
+# minutes, trains, compiles or loads a real backend, and everything with processes of its own.
+QUICK := tests/test_architecture.py tests/deployments tests/loadtests tests/routers
+NOT_QUICK := tests/deployments/replica/verify tests/deployments/tools/profile tests/deployments/tools/verify
+quick: dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -n auto -m 'not integration and not vllm and not slow' $(QUICK) $(NOT_QUICK:%=--ignore=%)
 
 coverage: dev
 	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm' --cov --cov-report=term:skip-covered

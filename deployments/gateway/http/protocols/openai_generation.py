@@ -201,8 +201,9 @@ def _text_of(raw: msgspec.Raw) -> str:
 
 
 def with_fields(call: GenerationCall, fields: Mapping[str, str | int]) -> GenerationCall:
-    """The same request with these fields set; all others stay byte for byte."""
-    given = _fields.decode(call.body)
+    """The same request with these fields set; all others stay byte for byte. Raises BadRequest for
+    a field of which nothing is known and whose name is not UTF-8: only here is it decoded."""
+    given = _decoded(_fields, call.body)
     given |= {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
     return replace(call, body=msgspec.json.encode(given))
 

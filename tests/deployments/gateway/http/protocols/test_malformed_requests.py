@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deployments.contract.description import Generating, ModelDescription
@@ -137,7 +137,11 @@ def readings(body: bytes, header: int, d: ModelDescription) -> list[Callable[[],
     ]
 
 
+UNKNOWN_NAME = b'{"model": "m", "prompt": "a", "\xffbest": 3, "max_tokens": 5}'
+
+
 @settings(max_examples=250, deadline=None)
+@example(body=UNKNOWN_NAME, header=0)
 @given(body=mutated() | invented | st.binary(max_size=60), header=st.integers(-1, 400))
 def test_any_body_is_a_call_or_the_callers_mistake(
     encoder: Callable[..., ModelDescription], body: bytes, header: int
