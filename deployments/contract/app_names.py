@@ -1,4 +1,4 @@
-"""What Serve's applications and deployments are called, and the key of a model's replica book."""
+"""What Serve's applications and deployments are called, and the key of a replica directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ready model says of itself: the page that gateways route, parse and measure by.
+"""What a ready model says of itself: the description that gateways route, parse and measure by.
 
 Made by the model's replica after warm-up, published by its anchor through the registry, read by
 every gateway. Plain data, so that it pickles and compares.

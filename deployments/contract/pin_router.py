@@ -3,7 +3,7 @@
 The chosen replica's id rides in the call's `session_id`. Serve's own routing tasks, queue-length
 probes and backoff are skipped by overriding `_choose_replica_for_request` (as Serve's in-tree
 capacity-queue router does): they cost about a millisecond and can hang two calls that share a
-request context. A call whose replica is gone fails at once with `ledger.ReplicaGone`, unstarted, so
+request context. A call whose replica is gone fails at once with `ReplicaGone`, unstarted, so
 that the dispatcher can choose again; nothing waits inside Serve. Calls without a pin (`describe`)
 take any running replica. What is used here and is not public is held in place by
 tests/integration/test_ray_contract.py.
@@ -39,7 +39,7 @@ def _gone(uid: str) -> Exception:
 
 class PinRouter(RequestRouter):
     def initialize_state(self, **kwargs: Any) -> None:
-        """`key`: which book to keep ("application/deployment")."""
+        """`key`: whose directory to keep ("application/deployment")."""
         self._directory = _directory(kwargs["key"])
         self._by_uid: dict[str, ServeReplica] = {}
         self._turn = itertools.count()

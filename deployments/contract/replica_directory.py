@@ -1,8 +1,8 @@
-"""Which replicas of a model run right now, as this process's router last heard it.
+"""Which replicas of a model run right now, as this process's router was last told.
 
-One book a deployment, shared by the pin router (its only writer) and the model's queue (its
-reader). The router's class is pickled with its module by value, so the book must live in a module
-of its own, imported by name. It holds no load: leases are the dispatcher's.
+One directory a deployment, shared by the pin router (its only writer) and the model's queue (its
+reader). The router's class is pickled with its module by value, so the directory must live in a
+module of its own, imported by name. It holds no load: leases are the dispatcher's.
 """
 
 from __future__ import annotations
@@ -64,5 +64,5 @@ _DIRECTORIES: dict[str, ReplicaDirectory] = {}
 
 
 def directory_for(key: str) -> ReplicaDirectory:
-    """This process's book of the deployment `key` ("application/deployment")."""
+    """This process's directory of the deployment `key` ("application/deployment")."""
     return _DIRECTORIES.setdefault(key, ReplicaDirectory())

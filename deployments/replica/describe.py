@@ -1,4 +1,4 @@
-"""From a model's settings and its loaded runtime to what others need: runtime settings, the page.
+"""From a model's settings and its loaded runtime to runtime settings and its description.
 
 The shell's translation between the settings tree, `runtimes.types` and `ModelDescription`. What a
 row's length is, the loaded runtime says: the settings have gone into it.
@@ -79,7 +79,7 @@ def describe(
     runtime: Runtime,
     costs: KnownCosts = UNKNOWN,
 ) -> tuple[ModelDescription, bytes]:
-    """The page (generation 0: the anchor sets it) and the tokeniser's bytes (empty without one)."""
+    """The description (generation 0: the anchor sets it) and the tokeniser's bytes, b"" without."""
     limits, path = runtime.limits(), _path(model)
     version = model.version or _version(model)
     model = with_image_lengths(model)

@@ -20,8 +20,8 @@ from runtimes.types import Runtime, RuntimeSettings
 @dataclass(frozen=True, slots=True)
 class KnownCosts:
     """`points`: (rows, width, seconds) that gateways start from; `said`: where they come from, for
-    the log, `status` and the model's page. `edges`: to start from, None: as the settings say;
-    `target_rows`: bound on a batch's rows beside the settings' own, None: none."""
+    the log, `status` and the model's description. `edges`: to start from, None: as the settings
+    say; `target_rows`: bound on a batch's rows beside the settings' own, None: none."""
 
     points: Profile = ()
     said: str = "none; learnt from callers' batches"

@@ -1,9 +1,9 @@
-"""One model as a gateway sees it: its page, its queue, its way to the replicas, its tokeniser.
+"""One model as a gateway sees it: its description, queue, transport to the replicas, tokeniser.
 
 Lives from the model's first announcement until it is no longer declared; a new version of the same
-kind replaces the page and keeps the queue. Only replicas of the announced version get work; rows
-that were parsed for an earlier one go to them only if both take and give the same tensors. Whether
-its queue is of batches or of streams is known here, and by those who submit to it.
+kind replaces the description and keeps the queue. Only replicas of the announced version get work;
+rows that were parsed for an earlier one go to them only if both take and give the same tensors.
+Whether its queue is of batches or of streams is known here, and by those who submit to it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a gateway keeps of one model's traffic, and when it is written.
 
-`offer` is on a request's way: it notes time, length and tenant, and gives rows to the reservoir;
-files are written by a thread, some seconds later, and at the end. Each gateway writes a folder of
-its own (`parts/NAME`), which `headrace record` puts together. Files are their owner's alone (0600):
-they hold what callers sent.
+`offer` is called for every request: it keeps time, length and tenant, and gives rows to the
+reservoir; files are written by a thread, some seconds later, and at the end. Each gateway writes a
+folder of its own (`parts/NAME`), which `headrace record` puts together. Files are their owner's
+alone (0600): they hold what callers sent.
 
 It never fails a request: a disk that is full is said once in the log, and ends the recording.
 """
