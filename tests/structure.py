@@ -151,7 +151,7 @@ async def infer(switch: Callable[[bool], None]) -> None:
 
 
 async def chat(switch: Callable[[bool], None]) -> None:
-    from conftest import _page
+    from conftest import _description
     from generating import CHAT, Client, add, streamed
     from in_process import Stand
 
@@ -159,7 +159,7 @@ async def chat(switch: Callable[[bool], None]) -> None:
 
     with TemporaryDirectory() as folder:
         stand = Stand({"device": MODEL}, Path(folder))
-        engines = add(stand, _page)
+        engines = add(stand, _description)
         for on in (False, True):
             switch(on)
             client = Client(stand, CHAT, streamed())

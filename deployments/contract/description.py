@@ -8,13 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routers.settings import (
-    AdmissionSettings,
-    BucketSettings,
-    GenerationSettings,
-    HedgeSettings,
-    OutlierSettings,
-)
+from routers.settings import DispatcherSettings
 from runtimes.types import TensorSpec
 
 
@@ -22,39 +16,28 @@ from runtimes.types import TensorSpec
 class Scheduling:
     """How the model's requests are queued: the part of its settings that gateways act on.
 
-    slo_s: deadline of a request without a budget, of one that generates its first token's;
-    timeout_s: when nobody waits any longer.
-    slots: batches one replica may hold for one gateway. hang_limit_s: longest run on the device.
-    retry: whether a request may run again. max_output_tokens: of a request that generates and does
-    not say, 0: what its prompt leaves. generation: None where the model does not. The rest is the
-    core's: `routers.settings`.
+    core: the core's own settings, as the user's file has them; what the loaded model and the
+    gateway say is added by `contract.scheduling.dispatcher_settings`. timeout_s: when nobody waits
+    any longer. slots: batches one replica may hold for one gateway. hang_limit_s: longest run on
+    the device. retry: whether a request may run again. max_output_tokens: of a request that
+    generates and does not say, 0: what its prompt leaves.
     """
 
-    slo_s: float
+    core: DispatcherSettings
     timeout_s: float
     slots: int
     hang_limit_s: float
     retry: bool
-    late: str
-    max_size: int
-    max_tokens: int
-    max_slo_share: float
-    fixed_size: int | None
-    hold: str
-    max_queue_rows: int
-    max_late_rows: int
-    ageing_s: float
-    preempt_streams: bool
-    buckets: BucketSettings
-    admission: AdmissionSettings
-    hedge: HedgeSettings
-    outliers: OutlierSettings
-    generation: GenerationSettings | None = None
     max_output_tokens: int = 0
+
+    @property
+    def slo_s(self) -> float:
+        """Deadline of a request without a budget, of one that generates its first token's."""
+        return self.core.slo_s
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
+class ReuseSettings:
     """What gateways try before the model refuses.
 
     cache_bytes: memory for answered rows at one gateway, 0: none; cache_ttl_s: how long an answer
@@ -177,7 +160,7 @@ class ModelDescription:
     max_rows: int | None = None
     profile: tuple[tuple[int, int, float], ...] = ()
     profile_from: str = ""
-    ladder: Ladder = Ladder()
+    reuse: ReuseSettings = ReuseSettings()
     image: ImageInput | None = None
     classes: Classes | None = None
     recording: Recording | None = None

@@ -1,16 +1,16 @@
 """From what users write of one model's scheduling to what its core is told.
 
-The one translation, for the service and for simulations: settings to `Scheduling`, which rides on
-the model's page, and that, with what the loaded model declares, to the core's own settings. Units
-change here (ms to s), words become the core's, nothing is decided.
+The one translation, for the service and for simulations: settings become the core's own, which ride
+in the model's description; the gateway adds what the loaded model declares and what holds for all
+of its models. Units change here (ms to s), words become the core's, nothing is decided.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from deployments.contract.description import ModelDescription, Scheduling
-from deployments.settings import LengthSettings, ModelSettings, OutlierSettings
+from deployments.contract.description import Generating, ModelDescription, Scheduling
+from deployments.settings import LengthSettings, ModelSettings, OutlierSettings, bucket_edges
 from routers.settings import (
     AdmissionSettings,
     BucketSettings,
@@ -38,66 +38,61 @@ class GatewayIdentity:
 
 def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Scheduling:
     """`fixed_shapes`: the backend is compiled for certain lengths, which then are the edges."""
-    batch, queue = model.batch, model.queue
     return Scheduling(
-        slo_s=model.deadline_s,
+        core=_core(model, fixed_shapes),
         timeout_s=model.timeout_s,
-        late=model.slo.late,
-        max_size=batch.max_size,
-        max_tokens=batch.max_tokens,
-        max_slo_share=batch.max_slo_share,
-        fixed_size=batch.fixed_size,
-        hold=batch.hold,
-        max_queue_rows=queue.max_rows,
-        max_late_rows=queue.max_late_rows,
-        ageing_s=queue.ageing_ms / 1000,
-        preempt_streams=queue.preempt_streams,
         slots=model.replicas.slots,
         hang_limit_s=model.replicas.hang_limit_s,
         retry=model.retry,
+        max_output_tokens=model.generation.max_output_tokens or 0,
+    )
+
+
+def dispatcher_settings(d: ModelDescription, identity: GatewayIdentity) -> DispatcherSettings:
+    """What the gateway's core of this model is told."""
+    core = d.scheduling.core
+    return replace(
+        core,
+        bucket_edges=d.bucket_edges,
+        max_size=core.max_size if d.max_rows is None else min(core.max_size, d.max_rows),
+        pads=d.pads,
+        profile=d.profile,
+        priorities=identity.priorities,
+        frozen=identity.frozen,
+        generation=_measured(core.generation, d.generating),
+    )
+
+
+def _measured(
+    asked: GenerationSettings | None, engine: Generating | None
+) -> GenerationSettings | None:
+    """What the settings say of generating, with what the loaded engine says."""
+    if asked is None or engine is None:
+        return asked
+    return replace(asked, block_tokens=engine.block_tokens, profile=engine.profile)
+
+
+def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:
+    batch, queue = model.batch, model.queue
+    return DispatcherSettings(
+        bucket_edges=bucket_edges(model.lengths),
+        max_size=batch.max_size,
+        max_tokens=batch.max_tokens,
+        slo_s=model.deadline_s,
+        max_slo_share=batch.max_slo_share,
+        fixed_size=batch.fixed_size,
+        hold=batch.hold,
+        ageing_s=queue.ageing_ms / 1000,
+        max_queue_rows=queue.max_rows,
+        max_late_rows=queue.max_late_rows,
+        late=model.slo.late,
+        preempt_streams=queue.preempt_streams,
         buckets=_buckets(model, fixed_shapes),
         admission=_admission(model),
         hedge=_hedge(model),
         outliers=_outliers(model.outliers),
         generation=_generation(model) if model.task == "generate" else None,
-        max_output_tokens=model.generation.max_output_tokens or 0,
     )
-
-
-def dispatcher_settings(d: ModelDescription, home: GatewayIdentity) -> DispatcherSettings:
-    """What the gateway's core of this model is told."""
-    s = d.scheduling
-    return DispatcherSettings(
-        bucket_edges=d.bucket_edges,
-        max_size=s.max_size if d.max_rows is None else min(s.max_size, d.max_rows),
-        max_tokens=s.max_tokens,
-        pads=d.pads,
-        slo_s=s.slo_s,
-        max_slo_share=s.max_slo_share,
-        fixed_size=s.fixed_size,
-        hold=s.hold,
-        priorities=home.priorities,
-        ageing_s=s.ageing_s,
-        max_queue_rows=s.max_queue_rows,
-        max_late_rows=s.max_late_rows,
-        late=s.late,
-        preempt_streams=s.preempt_streams,
-        profile=d.profile,
-        frozen=home.frozen,
-        buckets=s.buckets,
-        admission=s.admission,
-        hedge=s.hedge,
-        outliers=s.outliers,
-        generation=_measured(d),
-    )
-
-
-def _measured(d: ModelDescription) -> GenerationSettings | None:
-    """What the settings say of generating, with what the loaded engine says."""
-    asked, engine = d.scheduling.generation, d.generating
-    if asked is None or engine is None:
-        return asked
-    return replace(asked, block_tokens=engine.block_tokens, profile=engine.profile)
 
 
 def _generation(model: ModelSettings) -> GenerationSettings:

@@ -40,11 +40,11 @@ def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
     assert child.stdout is not None
     events = _events(child.stdout)
     with Progress(models) as progress:
-        turn = _until_ready(events, progress)
-    if turn.get("event") == "ready":
-        _show(turn["message"], err=False)
+        last = _until_ready(events, progress)
+    if last.get("event") == "ready":
+        _show(last["message"], err=False)
     else:
-        _say(turn)
+        _say(last)
     for event in events:
         _say(event)
     return _exit_code(child.wait())
@@ -99,6 +99,6 @@ def _until_ready(events: Any, progress: Progress) -> dict[str, Any]:
         elif event["event"] == "log":
             _say(event)
         elif event.get("name") not in ("ray", "deploy"):
-            turn: dict[str, Any] = event
-            return turn
+            last: dict[str, Any] = event
+            return last
     return {}

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 
 from deployments.tools.profile import tables
 from deployments.tools.profile.findings import Findings
-from loadtests.report.figure import Figure
-from loadtests.report.plots import Axis, Series, bars, lines
+from loadtests.report.plots import Axis, Figure, Series, bars, lines
 from loadtests.report.scale import linear, logarithmic
 from loadtests.results.report_table import Table, number
 

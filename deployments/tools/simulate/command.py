@@ -18,7 +18,7 @@ from deployments.tools.simulate.play import Asked, prepare
 def simulate(path: Path, asked: Asked, *, as_json: bool = False, plot: Path | None = None) -> int:
     """The exit code. Raises ScenarioErrors, SettingsErrors, TraceError and NoPlots."""
     if plot is not None:
-        from deployments.tools.simulate.plots import draw, must_be_there
+        from deployments.tools.simulate.plots import must_be_there, write
 
         must_be_there(plot)
     play = prepare(path, asked)
@@ -35,5 +35,5 @@ def simulate(path: Path, asked: Asked, *, as_json: bool = False, plot: Path | No
     else:
         show(play.title, played, beside)
     if plot is not None:
-        draw(played.summary, plot, play.path.stem)
+        write(played.summary, plot, play.path.stem)
     return 0

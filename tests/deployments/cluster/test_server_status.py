@@ -42,8 +42,8 @@ def gateway(seen: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def raw(page: Callable[..., ModelDescription]) -> dict[str, Any]:
-    view = View(1, {"device": page(version="v7")}, frozenset({"b", "device"}), False)
+def raw(description: Callable[..., ModelDescription]) -> dict[str, Any]:
+    view = View(1, {"device": description(version="v7")}, frozenset({"b", "device"}), False)
     notes = [Progress("b", "b#1", "warming", 0.5)]
     return {"view": view, "progress": notes, "gateways": {"g0": gateway(SEEN)}}
 

@@ -20,8 +20,8 @@ def model(**more: Any) -> ModelSettings:
 def test_deadline_of_a_generation_is_its_first_tokens() -> None:
     plan = scheduling(model(slo={"ttft_ms": 300, "tpot_ms": 40}))
     assert (plan.slo_s, plan.timeout_s) == (0.3, 600)
-    assert plan.generation is not None
-    assert plan.generation.tpot_s == pytest.approx(0.04)
+    assert plan.core.generation is not None
+    assert plan.core.generation.tpot_s == pytest.approx(0.04)
 
 
 def test_generation_without_promises_has_a_second_to_its_first_token_and_ten_minutes() -> None:
@@ -47,19 +47,19 @@ def test_what_is_written_of_generating_reaches_the_core() -> None:
             },
         )
     )
-    core = plan.generation
+    core = plan.core.generation
     assert core is not None
     assert (core.input_weight, core.output_weight, core.output_tokens) == (2, 5, 50)
     assert (core.tokens_per_s, core.prompt_tokens_per_s, core.reserve_quantile) == (1000, 5000, 1)
     assert (core.long_tokens, core.max_long_tokens) == (500, float("inf"))
     assert (core.affinity, core.max_blocks) == ("off", 10)
     assert plan.max_output_tokens == 100
-    assert not plan.buckets.adaptive
+    assert not plan.core.buckets.adaptive
 
 
 def test_models_of_batches_are_told_nothing_of_generating() -> None:
     plan = scheduling(ModelSettings.model_validate({"runtime": "synthetic"}))
-    assert plan.generation is None
+    assert plan.core.generation is None
 
 
 @pytest.mark.parametrize(
