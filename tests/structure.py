@@ -155,7 +155,7 @@ async def chat(switch: Callable[[bool], None]) -> None:
     from generating import CHAT, Client, add, streamed
     from in_process import Stand
 
-    from deployments.contract.stream_wire import StreamEnd
+    from deployments.contract.wire import StreamEnd
 
     with TemporaryDirectory() as folder:
         stand = Stand({"device": MODEL}, Path(folder))

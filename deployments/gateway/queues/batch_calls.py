@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from deployments.contract import errors
-from deployments.contract.batch_wire import BatchCall, BatchReply, Column, pack, rows_of
+from deployments.contract.wire import BatchCall, BatchReply, Column, pack, rows_of
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import LEASE_COUNTS, BatchEnd, PendingBatchRequest
 from deployments.gateway.queues.transport import (

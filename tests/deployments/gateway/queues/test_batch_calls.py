@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.contract import errors
-from deployments.contract.batch_wire import BatchReply, RowError, from_ragged, to_batch
+from deployments.contract.wire import BatchReply, RowError, from_ragged, to_batch
 from deployments.gateway.queues.batch_calls import PeerDemand, build_call, deliver_rows
 from deployments.gateway.rows.types import RowColumn, Rows
 from routers.staging import REPORT_EVERY_S

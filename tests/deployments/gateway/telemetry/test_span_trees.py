@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.stream_wire import StreamEnd
+from deployments.contract.wire import StreamEnd
 from deployments.gateway.telemetry.spans import OpenTelemetrySpans
 from deployments.gateway.telemetry.tracing import Tracing
 
