@@ -26,7 +26,7 @@ def test_an_urgent_row_is_sent_in_the_place_of_a_staged_less_urgent_one(start):
     assert core.dispatcher.snapshot(core.now).replicas[0].held == 3
 
 
-def test_what_was_pushed_out_goes_next_and_blocks_nobody(start):
+def test_what_was_evicted_goes_next_and_blocks_nobody(start):
     core, running, staged = full(start)
     (urgent,) = sent(core.arrive(3, priority=0))
     assert core.close(staged, LeaseEnd.BUSY, retry_in_s=5.0) == []
@@ -36,7 +36,7 @@ def test_what_was_pushed_out_goes_next_and_blocks_nobody(start):
 
 
 @pytest.mark.parametrize("priority", [1, 2])
-def test_only_what_is_less_urgent_is_pushed_out(start, priority):
+def test_only_what_is_less_urgent_is_evicted(start, priority):
     core, _, _ = full(start, staged=1)
     assert core.arrive(3, priority=priority) == []
 
@@ -74,7 +74,7 @@ def test_late_rows_push_nobody_out(start):
     assert core.arrive(3, priority=0, slo_s=0.0) == []
 
 
-def test_a_priority_whose_turn_has_come_is_not_pushed_out(start):
+def test_a_priority_whose_turn_has_come_is_not_evicted(start):
     core = start(max_size=1, ageing_s=1.0)
     core.replicas("a", capacity=2)
     first, _ = sent(core.arrive(1, at=0.0)) + sent(core.arrive(2))
