@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -78,9 +79,10 @@ def test_interrupted_run_keeps_what_was_seen(scenario):
         wait_for(url)
         running = subprocess.Popen([*PLAY, str(scenario), "--url", url, *EMBED, *more])
         try:
-            time.sleep(5.0)
+            wait_until_it_plays(running.pid, int(url.rpartition(":")[2]))
+            time.sleep(3.0)
             os.kill(running.pid, signal.SIGINT)
-            assert running.wait(timeout=30) in (0, 1)
+            assert running.wait(timeout=120) in (0, 1)
         finally:
             running.kill()
     record = load(path)
@@ -93,6 +95,16 @@ def test_server_that_is_not_there_is_told_by_the_exit_code(scenario):
     done, record = played(scenario, f"http://127.0.0.1:{free_port()}")
     assert done.returncode == 1
     assert set(record.total().reasons) == {"connect"}
+
+
+def wait_until_it_plays(pid: int, port: int) -> None:
+    """Until one of its processes is connected; a busy machine takes long to start them."""
+    for _ in range(1200):
+        for process in psutil.Process(pid).children():
+            if any(each.raddr and each.raddr.port == port for each in process.net_connections()):
+                return
+        time.sleep(0.1)
+    raise AssertionError("no process has connected")
 
 
 def wait_for(url: str) -> None:
