@@ -49,7 +49,7 @@ def _explained(error: Exception) -> int | None:
         ("deployments.tools.profile.errors", "WrongArguments", 2),
         ("deployments.tools.profile.errors", "CannotProfile", 1),
         ("deployments.cluster.server_files", "NoServer", 1),
-        ("deployments.tools.control", "Refused", 1),
+        ("deployments.tools.control", "ServerRefused", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),
     ):
@@ -137,7 +137,7 @@ def stop(port: int | None) -> None:
 @click.option("--replicas", type=click.IntRange(0), help="Replicas, instead of the settings'.")
 @click.option("--seed", type=int, help="Decides every random choice, instead of the scenario's.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-@click.option("--plot", type=FILE, help="Draw the run into this file (.png, .svg or .pdf).")
+@click.option("--plot", type=FILE, help="Draw the run on this page (.html).")
 @click.option("--fifo", is_flag=True, help="Run it also through one queue, first in, first out.")
 @click.option(
     "--set", "changes", multiple=True, metavar="PATH=VALUE",

@@ -1,10 +1,10 @@
 """What arrives: as which rows, in which buckets, and how often?
 
-It makes a request's ticket: each row in the bucket that its length belongs to now, and a latest
-start by what the longest row's bucket usually takes. It also watches what comes. Edges for
-newcomers follow the lengths, whatever becomes of their requests; what waits stays in its bucket.
-The mean gap between arrivals of a bucket tells whether more will come. Whether a request may wait
-at all is `newcomers`' question.
+It makes of a request what the core keeps of it: each row in the bucket that its length belongs to
+now, and a latest start by what the longest row's bucket usually takes. It also watches what comes.
+Edges for arrivals follow the lengths, whatever becomes of their requests; what waits stays in its
+bucket. The mean gap between arrivals of a bucket tells whether more will come. Whether a request
+may wait at all is `admission`'s question.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from routers.buckets.edges import EdgeSolver
 from routers.cost.model import CostModel
 from routers.deadlines import Turnaround
 from routers.flows import Flow
-from routers.lanes import Row, Ticket
+from routers.lanes import Row, TrackedRequest
 from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
 from routers.streams.generations import Generations
@@ -63,7 +63,7 @@ class Arrivals:
                 waiting.edges = edges
                 self._turnaround.keep(edges, self._settings.initial_cost_s)
 
-    def ticket(self, request: Request, now: float) -> Ticket:
+    def track(self, request: Request, now: float) -> TrackedRequest:
         """The request as the core will keep it; its rows are made once it may wait."""
         if request.generation is not None and self.generations is not None:
             return self._generating(request, request.generation, self.generations, now)
@@ -76,11 +76,11 @@ class Arrivals:
             cost_s += self._cost_s(length, row_edge)
         due = min(request.deadline, request.expires)
         latest = self._turnaround.latest_start(longest_edge, now, due)
-        return Ticket(request, self._flow(request), now, latest, len(lengths), edge, cost_s)
+        return TrackedRequest(request, self._flow(request), now, latest, len(lengths), edge, cost_s)
 
     def _generating(
         self, request: Request, generation: Generation, generations: Generations, now: float
-    ) -> Ticket:
+    ) -> TrackedRequest:
         """Its bucket is that of all its tokens in the end, so that short generations are told from
         long ones; its latest start leaves time to read what is not cached."""
         plan = generations.plan(request, generation)
@@ -90,9 +90,9 @@ class Arrivals:
         due = min(request.deadline, request.expires)
         latest = self._turnaround.latest_start(reads, now, due)
         cost_s, flow = generations.cost_s(plan), self._flow(request)
-        ticket = Ticket(request, flow, now, latest, 1, edge, cost_s)
-        ticket.plan = plan
-        return ticket
+        tracked = TrackedRequest(request, flow, now, latest, 1, edge, cost_s)
+        tracked.plan = plan
+        return tracked
 
     def first_token(self, read: float, seconds: float) -> None:
         """It came so long after its lease was sent, which had so many tokens to be read."""
@@ -105,18 +105,18 @@ class Arrivals:
             priority = 0 if priority < 0 else priorities - 1
         return self._waiting.flows.of(request.tenant, priority, request.weight)
 
-    def add_rows(self, ticket: Ticket) -> None:
+    def add_rows(self, tracked: TrackedRequest) -> None:
         """It may wait."""
-        request = ticket.request
+        request = tracked.request
         lengths = request.lengths
         if len(lengths) == 1:
             self._rows_seen += 1
-            row = Row(ticket, 0, lengths[0], self._rows_seen, ticket.edge, ticket.cost_s)
-            ticket.rows = (row,)
+            row = Row(tracked, 0, lengths[0], self._rows_seen, tracked.edge, tracked.cost_s)
+            tracked.rows = (row,)
         else:
-            ticket.rows = tuple([self._row(ticket, i, each) for i, each in enumerate(lengths)])
+            tracked.rows = tuple([self._row(tracked, i, each) for i, each in enumerate(lengths)])
         if request.avoid:
-            for row in ticket.rows:
+            for row in tracked.rows:
                 row.retried, row.avoid = True, request.avoid
 
     def note(self, edge: int, now: float) -> None:
@@ -132,10 +132,10 @@ class Arrivals:
         gap = self.gaps.get(edge)
         return max(1e-9, gap.mean_s) if gap is not None else inf
 
-    def _row(self, ticket: Ticket, index: int, length: int) -> Row:
+    def _row(self, tracked: TrackedRequest, index: int, length: int) -> Row:
         edge = self._edge(length)
         self._rows_seen += 1
-        return Row(ticket, index, length, self._rows_seen, edge, self._cost_s(length, edge))
+        return Row(tracked, index, length, self._rows_seen, edge, self._cost_s(length, edge))
 
     def _edge(self, length: int) -> int:
         edges = self._waiting.edges

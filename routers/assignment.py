@@ -4,7 +4,7 @@ While rows wait and a replica is ready, the one that will finish first is offere
 session's own replica is taken instead where that costs next to nothing. What was staged behind a
 running batch may be tied to a copy, what is sent while an ejected replica is due is copied there.
 Rows that wait always come before copies of those that have been sent. Whose turn it is among rows
-is `batcher`'s question, who is ready `replicas`', who is raced `racing`'s.
+is `batcher`'s question, who is ready `replicas`', who is raced `copies`'s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from routers.lanes import Row
 from routers.leases import abort, stream_share
 from routers.placement.choice import Affinity, finish_in_s
 from routers.placement.speculative_copies import SpeculativeCopies, row_ids
-from routers.preemption import spare_lease
+from routers.preemption import preemptible_lease
 from routers.replica_state import FormedBatch, Lease, ReplicaState
 from routers.request_table import RequestTable
 from routers.streams.choice import preferred as preferred_stream
@@ -29,19 +29,19 @@ _MOST_URGENT = (0, 0, inf)
 
 @dataclass(slots=True)
 class Assignment:
-    """`racing` brings replicas, leases, budget and settings along."""
+    """`copies` brings replicas, leases, budget and settings along."""
 
     requests: RequestTable
-    racing: SpeculativeCopies
+    copies: SpeculativeCopies
     affinity: Affinity
 
     def fill(self, now: float, actions: list[Action]) -> None:
         """Send what waits to whoever is ready, then tie what had to be staged."""
-        waiting, replicas = self.requests.waiting, self.racing.replicas
+        waiting, replicas = self.requests.waiting, self.copies.replicas
         staged: list[tuple[int, Lease]] = []
         while waiting.rows and replicas.has_ready:
             lease = replicas.ready.first(
-                lambda holder: self._send(holder, now, actions),
+                lambda replica: self._send(replica, now, actions),
                 now,
                 replicas.batch_s,
                 spare=not replicas.healthy,
@@ -51,131 +51,131 @@ class Assignment:
             if lease.staged:
                 staged.append((len(actions) - 1, lease))
             self._probe(lease, now, actions)
-        if staged and self.racing.settings.hedge.mode == "tied":
+        if staged and self.copies.settings.hedge.mode == "tied":
             self._tie(staged, now, actions)
         if waiting.rows:
             self._push(now, actions)
 
     def _push(self, now: float, actions: list[Action]) -> None:
         """Take places from less urgent work that has been sent."""
-        requests, racing = self.requests, self.racing
+        requests, copies = self.requests, self.copies
         ageing_s = requests.settings.ageing_s
         while (urgent := requests.most_urgent()) is not None:
-            holder = racing.replicas.yielding.to(urgent)
-            if holder is None or requests.waiting.passed_over(ageing_s, now) is not None:
+            replica = copies.replicas.preemptible.to(urgent)
+            if replica is None or requests.waiting.passed_over(ageing_s, now) is not None:
                 break
-            if not self._send_instead(holder, now, actions):
+            if not self._preempt(replica, now, actions):
                 break
-        if urgent is not None and racing.settings.preempt_streams:
-            lease = racing.leases.streams.to_stop(urgent)
+        if urgent is not None and copies.settings.preempt_streams:
+            lease = copies.leases.streams.victim(urgent)
             if lease is not None:
-                lease.wanted_back = True
-                racing.tally.preempted += 1
+                lease.recalled = True
+                copies.counts.preempted += 1
                 abort(lease, actions)
 
-    def _send_instead(self, holder: ReplicaState, now: float, actions: list[Action]) -> bool:
+    def _preempt(self, replica: ReplicaState, now: float, actions: list[Action]) -> bool:
         """One lease more than the replica holds, which therefore gives its least urgent back."""
-        given_up = spare_lease(holder)
-        assert given_up is not None
-        offer = self.racing.replicas.offer(holder, now, trusted=holder.answers > 0)
-        starts_in_s = max(0.0, given_up.starts_at - now)
-        offer = replace(offer, room=1.0, starts_in_s=starts_in_s)
-        goods = form_batch(self.requests, offer, now, actions)
-        if goods is None:
+        victim = preemptible_lease(replica)
+        assert victim is not None
+        capacity = self.copies.replicas.capacity_of(replica, now, trusted=replica.answers > 0)
+        starts_in_s = max(0.0, victim.starts_at - now)
+        capacity = replace(capacity, room=1.0, starts_in_s=starts_in_s)
+        batch = form_batch(self.requests, capacity, now, actions)
+        if batch is None:
             return False
-        holder.finish_at = given_up.starts_at
-        lease = self._sign(holder, goods, now, actions)
-        comes_back = given_up if goods.rank < given_up.goods.rank else lease
-        comes_back.wanted_back = True
-        self.racing.tally.pushed_out += 1
+        replica.finish_at = victim.starts_at
+        lease = self._sign(replica, batch, now, actions)
+        comes_back = victim if batch.rank < victim.batch.rank else lease
+        comes_back.recalled = True
+        self.copies.counts.evictions += 1
         return True
 
-    def _send(self, holder: ReplicaState, now: float, actions: list[Action]) -> Lease | None:
+    def _send(self, replica: ReplicaState, now: float, actions: list[Action]) -> Lease | None:
         """A lease of what the batcher gives this replica, if anything."""
-        racing = self.racing
-        trusted = bool(racing.settings.profile)
-        offer = racing.replicas.offer(holder, now, trusted=trusted)
-        goods = form_batch(self.requests, offer, now, actions)
+        copies = self.copies
+        trusted = bool(copies.settings.profile)
+        capacity = copies.replicas.capacity_of(replica, now, trusted=trusted)
+        batch = form_batch(self.requests, capacity, now, actions)
         if self.requests.wants_room is not None:
-            self._save_room(holder, self.requests.wants_room)
-        if goods is None:
+            self._save_room(replica, self.requests.wants_room)
+        if batch is None:
             return None
-        return self._sign(self._preferred(holder, goods, now), goods, now, actions)
+        return self._sign(self._preferred(replica, batch, now), batch, now, actions)
 
-    def _save_room(self, holder: ReplicaState, row: Row) -> None:
+    def _save_room(self, replica: ReplicaState, row: Row) -> None:
         """At the replica that was asked first, and at no other meanwhile."""
-        plan = row.ticket.plan
-        saves = None if plan is None else self.racing.replicas.holders.get(plan.waits_at)
+        plan = row.tracked.plan
+        saves = None if plan is None else self.copies.replicas.by_id.get(plan.waits_at)
         if plan is not None and (saves is None or saves.saves_for is not row):
-            holder.save(row)
-            plan.waits_at = holder.replica.replica_id
+            replica.save(row)
+            plan.waits_at = replica.spec.replica_id
 
     def _sign(
-        self, holder: ReplicaState, goods: FormedBatch, now: float, actions: list[Action]
+        self, replica: ReplicaState, batch: FormedBatch, now: float, actions: list[Action]
     ) -> Lease:
         """The lease, sent, paid and watched."""
-        racing = self.racing
-        replica_id = holder.replica.replica_id
-        lease = racing.leases.sign(holder, goods, goods.predicted_s, now)
-        racing.replicas.took(goods.predicted_s)
+        copies = self.copies
+        replica_id = replica.spec.replica_id
+        lease = copies.leases.sign(replica, batch, batch.predicted_s, now)
+        copies.replicas.took(batch.predicted_s)
         generations = self.requests.generations
-        if generations is not None and goods.rows[0].ticket.plan is not None:
+        if generations is not None and batch.rows[0].tracked.plan is not None:
             began(generations, lease)
         self._pay(lease)
-        urgent = self.requests.most_urgent() if goods.rank > _MOST_URGENT else None
-        lease.firm = urgent is not None and goods.rank[:2] > (0, urgent)
-        if racing.replicas.running > 1:
-            racing.hedging.watch(lease)
-        racing.replicas.refresh(holder, now)
-        sessions = [name for row in goods.rows if (name := row.ticket.request.session)]
+        urgent = self.requests.most_urgent() if batch.rank > _MOST_URGENT else None
+        lease.non_preemptible = urgent is not None and batch.rank[:2] > (0, urgent)
+        if copies.replicas.running > 1:
+            copies.hedging.watch(lease)
+        copies.replicas.refresh(replica, now)
+        sessions = [name for row in batch.rows if (name := row.tracked.request.session)]
         if sessions:
             self.affinity.served(sessions, replica_id)
         actions.append(
             Dispatch(
-                lease.lease_id, replica_id, row_ids(goods.rows), goods.edge, goods.predicted_s,
-                goods.rank, goods.charges, self.requests.waiting_work(),
+                lease.lease_id, replica_id, row_ids(batch.rows), batch.edge, batch.predicted_s,
+                batch.rank, batch.charges, self.requests.waiting_work(),
             )
         )  # fmt: skip
         return lease
 
     def _pay(self, lease: Lease) -> None:
-        budget = self.racing.budget
-        if lease.goods.rows[0].retried:
+        budget = self.copies.budget
+        if lease.batch.rows[0].retried:
             budget.pay(lease.predicted_s)
-            self.racing.tally.retries += 1
+            self.copies.counts.retries += 1
         else:
             budget.earn(lease.predicted_s)
 
-    def _preferred(self, best: ReplicaState, goods: FormedBatch, now: float) -> ReplicaState:
+    def _preferred(self, best: ReplicaState, batch: FormedBatch, now: float) -> ReplicaState:
         """The replica that served the leading row's session last, or else the best."""
-        row = goods.rows[0]
-        preferred = self.affinity.preferred(row.ticket.request.session)
+        row = batch.rows[0]
+        preferred = self.affinity.preferred(row.tracked.request.session)
         generations = self.requests.generations
-        if generations is not None and best.streams and row.ticket.plan is not None:
-            replicas = self.racing.replicas
+        if generations is not None and best.streams and row.tracked.plan is not None:
+            replicas = self.copies.replicas
             return preferred_stream(replicas, generations, row, best, preferred, now)
         if preferred is None or row.retried:
             return best
-        replicas = self.racing.replicas
-        holder = replicas.holders.get(preferred)
-        if holder is None or holder.sick or holder not in replicas.ready:
+        replicas = self.copies.replicas
+        replica = replicas.by_id.get(preferred)
+        if replica is None or replica.unhealthy or replica not in replicas.ready:
             return best
-        if holder.streams != best.streams or not _fits(holder, goods):
+        if replica.streams != best.streams or not _fits(replica, batch):
             return best
-        seconds = self.racing.cost.predict(len(goods.rows), goods.width)
-        later_s = finish_in_s(holder, now, seconds) - finish_in_s(best, now, seconds)
-        yields = self.affinity.yields(later_s, seconds, streams=best.streams)
-        return best if yields else holder
+        seconds = self.copies.cost.predict(len(batch.rows), batch.width)
+        later_s = finish_in_s(replica, now, seconds) - finish_in_s(best, now, seconds)
+        gives_way = self.affinity.gives_way(later_s, seconds, streams=best.streams)
+        return best if gives_way else replica
 
     def _probe(self, lease: Lease, now: float, actions: list[Action]) -> None:
-        if self.racing.outliers.ejected:
-            probe = self.racing.probe(lease, now)
+        if self.copies.outliers.ejected:
+            probe = self.copies.probe(lease, now)
             if probe is not None:
                 actions.append(probe)
 
     def _tie(self, staged: list[tuple[int, Lease]], now: float, actions: list[Action]) -> None:
         for index, lease in staged:
-            copy = self.racing.tie(lease, now)
+            copy = self.copies.tie(lease, now)
             if copy is not None:
                 sent = actions[index]
                 assert isinstance(sent, Dispatch)
@@ -183,8 +183,8 @@ class Assignment:
                 actions.append(copy)
 
 
-def _fits(holder: ReplicaState, goods: FormedBatch) -> bool:
-    if not holder.streams:
-        return holder.answers > 0 or len(goods.rows) == 1
-    room = holder.replica.capacity - holder.held
-    return not holder.leases or stream_share(goods.rows[0]) <= room
+def _fits(replica: ReplicaState, batch: FormedBatch) -> bool:
+    if not replica.streams:
+        return replica.answers > 0 or len(batch.rows) == 1
+    room = replica.spec.capacity - replica.held
+    return not replica.leases or stream_share(batch.rows[0]) <= room

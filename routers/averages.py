@@ -14,7 +14,7 @@ from math import exp
 
 
 @dataclass(slots=True)
-class Pace:
+class DecayingRate:
     """Amounts a second. Silence counts: it decays towards 0 while nothing is added."""
 
     window_s: float
@@ -32,7 +32,7 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Level:
+class TimeAverage:
     """Time average of what is told; the first value is believed at once."""
 
     window_s: float
@@ -78,6 +78,6 @@ class Utilisation:
             self._foreign *= kept
         self._at = now
 
-    def heard(self, served_s: float, replicas: int) -> None:
+    def served_elsewhere(self, served_s: float, replicas: int) -> None:
         """Other gateways were served for so long at one of so many replicas."""
         self._foreign += served_s / (_WINDOW_S * max(1, replicas))

@@ -29,25 +29,37 @@ class BatchBuilder:
     `most_start`: flows with higher start tags have been kept out of it; inf: none has."""
 
     __slots__ = (
-        "_now", "_requests", "_shares", "edge", "lane", "longest", "most_start", "offer", "rivals",
-        "room", "rows", "total",
+        "_now",
+        "_requests",
+        "_shares",
+        "capacity",
+        "edge",
+        "lane",
+        "longest",
+        "most_start",
+        "rivals",
+        "room",
+        "rows",
+        "total",
     )  # fmt: skip
 
     def __init__(
-        self, requests: RequestTable, lane: Lane, edge: int, offer: ReplicaCapacity, now: float
+        self, requests: RequestTable, lane: Lane, edge: int, capacity: ReplicaCapacity, now: float
     ) -> None:
         self._requests = requests
         self._now = now
         self._shares: dict[Flow, float] = {}
         self.lane = lane
         self.edge = edge
-        self.offer = offer
+        self.capacity = capacity
         self.rivals = requests.flows.weights[lane.priority]
         self.rows: list[Row] = []
         self.longest = 0
         self.most_start = inf
         self.total = 0
-        self.room = requests.sizes.most_rows(_width(requests, lane, edge)) if offer.trusted else 1
+        self.room = (
+            requests.sizes.most_rows(_width(requests, lane, edge)) if capacity.trusted else 1
+        )
 
     def width(self, longest: int, rows: int, total: int) -> int:
         """What the device would see a row as: the longest, the shape's edge, or the mean."""
@@ -70,16 +82,16 @@ class BatchBuilder:
 
     def take(self, row: Row) -> None:
         """Out of the queue, into the batch, charged."""
-        requests, ticket, length, cost_s = self._requests, row.ticket, row.length, row.cost_s
+        requests, tracked, length, cost_s = self._requests, row.tracked, row.length, row.cost_s
         requests.waiting.take_head(row)
-        if ticket.forecast is not None:
-            requests.starts(ticket, self._now)
+        if tracked.forecast is not None:
+            requests.starts(tracked, self._now)
         self.rows.append(row)
         if length > self.longest:
             self.longest = length
         self.total += length
         self.room -= 1
-        flow = ticket.flow
+        flow = tracked.flow
         flow.charge(cost_s)
         shares = self._shares
         shares[flow] = shares.get(flow, 0.0) + cost_s
@@ -88,17 +100,17 @@ class BatchBuilder:
         """Seconds with `more` rows of `tokens` in all, none longer than the longest."""
         rows = len(self.rows) + more
         width = self.width(self.longest, rows, self.total + tokens)
-        return self._requests.cost.predict(rows, width, self.offer.replica_id, quantile)
+        return self._requests.cost.predict(rows, width, self.capacity.replica_id, quantile)
 
-    def goods(self, start: float) -> FormedBatch:
+    def formed(self, start: float) -> FormedBatch:
         """The batch as it is; `start`: the tag that the leading flow had."""
         rows = self.rows
         width = self.width(self.longest, len(rows), self.total)
-        if rows[0].ticket.plan is not None:
+        if rows[0].tracked.plan is not None:
             predicted_s = rows[0].cost_s
         else:
-            predicted_s = self._requests.cost.predict(len(rows), width, self.offer.replica_id)
-        if self.offer.last_edge not in (0, self.edge):
+            predicted_s = self._requests.cost.predict(len(rows), width, self.capacity.replica_id)
+        if self.capacity.last_edge not in (0, self.edge):
             predicted_s += self._requests.settings.buckets.switch_s
         lane = self.lane
         charges = self._put_right(predicted_s)
@@ -121,80 +133,100 @@ def _width(requests: RequestTable, lane: Lane, edge: int) -> int:
     """What a row of the bucket is reckoned as: its edge, or where batches are packed their mean."""
     if requests.settings.pads:
         return edge
-    shelf = lane.shelves.get(edge)
-    mean = shelf.tokens // shelf.rows if shelf is not None and shelf.rows else edge
+    length_class = lane.length_classes.get(edge)
+    mean = (
+        length_class.tokens // length_class.rows
+        if length_class is not None and length_class.rows
+        else edge
+    )
     return min(edge, (mean // _GRAIN + 1) * _GRAIN)
 
 
 _EASY = 0.1  # of the SLO: waiting on-time work, in seconds a replica, below which there is time
 
 
-def fill_spare_room(requests: RequestTable, draft: BatchBuilder) -> None:
-    shelves = draft.lane.shelves
-    if draft.room <= 0 or len(shelves) < 2:
+def fill_spare_room(requests: RequestTable, builder: BatchBuilder) -> None:
+    length_classes = builder.lane.length_classes
+    if builder.room <= 0 or len(length_classes) < 2:
         return
-    shorter = [edge for edge, shelf in shelves.items() if shelf.rows and edge < draft.edge]
+    shorter = [
+        edge
+        for edge, length_class in length_classes.items()
+        if length_class.rows and edge < builder.edge
+    ]
     for edge in sorted(shorter, reverse=True):
-        shelf = shelves[edge]
-        count = _how_many(requests, draft, shelf)
+        length_class = length_classes[edge]
+        count = _how_many(requests, builder, length_class)
         for _ in range(count):
-            bucket = shelf.order.first()
+            bucket = length_class.order.first()
             row = bucket.head() if bucket is not None else None
-            if row is None or not draft.holds(row):
+            if row is None or not builder.holds(row):
                 break
-            draft.take(row)
+            builder.take(row)
 
 
-def _how_many(requests: RequestTable, draft: BatchBuilder, shelf: LengthClass) -> int:
-    """All of the shelf's rows, as many as fit, or none."""
+def _how_many(requests: RequestTable, builder: BatchBuilder, length_class: LengthClass) -> int:
+    """All rows of the length class, as many as fit, or none."""
     settings = requests.settings
-    count = min(shelf.rows, draft.room)
-    mean = -(-shelf.tokens // shelf.rows)
-    rows = len(draft.rows) + count
+    count = min(length_class.rows, builder.room)
+    mean = -(-length_class.tokens // length_class.rows)
+    rows = len(builder.rows) + count
     if settings.pads:
-        count -= max(0, rows - settings.max_tokens // draft.longest)
+        count -= max(0, rows - settings.max_tokens // builder.longest)
     elif mean:
-        count = min(count, (settings.max_tokens - draft.total) // mean)
+        count = min(count, (settings.max_tokens - builder.total) // mean)
     if count <= 0:
         return 0
-    grown_s = draft.predicted_s(count, count * mean)
+    grown_s = builder.predicted_s(count, count * mean)
     if grown_s > requests.sizes.most_s():
         return 0
     return (
-        count if grown_s - draft.predicted_s() <= _saved_s(requests, shelf, count, grown_s) else 0
+        count
+        if grown_s - builder.predicted_s() <= _saved_s(requests, length_class, count, grown_s)
+        else 0
     )
 
 
-def _saved_s(requests: RequestTable, shelf: LengthClass, count: int, meanwhile_s: float) -> float:
-    """What the shelf's own next batch is expected to take less without `count` of its rows, if it
-    comes after `meanwhile_s`."""
-    width = shelf.edge if requests.settings.pads else -(-shelf.tokens // shelf.rows)
+def _saved_s(
+    requests: RequestTable, length_class: LengthClass, count: int, meanwhile_s: float
+) -> float:
+    """What the length class's own next batch is expected to take less without `count` of its rows,
+    if it comes after `meanwhile_s`."""
+    width = (
+        length_class.edge
+        if requests.settings.pads
+        else -(-length_class.tokens // length_class.rows)
+    )
     predict = requests.cost.predict
-    own = min(shelf.rows, requests.sizes.target(shelf.edge))
-    if shelf.rows > count:
+    own = min(length_class.rows, requests.sizes.target(length_class.edge))
+    if length_class.rows > count:
         return predict(own, width) - predict(max(1, own - count), width)
     fixed_s = max(0.0, 2.0 * predict(1, width) - predict(2, width))
-    others_come = 1.0 - exp(-meanwhile_s / requests.arrivals.gap_s(shelf.edge))
+    others_come = 1.0 - exp(-meanwhile_s / requests.arrivals.gap_s(length_class.edge))
     return predict(own, width) - others_come * fixed_s
 
 
-def take_late_along(requests: RequestTable, draft: BatchBuilder, now: float) -> None:
+def take_late_along(requests: RequestTable, builder: BatchBuilder, now: float) -> None:
     """Late rows of the same bucket, while what waits on time leaves time for them: a device that is
     never without on-time rows, though not overloaded, would not serve them before they expire. Of
     flows that are not above their share, also while only those above theirs make it busy."""
-    waiting, lane = requests.waiting, draft.lane
-    if lane.late or draft.room <= 0 or len(waiting.late) <= lane.priority:
+    waiting, lane = requests.waiting, builder.lane
+    if lane.late or builder.room <= 0 or len(waiting.late) <= lane.priority:
         return
-    shelf = waiting.late[lane.priority].shelves.get(draft.edge)
-    if shelf is None or not shelf.rows:
+    length_class = waiting.late[lane.priority].length_classes.get(builder.edge)
+    if length_class is None or not length_class.rows:
         return
-    if draft.most_start == inf and requests.load_s() > _EASY * requests.settings.slo_s:
+    if builder.most_start == inf and requests.load_s() > _EASY * requests.settings.slo_s:
         return
-    due = min([row.ticket.request.deadline for row in draft.rows]) - now - draft.offer.starts_in_s
-    while draft.room > 0 and (bucket := shelf.order.first()) is not None:
+    due = (
+        min([row.tracked.request.deadline for row in builder.rows])
+        - now
+        - builder.capacity.starts_in_s
+    )
+    while builder.room > 0 and (bucket := length_class.order.first()) is not None:
         row = bucket.head()
-        if row is None or not draft.holds(row) or bucket.flow.start > draft.most_start:
+        if row is None or not builder.holds(row) or bucket.flow.start > builder.most_start:
             return
-        if draft.predicted_s(1, row.length, quantile=0.99) > due:
+        if builder.predicted_s(1, row.length, quantile=0.99) > due:
             return
-        draft.take(row)
+        builder.take(row)

@@ -1,9 +1,9 @@
 """How many rows should a batch have, and is it worth waiting for one more?
 
 The target is the largest batch that keeps three bounds: rows, tokens, and predicted seconds as a
-share of the SLO (a batch is what a newcomer waits for). It is cached an edge until the cost model
-has learnt more. Holding an idle replica back is decided by arithmetic: the rows' summed latency if
-the next one is awaited, against what it is otherwise.
+share of the SLO (a batch is what a new request waits for). It is cached an edge until the cost
+model has learnt more. Holding an idle replica back is decided by arithmetic: the rows' summed
+latency if the next one is awaited, against what it is otherwise.
 
 Source: (1 + 1/n)·T(b) <= SLO for n staggered replicas (Symphony, arXiv 2308.07470), n = 1 here.
 """

@@ -29,29 +29,29 @@ _EARLY_DROP = 0.7  # of the batch that could be formed: the size at which a row 
 
 
 def form_batch(
-    requests: RequestTable, offer: ReplicaCapacity, now: float, actions: list[Action]
+    requests: RequestTable, capacity: ReplicaCapacity, now: float, actions: list[Action]
 ) -> FormedBatch | None:
     """The rows for this replica, taken out of the queue and charged to their flows; None when it
     may take none of them, or an idle replica should wait until `requests.held_until`."""
     requests.waiting.reorder()
     requests.wants_room = None
-    form = _stream if offer.streams else _led
+    form = _stream if capacity.streams else _led
     for lane in _in_order(requests, now):
         retried = lane.solo.head()
-        if retried is not None and offer.allows(retried.avoid):
-            if offer.may_try(retried):
+        if retried is not None and capacity.allows(retried.avoid):
+            if capacity.may_try(retried):
                 lane.since = now
-                return _alone(requests, lane, retried, offer, now)
-            if retried.ticket.plan is None:
+                return _alone(requests, lane, retried, capacity, now)
+            if retried.tracked.plan is None:
                 return None
             requests.wants_room = retried
         if lane.rows == lane.solo.rows:
             continue  # nothing, or nothing that this replica may take
-        goods = form(requests, _with_lowest_tag(requests, lane), offer, now, actions)
-        if goods is not None:
+        batch = form(requests, _with_lowest_tag(requests, lane), capacity, now, actions)
+        if batch is not None:
             lane.since = now
-            return goods
-        if requests.held_until is not None or (offer.streams and _is_strict(requests)):
+            return batch
+        if requests.held_until is not None or (capacity.streams and _is_strict(requests)):
             return None
     return None
 
@@ -82,25 +82,25 @@ def _with_lowest_tag(requests: RequestTable, lane: Lane) -> Lane:
 
 
 def _led(
-    requests: RequestTable, lane: Lane, offer: ReplicaCapacity, now: float, actions: list[Action]
+    requests: RequestTable, lane: Lane, capacity: ReplicaCapacity, now: float, actions: list[Action]
 ) -> FormedBatch | None:
     """A batch of the flow whose turn it is; None when all of the lane's rows turned out late, or
     it pays to wait for more."""
     while (queue := lane.order.first()) is not None:
-        bucket = _bucket(requests, queue, offer, now)
-        draft = BatchBuilder(requests, lane, bucket.edge, offer, now)
-        if _is_held(requests, draft, bucket, now):
+        bucket = _bucket(requests, queue, capacity, now)
+        builder = BatchBuilder(requests, lane, bucket.edge, capacity, now)
+        if _is_held(requests, builder, bucket, now):
             return None
         start = queue.flow.tag
-        _fill(requests, draft, queue.flow, now, actions)
-        if draft.rows:
-            if offer.trusted and not offer.others_idle:
-                fill_spare_room(requests, draft)
-                take_late_along(requests, draft, now)
-            goods = draft.goods(start)
-            requests.flows.leads(queue.flow, start, goods.predicted_s, draft.rivals)
-            queue.took_turn(bucket, max(goods.predicted_s, _least_turn_s(requests, queue)))
-            return goods
+        _fill(requests, builder, queue.flow, now, actions)
+        if builder.rows:
+            if capacity.trusted and not capacity.others_idle:
+                fill_spare_room(requests, builder)
+                take_late_along(requests, builder, now)
+            batch = builder.formed(start)
+            requests.flows.leads(queue.flow, start, batch.predicted_s, builder.rivals)
+            queue.took_turn(bucket, max(batch.predicted_s, _least_turn_s(requests, queue)))
+            return batch
     return None
 
 
@@ -111,67 +111,75 @@ def _least_turn_s(requests: RequestTable, queue: FlowQueue) -> float:
     return min([requests.sizes.full_s(edge) for edge in waiting], default=0.0)
 
 
-def _bucket(requests: RequestTable, queue: FlowQueue, offer: ReplicaCapacity, now: float) -> Bucket:
+def _bucket(
+    requests: RequestTable, queue: FlowQueue, capacity: ReplicaCapacity, now: float
+) -> Bucket:
     """The bucket whose turn it is, or the one whose shape the replica has loaded while that one
     is ahead by less than loading another costs."""
     bucket = queue.leading(requests.sizes, now)
     switch_s = requests.settings.buckets.switch_s
-    if switch_s > 0.0 and offer.last_edge not in (0, bucket.edge):
-        loaded = queue.buckets.get(offer.last_edge)
+    if switch_s > 0.0 and capacity.last_edge not in (0, bucket.edge):
+        loaded = queue.buckets.get(capacity.last_edge)
         if loaded is not None and loaded.rows and loaded.turn <= bucket.turn + switch_s:
             return loaded
     return bucket
 
 
 def _fill(
-    requests: RequestTable, draft: BatchBuilder, leader: Flow, now: float, actions: list[Action]
+    requests: RequestTable, builder: BatchBuilder, leader: Flow, now: float, actions: list[Action]
 ) -> None:
     """Rows of the leading bucket over all flows, lowest tag first, none that would be late. Flows
     far above their share fill only a part: the others' cycle through their buckets stays short."""
-    shelf, sizes = draft.lane.shelves[draft.edge], requests.sizes
-    order = shelf.order
+    length_class, sizes = builder.lane.length_classes[builder.edge], requests.sizes
+    order = length_class.order
     far_ahead = leader.start + sizes.most_s()
-    part = sizes.part_rows(draft.edge)
-    done_at = -inf if draft.lane.late else now + _turnaround_s(requests, draft, shelf.rows)
-    while draft.room > 0 and (bucket := order.first()) is not None:
+    part = sizes.part_rows(builder.edge)
+    done_at = (
+        -inf if builder.lane.late else now + _turnaround_s(requests, builder, length_class.rows)
+    )
+    while builder.room > 0 and (bucket := order.first()) is not None:
         row = bucket.head()
         assert row is not None
-        if row.ticket.request.deadline < done_at:
-            requests.call_late(row.ticket, now, actions)
+        if row.tracked.request.deadline < done_at:
+            requests.call_late(row.tracked, now, actions)
             continue
-        if not draft.lane.late and requests.sheds(row.ticket, now, actions):
+        if not builder.lane.late and requests.sheds(row.tracked, now, actions):
             continue
         flow = bucket.flow
-        if len(draft.rows) >= part and flow is not leader and flow.start > far_ahead:
-            draft.most_start = far_ahead
+        if len(builder.rows) >= part and flow is not leader and flow.start > far_ahead:
+            builder.most_start = far_ahead
             break
-        if not draft.holds(row):
+        if not builder.holds(row):
             break
-        draft.take(row)
+        builder.take(row)
 
 
-def _turnaround_s(requests: RequestTable, draft: BatchBuilder, waiting: int) -> float:
+def _turnaround_s(requests: RequestTable, builder: BatchBuilder, waiting: int) -> float:
     """Predicted seconds to the end of a batch of most of what could be in it, at the 99th
     percentile: a row that could only be served in a smaller one would keep the others waiting."""
-    rows = max(1, int(_EARLY_DROP * min(draft.room, waiting)))
-    busy_s = draft.offer.starts_in_s
-    return busy_s + requests.cost.predict(rows, draft.edge, draft.offer.replica_id, 0.99)
+    rows = max(1, int(_EARLY_DROP * min(builder.room, waiting)))
+    busy_s = builder.capacity.starts_in_s
+    return busy_s + requests.cost.predict(rows, builder.edge, builder.capacity.replica_id, 0.99)
 
 
-def _is_held(requests: RequestTable, draft: BatchBuilder, bucket: Bucket, now: float) -> bool:
+def _is_held(requests: RequestTable, builder: BatchBuilder, bucket: Bucket, now: float) -> bool:
     """Whether the bucket's next arrival should be waited for; sets `held_until`. Only the last idle
     replica waits, and then nobody else takes those rows either."""
-    offer, edge = draft.offer, draft.edge
-    if requests.settings.hold != "auto" or draft.lane.late or offer.idle is offer.others_idle:
+    capacity, edge = builder.capacity, builder.edge
+    if (
+        requests.settings.hold != "auto"
+        or builder.lane.late
+        or capacity.idle is capacity.others_idle
+    ):
         return False
-    rows = draft.lane.shelves[edge].rows
+    rows = builder.lane.length_classes[edge].rows
     gap = requests.arrivals.gaps.get(edge)
-    if gap is None or gap.last is None or gap.mean_s == inf or rows >= draft.room:
+    if gap is None or gap.last is None or gap.mean_s == inf or rows >= builder.room:
         return False
     until = gap.last + 2.0 * gap.mean_s  # by then the one that was expected is not coming
     predict, head = requests.cost.predict, bucket.head()
     assert head is not None
-    in_time = until + predict(rows + 1, edge, quantile=0.99) <= head.ticket.request.deadline
+    in_time = until + predict(rows + 1, edge, quantile=0.99) <= head.tracked.request.deadline
     seconds = predict(1, edge), predict(rows, edge), predict(rows + 1, edge)
     if now >= until or not in_time or not pays_to_wait(rows, gap.mean_s, *seconds):
         return False
@@ -180,15 +188,15 @@ def _is_held(requests: RequestTable, draft: BatchBuilder, bucket: Bucket, now: f
 
 
 def _stream(
-    requests: RequestTable, lane: Lane, offer: ReplicaCapacity, now: float, actions: list[Action]
+    requests: RequestTable, lane: Lane, capacity: ReplicaCapacity, now: float, actions: list[Action]
 ) -> FormedBatch | None:
-    row = next_row(requests, lane, offer, now, actions)
+    row = next_row(requests, lane, capacity, now, actions)
     if row is None:
         return None
     bucket = row.queue
     assert bucket is not None
     bucket.queue.took_turn(bucket, row.cost_s)
-    return _alone(requests, lane, row, offer, now)
+    return _alone(requests, lane, row, capacity, now)
 
 
 def _is_strict(requests: RequestTable) -> bool:
@@ -198,12 +206,12 @@ def _is_strict(requests: RequestTable) -> bool:
 
 
 def _alone(
-    requests: RequestTable, lane: Lane, row: Row, offer: ReplicaCapacity, now: float
+    requests: RequestTable, lane: Lane, row: Row, capacity: ReplicaCapacity, now: float
 ) -> FormedBatch:
-    draft = BatchBuilder(requests, lane, row.edge, offer, now)
-    flow = row.ticket.flow
+    builder = BatchBuilder(requests, lane, row.edge, capacity, now)
+    flow = row.tracked.flow
     start = flow.tag
-    draft.take(row)
-    goods = draft.goods(start)
-    requests.flows.leads(flow, start, goods.predicted_s, draft.rivals)
-    return goods
+    builder.take(row)
+    batch = builder.formed(start)
+    requests.flows.leads(flow, start, batch.predicted_s, builder.rivals)
+    return batch

@@ -15,7 +15,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from routers.lanes import Ticket
+from routers.lanes import TrackedRequest
 from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
 from routers.types import Request
@@ -28,20 +28,20 @@ _MAX_MARGIN = 0.5  # of the budget a request arrived with
 
 
 class Timers:
-    """One entry a live ticket; `due` takes entries out, the caller puts the next one in."""
+    """One entry a live request; `due` takes entries out, the caller puts the next one in."""
 
     def __init__(self) -> None:
-        self.heap: list[tuple[float, int, Ticket]] = []
+        self.heap: list[tuple[float, int, TrackedRequest]] = []
 
-    def push(self, at: float, ticket: Ticket) -> None:
-        heappush(self.heap, (at, ticket.rows[0].order, ticket))
+    def push(self, at: float, tracked: TrackedRequest) -> None:
+        heappush(self.heap, (at, tracked.rows[0].order, tracked))
 
-    def due(self, now: float) -> Ticket | None:
+    def due(self, now: float) -> TrackedRequest | None:
         heap = self.heap
         while heap and heap[0][0] <= now:
-            ticket = heappop(heap)[2]
-            if ticket.open:
-                return ticket
+            tracked = heappop(heap)[2]
+            if tracked.open:
+                return tracked
         return None
 
     def next_at(self) -> float:
@@ -108,11 +108,11 @@ def _next_longer(
     return known[min(longer)] if longer else None
 
 
-def next_moment(ticket: Ticket, now: float) -> float:
+def next_moment(tracked: TrackedRequest, now: float) -> float:
     """When time changes what may become of it: it turns late, may wait no longer, expires."""
-    if not ticket.late:
-        return ticket.latest_start
-    request = ticket.request
+    if not tracked.late:
+        return tracked.latest_start
+    request = tracked.request
     return request.deadline if now < request.deadline else request.expires
 
 
@@ -127,10 +127,10 @@ def has_place(rows: int, waiting: RequestQueue, settings: DispatcherSettings) ->
 
 
 def is_refused(
-    ticket: Ticket, waiting: RequestQueue, settings: DispatcherSettings, now: float
+    tracked: TrackedRequest, waiting: RequestQueue, settings: DispatcherSettings, now: float
 ) -> bool:
     """Whether a late request may not stay, or one that becomes late finds no place there."""
-    newcomers = 0 if ticket.late else ticket.queued
-    return is_over(ticket.request, settings, now) or (
-        newcomers > 0 and not has_place(newcomers, waiting, settings)
+    joining = 0 if tracked.late else tracked.queued
+    return is_over(tracked.request, settings, now) or (
+        joining > 0 and not has_place(joining, waiting, settings)
     )

@@ -18,7 +18,7 @@ from routers.averages import Utilisation
 from routers.cost.model import Coefficients, CostError, CostModel
 from routers.invariants import check
 from routers.lease_completion import close_lease, forget_replica
-from routers.leases import LeaseBook, Tally, start_first
+from routers.leases import DispatchCounts, LeaseBook, start_first
 from routers.placement.choice import Affinity
 from routers.placement.hedging import Budget, Hedging
 from routers.placement.outliers import Outliers
@@ -46,7 +46,7 @@ from routers.types import (
 
 class WakeupPlanner:
     """As of the end of the last step. `quiet_until`: before then all that happens is what the next
-    newcomer does by itself, unless it is more urgent than the `most_urgent` that wait. `asked`:
+    new request does by itself, unless it is more urgent than the `most_urgent` that wait. `asked`:
     where the timer stands, inf: it does not."""
 
     def __init__(self) -> None:
@@ -56,9 +56,9 @@ class WakeupPlanner:
         self._looks_at = inf  # when time changes something about what is in the core
         self._frees_at = inf  # when a replica may take a lease
 
-    def look(self, requests: RequestTable, racing: SpeculativeCopies) -> None:
+    def look(self, requests: RequestTable, copies: SpeculativeCopies) -> None:
         """Everything may have changed."""
-        replicas, hedging = racing.replicas, racing.hedging
+        replicas, hedging = copies.replicas, copies.hedging
         self._looks_at = min(requests.timers.next_at(), hedging.next_at())
         self._frees_at = replicas.next_at()
         held_until = requests.held_until
@@ -66,12 +66,12 @@ class WakeupPlanner:
             self._frees_at = held_until
         self.quiet_until = min(self._looks_at, self._frees_at)
         self.most_urgent = urgent = requests.most_urgent()
-        gives_way = urgent is not None and replicas.yielding.to(urgent) is not None
-        if replicas.has_ready or hedging.waiting or gives_way or racing.settings.preempt_streams:
+        gives_way = urgent is not None and replicas.preemptible.to(urgent) is not None
+        if replicas.has_ready or hedging.waiting or gives_way or copies.settings.preempt_streams:
             self.quiet_until = -inf
 
     def joined(self, requests: RequestTable) -> None:
-        """A newcomer waits, and nothing else has changed."""
+        """A new request waits, and nothing else has changed."""
         at = requests.timers.next_at()
         if at < self._looks_at:
             self._looks_at = at
@@ -97,7 +97,7 @@ class Dispatcher:
         self._replicas = ReplicaSet()
         self._leases = LeaseBook()
         self._requests = RequestTable(settings, self._replicas, self._cost)
-        self._racing = SpeculativeCopies(
+        self._copies = SpeculativeCopies(
             settings,
             self._cost,
             self._replicas,
@@ -106,36 +106,36 @@ class Dispatcher:
             Outliers(settings.outliers),
             Budget(settings.hedge.budget),
             Utilisation(),
-            Tally(),
+            DispatchCounts(),
         )
-        self._assignment = Assignment(self._requests, self._racing, Affinity())
-        self._state = State(self._requests, self._replicas, self._leases, self._cost, self._racing)
-        self._racing.adopt(settings)
-        self._outlook = WakeupPlanner()
+        self._assignment = Assignment(self._requests, self._copies, Affinity())
+        self._state = State(self._requests, self._replicas, self._leases, self._cost, self._copies)
+        self._copies.adopt(settings)
+        self._wakeups = WakeupPlanner()
 
     def step(self, event: Event, now: float) -> list[Action]:
         """Take in one event at `now`, which never goes back; returns what is to do, in order."""
         actions: list[Action] = []
-        outlook = self._outlook
-        if now >= outlook.asked or isinstance(event, Tick):
-            outlook.asked = inf
-        if now < outlook.quiet_until and isinstance(event, Arrive):
+        wakeups = self._wakeups
+        if now >= wakeups.asked or isinstance(event, Tick):
+            wakeups.asked = inf
+        if now < wakeups.quiet_until and isinstance(event, Arrive):
             self._join(event, now, actions)
             return actions
         self._advance(now)
         if not isinstance(event, Progress):
             self._handle(event, now, actions)
-        elif not self._progress(event, now) and now < outlook.asked < inf:
+        elif not self._progress(event, now) and now < wakeups.asked < inf:
             return actions
         self._settle(now, actions)
         return actions
 
     def reconfigure(self, settings: DispatcherSettings, now: float) -> list[Action]:
         """Go on under new settings: what waits is bucketed anew and keeps its age; what is now too
-        long leaves; new bounds hold for newcomers only. Reopens a closed model."""
+        long leaves; new bounds hold for new requests only. Reopens a closed model."""
         actions: list[Action] = []
         self._requests.reconfigure(settings, now, actions)
-        self._racing.adopt(settings)
+        self._copies.adopt(settings)
         self._settle(now, actions)
         return actions
 
@@ -155,15 +155,15 @@ class Dispatcher:
         """What a request that found the queue full would be told now."""
         return self._requests.retry_after_s()
 
-    def heard(
+    def fast_reject(
         self, tenant: str, priority: int, left_s: float, expires_s: float, now: float
     ) -> float | None:
         """For whom the shortest row would be too late, as the like of it was a moment ago: after
-        how many seconds asking again may help. Counts as a refusal. Seconds are from now."""
+        how many seconds asking again may help. Counts as a rejection. Seconds are from now."""
         if self._requests.is_closed:
             return None
         edge = self._requests.waiting.edges[0]
-        refused = self._requests.heard(tenant, priority, edge, left_s, expires_s, now)
+        refused = self._requests.fast_reject(tenant, priority, edge, left_s, expires_s, now)
         return None if refused is None else refused.retry_after_s
 
     def cost_error(self) -> CostError:
@@ -198,11 +198,11 @@ class Dispatcher:
                 pass
 
     def _listed(self, event: Replicas, now: float) -> None:
-        for holder in self._replicas.update(event.replicas, now):
-            forget_replica(self._state, holder)
+        for replica in self._replicas.update(event.replicas, now):
+            forget_replica(self._state, replica)
         if self._replicas.running > 1:
             for lease in self._leases.open.values():
-                self._racing.hedging.watch(lease)
+                self._copies.hedging.watch(lease)
 
     def _opened(self, lease_id: int, now: float, actions: list[Action]) -> None:
         lease = self._leases.open.get(lease_id)
@@ -210,48 +210,48 @@ class Dispatcher:
             lease.opened, lease.starts_at = True, now
             if lease.tied:
                 start_first(lease, actions)
-            lease.holder.reckon(now)
-            self._racing.hedging.watch(lease)
-            self._replicas.refresh(lease.holder, now)
+            lease.replica.reckon(now)
+            self._copies.hedging.watch(lease)
+            self._replicas.refresh(lease.replica, now)
 
     def _progress(self, event: Progress, now: float) -> bool:
         """Whether more may fit now, or something else has to be asked anew."""
         lease = self._leases.open.get(event.lease_id)
-        if lease is None or not lease.holder.streams:
+        if lease is None or not lease.replica.streams:
             return True
         has_changed = moved(self._state, lease, event, now)
-        self._replicas.refresh(lease.holder, now)
+        self._replicas.refresh(lease.replica, now)
         return has_changed
 
     # -- what follows from an event
 
     def _join(self, event: Arrive, now: float, actions: list[Action]) -> None:
-        """A newcomer while nothing else happens: all that may follow is that less urgent work
+        """A new request while nothing else happens: all that may follow is that less urgent work
         that has been sent gives way to it."""
-        requests, outlook = self._requests, self._outlook
+        requests, wakeups = self._requests, self._wakeups
         if requests.arrive(event.request, now, actions):
-            if requests.most_urgent() != outlook.most_urgent:
+            if requests.most_urgent() != wakeups.most_urgent:
                 self._advance(now)
                 self._settle(now, actions)
                 return
-            outlook.joined(requests)
-        outlook.ask(requests.waiting.rows > 0, actions)
+            wakeups.joined(requests)
+        wakeups.ask(requests.waiting.rows > 0, actions)
 
     def _advance(self, now: float) -> None:
         """Before anything changes about how busy the replicas are."""
-        racing = self._racing
-        racing.utilisation.advance(self._replicas.busy_share(racing.outliers.ejected), now)
+        copies = self._copies
+        copies.utilisation.advance(self._replicas.busy_share(copies.outliers.ejected), now)
 
     def _settle(self, now: float, actions: list[Action]) -> None:
         self._requests.run_timers(now, actions)
-        racing, replicas = self._racing, self._replicas
-        for lease in racing.hedging.due(now, self._leases.open):
-            lease.holder.overdue = True
-            replicas.refresh(lease.holder, now)
+        copies, replicas = self._copies, self._replicas
+        for lease in copies.hedging.due(now, self._leases.open):
+            lease.replica.overdue = True
+            replicas.refresh(lease.replica, now)
         replicas.promote(now)
         self._requests.held_until = None
         self._assignment.fill(now, actions)
-        racing.hedge(now, actions)
-        self._outlook.look(self._requests, racing)
-        waits = self._requests.waiting.rows > 0 or bool(racing.hedging.waiting)
-        self._outlook.ask(waits, actions)
+        copies.hedge(now, actions)
+        self._wakeups.look(self._requests, copies)
+        waits = self._requests.waiting.rows > 0 or bool(copies.hedging.waiting)
+        self._wakeups.ask(waits, actions)

@@ -21,7 +21,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from routers.types import FlowKey, FlowWork, Report
 
 _IDLE_FLOWS = 128  # accounts of idle flows that are kept, those furthest above their share
-_HEARSAY_S = 0.25  # what was said of a flow's work elsewhere holds so long after it was last said
+_PEER_DEMAND_S = (
+    0.25  # what was said of a flow's work elsewhere holds so long after it was last said
+)
 _OTHERS_S = 10.0  # without a sign of another gateway after which nobody is told what waits here
 _STALE_S = 1.0  # a virtual time that no reply has confirmed for so long may lag behind the others'
 
@@ -30,7 +32,7 @@ _STALE_S = 1.0  # a virtual time that no reply has confirmed for so long may lag
 class Flow:
     """`rows` and `waiting_s` wait on time, `late_rows` late; `live`: requests that wait or run.
     `credit_s`: what it may take before its tag grows. `served_s`: measured device seconds it was
-    ever given here; `elsewhere_s`: what waits for it at other gateways. `claims`: counted among
+    ever given here; `peer_demand_s`: what waits for it at other gateways. `claims`: counted among
     those who have on-time work waiting, anywhere. `blind`: it came while nothing was known of other
     gateways' virtual time."""
 
@@ -44,7 +46,7 @@ class Flow:
     live: int = 0
     waiting_s: float = 0.0
     served_s: float = 0.0
-    elsewhere_s: float = 0.0
+    peer_demand_s: float = 0.0
     blind: bool = False
     claims: bool = False
     key: FlowKey = field(init=False)
@@ -58,7 +60,7 @@ class Flow:
 
     @property
     def tag(self) -> float:
-        """`start` less the credit: what other gateways, and newcomers, are compared with."""
+        """`start` less the credit: what other gateways, and new requests, are compared with."""
         return self.start - self.credit_s / self.weight
 
     def charge(self, seconds: float) -> None:
@@ -88,7 +90,9 @@ class Flows:
         self.lowered: list[Flow] = []
         self.weights: list[float] = []  # by priority: of flows with on-time work, here or elsewhere
         self._most = 2 * _IDLE_FLOWS
-        self._said_at: dict[Flow, float] = {}  # that work waits elsewhere, the longest ago first
+        self._reported_at: dict[
+            Flow, float
+        ] = {}  # that work waits elsewhere, the longest ago first
         self._confirmed_at: float | None = None
         self._others_at = -inf
         self.alone = True  # no other gateway has been heard of lately
@@ -116,11 +120,11 @@ class Flows:
         comes back unstarted, or turns late, does not enter."""
         flow.lift(self.virtual[flow.priority])
         flow.blind = self._confirmed_at is not None and now - self._confirmed_at > _STALE_S
-        self._forget_hearsay(now)
+        self._forget_stale_demand(now)
 
     def count(self, flow: Flow) -> None:
         """Its on-time work has begun or ceased to wait, here or elsewhere."""
-        claims = flow.rows > 0 or flow.elsewhere_s > 0.0
+        claims = flow.rows > 0 or flow.peer_demand_s > 0.0
         if claims is not flow.claims:
             flow.claims = claims
             weights = self.weights[flow.priority] + (flow.weight if claims else -flow.weight)
@@ -167,27 +171,27 @@ class Flows:
         for priority, tenant, seconds in report.waiting:
             flow = self.by_key.get((priority, tenant))
             if flow is not None:
-                self._said_at.pop(flow, None)
-                self._said_at[flow] = now
-                flow.elsewhere_s = seconds
+                self._reported_at.pop(flow, None)
+                self._reported_at[flow] = now
+                flow.peer_demand_s = seconds
                 self.count(flow)
-        self._forget_hearsay(now)
+        self._forget_stale_demand(now)
         if report.served or report.waiting or report.inflight > report.held:
             self._others_at = now
         self.alone = now - self._others_at > _OTHERS_S
         if report.virtual_time:
             self._confirm(now)
 
-    def _forget_hearsay(self, now: float) -> None:
+    def _forget_stale_demand(self, now: float) -> None:
         """What nobody says any more: no report says that nothing waits elsewhere, and of several
         replicas some have heard later than others."""
-        said_at = self._said_at
-        while said_at:
-            flow, at = next(iter(said_at.items()))
-            if now - at <= _HEARSAY_S:
+        reported_at = self._reported_at
+        while reported_at:
+            flow, at = next(iter(reported_at.items()))
+            if now - at <= _PEER_DEMAND_S:
                 return
-            del said_at[flow]
-            flow.elsewhere_s = 0.0
+            del reported_at[flow]
+            flow.peer_demand_s = 0.0
             self.count(flow)
 
     def _confirm(self, now: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import isclose
 
-from routers.lanes import Bucket, Lane, Row, Ticket
+from routers.lanes import Bucket, Lane, Row, TrackedRequest
 from routers.replica_state import Lease, ReplicaState
 from routers.request_queue import RequestQueue
 from routers.snapshots import State
@@ -19,8 +19,8 @@ _SLACK = 32
 
 
 def check(state: State) -> None:
-    for ticket in state.requests.live.values():
-        _check_ticket(ticket)
+    for tracked in state.requests.live.values():
+        _check_ticket(tracked)
     _check_waiting(state)
     _check_leases(state)
     _check_replicas(state)
@@ -28,15 +28,15 @@ def check(state: State) -> None:
     _check_no_idle_replica(state)
 
 
-def _check_ticket(ticket: Ticket) -> None:
-    queued = [row for row in ticket.rows if row.queue is not None]
-    leased = [row for row in ticket.rows if row.lease is not None]
-    assert ticket.queued == len(queued)
-    assert ticket.open == len(queued) + len(leased) > 0
+def _check_ticket(tracked: TrackedRequest) -> None:
+    queued = [row for row in tracked.rows if row.queue is not None]
+    leased = [row for row in tracked.rows if row.lease is not None]
+    assert tracked.queued == len(queued)
+    assert tracked.open == len(queued) + len(leased) > 0
     assert not any(row.lease for row in queued), "a row is queued and leased"
     for row in queued:
         assert row.queue is not None
-        assert row.queue.queue.lane.late == ticket.late, "a row waits in the wrong lane"
+        assert row.queue.queue.lane.late == tracked.late, "a row waits in the wrong lane"
         assert row.length <= row.edge, "a row waits in too short a bucket"
         assert row.queue.edge in (0, row.edge)
 
@@ -46,10 +46,10 @@ def _check_waiting(state: State) -> None:
     buckets = [bucket for lane in waiting.lanes() for bucket in lane.buckets()]
     rows = [row for bucket in buckets for row in bucket.live()]
     assert len(rows) == len(set(rows)) == waiting.rows, "a row is lost or stands twice"
-    assert all(live[row.ticket.request.request_id] is row.ticket for row in rows)
-    assert waiting.requests == sum(ticket.queued > 0 for ticket in live.values())
-    assert waiting.late_rows == sum(row.ticket.late for row in rows)
-    late_s = sum(row.cost_s for row in rows if row.ticket.late)
+    assert all(live[row.tracked.request.request_id] is row.tracked for row in rows)
+    assert waiting.requests == sum(tracked.queued > 0 for tracked in live.values())
+    assert waiting.late_rows == sum(row.tracked.late for row in rows)
+    late_s = sum(row.cost_s for row in rows if row.tracked.late)
     assert isclose(waiting.late_s, late_s, abs_tol=1e-6)
     assert isclose(waiting.seconds, sum(row.cost_s for row in rows), abs_tol=1e-6)
     for lane in waiting.lanes():
@@ -62,10 +62,10 @@ def _check_lane(lane: Lane) -> None:
     for queue in lane.queues.values():
         assert queue.rows == sum(bucket.rows for bucket in queue.buckets.values())
         assert not queue.rows or queue.mark is not None, "a flow waits and is in no order"
-    for edge, shelf in lane.shelves.items():
+    for edge, length_class in lane.length_classes.items():
         own = [bucket for bucket in lane.buckets() if bucket.edge == edge]
-        assert shelf.rows == sum(bucket.rows for bucket in own)
-        assert shelf.tokens == sum(bucket.tokens for bucket in own)
+        assert length_class.rows == sum(bucket.rows for bucket in own)
+        assert length_class.tokens == sum(bucket.tokens for bucket in own)
         assert all(bucket.mark is not None for bucket in own), "a bucket is in no order"
     for bucket in lane.buckets():
         _check_bucket(bucket, lane)
@@ -78,17 +78,17 @@ def _check_bucket(bucket: Bucket, lane: Lane) -> None:
     places = len(bucket.line) + len(bucket.heap)
     assert places <= 2 * bucket.rows + _SLACK, "a queue outgrows its rows"
     assert all(row.retried == (bucket is lane.solo) for row in rows)
-    assert all(row.ticket.flow.priority == lane.priority for row in rows)
+    assert all(row.tracked.flow.priority == lane.priority for row in rows)
 
 
 def _check_flows(waiting: RequestQueue, rows: list[Row]) -> None:
     for flow in waiting.flows.by_key.values():
-        own = [row for row in rows if row.ticket.flow is flow]
-        late = sum(row.ticket.late for row in own)
+        own = [row for row in rows if row.tracked.flow is flow]
+        late = sum(row.tracked.late for row in own)
         assert (flow.rows, flow.late_rows) == (len(own) - late, late)
-        on_time_s = sum(row.cost_s for row in own if not row.ticket.late)
+        on_time_s = sum(row.cost_s for row in own if not row.tracked.late)
         assert isclose(flow.waiting_s, on_time_s, abs_tol=1e-6)
-        assert flow.claims == (flow.rows > 0 or flow.elsewhere_s > 0.0)
+        assert flow.claims == (flow.rows > 0 or flow.peer_demand_s > 0.0)
     for priority, weight in enumerate(waiting.flows.weights):
         active = [
             f.weight for f in waiting.flows.by_key.values() if f.claims and f.key[0] == priority
@@ -102,67 +102,67 @@ def _check_leases(state: State) -> None:
         members = lease.members()
         assert lease.lease_id == lease_id
         assert lease.live == len(members)
-        assert all(live[row.ticket.request.request_id] is row.ticket for row in members)
-        assert lease.holder.leases[lease_id] is lease
+        assert all(live[row.tracked.request.request_id] is row.tracked for row in members)
+        assert lease.replica.leases[lease_id] is lease
         assert lease.share >= 0
-        _check_race(lease)
-    rows = [row for ticket in live.values() for row in ticket.rows]
+        _check_copy(lease)
+    rows = [row for tracked in live.values() for row in tracked.rows]
     assert sum(row.lease is not None for row in rows) == state.leases.rows()
     assert not any(row.copy for row in rows if row.lease is None), "a copy of nothing"
 
 
-def _check_race(lease: Lease) -> None:
+def _check_copy(lease: Lease) -> None:
     """A copy runs elsewhere, and holds rows of the lease it copies and no others."""
     copy = lease.copy
     if copy is None:
-        assert not any(row.copy for row in lease.goods.rows if row.lease is lease)
+        assert not any(row.copy for row in lease.batch.rows if row.lease is lease)
         return
     assert copy.copy_of is lease
-    assert copy.holder is not lease.holder
+    assert copy.replica is not lease.replica
     assert copy.owes is None
     assert all(row.lease is lease and row.copy is copy for row in copy.members())
-    assert all(row.copied and not row.retried for row in copy.goods.rows)
+    assert all(row.copied and not row.retried for row in copy.batch.rows)
 
 
 def _check_replicas(state: State) -> None:
-    holders = state.replicas.holders
-    assert sum(len(holder.leases) for holder in holders.values()) == len(state.leases.open)
-    assert state.replicas.running == sum(not holder.draining for holder in holders.values())
-    assert len(state.replicas.timers) <= 2 * len(holders) + _SLACK + 1
-    for replica_id, holder in holders.items():
-        assert holder.replica.replica_id == replica_id
-        assert holder.held == sum(lease.share for lease in holder.leases.values()) >= 0
-        assert holder.leases or not holder.draining, "a drained replica was kept"
-        _check_reading(holder)
-        assert holder.sick == (holder.suspect or holder.overdue or holder.ejected)
-        if holder in state.replicas.ready:
-            assert holder.has_room()
-            assert not holder.draining
-    well = [holder for holder in holders.values() if not holder.draining and not holder.sick]
+    by_id = state.replicas.by_id
+    assert sum(len(replica.leases) for replica in by_id.values()) == len(state.leases.open)
+    assert state.replicas.running == sum(not replica.draining for replica in by_id.values())
+    assert len(state.replicas.timers) <= 2 * len(by_id) + _SLACK + 1
+    for replica_id, replica in by_id.items():
+        assert replica.spec.replica_id == replica_id
+        assert replica.held == sum(lease.share for lease in replica.leases.values()) >= 0
+        assert replica.leases or not replica.draining, "a drained replica was kept"
+        _check_reading(replica)
+        assert replica.unhealthy == (replica.suspect or replica.overdue or replica.ejected)
+        if replica in state.replicas.ready:
+            assert replica.has_room()
+            assert not replica.draining
+    well = [replica for replica in by_id.values() if not replica.draining and not replica.unhealthy]
     assert state.replicas.healthy == len(well)
     assert state.replicas.ready.count(spare=True) == len(_ready(state))
 
 
-def _check_reading(holder: ReplicaState) -> None:
+def _check_reading(replica: ReplicaState) -> None:
     """Prompts that are being read are those of leases without a token."""
-    streams = [lease.running for lease in holder.leases.values() if lease.running is not None]
-    assert isclose(holder.reading, sum(each.reads for each in streams), abs_tol=1e-6)
+    streams = [lease.running for lease in replica.leases.values() if lease.running is not None]
+    assert isclose(replica.reading, sum(each.reads for each in streams), abs_tol=1e-6)
     long = sum(each.reads for each in streams if each.is_long)
-    assert isclose(holder.reading_long, long, abs_tol=1e-6)
+    assert isclose(replica.reading_long, long, abs_tol=1e-6)
     assert all(not each.reads for each in streams if each.first_at is not None)
-    row = holder.saving()
-    assert holder.saved >= 0.0
-    if row is not None and row.ticket.plan is not None:
-        assert holder.saved <= row.ticket.plan.room
+    row = replica.saving()
+    assert replica.saved >= 0.0
+    if row is not None and row.tracked.plan is not None:
+        assert replica.saved <= row.tracked.plan.room
 
 
 def _ready(state: State) -> list[ReplicaState]:
-    return [each for each in state.replicas.holders.values() if each in state.replicas.ready]
+    return [each for each in state.replicas.by_id.values() if each in state.replicas.ready]
 
 
 def _check_timers(state: State) -> None:
     timers, live = state.requests.timers.heap, state.requests.live
-    entries = [ticket for _, _, ticket in timers if ticket.open]
+    entries = [tracked for _, _, tracked in timers if tracked.open]
     assert len(entries) == len(set(entries)) == len(live), "a live request has no timer, or two"
     assert len(timers) <= 2 * len(live) + _SLACK * bool(live), "timers outgrow what is live"
 
@@ -171,17 +171,17 @@ def _check_no_idle_replica(state: State) -> None:
     """One that is ready while rows wait empties for a retried row, may take none of them, or waits
     for a batch to grow."""
     if state.requests.waiting.rows and state.requests.held_until is None:
-        for holder in _ready(state):
-            if not holder.streams and (not holder.sick or not state.replicas.healthy):
-                _check_idle(state, holder)
+        for replica in _ready(state):
+            if not replica.streams and (not replica.unhealthy or not state.replicas.healthy):
+                _check_idle(state, replica)
 
 
-def _check_idle(state: State, holder: ReplicaState) -> None:
+def _check_idle(state: State, replica: ReplicaState) -> None:
     """Whose turn it is hangs on the time, so any retried row may be the one it empties for."""
-    offer = state.replicas.offer(holder, 0.0, trusted=True)
+    capacity = state.replicas.capacity_of(replica, 0.0, trusted=True)
     lanes = list(state.requests.waiting.lanes())
     heads = [lane.solo.head() for lane in lanes]
-    if any(head is not None and offer.allows(head.avoid) for head in heads):
-        assert holder.leases, "an empty replica is ready while a retried row waits"
+    if any(head is not None and capacity.allows(head.avoid) for head in heads):
+        assert replica.leases, "an empty replica is ready while a retried row waits"
         return
     assert all(lane.rows == lane.solo.rows for lane in lanes), "a replica is ready while rows wait"

@@ -19,7 +19,7 @@ from typing import Protocol
 from routers.admission.feasibility import Forecast
 from routers.batch_size import BatchSizes
 from routers.flows import Flow, Mark, TagOrder
-from routers.streams.generations import Plan
+from routers.streams.generations import GenerationPlan
 from routers.types import Request
 
 
@@ -47,7 +47,7 @@ class Row:
     that lost them. `copied`: it was in a copy once, `stopped`: it was stopped for more urgent work
     once, and will not be again."""
 
-    ticket: Ticket
+    tracked: TrackedRequest
     index: int
     length: int
     order: int
@@ -63,7 +63,7 @@ class Row:
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class TrackedRequest:
     """`edge`: of its first row's bucket, `cost_s`: predicted seconds of all its rows when it came.
     `open`: rows queued or leased; 0 means forgotten. `queued`: of those, the queued ones.
     `late` once `latest_start` has passed: it can no longer be expected to meet its deadline.
@@ -81,7 +81,7 @@ class Ticket:
     late: bool = False
     forecast: Forecast | None = None
     rows: tuple[Row, ...] = ()
-    plan: Plan | None = None
+    plan: GenerationPlan | None = None
 
 
 _SLACK = 32
@@ -116,7 +116,7 @@ class Bucket:
         self.rows += 1
         self.tokens += row.length
         self.waiting_s += row.cost_s
-        line, place = self.line, (row.ticket.request.deadline, row.order, row)
+        line, place = self.line, (row.tracked.request.deadline, row.order, row)
         if not line or line[-1] <= place:
             line.append(place)
         else:
@@ -136,7 +136,7 @@ class Bucket:
     def head_since(self) -> float:
         """When the row with the earliest deadline came; inf for an empty bucket."""
         row = self.head()
-        return row.ticket.queued_at if row is not None else inf
+        return row.tracked.queued_at if row is not None else inf
 
     def pop_head(self) -> None:
         """Take out the row that `head` has just returned."""
@@ -170,7 +170,7 @@ class Bucket:
             self.heap.clear()
 
 
-_KEPT = 16  # buckets, or shelves, before empty ones are dropped, and the turns they remember
+_KEPT = 16  # buckets, or length_classes, before empty ones are dropped, and the turns they remember
 
 
 @dataclass(slots=True, eq=False)
@@ -193,8 +193,9 @@ class FlowQueue:
         return found
 
     def before_s(self, edge: int, seconds: float) -> float:
-        """What of the flow goes before a newcomer of so many seconds, they included, when buckets
-        are served by turn: what waits in its bucket, and of every other one at most as much."""
+        """What of the flow goes before a new request of so many seconds, they included, when
+        buckets are served by turn: what waits in its bucket, and of every other one at most as
+        much."""
         own = self.buckets.get(edge)
         own_s = seconds if own is None else own.waiting_s + seconds
         before_s = seconds
@@ -209,11 +210,11 @@ class FlowQueue:
         waiting = [bucket for bucket in self.buckets.values() if bucket.rows]
         if len(waiting) == 1:
             return waiting[0]
-        shelves = self.lane.shelves
+        length_classes = self.lane.length_classes
         fullest = min(
             waiting,
             key=lambda each: (
-                -min(1.0, shelves[each.edge].rows / sizes.target(each.edge)), each.turn,
+                -min(1.0, length_classes[each.edge].rows / sizes.target(each.edge)), each.turn,
             ),
         )  # fmt: skip
         long_ago = now + sizes.full_s(fullest.edge) - sizes.most_passed_s
@@ -260,7 +261,7 @@ class Lane:
     since: float = 0.0
     order: TagOrder[FlowQueue] = field(default_factory=TagOrder)
     queues: dict[Flow, FlowQueue] = field(default_factory=dict)
-    shelves: dict[int, LengthClass] = field(default_factory=dict)
+    length_classes: dict[int, LengthClass] = field(default_factory=dict)
     solo: Bucket = field(init=False)
 
     def __post_init__(self) -> None:
@@ -275,21 +276,21 @@ class Lane:
         if row.retried:
             self.solo.push(row)
             return
-        flow, edge = row.ticket.flow, row.edge
+        flow, edge = row.tracked.flow, row.edge
         queue = self.queues.get(flow)
         if queue is None:
             queue = self._open(flow)
         bucket = queue.buckets.get(edge) or queue.bucket(edge)
         bucket.push(row)
-        shelf = self.shelves.get(edge)
-        if shelf is None:
-            shelf = self._shelf(edge)
-        shelf.rows += 1
-        shelf.tokens += row.length
+        length_class = self.length_classes.get(edge)
+        if length_class is None:
+            length_class = self._length_class(edge)
+        length_class.rows += 1
+        length_class.tokens += row.length
         queue.rows += 1
         if bucket.rows == 1:
             bucket.turn = max(bucket.turn, queue.turn)
-            shelf.order.add(bucket)
+            length_class.order.add(bucket)
             if queue.rows == 1:
                 self.order.add(queue)
 
@@ -301,11 +302,11 @@ class Lane:
             self.waiting_s = 0.0
         if bucket is not self.solo:
             bucket.queue.rows -= 1
-            shelf = self.shelves[bucket.edge]
-            shelf.rows -= 1
-            shelf.tokens -= row.length
-            if not shelf.rows:
-                shelf.order.clear()
+            length_class = self.length_classes[bucket.edge]
+            length_class.rows -= 1
+            length_class.tokens -= row.length
+            if not length_class.rows:
+                length_class.order.clear()
 
     def reorder(self, flow: Flow) -> None:
         """The flow's tag has fallen."""
@@ -314,7 +315,7 @@ class Lane:
             self.order.add(queue)
             for bucket in queue.buckets.values():
                 if bucket.rows:
-                    self.shelves[bucket.edge].order.add(bucket)
+                    self.length_classes[bucket.edge].order.add(bucket)
 
     def buckets(self) -> Iterator[Bucket]:
         """All that hold rows, the retried ones' last."""
@@ -331,11 +332,11 @@ class Lane:
         queue = self.queues[flow] = FlowQueue(self, flow)
         return queue
 
-    def _shelf(self, edge: int) -> LengthClass:
-        if len(self.shelves) >= _KEPT:
-            self.shelves = {e: s for e, s in self.shelves.items() if s.rows}
-        shelf = self.shelves[edge] = LengthClass(edge)
-        return shelf
+    def _length_class(self, edge: int) -> LengthClass:
+        if len(self.length_classes) >= _KEPT:
+            self.length_classes = {e: s for e, s in self.length_classes.items() if s.rows}
+        length_class = self.length_classes[edge] = LengthClass(edge)
+        return length_class
 
 
 def _turn(bucket: Bucket) -> float:

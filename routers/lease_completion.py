@@ -73,86 +73,86 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     lease = state.leases.close(event.lease_id, now)
     if lease is None:
         return
-    state.racing.hedging.forget(lease)
+    state.copies.hedging.forget(lease)
     report = believable(event.report, lease.predicted_s)
     if report is not event.report:
         event = replace(event, report=report)
-    holder, end = lease.holder, event.end
+    replica, end = lease.replica, event.end
     state.requests.learn(report, now)
     if lease.running is not None:
         streaming.ended(state, lease, end, report.tokens, now)
         generations = state.requests.generations
-        state.replicas.most_streams = inf if generations is None else generations.pace.most_leases
+        state.replicas.most_streams = inf if generations is None else generations.speed.most_leases
     if end is LeaseEnd.DONE:
         _answered(state, lease, report, now, actions)
     else:
         _failed(state, lease, event, now, actions)
     if report.served:
         served_s = sum(seconds for _, _, seconds in report.served)
-        state.racing.utilisation.heard(served_s, state.replicas.running)
-    holder.learn(report, now, answered=end is LeaseEnd.DONE)
-    for staged in holder.leases.values():
+        state.copies.utilisation.served_elsewhere(served_s, state.replicas.running)
+    replica.learn(report, now, answered=end is LeaseEnd.DONE)
+    for staged in replica.leases.values():
         if not staged.opened:
-            state.racing.hedging.starts_now(staged)
+            state.copies.hedging.starts_now(staged)
         break
     alive = end in (LeaseEnd.DONE, LeaseEnd.ABORTED)
-    if state.replicas.closed(holder, now, alive=alive):
-        forget_replica(state, holder)
+    if state.replicas.closed(replica, now, alive=alive):
+        forget_replica(state, replica)
 
 
-def forget_replica(state: State, holder: ReplicaState) -> None:
-    state.cost.forget(holder.replica.replica_id)
+def forget_replica(state: State, replica: ReplicaState) -> None:
+    state.cost.forget(replica.spec.replica_id)
     if state.requests.generations is not None:
-        state.requests.generations.forget(holder.replica.replica_id)
-    state.racing.outliers.gone(holder)
+        state.requests.generations.forget(replica.spec.replica_id)
+    state.copies.outliers.gone(replica)
 
 
 def _answered(
     state: State, lease: Lease, report: Report, now: float, actions: list[Action]
 ) -> None:
-    racing = state.racing
+    copies = state.copies
     has_lost = lease.owes is None and lease.copy_of is None
-    racing.tally.hedges_won += lease.hedge and lease.live > 0
+    copies.counts.hedges_won += lease.hedge and lease.live > 0
     if lease.repeats and report.service_s > 0.0:
-        _true_up(racing.budget, lease, report.service_s)
-    racing.tally.answered(lease, report, now)
-    racing.hedging.observe(lease, now)
+        _true_up(copies.budget, lease, report.service_s)
+    copies.counts.answered(lease, report, now)
+    copies.hedging.observe(lease, now)
     members = win(lease, actions)
     if lease.running is None:
         _sample(state, lease, report, now)
     if lease.owes is not None:
         state.requests.settle(lease.owes, report.service_s, now)
     if not has_lost:
-        state.requests.turnaround.observe(lease.goods.edge, now - lease.since)
+        state.requests.turnaround.observe(lease.batch.edge, now - lease.since)
     state.requests.answered(members)
 
 
 def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list[Action]) -> None:
-    holder, end, racing = lease.holder, event.end, state.racing
+    replica, end, copies = lease.replica, event.end, state.copies
     if end is LeaseEnd.ABORTED and lease.overdue:
-        racing.hedging.observe(lease, now)
+        copies.hedging.observe(lease, now)
     if lease.probe:
-        racing.outliers.failed(holder, now)
+        copies.outliers.failed(replica, now)
     raced = lease.copy or lease.copy_of
     stranded = fail(lease)
     if end is not LeaseEnd.LOST and event.report.service_s <= 0.0 and not lease.opened:
-        _never_ran(racing, lease, raced)
+        _never_ran(copies, lease, raced)
     if lease.owes is not None:
         state.requests.settle(lease.owes, _service_s(lease, event), now)
     if end is LeaseEnd.BUSY:
-        if not lease.wanted_back:
+        if not lease.recalled:
             left_s = event.report.retry_in_s
-            wait_s = left_s - holder.lead_s(left_s)
-            state.replicas.block(holder, now + max(MIN_BLOCK_S, wait_s))
+            wait_s = left_s - replica.lead_s(left_s)
+            state.replicas.block(replica, now + max(MIN_BLOCK_S, wait_s))
         state.requests.put_back(stranded, now, actions)
         return
-    if end is LeaseEnd.ABORTED and lease.wanted_back:
+    if end is LeaseEnd.ABORTED and lease.recalled:
         for row in stranded:
             row.stopped = True
         state.requests.put_back(stranded, now, actions)
         return
     if end is LeaseEnd.LOST:
-        state.replicas.block(holder, now + SUSPECT_S, suspect=True)
+        state.replicas.block(replica, now + SUSPECT_S, suspect=True)
     state.requests.retry(stranded, lease.replica_id, now, actions)
 
 
@@ -173,36 +173,36 @@ def _true_up(budget: Budget, copy: Lease, service_s: float) -> None:
             each.paid_s = service_s
 
 
-def _never_ran(racing: SpeculativeCopies, lease: Lease, other: Lease | None) -> None:
+def _never_ran(copies: SpeculativeCopies, lease: Lease, other: Lease | None) -> None:
     """If it raced, there was no extra work, and the rows may still be copied once."""
     if lease.paid_s <= 0.0:
         return
-    racing.budget.refund(lease.paid_s)
+    copies.budget.refund(lease.paid_s)
     lease.paid_s = 0.0
     if other is not None:
         other.paid_s = 0.0
     alone: dict[Lease, None] = {}
-    for row in lease.goods.rows:
+    for row in lease.batch.rows:
         if row.lease is not None and row.copy is None:
             row.copied = False
-            alone[racing.leases.open[row.lease.lease_id]] = None
+            alone[copies.leases.open[row.lease.lease_id]] = None
     for left in alone:
-        racing.hedging.race_again(left)
+        copies.hedging.copy_again(left)
 
 
 def _sample(state: State, lease: Lease, report: Report, now: float) -> None:
-    goods, holder = lease.goods, lease.holder
-    rows, replica_id = len(goods.rows), lease.replica_id
-    expected_s = state.cost.predict(rows, goods.width)
+    batch, replica = lease.batch, lease.replica
+    rows, replica_id = len(batch.rows), lease.replica_id
+    expected_s = state.cost.predict(rows, batch.width)
     state.cost.observe(
         rows,
-        goods.width,
+        batch.width,
         report.service_s,
         predicted_s=lease.predicted_s,
         replica_id=replica_id,
-        edge=goods.edge,
+        edge=batch.edge,
     )
-    if report.service_s > 0.0 and expected_s > 0.0 and not holder.streams:
-        holder.ratio = state.cost.ratio(replica_id)
-        pool = state.replicas.holders.values()
-        state.racing.outliers.judge(holder, report.service_s / expected_s, pool, now)
+    if report.service_s > 0.0 and expected_s > 0.0 and not replica.streams:
+        replica.slowdown = state.cost.slowdown(replica_id)
+        pool = state.replicas.by_id.values()
+        state.copies.outliers.judge(replica, report.service_s / expected_s, pool, now)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from routers.lanes import LeaseHandle, Row
-from routers.preemption import Streams
+from routers.preemption import PreemptibleStreams
 from routers.replica_state import FormedBatch, Lease, ReplicaState
 from routers.types import Abort, Action, Report
 
@@ -25,48 +25,53 @@ class LeaseBook:
 
     def __init__(self) -> None:
         self.open: dict[int, Lease] = {}
-        self.streams = Streams()
+        self.streams = PreemptibleStreams()
         self.unknown_closes = 0
         self._last_id = 0
 
     def sign(
-        self, holder: ReplicaState, goods: FormedBatch, predicted_s: float, now: float
+        self, replica: ReplicaState, batch: FormedBatch, predicted_s: float, now: float
     ) -> Lease:
-        lease = self._open(holder, goods, predicted_s, now)
-        lease.owes = goods
-        for row in goods.rows:
+        lease = self._open(replica, batch, predicted_s, now)
+        lease.owes = batch
+        for row in batch.rows:
             row.lease = lease
         return lease
 
     def sign_copy(
-        self, lease: Lease, holder: ReplicaState, goods: FormedBatch, predicted_s: float, now: float
+        self,
+        lease: Lease,
+        replica: ReplicaState,
+        batch: FormedBatch,
+        predicted_s: float,
+        now: float,
     ) -> Lease:
         """A copy of some of the lease's members, whose flows have paid already."""
-        copy = self._open(holder, goods, predicted_s, now)
+        copy = self._open(replica, batch, predicted_s, now)
         copy.copy_of, lease.copy = lease, copy
         copy.since, copy.repeats = lease.since, True
-        for row in goods.rows:
+        for row in batch.rows:
             row.copy, row.copied = copy, True
         return copy
 
     def _open(
-        self, holder: ReplicaState, goods: FormedBatch, predicted_s: float, now: float
+        self, replica: ReplicaState, batch: FormedBatch, predicted_s: float, now: float
     ) -> Lease:
         self._last_id = lease_id = self._last_id + 1
-        share = stream_share(goods.rows[0]) if holder.streams else 1.0
-        starts_at = now if holder.streams else max(now, holder.finish_at)
-        size = len(goods.rows)
-        lease = Lease(lease_id, holder, goods, share, predicted_s, now, starts_at, now, size)
-        lease.staged = bool(holder.leases) and not holder.streams
-        holder.held += share
-        holder.leases[lease_id] = lease
-        lease.trial = goods.rows[0].retried
-        holder.trials += lease.trial
-        holder.last_used = lease_id
-        holder.last_edge = goods.edge
-        holder.finish_at = 0.0 if holder.streams else starts_at + predicted_s
+        share = stream_share(batch.rows[0]) if replica.streams else 1.0
+        starts_at = now if replica.streams else max(now, replica.finish_at)
+        size = len(batch.rows)
+        lease = Lease(lease_id, replica, batch, share, predicted_s, now, starts_at, now, size)
+        lease.staged = bool(replica.leases) and not replica.streams
+        replica.held += share
+        replica.leases[lease_id] = lease
+        lease.is_retry = batch.rows[0].retried
+        replica.retries_held += lease.is_retry
+        replica.last_used = lease_id
+        replica.last_edge = batch.edge
+        replica.finish_at = 0.0 if replica.streams else starts_at + predicted_s
         self.open[lease_id] = lease
-        if holder.streams:
+        if replica.streams:
             self.streams.began(lease)
         return lease
 
@@ -76,17 +81,17 @@ class LeaseBook:
         if lease is None:
             self.unknown_closes += 1
             return None
-        holder = lease.holder
-        if holder.streams:
+        replica = lease.replica
+        if replica.streams:
             self.streams.ended(lease)
-        was_head = holder.head() is lease
-        del holder.leases[lease_id]
-        holder.held -= lease.share
-        if holder.saves_for is not None:
-            holder.frees(lease.share)
-        holder.trials -= lease.trial
+        was_head = replica.head() is lease
+        del replica.leases[lease_id]
+        replica.held -= lease.share
+        if replica.saves_for is not None:
+            replica.frees(lease.share)
+        replica.retries_held -= lease.is_retry
         if was_head:
-            holder.freed(now)
+            replica.freed(now)
         return lease
 
     def rows(self) -> int:
@@ -96,16 +101,16 @@ class LeaseBook:
     def resize(self, lease: Lease, held: float) -> None:
         """A stream lease now occupies `held` units of capacity (rounded up, never negative)."""
         share = float(max(0, ceil(held)))
-        more, holder = share - lease.share, lease.holder
-        holder.held += more
-        if more < 0.0 and holder.saves_for is not None:
-            holder.frees(-more)
+        more, replica = share - lease.share, lease.replica
+        replica.held += more
+        if more < 0.0 and replica.saves_for is not None:
+            replica.frees(-more)
         lease.share = share
 
 
 def stream_share(row: Row) -> float:
     """What the row takes of a stream replica's capacity, as far as can be told before it runs."""
-    plan = row.ticket.plan
+    plan = row.tracked.plan
     return float(max(1, row.length)) if plan is None else float(ceil(plan.room))
 
 
@@ -184,7 +189,7 @@ _GAIN = 0.05
 
 
 @dataclass(slots=True)
-class Tally:
+class DispatchCounts:
     """Counts since the start, and two losses, EWMAs in seconds, from what answers report.
 
     `idle_gap_s`: device seconds from the end of a batch to the start of the next, where that had
@@ -197,22 +202,22 @@ class Tally:
     ties: int = 0
     probes: int = 0
     retries: int = 0
-    pushed_out: int = 0
+    evictions: int = 0
     preempted: int = 0
     idle_gap_s: float = 0.0
     early_binding_s: float = 0.0
 
     def answered(self, lease: Lease, report: Report, now: float) -> None:
-        """To be called before the holder learns that the lease has closed."""
-        if report.service_s <= 0.0 or lease.holder.streams:
+        """To be called before the replica learns that the lease has closed."""
+        if report.service_s <= 0.0 or lease.replica.streams:
             return
-        holder = lease.holder
+        replica = lease.replica
         ended = now - report.transport_s / 2.0
         started = ended - report.service_s
         if lease.staged:
             waited = max(0.0, now - lease.sent_at - report.transport_s - report.service_s)
             self.early_binding_s += _GAIN * (waited - self.early_binding_s)
-        if lease.sent_at <= holder.answered_at and not report.served:
-            gap = max(0.0, started - holder.idle_from)
+        if lease.sent_at <= replica.answered_at and not report.served:
+            gap = max(0.0, started - replica.idle_from)
             self.idle_gap_s += _GAIN * (gap - self.idle_gap_s)
-        holder.answered_at, holder.idle_from = now, ended
+        replica.answered_at, replica.idle_from = now, ended

@@ -12,77 +12,82 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from routers.replica_state import Lease, ReplicaState, Yield
+from routers.replica_state import Lease, PreemptionEntry, ReplicaState
 
 _TRIES = 4
 _SLACK = 32
 
 
-class Yielding:
+class PreemptibleReplicas:
     """Full batch replicas by the standing of what they would give up, the least urgent first."""
 
     def __init__(self) -> None:
-        self._heap: list[Yield] = []
+        self._heap: list[PreemptionEntry] = []
         self._count = 0
         self._pushed = 0
 
-    def place(self, holder: ReplicaState) -> None:
-        lease = spare_lease(holder)
-        entry = holder.yields
+    def place(self, replica: ReplicaState) -> None:
+        lease = preemptible_lease(replica)
+        entry = replica.preemption_entry
         if lease is None:
             if entry is not None:
                 self._count -= 1
-                holder.yields = None
+                replica.preemption_entry = None
             return
-        late, priority = lease.goods.rank[:2]
+        late, priority = lease.batch.rank[:2]
         if entry is not None:
             if entry[:2] == (-late, -priority):
                 return
             self._count -= 1
         self._pushed += 1
         self._count += 1
-        holder.yields = entry = (-late, -priority, self._pushed, holder)
+        replica.preemption_entry = entry = (-late, -priority, self._pushed, replica)
         heappush(self._heap, entry)
         if len(self._heap) > 2 * self._count + _SLACK:
-            self._heap = [each for each in self._heap if each[3].yields is each]
+            self._heap = [each for each in self._heap if each[3].preemption_entry is each]
             heapify(self._heap)
 
     def to(self, priority: int) -> ReplicaState | None:
         """The replica that would give up the least urgent lease, if that is less urgent."""
         heap = self._heap
-        while heap and heap[0][3].yields is not heap[0]:
+        while heap and heap[0][3].preemption_entry is not heap[0]:
             heappop(heap)
         if heap and (-heap[0][0], -heap[0][1]) > (0, priority):
             return heap[0][3]
         return None
 
 
-def spare_lease(holder: ReplicaState) -> Lease | None:
+def preemptible_lease(replica: ReplicaState) -> Lease | None:
     """The least urgent lease that is staged at a full replica, unless it may not be given up."""
-    if holder.streams or holder.draining or holder.sick or holder.held != holder.replica.capacity:
+    if (
+        replica.streams
+        or replica.draining
+        or replica.unhealthy
+        or replica.held != replica.spec.capacity
+    ):
         return None
-    head = holder.head()
+    head = replica.head()
     staged = [
         lease
-        for lease in holder.leases.values()
-        if lease is not head and not (lease.opened or lease.firm or lease.probe)
+        for lease in replica.leases.values()
+        if lease is not head and not (lease.opened or lease.non_preemptible or lease.probe)
     ]
     return max(staged, key=_rank, default=None)
 
 
-class Streams:
+class PreemptibleStreams:
     """Stream leases by priority, in the order in which they began."""
 
     def __init__(self) -> None:
         self._by_priority: dict[int, dict[Lease, None]] = {}
 
     def began(self, lease: Lease) -> None:
-        self._by_priority.setdefault(lease.goods.rank[1], {})[lease] = None
+        self._by_priority.setdefault(lease.batch.rank[1], {})[lease] = None
 
     def ended(self, lease: Lease) -> None:
-        self._by_priority.get(lease.goods.rank[1], {}).pop(lease, None)
+        self._by_priority.get(lease.batch.rank[1], {}).pop(lease, None)
 
-    def to_stop(self, priority: int) -> Lease | None:
+    def victim(self, priority: int) -> Lease | None:
         """The one that lost least by being stopped, of the least urgent class that runs."""
         least = max([each for each, leases in self._by_priority.items() if leases], default=0)
         if least <= priority:
@@ -90,23 +95,23 @@ class Streams:
         for tries, lease in enumerate(reversed(self._by_priority[least])):
             if tries == _TRIES:
                 break
-            if _may_stop(lease):
+            if _may_preempt(lease):
                 return lease
         return None
 
 
-def _may_stop(lease: Lease) -> bool:
+def _may_preempt(lease: Lease) -> bool:
     """Not twice, not what may not run again, and one at a time on a replica."""
     running = lease.running
     if (
-        lease.firm
+        lease.non_preemptible
         or not lease.live
         or (running is not None and running.first_at is not None)
-        or any(other.wanted_back for other in lease.holder.leases.values())
+        or any(other.recalled for other in lease.replica.leases.values())
     ):
         return False
-    return all(row.ticket.request.retryable and not row.stopped for row in lease.members())
+    return all(row.tracked.request.retryable and not row.stopped for row in lease.members())
 
 
 def _rank(lease: Lease) -> tuple[int, int, float]:
-    return lease.goods.rank
+    return lease.batch.rank

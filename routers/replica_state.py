@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from routers.lanes import Row
-from routers.streams.generations import Running
+from routers.streams.generations import RunningGeneration
 from routers.types import FlowWork, Replica, ReplicaKind, Report
 
 
@@ -50,7 +50,7 @@ class ReplicaCapacity:
 
     def has_room(self, row: Row) -> bool:
         """Of a stream replica; an empty one has room for any one row that fits its cache."""
-        plan = row.ticket.plan
+        plan = row.tracked.plan
         if plan is None:
             return self.idle or max(1, row.length) <= self.room
         own = self.idle or self.saves_for is row
@@ -58,7 +58,7 @@ class ReplicaCapacity:
 
     def reads(self, row: Row, long_tokens: float, most: float) -> bool:
         """Whether it may begin with this prompt beside the long ones that it is reading."""
-        plan = row.ticket.plan
+        plan = row.tracked.plan
         if plan is None or not self.reading_long:
             return True
         reads = plan.prompt - plan.cached
@@ -102,32 +102,33 @@ _EARLY = 0.2  # of a batch's prediction, how much sooner it may be over
 Entry = tuple[float, float, int, int, "ReplicaState"]
 """Order within its kind (two keys, then the order of pushing), its kind, and whose it is."""
 
-Yield = tuple[int, int, int, "ReplicaState"]
+PreemptionEntry = tuple[int, int, int, "ReplicaState"]
 """How little urgent what it would give up is (late, priority; negative), the order, and who."""
 
 
 @dataclass(slots=True, eq=False)
 class ReplicaState:
-    """A replica as the core sees it. `blocked_until`: no new lease before, after a busy answer or
-    a loss (`suspect`). `foreign_until`: predicted end of what other gateways have started there.
+    """A replica as the core sees it. `blocked_until`: no new lease before, after a busy answer or a
+    loss (`suspect`). `foreign_until`: predicted end of what other gateways have started there.
     `shared`: other gateways have work for it too. `overdue`: it is far beyond the prediction of a
-    lease. `ejected`: slower than its peers; gets probes only, the next one at `probe_at`. `sick`:
-    any of suspect, overdue and ejected. `ratio`: its pace to the pool's predictions. `load`: how
-    busy it is, 0..1. `slow_streak`: slow answers in a row. `wake_at`: when it may next take a
-    lease, if that is a matter of time. `answered_at`, `idle_from`: when its last answer came, and
-    when that batch had left the device. `entry`: its place among the ready ones; `yields`: among
-    those that would give something up. `trials`: leases of retried rows that it holds.
-    Of a stream replica: `reading`: tokens of prompts that it has yet to read, `reading_long`: of
-    those, of long ones; `saved`: room that is kept free for the row `saves_for`."""
+    lease. `ejected`: slower than its peers; gets probes only, the next one at `probe_at`.
+    `unhealthy`: any of suspect, overdue and ejected. `slowdown`: its seconds over the pool's
+    predictions. `load`: how busy it is, 0..1. `slow_streak`: slow answers in a row. `wake_at`: when
+    it may next take a lease, if that is a matter of time. `answered_at`, `idle_from`: when its last
+    answer came, and when that batch had left the device. `entry`: its place among the ready ones;
+    `preemption_entry`: among those that would give something up. `retries_held`: leases of retried
+    rows that it holds. Of a stream replica: `reading`: tokens of prompts that it has yet to read,
+    `reading_long`: of those, of long ones; `saved`: room that is kept free for the row
+    `saves_for`."""
 
-    replica: Replica
+    spec: Replica
     held: float = 0.0
     leases: dict[int, Lease] = field(default_factory=dict)
     draining: bool = False
     suspect: bool = False
     overdue: bool = False
     ejected: bool = False
-    sick: bool = False
+    unhealthy: bool = False
     blocked_until: float = 0.0
     foreign_until: float = 0.0
     shared: bool = False
@@ -136,7 +137,7 @@ class ReplicaState:
     last_used: int = 0
     last_edge: int = 0
     answers: int = 0
-    ratio: float = 1.0
+    slowdown: float = 1.0
     load: float = 0.0
     transport_s: float | None = None
     drift: int = 0
@@ -146,31 +147,31 @@ class ReplicaState:
     answered_at: float = -inf
     idle_from: float = 0.0
     entry: Entry | None = None
-    yields: Yield | None = None
+    preemption_entry: PreemptionEntry | None = None
     streams: bool = field(init=False)
-    trials: int = 0
+    retries_held: int = 0
     reading: float = 0.0
     reading_long: float = 0.0
     saved: float = 0.0
     saves_for: Row | None = None
 
     def __post_init__(self) -> None:
-        self.list_as(self.replica)
+        self.list_as(self.spec)
 
-    def list_as(self, replica: Replica) -> None:
+    def list_as(self, spec: Replica) -> None:
         """It is among those that run, with this capacity."""
-        self.replica, self.draining = replica, False
-        self.streams = replica.kind is ReplicaKind.STREAM
+        self.spec, self.draining = spec, False
+        self.streams = spec.kind is ReplicaKind.STREAM
 
     def has_room(self) -> bool:
         """Whether any further lease could fit; an empty stream replica takes any one row."""
-        capacity = self.replica.capacity
+        capacity = self.spec.capacity
         if self.streams:
-            most = self.replica.most_leases
+            most = self.spec.most_leases
             if most and len(self.leases) >= most:
                 return False
             return self.held < capacity or (not self.leases and capacity > 0)
-        return self.held + 1.0 <= capacity and not self.trials
+        return self.held + 1.0 <= capacity and not self.retries_held
 
     def save(self, row: Row) -> None:
         """Keep room for this row, from what will be freed, unless it is kept for another."""
@@ -188,8 +189,8 @@ class ReplicaState:
     def frees(self, room: float) -> None:
         """So much of what it held is free now."""
         row = self.saving()
-        if row is not None and row.ticket.plan is not None:
-            self.saved = min(row.ticket.plan.room, self.saved + _SAVED * room)
+        if row is not None and row.tracked.plan is not None:
+            self.saved = min(row.tracked.plan.room, self.saved + _SAVED * room)
 
     def head(self) -> Lease | None:
         """The lease that is believed to run: the oldest."""
@@ -201,7 +202,7 @@ class ReplicaState:
             return
         finish = self.foreign_until if self.foreign_until > now else 0.0
         for position, lease in enumerate(self.leases.values()):
-            if lease.wanted_back and not lease.opened:
+            if lease.recalled and not lease.opened:
                 continue
             if position and not lease.opened:
                 lease.starts_at = max(now, finish)
@@ -247,20 +248,19 @@ class ReplicaState:
 @dataclass(slots=True, eq=False)
 class Lease:
     """`live`: members that have not left meanwhile. `starts_at` is predicted until `opened`.
-    `since`: when its rows were first sent, in this lease or in the one it copies. `owes`: the goods
+    `since`: when its rows were first sent, in this lease or in the one it copies. `owes`: the batch
     whose charge is to be settled when it ends. `copy_of`: the lease whose rows it repeats, while
     that is open; `copy`: the reverse. `repeats`: is a copy; `hedge`: one sent late. `probe`: a copy
     that asks how its replica does; it runs to its end. `tied`: the first of the two to start
     cancels the other. `paid_s`: what the budget paid for the race. `staged`: sent while another
-    ran. `trial`: of a row that was lost once. `ripe`: should be, or is, raced. `overdue`: far
-    beyond its prediction.
-    `firm`: not given up for what is more urgent. `wanted_back`: the dispatcher has asked for its
-    rows. `aborted`: its replica was told to drop it. `moment`: when `hedging` looks at it next.
-    `running`: of one that generates."""
+    ran. `is_retry`: of a row that was lost once. `hedge_due`: should be, or is, raced. `overdue`:
+    far beyond its prediction. `non_preemptible`: not given up for what is more urgent. `recalled`:
+    the dispatcher has asked for its rows. `aborted`: its replica was told to drop it.
+    `next_check_at`: when `hedging` looks at it next. `running`: of one that generates."""
 
     lease_id: int
-    holder: ReplicaState
-    goods: FormedBatch
+    replica: ReplicaState
+    batch: FormedBatch
     share: float
     predicted_s: float
     sent_at: float
@@ -277,19 +277,19 @@ class Lease:
     probe: bool = False
     paid_s: float = 0.0
     staged: bool = False
-    trial: bool = False
-    ripe: bool = False
+    is_retry: bool = False
+    hedge_due: bool = False
     overdue: bool = False
-    firm: bool = False
-    wanted_back: bool = False
+    non_preemptible: bool = False
+    recalled: bool = False
     aborted: bool = False
-    moment: float = inf
-    running: Running | None = None
+    next_check_at: float = inf
+    running: RunningGeneration | None = None
 
     def members(self) -> list[Row]:
         """Rows that still wait for this lease, in the order they were sent."""
-        return [row for row in self.goods.rows if row.lease is self or row.copy is self]
+        return [row for row in self.batch.rows if row.lease is self or row.copy is self]
 
     @property
     def replica_id(self) -> str:
-        return self.holder.replica.replica_id
+        return self.replica.spec.replica_id

@@ -4,8 +4,8 @@ A replica is *ready* when it has room and its next lease is due: at once when it
 streams), just in time when it runs a batch, so that the staged batch binds its rows as late as it
 can without the device waiting: at the predicted finish less the measured transport. While nothing
 has been measured there, at once. Behind a lease that is far overdue nothing is staged while another
-replica runs that is not sick: what is bound there waits for the straggler. Which of the ready ones
-is used is `choice`'s question.
+replica runs that is not unhealthy: what is bound there waits for the straggler. Which of the ready
+ones is used is `choice`'s question.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 
-from routers.placement.choice import Ready, load_of
-from routers.preemption import Yielding
+from routers.placement.choice import ReadyReplicas, load_of
+from routers.preemption import PreemptibleReplicas
 from routers.replica_state import ReplicaCapacity, ReplicaState
 from routers.types import Replica
 
@@ -26,14 +26,14 @@ _SLACK = 32
 
 
 class ReplicaSet:
-    """`batch_s`: predicted seconds of a typical batch (EWMA). `healthy`: running and not sick.
+    """`batch_s`: predicted seconds of a typical batch (EWMA). `healthy`: running and not unhealthy.
     `largest`: capacity of the largest that run. `most_streams`: leases that a stream replica may
     hold for the promised time a token."""
 
     def __init__(self) -> None:
-        self.holders: dict[str, ReplicaState] = {}
-        self.ready = Ready()
-        self.yielding = Yielding()
+        self.by_id: dict[str, ReplicaState] = {}
+        self.ready = ReadyReplicas()
+        self.preemptible = PreemptibleReplicas()
         self.running = 0  # not draining
         self.healthy = 0
         self.busy = 0.0  # sum of the running ones' loads
@@ -45,62 +45,62 @@ class ReplicaSet:
 
     def update(self, replicas: Iterable[Replica], now: float) -> list[ReplicaState]:
         """Take over the whole running set; returns those that are gone for good."""
-        listed = {replica.replica_id: replica for replica in replicas}
-        for replica_id, replica in listed.items():
-            holder = self.holders.get(replica_id)
-            if holder is None:
-                holder = self.holders[replica_id] = ReplicaState(replica)
-            holder.list_as(replica)
-            if holder.suspect:
-                self._unblock(holder)
-        for replica_id, holder in self.holders.items():
-            holder.draining = replica_id not in listed
-        gone = [holder for holder in self.holders.values() if self._is_over(holder)]
-        for holder in gone:
-            self._drop(self.holders.pop(holder.replica.replica_id))
-        for holder in self.holders.values():
-            holder.sick = holder.suspect or holder.overdue or holder.ejected
+        listed = {spec.replica_id: spec for spec in replicas}
+        for replica_id, spec in listed.items():
+            replica = self.by_id.get(replica_id)
+            if replica is None:
+                replica = self.by_id[replica_id] = ReplicaState(spec)
+            replica.list_as(spec)
+            if replica.suspect:
+                self._unblock(replica)
+        for replica_id, replica in self.by_id.items():
+            replica.draining = replica_id not in listed
+        gone = [replica for replica in self.by_id.values() if self._is_over(replica)]
+        for replica in gone:
+            self._drop(self.by_id.pop(replica.spec.replica_id))
+        for replica in self.by_id.values():
+            replica.unhealthy = replica.suspect or replica.overdue or replica.ejected
         self.running = len(listed)
-        self.largest = max([replica.capacity for replica in listed.values()], default=0.0)
-        self.healthy = sum(not (h.draining or h.sick) for h in self.holders.values())
+        self.largest = max([spec.capacity for spec in listed.values()], default=0.0)
+        self.healthy = sum(not (h.draining or h.unhealthy) for h in self.by_id.values())
         self.busy = 0.0
-        for holder in self.holders.values():
-            holder.load = 0.0
-        for holder in self.holders.values():
-            self.refresh(holder, now)
+        for replica in self.by_id.values():
+            replica.load = 0.0
+        for replica in self.by_id.values():
+            self.refresh(replica, now)
         return gone
 
-    def refresh(self, holder: ReplicaState, now: float) -> None:
-        """Find the holder's place again after anything about it has changed."""
-        sick = holder.suspect or holder.overdue or holder.ejected
-        if sick != holder.sick:
-            holder.sick = sick
-            if not holder.draining:
-                self.healthy += -1 if sick else 1
-        load = 0.0 if holder.draining else load_of(holder)
-        if load != holder.load:
-            self.busy += load - holder.load
-            holder.load = load
-        self.yielding.place(holder)
-        due_at = self._due_at(holder)
+    def refresh(self, replica: ReplicaState, now: float) -> None:
+        """Find the replica's place again after anything about it has changed."""
+        unhealthy = replica.suspect or replica.overdue or replica.ejected
+        if unhealthy != replica.unhealthy:
+            replica.unhealthy = unhealthy
+            if not replica.draining:
+                self.healthy += -1 if unhealthy else 1
+        load = 0.0 if replica.draining else load_of(replica)
+        if load != replica.load:
+            self.busy += load - replica.load
+            replica.load = load
+        self.preemptible.place(replica)
+        due_at = self._due_at(replica)
         if due_at is None or due_at > now:
-            self.ready.drop(holder)
+            self.ready.drop(replica)
         else:
-            self.ready.place(holder, now)
+            self.ready.place(replica, now)
             due_at = None
-        if due_at is not None and due_at != holder.wake_at:
+        if due_at is not None and due_at != replica.wake_at:
             self._pushed += 1
-            heappush(self.timers, (due_at, self._pushed, holder))
-        holder.wake_at = due_at
+            heappush(self.timers, (due_at, self._pushed, replica))
+        replica.wake_at = due_at
 
     def promote(self, now: float) -> None:
         """Move replicas whose time has come to the ready ones."""
         timers = self.timers
         while timers and timers[0][0] <= now:
-            at, _, holder = heappop(timers)
-            if holder.wake_at == at:
-                self.refresh(holder, now)
-        if len(timers) > 2 * len(self.holders) + _SLACK:
+            at, _, replica = heappop(timers)
+            if replica.wake_at == at:
+                self.refresh(replica, now)
+        if len(timers) > 2 * len(self.by_id) + _SLACK:
             timers[:] = [entry for entry in timers if entry[2].wake_at == entry[0]]
             heapify(timers)
 
@@ -108,8 +108,8 @@ class ReplicaSet:
         """When the next replica that is not ready may take a lease; inf: nobody knows."""
         timers = self.timers
         while timers:
-            at, _, holder = timers[0]
-            if holder.wake_at == at:
+            at, _, replica = timers[0]
+            if replica.wake_at == at:
                 return at
             heappop(timers)
         return inf
@@ -127,65 +127,65 @@ class ReplicaSet:
         known = self.batch_s
         self.batch_s = known + (_BATCH_GAIN if known else 1.0) * (predicted_s - known)
 
-    def block(self, holder: ReplicaState, until: float, *, suspect: bool = False) -> None:
-        holder.blocked_until = max(holder.blocked_until, until)
-        holder.suspect = holder.suspect or suspect
+    def block(self, replica: ReplicaState, until: float, *, suspect: bool = False) -> None:
+        replica.blocked_until = max(replica.blocked_until, until)
+        replica.suspect = replica.suspect or suspect
 
-    def closed(self, holder: ReplicaState, now: float, *, alive: bool) -> bool:
+    def closed(self, replica: ReplicaState, now: float, *, alive: bool) -> bool:
         """A lease of it has closed; `alive`: by an answer, so whatever blocked it is over. True
         when it was draining and that was its last lease: it is gone."""
         if alive:
-            self._unblock(holder)
-        if holder.overdue:
-            holder.overdue = any(lease.overdue for lease in holder.leases.values())
-        holder.reckon(now)
-        if self._is_over(holder):
-            del self.holders[holder.replica.replica_id]
-            self._drop(holder)
+            self._unblock(replica)
+        if replica.overdue:
+            replica.overdue = any(lease.overdue for lease in replica.leases.values())
+        replica.reckon(now)
+        if self._is_over(replica):
+            del self.by_id[replica.spec.replica_id]
+            self._drop(replica)
             return True
-        self.refresh(holder, now)
+        self.refresh(replica, now)
         return False
 
-    def offer(self, holder: ReplicaState, now: float, *, trusted: bool) -> ReplicaCapacity:
-        """What the holder can take now, in the batcher's words; `trusted`: costs are known even of
+    def capacity_of(self, replica: ReplicaState, now: float, *, trusted: bool) -> ReplicaCapacity:
+        """What the replica can take now, in the batcher's words; `trusted`: costs are known even of
         replicas that have not answered yet."""
-        replica, saves_for = holder.replica, holder.saves_for
-        saves_for = holder.saving() if saves_for is not None else None
+        spec, saves_for = replica.spec, replica.saves_for
+        saves_for = replica.saving() if saves_for is not None else None
         return ReplicaCapacity(
-            replica.replica_id,
-            streams=holder.streams,
-            room=replica.capacity - holder.held - holder.saved,
-            idle=not holder.leases,
-            trusted=trusted or holder.answers > 0,
-            last_edge=holder.last_edge,
+            spec.replica_id,
+            streams=replica.streams,
+            room=spec.capacity - replica.held - replica.saved,
+            idle=not replica.leases,
+            trusted=trusted or replica.answers > 0,
+            last_edge=replica.last_edge,
             alone=self.running <= 1,
-            starts_in_s=max(0.0, holder.finish_at - now),
-            others_idle=self.ready.others_idle(holder),
-            saved=holder.saved,
+            starts_in_s=max(0.0, replica.finish_at - now),
+            others_idle=self.ready.others_idle(replica),
+            saved=replica.saved,
             saves_for=saves_for,
-            reading_long=holder.reading_long,
+            reading_long=replica.reading_long,
         )
 
-    def _due_at(self, holder: ReplicaState) -> float | None:
-        if holder.draining or not holder.has_room():
+    def _due_at(self, replica: ReplicaState) -> float | None:
+        if replica.draining or not replica.has_room():
             return None
-        if holder.streams and holder.leases and len(holder.leases) + 1 > self.most_streams:
+        if replica.streams and replica.leases and len(replica.leases) + 1 > self.most_streams:
             return None
-        if holder.streams or holder.transport_s is None:
-            return holder.blocked_until
-        head = holder.head()
+        if replica.streams or replica.transport_s is None:
+            return replica.blocked_until
+        head = replica.head()
         running_s = head.predicted_s if head is not None else self.batch_s
-        return max(holder.finish_at - holder.lead_s(running_s), holder.blocked_until)
+        return max(replica.finish_at - replica.lead_s(running_s), replica.blocked_until)
 
-    def _drop(self, holder: ReplicaState) -> None:
-        holder.wake_at = None
-        self.yielding.place(holder)
-        self.ready.drop(holder)
-
-    @staticmethod
-    def _is_over(holder: ReplicaState) -> bool:
-        return holder.draining and not holder.leases
+    def _drop(self, replica: ReplicaState) -> None:
+        replica.wake_at = None
+        self.preemptible.place(replica)
+        self.ready.drop(replica)
 
     @staticmethod
-    def _unblock(holder: ReplicaState) -> None:
-        holder.blocked_until, holder.suspect = 0.0, False
+    def _is_over(replica: ReplicaState) -> bool:
+        return replica.draining and not replica.leases
+
+    @staticmethod
+    def _unblock(replica: ReplicaState) -> None:
+        replica.blocked_until, replica.suspect = 0.0, False

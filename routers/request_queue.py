@@ -17,7 +17,7 @@ from routers.types import FlowWork
 
 
 class RequestQueue:
-    """`edges`: of newcomers' buckets; what waits under older ones stays there."""
+    """`edges`: of new requests' buckets; what waits under older ones stays there."""
 
     def __init__(self, edges: tuple[int, ...], flows: Flows) -> None:
         self.edges = edges
@@ -58,11 +58,11 @@ class RequestQueue:
         return bisect_left(self.edges, length)
 
     def add(self, row: Row, now: float) -> None:
-        """Queue a row by its flow, its edge and its ticket's standing, at its deadline's place."""
-        ticket = row.ticket
-        flow = ticket.flow
+        """Queue a row by its flow, its edge and its request's standing, at its deadline's place."""
+        tracked = row.tracked
+        flow = tracked.flow
         self.rows += 1
-        if ticket.late:
+        if tracked.late:
             self.late_rows += 1
             flow.late_rows += 1
             lanes = self.late
@@ -73,10 +73,10 @@ class RequestQueue:
             flow.waiting_s += row.cost_s
             lanes = self.on_time
         while len(lanes) <= flow.priority:
-            lanes.append(Lane(ticket.late, len(lanes)))
+            lanes.append(Lane(tracked.late, len(lanes)))
         lanes[flow.priority].push(row, now)
-        ticket.queued += 1
-        if ticket.queued == 1:
+        tracked.queued += 1
+        if tracked.queued == 1:
             self.requests += 1
 
     def remove(self, row: Row) -> None:
@@ -141,11 +141,11 @@ class RequestQueue:
         return tuple([(f.priority, f.tenant, f.waiting_s) for f in flows if f.rows])
 
     def _left(self, row: Row) -> None:
-        ticket = row.ticket
-        flow = ticket.flow
+        tracked = row.tracked
+        flow = tracked.flow
         self.rows -= 1
         self.gone += 1
-        if ticket.late:
+        if tracked.late:
             self.late_rows -= 1
             flow.late_rows -= 1
         else:
@@ -153,6 +153,6 @@ class RequestQueue:
             flow.waiting_s = flow.waiting_s - row.cost_s if flow.rows else 0.0
             if not flow.rows:
                 self.flows.count(flow)
-        ticket.queued -= 1
-        if not ticket.queued:
+        tracked.queued -= 1
+        if not tracked.queued:
             self.requests -= 1

@@ -1,15 +1,15 @@
 """Which requests are live, and how does each leave: answered, rejected, evicted or cancelled?
 
-It owns tickets, queue and timers, and is the only place where a request comes in or goes out, so
-that each goes out once and whole. One that can no longer be expected to meet its deadline goes
-behind all that still can (`lateness` says for how long). Expiry takes a request wherever its rows
-are. Rows that come back from a replica keep their age; the bounds are for newcomers. Who is served
-is `batcher`'s question.
+It owns the live requests, queue and timers, and is the only place where a request comes in or goes
+out, so that each goes out once and whole. One that can no longer be expected to meet its deadline
+goes behind all that still can (`deadlines` says for how long). Expiry takes a request wherever its
+rows are. Rows that come back from a replica keep their age; the bounds are for new requests. Who is
+served is `batcher`'s question.
 """
 
 from __future__ import annotations
 
-from routers.admission.admission_pipeline import AdmissionPipeline, Refusal
+from routers.admission.admission_pipeline import AdmissionPipeline, Rejection
 from routers.admission.controllers import Admission
 from routers.arrivals import Arrivals
 from routers.batch_size import BatchSizes
@@ -17,7 +17,7 @@ from routers.cost.model import CostModel
 from routers.deadlines import Timers, Turnaround, is_over, is_refused, next_moment
 from routers.errors import BadRequestEvent
 from routers.flows import Flows
-from routers.lanes import Row, Ticket
+from routers.lanes import Row, TrackedRequest
 from routers.leases import abandon
 from routers.replica_state import FormedBatch
 from routers.replicas import ReplicaSet
@@ -33,7 +33,7 @@ class RequestTable:
     that generates."""
 
     def __init__(self, settings: DispatcherSettings, replicas: ReplicaSet, cost: CostModel) -> None:
-        self.live: dict[int, Ticket] = {}
+        self.live: dict[int, TrackedRequest] = {}
         self.timers = Timers()
         self.turnaround = Turnaround()
         self.flows = Flows()
@@ -44,7 +44,7 @@ class RequestTable:
         self.is_closed = False
         self.waiting = RequestQueue(settings.bucket_edges, self.flows)
         self._replicas = replicas
-        self._newcomers = AdmissionPipeline(self.waiting, self.flows, replicas)
+        self._pipeline = AdmissionPipeline(self.waiting, self.flows, replicas)
         self.admission = Admission(settings)
         self.arrivals = Arrivals(settings, self.waiting, self.turnaround, cost)
         self._adopt_generation(settings)
@@ -63,59 +63,59 @@ class RequestTable:
         self.arrivals.follow(request.lengths, self._replicas.running, now)
         refused = self._at_the_door(request, now)
         if refused is None:
-            ticket = self.arrivals.ticket(request, now)
-            refused = self._newcomers.judge(ticket, self.admission, self.settings, now)
+            tracked = self.arrivals.track(request, now)
+            refused = self._pipeline.judge(tracked, self.admission, self.settings, now)
             if refused is None:
-                self._enqueue(ticket, now)
+                self._enqueue(tracked, now)
                 return True
         actions.append(Reject(request.request_id, refused.reason, refused.retry_after_s))
         return False
 
-    def _at_the_door(self, request: Request, now: float) -> Refusal | None:
+    def _at_the_door(self, request: Request, now: float) -> Rejection | None:
         """What is said before anything is made of the request."""
         if self.is_closed:
-            return Refusal(Reason.CLOSED)
-        refused = self._newcomers.bounded(request, self.settings, now)
-        if refused is not None or not self._newcomers.echoes or len(request.lengths) > 1:
+            return Rejection(Reason.CLOSED)
+        refused = self._pipeline.bounded(request, self.settings, now)
+        if refused is not None or not self._pipeline.rejections or len(request.lengths) > 1:
             return refused
         edge = self.waiting.edges[self.waiting.bucket_of(request.lengths[0])]
         left_s, expires_s = request.deadline - now, request.expires - now
-        return self.heard(request.tenant, request.priority, edge, left_s, expires_s, now)
+        return self.fast_reject(request.tenant, request.priority, edge, left_s, expires_s, now)
 
-    def heard(
+    def fast_reject(
         self, tenant: str, priority: int, edge: int, left_s: float, expires_s: float, now: float
-    ) -> Refusal | None:
-        """The refusal of a one-row request of this bucket, as far as an earlier one tells."""
+    ) -> Rejection | None:
+        """The rejection of a one-row request of this bucket, as far as an earlier one tells."""
         priority = min(max(priority, 0), self.settings.priorities - 1)
         flow, due_s = (priority, tenant), min(left_s, expires_s)
-        refused = self._newcomers.heard(flow, edge, due_s, expires_s, now)
+        refused = self._pipeline.fast_reject(flow, edge, due_s, expires_s, now)
         if refused is not None:
             self.admission.refused_again(flow)
         return refused
 
-    def _enqueue(self, ticket: Ticket, now: float) -> None:
-        self.live[ticket.request.request_id] = ticket
-        self.arrivals.add_rows(ticket)
-        if not ticket.flow.active:
-            self.flows.enter(ticket.flow, now)
-        ticket.flow.live += 1
-        for row in ticket.rows:
+    def _enqueue(self, tracked: TrackedRequest, now: float) -> None:
+        self.live[tracked.request.request_id] = tracked
+        self.arrivals.add_rows(tracked)
+        if not tracked.flow.active:
+            self.flows.enter(tracked.flow, now)
+        tracked.flow.live += 1
+        for row in tracked.rows:
             self.waiting.add(row, now)
-        self.arrivals.note(ticket.edge, now)
-        self.timers.push(next_moment(ticket, now), ticket)
+        self.arrivals.note(tracked.edge, now)
+        self.timers.push(next_moment(tracked, now), tracked)
 
     # -- what the dispatcher tells and asks
 
-    def settle(self, goods: FormedBatch, service_s: float | None, now: float) -> None:
+    def settle(self, batch: FormedBatch, service_s: float | None, now: float) -> None:
         """The batch took so long; None: nothing was started, nobody pays."""
-        self._newcomers.echoes.clear()
+        self._pipeline.rejections.clear()
         if service_s is None:
-            self.flows.refund(goods.charges)
+            self.flows.refund(batch.charges)
             return
-        served = goods.split(service_s)
-        self.flows.settle(goods.charges, served)
-        if not goods.rank[0]:
-            self.admission.late_room.worked(service_s, now)
+        served = batch.split(service_s)
+        self.flows.settle(batch.charges, served)
+        if not batch.rank[0]:
+            self.admission.best_effort_capacity.worked(service_s, now)
         self.admission.feasibility.served(served, now)
 
     def charge(self, priority: int, tenant: str, seconds: float) -> None:
@@ -128,40 +128,40 @@ class RequestTable:
         """A stream of this rank was given so much, of which its flow's account is settled later."""
         self.admission.feasibility.served((work,), now)
         if not rank[0]:
-            self.admission.late_room.worked(work[2], now)
+            self.admission.best_effort_capacity.worked(work[2], now)
 
     def settle_stream(
-        self, goods: FormedBatch, served_s: float, untold_s: float, now: float
+        self, batch: FormedBatch, served_s: float, untold_s: float, now: float
     ) -> None:
         """The stream was given so much in all, of which so much is news to the controllers."""
-        self._newcomers.echoes.clear()
-        self.flows.settle(goods.charges, goods.split(served_s))
+        self._pipeline.rejections.clear()
+        self.flows.settle(batch.charges, batch.split(served_s))
         if untold_s > 0.0:
-            priority, tenant, _ = goods.charges[0]
-            self.served((priority, tenant, untold_s), goods.rank, now)
+            priority, tenant, _ = batch.charges[0]
+            self.served((priority, tenant, untold_s), batch.rank, now)
 
     def learn(self, report: Report, now: float) -> None:
         """What a reply says of other gateways' work."""
         self.flows.learn(report, now)
         self.admission.feasibility.served(report.served, now)
         for _, _, seconds in report.served:
-            self.admission.late_room.worked(seconds, now)
+            self.admission.best_effort_capacity.worked(seconds, now)
 
-    def starts(self, ticket: Ticket, now: float) -> None:
+    def starts(self, tracked: TrackedRequest, now: float) -> None:
         """The first of its rows goes to a replica, or it turns late instead: its forecast has
         come true or not."""
-        forecast = ticket.forecast
+        forecast = tracked.forecast
         if forecast is not None:
-            ticket.forecast = None
-            self.admission.waited(ticket.flow.key, forecast, now - ticket.queued_at, now)
+            tracked.forecast = None
+            self.admission.waited(tracked.flow.key, forecast, now - tracked.queued_at, now)
 
-    def sheds(self, ticket: Ticket, now: float, actions: list[Action]) -> bool:
+    def sheds(self, tracked: TrackedRequest, now: float, actions: list[Action]) -> bool:
         """Whether a row whose turn has come has waited too long, and leaves with its request."""
-        if ticket.forecast is None or ticket.queued < len(ticket.rows):
+        if tracked.forecast is None or tracked.queued < len(tracked.rows):
             return False
-        if not self.admission.codel.sheds(ticket.flow.key, now - ticket.queued_at, now):
+        if not self.admission.codel.sheds(tracked.flow.key, now - tracked.queued_at, now):
             return False
-        self._evict(ticket, Reason.SHED, actions)
+        self._evict(tracked, Reason.SHED, actions)
         return True
 
     def waiting_work(self) -> tuple[FlowWork, ...]:
@@ -187,35 +187,35 @@ class RequestTable:
 
     def answered(self, members: list[Row]) -> None:
         for row in members:
-            ticket = row.ticket
-            ticket.open -= 1
-            if not ticket.open:
-                self._gone(ticket)
+            tracked = row.tracked
+            tracked.open -= 1
+            if not tracked.open:
+                self._gone(tracked)
         self.timers.trim(len(self.live))
 
     def put_back(self, members: list[Row], now: float, actions: list[Action]) -> None:
         """Rows that were not started take their old places, unless they may not wait any more."""
         for row in members:
-            ticket = row.ticket
-            if not ticket.open:
+            tracked = row.tracked
+            if not tracked.open:
                 continue  # evicted because of a row before this one
             if self.is_closed:
-                self._evict(ticket, Reason.CLOSED, actions)
+                self._evict(tracked, Reason.CLOSED, actions)
             elif row.length > self.settings.bucket_edges[-1]:
-                self._evict(ticket, Reason.TOO_LONG, actions)
-            elif is_over(ticket.request, self.settings, now):
-                self._evict(ticket, Reason.LATE, actions)
+                self._evict(tracked, Reason.TOO_LONG, actions)
+            elif is_over(tracked.request, self.settings, now):
+                self._evict(tracked, Reason.LATE, actions)
             else:
                 self.waiting.add(row, now)
 
     def retry(self, members: list[Row], lost_by: str, now: float, actions: list[Action]) -> None:
         """Rows of a lost lease go back once, each to travel alone; else their request fails."""
         for row in members:
-            request = row.ticket.request
-            if not row.ticket.open:
+            request = row.tracked.request
+            if not row.tracked.open:
                 continue
             if row.retried or not request.retryable or request.expires <= now:
-                self._evict(row.ticket, Reason.LOST, actions)
+                self._evict(row.tracked, Reason.LOST, actions)
             else:
                 row.retried, row.avoid = True, lost_by
                 self.put_back([row], now, actions)
@@ -223,81 +223,81 @@ class RequestTable:
     # -- going out
 
     def cancel(self, request_id: int, actions: list[Action]) -> None:
-        ticket = self.live.get(request_id)
-        if ticket is not None:
-            self._forget(ticket, actions)
+        tracked = self.live.get(request_id)
+        if tracked is not None:
+            self._forget(tracked, actions)
 
     def close(self, actions: list[Action]) -> None:
         """Evict all that waits and refuse what comes; what is leased may finish."""
         self.is_closed = True
-        for ticket in [ticket for ticket in self.live.values() if ticket.queued]:
-            self._evict(ticket, Reason.CLOSED, actions)
+        for tracked in [tracked for tracked in self.live.values() if tracked.queued]:
+            self._evict(tracked, Reason.CLOSED, actions)
 
     def run_timers(self, now: float, actions: list[Action]) -> None:
-        while (ticket := self.timers.due(now)) is not None:
-            request = ticket.request
+        while (tracked := self.timers.due(now)) is not None:
+            request = tracked.request
             if request.expires <= now:
-                self._evict(ticket, Reason.EXPIRED, actions)
-            elif ticket.queued and is_refused(ticket, self.waiting, self.settings, now):
-                self._evict(ticket, Reason.LATE, actions)
-            elif self._waits_in_vain(ticket, now):
-                self._evict(ticket, Reason.EXPIRED, actions)
+                self._evict(tracked, Reason.EXPIRED, actions)
+            elif tracked.queued and is_refused(tracked, self.waiting, self.settings, now):
+                self._evict(tracked, Reason.LATE, actions)
+            elif self._waits_in_vain(tracked, now):
+                self._evict(tracked, Reason.EXPIRED, actions)
             else:
-                self._demote(ticket, now)
-                self.timers.push(next_moment(ticket, now), ticket)
+                self._demote(tracked, now)
+                self.timers.push(next_moment(tracked, now), tracked)
 
-    def evict(self, ticket: Ticket, reason: Reason, actions: list[Action]) -> None:
+    def evict(self, tracked: TrackedRequest, reason: Reason, actions: list[Action]) -> None:
         """It waits, and must leave."""
-        self._evict(ticket, reason, actions)
+        self._evict(tracked, reason, actions)
 
-    def _evict(self, ticket: Ticket, reason: Reason, actions: list[Action]) -> None:
+    def _evict(self, tracked: TrackedRequest, reason: Reason, actions: list[Action]) -> None:
         retry_after = self._retry_after_s(reason)
-        actions.append(Evict(ticket.request.request_id, reason, retry_after))
-        self._forget(ticket, actions)
+        actions.append(Evict(tracked.request.request_id, reason, retry_after))
+        self._forget(tracked, actions)
 
-    def _forget(self, ticket: Ticket, actions: list[Action]) -> None:
+    def _forget(self, tracked: TrackedRequest, actions: list[Action]) -> None:
         """The request leaves whole: queued rows at once, leased ones are ignored from now on."""
-        ticket.open = 0
-        for row in ticket.rows:
+        tracked.open = 0
+        for row in tracked.rows:
             if row.queue is not None:
                 self.waiting.remove(row)
             else:
                 abandon(row, actions)
-        self._gone(ticket)
+        self._gone(tracked)
         self.timers.trim(len(self.live))
 
-    def _gone(self, ticket: Ticket) -> None:
-        del self.live[ticket.request.request_id]
-        ticket.flow.live -= 1
-        ticket.rows = ()  # which know their ticket: a circle that would be left to the collector
+    def _gone(self, tracked: TrackedRequest) -> None:
+        del self.live[tracked.request.request_id]
+        tracked.flow.live -= 1
+        tracked.rows = ()  # which know their request: a circle that would be left to the collector
 
     # -- being late
 
-    def call_late(self, ticket: Ticket, now: float, actions: list[Action]) -> None:
+    def call_late(self, tracked: TrackedRequest, now: float, actions: list[Action]) -> None:
         """It waits on time and cannot be served so: it goes to the late ones, or leaves."""
-        if is_refused(ticket, self.waiting, self.settings, now):
-            self._evict(ticket, Reason.LATE, actions)
+        if is_refused(tracked, self.waiting, self.settings, now):
+            self._evict(tracked, Reason.LATE, actions)
         else:
-            self._demote(ticket, now)  # its timer comes too early, which does no harm
+            self._demote(tracked, now)  # its timer comes too early, which does no harm
 
-    def _waits_in_vain(self, ticket: Ticket, now: float) -> bool:
+    def _waits_in_vain(self, tracked: TrackedRequest, now: float) -> bool:
         """Whether its deadline has passed and no idle moment is to come that could serve it: better
         told now than when it expires."""
-        request = ticket.request
-        if now < request.deadline or ticket.queued < ticket.open:
+        request = tracked.request
+        if now < request.deadline or tracked.queued < tracked.open:
             return False
-        late_s = self.waiting.late_s + (0.0 if ticket.late else ticket.cost_s)
+        late_s = self.waiting.late_s + (0.0 if tracked.late else tracked.cost_s)
         left_s, running = request.expires - now, self._replicas.running
-        return self.admission.late_room.ends(late_s, left_s, running, now)
+        return self.admission.best_effort_capacity.ends(late_s, left_s, running, now)
 
-    def _demote(self, ticket: Ticket, now: float) -> None:
-        if ticket.late:
+    def _demote(self, tracked: TrackedRequest, now: float) -> None:
+        if tracked.late:
             return
-        self.starts(ticket, now)
-        queued = [row for row in ticket.rows if row.queue is not None]
+        self.starts(tracked, now)
+        queued = [row for row in tracked.rows if row.queue is not None]
         for row in queued:
             self.waiting.remove(row)
-        ticket.late = True
+        tracked.late = True
         for row in queued:
             self.waiting.add(row, now)
 
@@ -318,10 +318,10 @@ class RequestTable:
         if not moved:
             return
         longest = settings.bucket_edges[-1]
-        for ticket in [ticket for ticket in self.live.values() if ticket.queued]:
-            queued = [row for row in ticket.rows if row.queue is not None]
+        for tracked in [tracked for tracked in self.live.values() if tracked.queued]:
+            queued = [row for row in tracked.rows if row.queue is not None]
             if any(row.length > longest for row in queued):
-                self._evict(ticket, Reason.TOO_LONG, actions)
+                self._evict(tracked, Reason.TOO_LONG, actions)
                 continue
             for row in queued:
                 self.waiting.move(row, now)
@@ -330,7 +330,7 @@ class RequestTable:
     def _adopt(self, settings: DispatcherSettings) -> None:
         self.settings = settings
         self.is_closed = False
-        self._newcomers.echoes.clear()
+        self._pipeline.rejections.clear()
         self.sizes = BatchSizes(settings, self.cost)
         self.turnaround.keep(self.waiting.edges, settings.initial_cost_s)
 
@@ -349,4 +349,4 @@ class RequestTable:
 
     def retry_after_s(self) -> float:
         """Seconds after which asking a full queue again may help."""
-        return self._newcomers.queue_s()
+        return self._pipeline.queue_s()

@@ -68,13 +68,14 @@ class LimitSettings:
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
     """feasibility: call a request late on arrival when what is ahead of it cannot be served before
-    its deadline, and refuse it where no idle moment is left for late ones. margin_s, late_room_s:
-    fixed values of what it learns, the margin of its forecasts and the seconds of late work that
-    may wait. max_queue_s: bound on predicted seconds of waiting work a replica; inf: none."""
+    its deadline, and refuse it where no idle moment is left for late ones. margin_s,
+    best_effort_capacity_s: fixed values of what it learns, the margin of its forecasts and the
+    seconds of late work that may wait. max_queue_s: bound on predicted seconds of waiting work a
+    replica; inf: none."""
 
     feasibility: Mode = Mode.ENFORCE
     margin_s: float | None = None
-    late_room_s: float | None = None
+    best_effort_capacity_s: float | None = None
     max_queue_s: float = float("inf")
     codel: CodelSettings = field(default_factory=CodelSettings)
     limit: LimitSettings = field(default_factory=LimitSettings)

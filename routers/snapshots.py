@@ -28,12 +28,12 @@ class State:
     replicas: ReplicaSet
     leases: LeaseBook
     cost: CostModel
-    racing: SpeculativeCopies
+    copies: SpeculativeCopies
 
 
 def take_snapshot(state: State, now: float) -> Snapshot:
-    requests, waiting, tally = state.requests, state.requests.waiting, state.racing.tally
-    replicas = tuple(_replica(holder) for holder in state.replicas.holders.values())
+    requests, waiting, counts = state.requests, state.requests.waiting, state.copies.counts
+    replicas = tuple(_replica(replica) for replica in state.replicas.by_id.values())
     return Snapshot(
         waiting_rows=waiting.rows,
         late_rows=waiting.late_rows,
@@ -51,17 +51,17 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         edges=waiting.edges,
         batch_targets=tuple((edge, requests.sizes.target(edge)) for edge in waiting.edges),
         edge_switches=requests.arrivals.edges.state.switches,
-        hedges=tally.hedges,
-        hedges_won=tally.hedges_won,
-        ties=tally.ties,
-        probes=tally.probes,
-        retries=tally.retries,
-        pushed_out=tally.pushed_out,
-        preempted=tally.preempted,
-        budget_s=state.racing.budget.level_s,
-        utilisation=state.racing.utilisation.share,
-        idle_gap_s=tally.idle_gap_s,
-        early_binding_s=tally.early_binding_s,
+        hedges=counts.hedges,
+        hedges_won=counts.hedges_won,
+        ties=counts.ties,
+        probes=counts.probes,
+        retries=counts.retries,
+        evictions=counts.evictions,
+        preempted=counts.preempted,
+        budget_s=state.copies.budget.level_s,
+        utilisation=state.copies.utilisation.share,
+        idle_gap_s=counts.idle_gap_s,
+        early_binding_s=counts.early_binding_s,
         generation=None if requests.generations is None else requests.generations.snapshot(),
     )
 
@@ -79,25 +79,25 @@ def _flow(flow: Flow) -> FlowSnapshot:
     )
 
 
-def _replica(holder: ReplicaState) -> ReplicaSnapshot:
-    replica = holder.replica
+def _replica(replica: ReplicaState) -> ReplicaSnapshot:
+    spec = replica.spec
     return ReplicaSnapshot(
-        replica_id=replica.replica_id,
-        capacity=replica.capacity,
-        held=holder.held,
-        leases=len(holder.leases),
-        draining=holder.draining,
-        drift=holder.drift,
-        sick=holder.sick,
-        ejected=holder.ejected,
-        ratio=holder.ratio,
+        replica_id=spec.replica_id,
+        capacity=spec.capacity,
+        held=replica.held,
+        leases=len(replica.leases),
+        draining=replica.draining,
+        drift=replica.drift,
+        unhealthy=replica.unhealthy,
+        ejected=replica.ejected,
+        slowdown=replica.slowdown,
     )
 
 
 def _oldest_wait_s(waiting: RequestQueue, now: float) -> float:
     buckets = [bucket for lane in waiting.lanes() for bucket in lane.buckets()]
     heads = [head for bucket in buckets if (head := bucket.head()) is not None]
-    return max((now - head.ticket.queued_at for head in heads), default=0.0)
+    return max((now - head.tracked.queued_at for head in heads), default=0.0)
 
 
 def _rows_by_bucket(waiting: RequestQueue) -> tuple[tuple[int, int], ...]:

@@ -278,17 +278,17 @@ class ReplicaSnapshot:
     leases: int
     draining: bool
     drift: int  # accounted - actual, leases, as of its last answer
-    sick: bool = False  # lost something, far overdue or ejected: used only when no other runs
+    unhealthy: bool = False  # lost something, far overdue or ejected: used only when no other runs
     ejected: bool = False
-    ratio: float = 1.0  # its pace: measured seconds over the pool's prediction
+    slowdown: float = 1.0  # measured seconds over the pool's prediction
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerSnapshot:
     """A controller of admission. shed: what it refused or evicted; would_shed: what it would have,
-    in "observe". value: "feasibility": the largest margin, seconds; "late_room": the share of the
-    replicas' time that late work may have; "codel": how many flows' queues stand; "limit": the
-    lowest. by_flow: (priority, tenant, value), where it has one a flow.
+    in "observe". value: "feasibility": the largest margin, seconds; "best_effort_capacity": the
+    share of the replicas' time that late work may have; "codel": how many flows' queues stand;
+    "limit": the lowest. by_flow: (priority, tenant, value), where it has one a flow.
     """
 
     name: str
@@ -347,7 +347,7 @@ class Snapshot:
     unknown_closes: int = 0  # `Closed` events without an open lease, ever
     flows: tuple[FlowSnapshot, ...] = ()
     controllers: tuple[ControllerSnapshot, ...] = ()
-    edges: tuple[int, ...] = ()  # of newcomers' buckets
+    edges: tuple[int, ...] = ()  # of new requests' buckets
     batch_targets: tuple[tuple[int, int], ...] = ()  # rows in a full batch, by edge
     edge_switches: int = 0
     hedges: int = 0  # counters, ever: copies sent late, of those the ones that answered first
@@ -355,10 +355,10 @@ class Snapshot:
     ties: int = 0  # copies sent at once
     probes: int = 0
     retries: int = 0  # leases of rows that had been lost
-    pushed_out: int = 0  # staged batches that gave way to more urgent ones
+    evictions: int = 0  # staged batches that gave way to more urgent ones
     preempted: int = 0  # stream leases stopped for more urgent ones
     budget_s: float = 0.0  # device seconds that may be spent on copies now
     utilisation: float = 0.0
-    idle_gap_s: float = 0.0  # EWMAs, see `tally`
+    idle_gap_s: float = 0.0  # EWMAs, see `counts`
     early_binding_s: float = 0.0
     generation: GenerationSnapshot | None = None

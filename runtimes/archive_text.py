@@ -1,4 +1,4 @@
-"""Which text in a `torch.export` graph is plain naming, and which could run code?
+"""The check of text in a `torch.export` graph: plain naming, or what could run code.
 
 torch resolves operator names by attribute from its own module (`torch.os.system` would do), hands
 symbolic sizes to `sympy.sympify`, compiles guards as Python, and writes names into generated

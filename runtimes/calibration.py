@@ -1,4 +1,4 @@
-"""Which rows does a backend see before it rounds to eight bits, and are they what it will serve?
+"""The recorded rows that eight-bit ranges are taken from.
 
 Read from what `headrace record` kept of real traffic, or from an `.npz` of like shape. Ranges are
 taken from these rows: values that only long rows reach are cut off where none was among them, and

@@ -1,4 +1,4 @@
-"""Which backends are there, and what does each take?
+"""The backends that there are, and what each takes.
 
 One table: a backend's name in settings, where its classes are, the package and the extra that bring
 it, and the precisions it has. Everything but `create` and `available` answers without importing the
@@ -28,7 +28,7 @@ GENERATE = "generate"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BackendEntry:
     """`module` holds `prefix`Runtime and `prefix`Options; `package` "" needs none; `install`: how
     to get it, where that is not by the extra of the same name."""
 
@@ -39,22 +39,24 @@ class Entry:
     install: str = ""
 
 
-ENTRIES: Mapping[str, Entry] = {
-    "onnxruntime": Entry(
+ENTRIES: Mapping[str, BackendEntry] = {
+    "onnxruntime": BackendEntry(
         "runtimes.onnxruntime.runtime", "ONNXRuntime", "onnxruntime", ("fp32", "fp16", "int8")
     ),
-    "openvino": Entry(
+    "openvino": BackendEntry(
         "runtimes.openvino.runtime", "OpenVINO", "openvino", ("fp32", "bf16", "fp16", "int8")
     ),
-    "synthetic": Entry("runtimes.synthetic.runtime", "Synthetic", "", ("fp32",)),
-    "tensorrt": Entry(
+    "synthetic": BackendEntry("runtimes.synthetic.runtime", "Synthetic", "", ("fp32",)),
+    "tensorrt": BackendEntry(
         "runtimes.tensorrt.runtime", "TensorRT", "tensorrt", ("fp32", "fp16", "bf16")
     ),
-    "torch": Entry("runtimes.torch.runtime", "Torch", "torch", ("fp32", "bf16", "fp16", "int8")),
+    "torch": BackendEntry(
+        "runtimes.torch.runtime", "Torch", "torch", ("fp32", "bf16", "fp16", "int8")
+    ),
 }
-STREAMS: Mapping[str, Entry] = {
-    "synthetic": Entry("runtimes.synthetic.stream", "SyntheticStream", "", ("fp32",)),
-    "vllm": Entry(
+STREAMS: Mapping[str, BackendEntry] = {
+    "synthetic": BackendEntry("runtimes.synthetic.stream", "SyntheticStream", "", ("fp32",)),
+    "vllm": BackendEntry(
         "runtimes.vllm.runtime",
         "VLLM",
         "vllm",
@@ -133,11 +135,11 @@ def version(runtime: str, task: str = "tensors") -> str:
     return ""
 
 
-def _table(task: str) -> Mapping[str, Entry]:
+def _table(task: str) -> Mapping[str, BackendEntry]:
     return STREAMS if task == GENERATE else ENTRIES
 
 
-def _entry(runtime: str, task: str) -> Entry:
+def _entry(runtime: str, task: str) -> BackendEntry:
     table = _table(task)
     if runtime in table:
         return table[runtime]

@@ -1,4 +1,4 @@
-"""Which numpy type holds which Open Inference datatype?
+"""The numpy type of each Open Inference datatype.
 
 BYTES are Python byte strings in arrays of objects; BF16 is `ml_dtypes.bfloat16`, which numpy lacks.
 What a single backend can take of these is the backend's to say.

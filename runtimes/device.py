@@ -1,4 +1,4 @@
-"""On which device does a backend run a model, and is it there?
+"""The device on which a backend runs a model.
 
 A model's option `device` is `cpu`, `cuda` (the first), `cuda:N`, or `auto`: the first GPU where the
 backend sees one, else the processors. What is asked for and missing is a `MissingBackend` that says

@@ -1,4 +1,4 @@
-"""What is the SHA-256 of these files, without reading 90 MB at every start?
+"""The SHA-256 of files, without reading 90 MB at every start.
 
 Streams each file once and remembers the result in the cache folder under the file's path, size and
 modification time in nanoseconds; a changed file is read again. The memo is a hint only: a lost or

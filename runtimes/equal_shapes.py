@@ -1,4 +1,4 @@
-"""How does a backend run rows that only run together with rows of their own shape?
+"""A backend around rows that only run together with rows of their own shape.
 
 An image padded to another's size is another image to a convolution, so its answer would depend on
 whom it was batched with. Here a batch is run in groups of equal shapes, each as the backend would

@@ -1,4 +1,4 @@
-"""What can go wrong in a backend. The shell maps each to its public answer."""
+"""The faults of a backend. The shell maps each to its public answer."""
 
 from __future__ import annotations
 

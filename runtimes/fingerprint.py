@@ -1,4 +1,4 @@
-"""Is what is done to an input here what was done to it where the model was trained?
+"""The preprocessing fingerprint: what was done to inputs where the model was trained.
 
 A fingerprint is a mapping of fields to plain values, stored as `preprocessing.json` in the model's
 folder or beside its file. What the service will do is described by the same fields, and every

@@ -1,4 +1,4 @@
-"""What are the tensors inside a graph, for one row?
+"""The tensors inside a graph, for one row.
 
 `trace` runs the graph that a backend has staged, at the settings' precision, with every tensor of
 real numbers as an output, and gives them in the order they are computed. Names are the graph's own,

@@ -1,4 +1,4 @@
-"""What is a row's length, where both the settings and the model speak?
+"""What a row's length is, where both the settings and the model speak.
 
 The settings name an input, an axis, a mask and a longest length; each left out is what the model
 declares. Nothing is bent to fit: what the model does not have, and a longest length beyond what it

@@ -1,4 +1,4 @@
-"""How do a model's weights stay in memory, whatever else the host does with it?
+"""A model's weights locked in memory, whatever else the host does with it.
 
 `lock` keeps a file's pages in memory with `mlock(2)`, through a mapping of its own: pages of a file
 are shared, so a library that has mapped the same file finds them there, however long nobody asked.

@@ -1,4 +1,4 @@
-"""What did the settings file say for this backend, and was it right?
+"""The options of a backend, as the settings file has them, checked.
 
 Turns the free `options` mapping of a model into the backend's frozen dataclass. Every mistake is a
 `LoadError` that names the option and what would be right; all mistakes come in one message.

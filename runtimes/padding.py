@@ -1,4 +1,4 @@
-"""How does a ragged batch become the one padded array a device wants, and how does it come back?
+"""A ragged batch as the one padded array that a device wants, and back.
 
 `pad` and `cut` are each other's inverse: rows one after another in a flat buffer on one side, a
 dense array with the batch on axis 0 on the other. Padding is zero (an empty byte string for BYTES).

@@ -1,4 +1,4 @@
-"""How many parameters has a model, of which type, and how many of them are multiplied?
+"""How many parameters a model has, of which type, and how many of them are multiplied.
 
 Counted from headers, without loading weights: those of safetensors and ONNX; others are not
 counted. Tables that are looked up by row (embeddings) cost no arithmetic, so they are counted

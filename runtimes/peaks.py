@@ -1,4 +1,4 @@
-"""How fast can these processors compute and copy at most, with the threads that a model has?
+"""How fast these processors compute and copy at most, with the threads that a model has.
 
 A square matrix product in the backend's own library and number format, and a copy of memory larger
 than the caches, each timed for a fraction of a second and the fastest kept: what the device does

@@ -1,4 +1,4 @@
-"""Which processors does this replica keep to, beside the others of its host?
+"""The processors that a replica keeps to, beside the others of its host.
 
 `cores`: as many processors as it has threads, its own alone; `numa`: all of one NUMA node, the one
 that the fewest replicas keep to. Replicas find each other by file locks in a folder that they
@@ -24,7 +24,7 @@ Pin = Literal["cores", "numa", "off"]
 NODES = Path("/sys/devices/system/node")
 
 
-class Claim:
+class ProcessorClaim:
     """Processors held until `release`, or until the process ends."""
 
     def __init__(self, cpus: frozenset[int], held: Sequence[int]) -> None:
@@ -50,7 +50,7 @@ class Claim:
             os.close(self._held.pop())
 
 
-def claim(pin: Pin, threads: int, folder: Path, nodes: Path = NODES) -> Claim | None:
+def claim(pin: Pin, threads: int, folder: Path, nodes: Path = NODES) -> ProcessorClaim | None:
     """None for `off`. Raises `LoadError` where too few processors are free."""
     if pin == "off":
         return None
@@ -82,7 +82,7 @@ def listed(text: str) -> Iterator[int]:
         yield from range(int(first), int(last or first) + 1)
 
 
-def _cores(threads: int, nodes: dict[int, tuple[int, ...]], folder: Path) -> Claim:
+def _cores(threads: int, nodes: dict[int, tuple[int, ...]], folder: Path) -> ProcessorClaim:
     """All from one node where it has enough, the fewest nodes otherwise."""
     free = {node: _free(cpus, folder) for node, cpus in nodes.items()}
     count = sum(map(len, free.values()))
@@ -100,7 +100,7 @@ def _cores(threads: int, nodes: dict[int, tuple[int, ...]], folder: Path) -> Cla
     locks = {cpu: held for own in free.values() for cpu, held in own.items()}
     for cpu in locks.keys() - taken:
         os.close(locks[cpu])
-    return Claim(frozenset(taken), [locks[cpu] for cpu in taken])
+    return ProcessorClaim(frozenset(taken), [locks[cpu] for cpu in taken])
 
 
 def _free(cpus: Sequence[int], folder: Path) -> dict[int, int]:
@@ -109,14 +109,14 @@ def _free(cpus: Sequence[int], folder: Path) -> dict[int, int]:
     return {cpu: held for cpu, held in locks.items() if held is not None}
 
 
-def _node(nodes: dict[int, tuple[int, ...]], folder: Path) -> Claim:
+def _node(nodes: dict[int, tuple[int, ...]], folder: Path) -> ProcessorClaim:
     """The node with the most processors for each replica that keeps to it, this one included."""
     places = {node: _place(node, folder) for node in nodes}
     best = max(nodes, key=lambda node: (len(nodes[node]) / (places[node][0] + 1), -node))
     for node, (_, descriptor) in places.items():
         if node != best:
             os.close(descriptor)
-    return Claim(frozenset(nodes[best]), [places[best][1]])
+    return ProcessorClaim(frozenset(nodes[best]), [places[best][1]])
 
 
 def _place(node: int, folder: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What do batches of each size take on this device, before the first caller asks?
+"""Measured times of batches of each size on this device, before the first caller asks.
 
 Times the shapes that warm-up runs, and one length between two edges. One row of each length comes
 first, then the largest batch of each, then what lies between, so that the extremes are known when

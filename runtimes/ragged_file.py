@@ -1,4 +1,4 @@
-"""How are recorded rows kept in a file: one `.npz`, two arrays an input.
+"""Recorded rows in a file: one `.npz`, two arrays an input.
 
 `NAME` holds the elements of all rows one after another, `NAME.shapes` a line of sizes a row; of
 texts `NAME` holds the bytes and `NAME.lengths` how many each has. It is what `headrace record`

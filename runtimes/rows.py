@@ -1,4 +1,4 @@
-"""Is this batch what the loaded model declared?
+"""The check of a batch against what the loaded model declared.
 
 The second line of defence after the gateway: names, datatypes, ranks, fixed axes, row counts and
 lengths of a batch against a backend's `Limits`. Everything wrong is the caller's fault, `BadRows`,

@@ -1,4 +1,4 @@
-"""What does a stored graph take and give, seen as rows of some length?
+"""A stored graph's inputs and outputs, seen as rows of some length.
 
 From a graph's own inputs and outputs, and what the settings say, follow the `Limits` that a runtime
 declares: which input has the length, which is the mask, what may be left out. Which axis of an

@@ -1,4 +1,4 @@
-"""What kind of model lies at this path, which files make it up, and what is its identity?
+"""What kind of model lies at a path, which files make it up, and its identity.
 
 Four kinds: an ONNX file with its external data, a Hugging Face folder with safetensors, OpenVINO
 IR, and a `torch.export` archive. The identity is a SHA-256 over the files that decide what the

@@ -1,4 +1,4 @@
-"""How is a model converted once a host, however many replicas start at the same time?
+"""Models converted once a host, however many replicas start at the same time.
 
 `staged` gives the folder that holds the result of a build, keyed by everything the result depends
 on. The first caller builds under a file lock, in a folder of its own, writes a manifest, flushes

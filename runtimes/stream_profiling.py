@@ -1,4 +1,4 @@
-"""What do an engine's steps take on this device, before the first caller asks?
+"""Measured times of an engine's steps on this device, before the first caller asks.
 
 Runs prompts of one length with more and more of them at once, and counts steps and seconds: so a
 step's time is known by how many sequences it serves. Then prompts of growing length, alone: so it

@@ -1,4 +1,4 @@
-"""How many processors may this process really use?
+"""The number of processors that this process may really use.
 
 The smallest of what the scheduler's affinity mask and the control groups' CPU quotas allow, whole
 processors rounded up, at least 1. A container with a quota of 2 on a host of 64 gets 2, where the

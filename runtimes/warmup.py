@@ -1,4 +1,4 @@
-"""Which batches must have run before a replica may call itself warm?
+"""The batches that run before a replica calls itself warm.
 
 Every bucket edge with 1, 2, 4 … rows up to `max_size`, as far as `max_tokens` (rows x length)
 allows: those are the shapes for which lazy allocation, kernel choice and just-in-time compilation

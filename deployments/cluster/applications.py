@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.contract.app_names import GATEWAY_APP, MODEL_DEPLOYMENT, book_key, model_app
+from deployments.contract.app_names import GATEWAY_APP, MODEL_DEPLOYMENT, directory_key, model_app
 from deployments.settings import GatewaySettings, ModelSettings, Settings
 
 GRACE_S = 20.0
@@ -180,4 +180,4 @@ def _pinned(name: str) -> Any:
     from ray.serve.config import RequestRouterConfig
 
     router: Any = {"request_router_class": "deployments.contract.pin_router:PinRouter"}
-    return RequestRouterConfig(**router, request_router_kwargs={"key": book_key(name)})
+    return RequestRouterConfig(**router, request_router_kwargs={"key": directory_key(name)})

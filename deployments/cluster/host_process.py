@@ -118,9 +118,9 @@ class Host:
         server_files.write(self._state("", ""), folder)
         apply_environment(self._settings.gateway, folder, self._own(folder))
         say("phase", name="ray", message="starting Ray")
-        from deployments.cluster.cluster import Cluster
+        from deployments.cluster.local_cluster import LocalCluster
 
-        self._cluster = Cluster(self._port)
+        self._cluster = LocalCluster(self._port)
         # Ray's own handler, installed meanwhile, prints a stack trace before it calls ours.
         signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
         server_files.write(

@@ -1,4 +1,4 @@
-"""What does a whole server look like, from what its gateways and replicas have published?
+"""The state of a whole server, from what its gateways and replicas have published.
 
 Rows, leases and drift are sums over gateways, each of which has queues of its own; replicas are
 what a gateway sees. Pure: a dictionary of the registry's in, the snapshot of `status` out.

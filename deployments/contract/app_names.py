@@ -14,6 +14,6 @@ def is_model_app(app: str) -> bool:
     return app.startswith(model_app(""))
 
 
-def book_key(name: str) -> str:
+def directory_key(name: str) -> str:
     """As the pin router knows it: application/deployment."""
     return f"{model_app(name)}/{MODEL_DEPLOYMENT}"

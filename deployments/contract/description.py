@@ -37,7 +37,7 @@ class Scheduling:
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
+class ReuseSettings:
     """What gateways try before the model refuses.
 
     cache_bytes: memory for answered rows at one gateway, 0: none; cache_ttl_s: how long an answer
@@ -160,7 +160,7 @@ class ModelDescription:
     max_rows: int | None = None
     profile: tuple[tuple[int, int, float], ...] = ()
     profile_from: str = ""
-    ladder: Ladder = Ladder()
+    reuse: ReuseSettings = ReuseSettings()
     image: ImageInput | None = None
     classes: Classes | None = None
     recording: Recording | None = None

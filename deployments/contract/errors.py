@@ -121,7 +121,7 @@ class Overloaded(HeadraceError):
 
 
 class NotReady(HeadraceError):
-    """The model is declared and not ready yet."""
+    """The model is declared but not ready yet."""
 
     status, outcome, code = 503, "not_ready", "model_not_ready"
 

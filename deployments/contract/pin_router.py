@@ -18,7 +18,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter
 from ray.serve.request_router import RunningReplica as ServeReplica
 
 
-def _book(key: str) -> Any:
+def _directory(key: str) -> Any:
     from deployments.contract.replica_directory import directory_for
 
     return directory_for(key)
@@ -40,19 +40,19 @@ def _gone(uid: str) -> Exception:
 class PinRouter(RequestRouter):
     def initialize_state(self, **kwargs: Any) -> None:
         """`key`: which book to keep ("application/deployment")."""
-        self._book = _book(kwargs["key"])
+        self._directory = _directory(kwargs["key"])
         self._by_uid: dict[str, ServeReplica] = {}
         self._turn = itertools.count()
 
     def update_replicas(self, replicas: list[ServeReplica]) -> None:
         super().update_replicas(replicas)
         self._by_uid = {r.replica_id.unique_id: r for r in replicas}
-        self._book.update([_entry(r) for r in replicas])
+        self._directory.update([_entry(r) for r in replicas])
 
     def on_replica_actor_died(self, replica_id: Any) -> None:
         super().on_replica_actor_died(replica_id)
         self._by_uid.pop(replica_id.unique_id, None)
-        self._book.drop(replica_id.unique_id)
+        self._directory.drop(replica_id.unique_id)
 
     async def _choose_replica_for_request(
         self, pending_request: PendingRequest, *, is_retry: bool = False

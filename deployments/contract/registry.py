@@ -18,7 +18,7 @@ from deployments.contract.description import ModelDescription
 LEASE_S = 5.0
 SNAPSHOT_KEEPS_S = 10.0
 GATHERS_S = 2 * LEASE_S
-_MOST_NOTES = 1024
+_MOST_PROGRESS = 1024
 
 
 @dataclass(slots=True)
@@ -145,7 +145,7 @@ class Registry:
 
     def note(self, progress: Progress) -> None:
         self.progress[(progress.model, progress.replica)] = progress
-        if len(self.progress) > _MOST_NOTES:
+        if len(self.progress) > _MOST_PROGRESS:
             del self.progress[next(iter(self.progress))]
 
     def push(self, gateway: str, snapshot: dict[str, object], now: float) -> None:

@@ -60,9 +60,9 @@ class ReplicaDirectory:
             listener(self.replicas)
 
 
-_BOOKS: dict[str, ReplicaDirectory] = {}
+_DIRECTORIES: dict[str, ReplicaDirectory] = {}
 
 
 def directory_for(key: str) -> ReplicaDirectory:
     """This process's book of the deployment `key` ("application/deployment")."""
-    return _BOOKS.setdefault(key, ReplicaDirectory())
+    return _DIRECTORIES.setdefault(key, ReplicaDirectory())

@@ -48,7 +48,7 @@ def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Schedulin
     )
 
 
-def dispatcher_settings(d: ModelDescription, home: GatewayIdentity) -> DispatcherSettings:
+def dispatcher_settings(d: ModelDescription, identity: GatewayIdentity) -> DispatcherSettings:
     """What the gateway's core of this model is told."""
     core = d.scheduling.core
     return replace(
@@ -57,8 +57,8 @@ def dispatcher_settings(d: ModelDescription, home: GatewayIdentity) -> Dispatche
         max_size=core.max_size if d.max_rows is None else min(core.max_size, d.max_rows),
         pads=d.pads,
         profile=d.profile,
-        priorities=home.priorities,
-        frozen=home.frozen,
+        priorities=identity.priorities,
+        frozen=identity.frozen,
         generation=_measured(core.generation, d.generating),
     )
 
@@ -138,7 +138,7 @@ def _admission(model: ModelSettings) -> AdmissionSettings:
     return AdmissionSettings(
         feasibility=Mode(feasibility.mode),
         margin_s=None if margin_ms is None else margin_ms / 1000,
-        late_room_s=feasibility.late_room_s,
+        best_effort_capacity_s=feasibility.best_effort_capacity_s,
         max_queue_s=_NEVER if work_s is None else work_s,
         codel=CodelSettings(Mode(codel.mode), codel.target_ms / 1000, codel.interval_ms / 1000),
         limit=LimitSettings(Mode(limit.mode), limit.fixed, limit.least, limit.most),

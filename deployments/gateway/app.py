@@ -47,9 +47,9 @@ class GatewayApp:
     """`connection(client)` hears of every request's client address, for keep-alive counters."""
 
     def __init__(
-        self, gate: GatewayServices, pages: Pages, connection: Callable[[object], None]
+        self, services: GatewayServices, pages: Pages, connection: Callable[[object], None]
     ) -> None:
-        self._pipeline = Pipeline(gate)
+        self._pipeline = Pipeline(services)
         self._pages = pages
         self._connection = connection
 
@@ -73,7 +73,9 @@ class GatewayApp:
             request_id = exchange.request_id.decode("latin-1")
             logger.exception("unexpected", extra={"request_id": request_id})
             if not exchange.replied:
-                fault = errors.HeadraceError("an unexpected error; the log has it by request id")
+                fault = errors.HeadraceError(
+                    "an unexpected error; the server's log has its details under this request id"
+                )
                 await exchange.reply(500, _shape(exchange.path)(fault))
         finally:
             exchange.release()
@@ -81,7 +83,7 @@ class GatewayApp:
     async def _route(self, exchange: Exchange) -> None:
         route = router.match(exchange.path)
         if route is None:
-            raise errors.NotFound(f"nothing lives at {exchange.path}; GET /docs lists what does")
+            raise errors.NotFound(f"no such path: {exchange.path}; GET /docs lists the API")
         if exchange.method not in route.methods:
             await _refuse_method(exchange, route.methods)
             return
@@ -93,7 +95,7 @@ class GatewayApp:
 
 
 async def _refuse_method(exchange: Exchange, methods: tuple[str, ...]) -> None:
-    error = errors.MethodNotAllowed(f"{exchange.path} takes {' or '.join(methods)}")
+    error = errors.MethodNotAllowed(f"{exchange.path} accepts {' or '.join(methods)} only")
     allow = (b"allow", ", ".join(methods).encode())
     await exchange.reply(error.status, _shape(exchange.path)(error), [allow])
 
@@ -111,7 +113,9 @@ async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close"})
         return
-    error = errors.BadRequest("WebSockets are not spoken here; send the request without Upgrade")
+    error = errors.BadRequest(
+        "WebSockets are not supported; send the request without the Upgrade header"
+    )
     answer = _shape(scope["path"])(error)
     head = [
         (b"content-type", answer.content_type),
@@ -131,8 +135,10 @@ def assembled(
     telemetry: GatewayTelemetry,
 ) -> GatewayApp:
     """The app over parts that its owner made, and ends."""
-    gate = GatewayServices(settings, tenants=tenants, models=models, pool=pool, watcher=telemetry)
-    return GatewayApp(gate, Pages(models, telemetry), telemetry.connection)
+    services = GatewayServices(
+        settings, tenants=tenants, models=models, pool=pool, watcher=telemetry
+    )
+    return GatewayApp(services, Pages(models, telemetry, settings.priorities), telemetry.connection)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -1,6 +1,6 @@
-"""The way of a request whose answer flows: from its prompt's length to the last server-sent event.
+"""A request whose answer flows: from its prompt's length to the last server-sent event.
 
-Goes on where `pipeline` has found out who asks for what. The prompt is measured off the loop, the
+Goes on where `pipeline` knows the caller and the model. The prompt is measured off the loop, the
 request waits in the model's queue of streams, and what its replica brings is passed on at once. The
 answer's head is sent with its first piece, so that whatever goes wrong before that has a status of
 its own; afterwards an event in OpenAI's shape says so, and no `[DONE]` follows. A client that
@@ -22,12 +22,12 @@ from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.preprocess.prompts import Ids, prompt_of, pseudo_ids, too_many
-from deployments.gateway.queues.pending_requests import StreamTicket
+from deployments.gateway.queues.pending_requests import PendingStreamRequest
 from deployments.gateway.request_context import (
     GatewayServices,
     Generated,
     RequestContext,
-    check_own_bounds,
+    check_tenant_bounds,
     demand_of,
 )
 from deployments.gateway.reuse.fallback import ModelSelection
@@ -43,145 +43,159 @@ _WORD = "a"
 
 
 async def generate(
-    gate: GatewayServices, flight: RequestContext, way: ModelSelection, call: GenerationCall
+    services: GatewayServices,
+    context: RequestContext,
+    selection: ModelSelection,
+    call: GenerationCall,
 ) -> None:
-    """Answers the request, by the model of `way`. Raises what it could not be answered for; once
-    its head is out, after telling the client."""
-    who, model = flight.who, way.model
+    """Answers the request, by the selected model. Raises what kept it from an answer; once the
+    answer's head is out, after telling the client."""
+    who, model = context.who, selection.model
     assert who is not None
-    # From here on by one version's page and terms, even if another goes live meanwhile.
-    streams, page = model.streams, model.description
+    # One version's description and terms from here on, even if another goes live meanwhile.
+    streams, description = model.streams, model.description
     terms = streams.terms
-    way.check_meaning(texts=call.texts is not None, named=False)
+    selection.check_same_meaning(texts=call.texts is not None, named=False)
     if call.adapter:
-        way.only_asked()
-    _check_size(call, page)
+        selection.require_requested()
+    _check_size(call, description)
     # How long: off the loop, tenants in turn; what cannot fit into the context is refused.
-    ids = await _ids(gate, flight, call, model.tokenizer, page)
-    prompt = prompt_of(_as_sent(call, way, page), ids, page)
+    ids = await _ids(services, context, call, model.tokenizer, description)
+    prompt = prompt_of(_as_sent(call, selection, description), ids, description)
     # The tenant's own limits, as soon as lengths are known: its bound, its rate of tokens.
-    check_own_bounds(who, (prompt.tokens,))
-    if not flight.counted:
-        gate.rates.take_tokens(who.tenant, prompt.total_tokens)
-        flight.counted = True
-    flight.mark("tokenize")
+    check_tenant_bounds(who, (prompt.tokens,))
+    if not context.counted:
+        services.rates.take_tokens(who.tenant, prompt.total_tokens)
+        context.counted = True
+    context.mark("tokenize")
     # Queue: bounded, by the deadline of the first token; what comes is passed on behind this line.
-    flight.waits()
-    ticket = streams.submit(prompt, terms, demand_of(flight, way.promise, call.user))
-    left = partial(streams.cancel, ticket)
+    context.queued()
+    pending = streams.submit(prompt, terms, demand_of(context, selection.promise, call.user))
+    left = partial(streams.cancel, pending)
     try:
-        bill = _Bill(gate.rates, who.tenant, ticket)
-        await unless_left(flight.exchange, _relay(flight, way, ticket, bill), left)
+        meter = _TokenMeter(services.rates, who.tenant, pending)
+        await unless_left(context.exchange, _relay(context, selection, pending, meter), left)
     finally:
         left()  # nothing, once the answer is whole
 
 
-def _check_size(call: GenerationCall, page: ModelDescription) -> None:
+def _check_size(call: GenerationCall, description: ModelDescription) -> None:
     """The engine parses all of a body on the loop that its steps are handed on by."""
-    assert page.generating is not None
-    most = _BODY_BYTES + _BYTES_PER_TOKEN * page.generating.cache_tokens
+    assert description.generating is not None
+    most = _BODY_BYTES + _BYTES_PER_TOKEN * description.generating.cache_tokens
     if len(call.body) > most:
         raise errors.BodyTooLarge(
-            f"the body has {len(call.body)} bytes; for what this model can hold {most} are enough"
+            f"the body has {len(call.body)} bytes; this model takes {most} at most"
         )
 
 
 async def _ids(
-    gate: GatewayServices,
-    flight: RequestContext,
+    services: GatewayServices,
+    context: RequestContext,
     call: GenerationCall,
     tokenizer: TextTokenizer | None,
-    page: ModelDescription,
+    description: ModelDescription,
 ) -> Sequence[Ids]:
     if call.texts is None:
         return call.tokens or ()
     # The engine reads the end of a prompt that it is to cut: its beginning is nothing to go by.
     if tokenizer is None or call.truncate_tokens is not None:
         return pseudo_ids(call.texts)
-    assert flight.who is not None
+    assert context.who is not None
     # Of nothing but space an engine may make a prompt all the same: it is the judge of that. Here
     # a word stands in for it, so that a refusal counts the texts as the caller does.
     texts = [text if text.strip() else _WORD for text in call.texts]
     try:
-        found = await gate.tokenize(flight.who, tokenizer, texts)
+        found = await services.tokenize(context.who, tokenizer, texts)
     except errors.TooManyTokens as refusal:
-        raise too_many(call, refusal, page) from None
+        raise too_many(call, refusal, description) from None
     except errors.BadRequest as refusal:
         said = refusal.message.replace("input[", f"{call.param}[")
         raise errors.BadRequest(said, param=call.param) from None
     return [ids if text.strip() else [] for ids, text in zip(found, call.texts, strict=True)]
 
 
-def _as_sent(call: GenerationCall, way: ModelSelection, page: ModelDescription) -> GenerationCall:
+def _as_sent(
+    call: GenerationCall, selection: ModelSelection, description: ModelDescription
+) -> GenerationCall:
     """The caller's own bytes, but for what the engine could not know: that another model takes it,
     and how much it may write where the caller does not say."""
     changes: dict[str, str | int] = {}
-    if way.fallback:
-        changes["model"] = way.fallback
-    if call.max_tokens is None and page.scheduling.max_output_tokens:
-        changes["max_tokens"] = page.scheduling.max_output_tokens
+    if selection.fallback:
+        changes["model"] = selection.fallback
+    if call.max_tokens is None and description.scheduling.max_output_tokens:
+        changes["max_tokens"] = description.scheduling.max_output_tokens
     return openai_generation.with_fields(call, changes) if changes else call
 
 
-class _Bill:
+class _TokenMeter:
     """Output tokens, counted at the tenant's rate as they come."""
 
-    def __init__(self, rates: Rates, tenant: Tenant, ticket: StreamTicket) -> None:
-        self._rates, self._tenant, self._ticket = rates, tenant, ticket
+    def __init__(self, rates: Rates, tenant: Tenant, pending: PendingStreamRequest) -> None:
+        self._rates, self._tenant, self._pending = rates, tenant, pending
         self._counted = 0
 
     def count(self) -> None:
-        so_far = self._ticket.tokens.output
+        so_far = self._pending.tokens.output
         if so_far > self._counted:
             self._rates.spend(self._tenant, so_far - self._counted)
             self._counted = so_far
 
 
 async def _relay(
-    flight: RequestContext, way: ModelSelection, ticket: StreamTicket, bill: _Bill
+    context: RequestContext,
+    selection: ModelSelection,
+    pending: PendingStreamRequest,
+    meter: _TokenMeter,
 ) -> None:
-    exchange = flight.exchange
+    exchange = context.exchange
     try:
-        first = await ticket.next()
-        flight.began(ticket.dispatched_at, way.fallback)
-        if ticket.prompt.streams and ticket.status == _OK:
-            await exchange.start_stream(_SSE, [*_UNBUFFERED, *flight.headers(None)])
-            await _flow(exchange, flight, ticket, first, bill)
+        first = await pending.next()
+        context.stream_began(pending.dispatched_at, selection.fallback)
+        if pending.prompt.streams and pending.status == _OK:
+            await exchange.start_stream(_SSE, [*_UNBUFFERED, *context.headers(None)])
+            await _flow(exchange, context, pending, first, meter)
         else:
-            await _whole(exchange, flight, ticket, first)
+            await _whole(exchange, context, pending, first)
     finally:
-        bill.count()
-        if ticket.tokens.input:
-            flight.generated = _generated(flight, way, ticket)
-    flight.mark("reply")
+        meter.count()
+        if pending.tokens.input:
+            context.generated = _generated(context, selection, pending)
+    context.mark("reply")
 
 
 async def _whole(
-    exchange: Exchange, flight: RequestContext, ticket: StreamTicket, first: bytes
+    exchange: Exchange, context: RequestContext, pending: PendingStreamRequest, first: bytes
 ) -> None:
     """An answer that is not streamed, or the engine's own refusal."""
     parts = [first]
     while parts[-1]:
-        parts.append(await ticket.next())
+        parts.append(await pending.next())
     body = b"".join(parts)
     if not body:
-        raise errors.RowFailed("the engine ended without an answer", retry_after_s=1.0)
-    flight.service_s, flight.response_bytes = ticket.service_s, len(body)
-    if ticket.status != _OK:
-        flight.refused_by_engine(ticket.status)
-    await exchange.reply(ticket.status, Encoded(body), flight.headers(None))
+        raise errors.RowFailed(
+            "the engine returned no answer; send the request again", retry_after_s=1.0
+        )
+    context.service_s, context.response_bytes = pending.service_s, len(body)
+    if pending.status != _OK:
+        context.refused_by_engine(pending.status)
+    await exchange.reply(pending.status, Encoded(body), context.headers(None))
 
 
 async def _flow(
-    exchange: Exchange, flight: RequestContext, ticket: StreamTicket, first: bytes, bill: _Bill
+    exchange: Exchange,
+    context: RequestContext,
+    pending: PendingStreamRequest,
+    first: bytes,
+    meter: _TokenMeter,
 ) -> None:
     data = first
     try:
         while data:
-            flight.response_bytes += len(data)
+            context.response_bytes += len(data)
             await _send(exchange, data)
-            bill.count()
-            data = await ticket.next()
+            meter.count()
+            data = await pending.next()
     except (errors.CallerLeft, errors.ReaderTooSlow):
         raise  # nobody reads what would be said
     except errors.HeadraceError as error:
@@ -200,13 +214,15 @@ async def _in_time(sending: Awaitable[None]) -> None:
         async with asyncio.timeout(STALL_S):
             await sending
     except TimeoutError:
-        raise errors.ReaderTooSlow(f"nothing was read for {STALL_S:g} s") from None
+        raise errors.ReaderTooSlow(f"the client read nothing for {STALL_S:g} s") from None
 
 
-def _generated(flight: RequestContext, way: ModelSelection, ticket: StreamTicket) -> Generated:
-    tokens, now = ticket.tokens, monotonic()
-    ttft_s = flight.age_s() - (now - ticket.first_at) if ticket.first_at else None
+def _generated(
+    context: RequestContext, selection: ModelSelection, pending: PendingStreamRequest
+) -> Generated:
+    tokens, now = pending.tokens, monotonic()
+    ttft_s = context.age_s() - (now - pending.first_at) if pending.first_at else None
     tpot_s = None
     if tokens.output > 1:
-        tpot_s = (ticket.last_at - ticket.first_at) / (tokens.output - 1)
-    return Generated(tokens, ttft_s, tpot_s, ticket.prompt.streams, way.promise)
+        tpot_s = (pending.last_at - pending.first_at) / (tokens.output - 1)
+    return Generated(tokens, ttft_s, tpot_s, pending.prompt.streams, selection.promise)

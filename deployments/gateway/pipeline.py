@@ -1,11 +1,11 @@
-"""A request's way, on one page.
+"""The page that explains the system: one request, from its headers to its reply.
 
-`answer` takes a request from its headers to its reply, in the one order that is cheap under load:
-what can be refused by headers is refused before a body is read, what is heavy leaves the event
-loop, what waits waits in the model's queue and nowhere else. Stages are functions of their own
-modules; this one only orders them and says why. Waiting rows are let in, ordered, batched, placed
-and raced by the model's dispatcher (`routers/`), which sees tenants, lengths and deadlines. How a
-prompt goes on once it is known whose it is and for which model, `generation` says.
+`answer` takes the stages in the one order that is cheap under load: what can be refused by headers
+is refused before a body is read, what is heavy leaves the event loop, and a request waits in its
+model's queue and nowhere else. Stages are functions of their own modules; this one only orders them
+and says why. Waiting rows are admitted, ordered, batched, placed and copied by the model's
+dispatcher (`routers/`), which sees tenants, lengths and deadlines. How a prompt goes on once its
+caller and its model are known, `generation` says.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from typing import Any, TypeVar
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.gateway.generation import generate
-from deployments.gateway.http.body import MOST_INFLATION, BodyLimits, inflate
 from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, unless_left
-from deployments.gateway.queues.core_loop import Demand, Terms
-from deployments.gateway.queues.pending_requests import Ticket
+from deployments.gateway.queues.core_loop import Demand, VersionTerms
+from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.request_context import (
     GatewayServices,
     RequestContext,
-    check_own_bounds,
+    check_tenant_bounds,
     demand_of,
 )
-from deployments.gateway.reuse.answer_reuse import Wanted, sharing
+from deployments.gateway.reuse.answer_reuse import ReuseQuery, sharing
 from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.reuse.response_cache import row_keys
 from deployments.gateway.reuse.single_flight import Follower
@@ -43,10 +42,10 @@ T = TypeVar("T")
 
 
 class Pipeline:
-    """`gate` holds what all requests share: tenants, models, the preprocessing pool, limits."""
+    """`services`: what all requests share: tenants, models, the preprocessing pool, limits."""
 
-    def __init__(self, gate: GatewayServices) -> None:
-        self._gate = gate
+    def __init__(self, services: GatewayServices) -> None:
+        self._services = services
 
     async def answer(
         self,
@@ -56,199 +55,194 @@ class Pipeline:
         version: str | None = None,
     ) -> None:
         """`name` None: the body names the model. Every ending is one reply and one record."""
-        watcher = self._gate.watcher
-        flight = RequestContext(exchange, codec.label, watcher.begin(exchange.headers))
+        watcher = self._services.watcher
+        context = RequestContext(exchange, codec.label, watcher.begin(exchange.headers))
         try:
-            await self._walk(flight, codec, name, version)
+            await self._stages(context, codec, name, version)
         except errors.HeadraceError as error:
-            flight.failed(error)
+            context.failed(error)
             if not isinstance(error, errors.CallerLeft) and not exchange.replied:
-                await exchange.reply(error.status, codec.error(error), flight.headers(error))
+                await exchange.reply(error.status, codec.error(error), context.headers(error))
         except asyncio.CancelledError:
-            flight.failed(errors.CallerLeft("the client left"))
+            context.failed(errors.CallerLeft("the client disconnected"))
             raise
         except Exception:
-            flight.failed(errors.HeadraceError("unexpected"))
+            context.failed(errors.HeadraceError("unexpected"))
             raise
         finally:
-            watcher.finished(flight)
+            watcher.finished(context)
 
-    async def _walk(
+    async def _stages(
         self,
-        flight: RequestContext,
+        context: RequestContext,
         codec: Codec | GenerationCodec,
         name: str | None,
         version: str | None,
     ) -> None:
-        gate, exchange = self._gate, flight.exchange
-        # Who, first: it costs a header, and all that follows is somebody's.
-        who = flight.who = gate.identify(exchange)
-        # Draining: nothing new may start, or the drain never ends.
-        gate.check_open()
-        # Which model, when the URL says it: 404 and 503 before the body is read. One that is not
-        # ready may name a cheaper one, which then takes its place.
-        way = None if name is None else self._way(flight, who, name, version)
-        # Cheap refusals: headers that make no sense, the tenant's rate of requests, declared size,
-        # a queue that is full already or has just refused the like of it.
-        flight.asked = exchange.asked()
-        gate.rates.take_request(who.tenant)
-        exchange.check_length(gate.limits)
-        if way is not None:
-            way.check_room(demand_of(flight, way.promise))
-        # The body, bounded in size and time; inflated off the loop.
-        body = await self._body(exchange, who)
-        # Parse: small bodies at once, large ones in the pool, tenants in turn.
-        page = way and way.model.description
-        flight.request_bytes = len(body)
-        call = await gate.off_loop(who, len(body), codec.decode, body, exchange, page)
-        if way is None:
-            way = self._way(flight, who, call.model, None)
-            way.check_room(demand_of(flight, way.promise))
-        flight.mark("parse")
+        services, exchange = self._services, context.exchange
+        # 1. The caller, first: it costs one header, and every later stage is charged to a tenant.
+        who = context.who = services.identify(exchange)
+        # 2. Draining: nothing new may start, or the drain never ends.
+        services.check_open()
+        # 3. The model, when the URL names it: 404 and 503 before the body is read. A model that is
+        # not ready may name a cheaper one, which then takes its place.
+        selection = None if name is None else self._select(context, who, name, version)
+        # 4. Cheap refusals: malformed headers, the tenant's rate of requests, the declared size, a
+        # queue that is full or has just rejected a request like this one.
+        context.options = exchange.options()
+        services.rates.take_request(who.tenant)
+        exchange.check_length(services.limits)
+        if selection is not None:
+            selection.check_room(demand_of(context, selection.promise))
+        # 5. The body, bounded in size and time; inflated off the loop.
+        body = await services.read_body(exchange, who)
+        # 6. Parse: small bodies at once, large ones in the pool, tenants in turn. The model of a
+        # body that names it is looked up here.
+        context.request_bytes = len(body)
+        description = selection and selection.model.description
+        call = await services.off_loop(who, len(body), codec.decode, body, exchange, description)
+        if selection is None:
+            selection = self._select(context, who, call.model, None)
+            selection.check_room(demand_of(context, selection.promise))
+        context.mark("parse")
+        # 7. Answer, by the requested model or the cheaper one: a prompt's answer flows from there
+        # to the client (`generation`); rows are answered together, then encoded by the description
+        # of the version that ran them.
         if isinstance(codec, GenerationCodec):
-            # A prompt's answer flows, from the model or the cheaper one: `generation`'s page.
-            await _by_either(flight, way, lambda: generate(gate, flight, way, call))
+            await _with_fallback(
+                context, selection, lambda: generate(services, context, selection, call)
+            )
             return
-        done = await _by_either(flight, way, lambda: self._answered(flight, way, codec, call))
-        flight.done(done.answers, way.fallback)
-        # Reply, as the model that ran.
-        page = _as_answered(done.page, version, done.answers)
-        encoded = codec.encode(call, done.rows, done.answers, page)
-        flight.response_bytes = len(encoded.body)
-        await exchange.reply(200, encoded, flight.headers(None))
-        flight.mark("reply")
+        done = await _with_fallback(
+            context, selection, lambda: self._infer(context, selection, codec, call)
+        )
+        context.answered(done.answers, selection.fallback)
+        description = _description_of_ran(done.description, version, done.answers)
+        encoded = codec.encode(call, done.rows, done.answers, description)
+        context.response_bytes = len(encoded.body)
+        await exchange.reply(200, encoded, context.headers(None))
+        context.mark("reply")
 
-    async def _answered(
-        self, flight: RequestContext, way: ModelSelection, codec: Codec, call: Any
-    ) -> _Answered:
-        gate, who, model = self._gate, flight.who, way.model
+    async def _infer(
+        self, context: RequestContext, selection: ModelSelection, codec: Codec, call: Any
+    ) -> _AnsweredRows:
+        services, who, model = self._services, context.who, selection.model
         assert who is not None
-        # From here on by one version's page and terms, even if another goes live meanwhile.
-        page, terms = model.description, model.batches.terms
-        texts = codec.texts(call)
-        way.check_meaning(texts=texts is not None, named=codec.names_tensors)
-        # How long: tokenise texts, decode and resize images, off the loop; rows get their lengths,
-        # too long ones are refused.
-        images = codec.images(call, page)
+        # One version's description and terms from here on, even if another goes live meanwhile.
+        description, terms = model.description, model.batches.terms
+        texts, images = codec.texts(call), codec.images(call, description)
+        selection.check_same_meaning(texts=texts is not None, named=codec.names_tensors)
+        # 8. Lengths: tokenise texts, decode and resize images, off the loop; rows that are too long
+        # are refused.
         tokens = None if texts is None else await self._tokens(texts, model, who)
-        if images is not None and page.image is not None:
-            tokens = await gate.prepare_images(flight, page.image, images)
-        rows = await gate.off_loop(who, flight.request_bytes, codec.split, call, tokens, page)
-        # The tenant's own limits, as soon as lengths are known: its bounds, its rate of tokens.
-        check_own_bounds(who, rows.lengths)
-        if not flight.counted:
-            gate.rates.take_tokens(who.tenant, sum(rows.lengths))
-            flight.counted = True
-        flight.mark("tokenize")
-        # Kept only where the settings say so; before the cache, which hides what is asked often.
+        if images is not None and description.image is not None:
+            tokens = await services.prepare_images(context, description.image, images)
+        rows = await services.off_loop(
+            who, context.request_bytes, codec.split, call, tokens, description
+        )
+        # 9. The tenant's own limits, as soon as lengths are known: its bounds, its rate of tokens,
+        # which a request that falls back has paid already.
+        check_tenant_bounds(who, rows.lengths)
+        if not context.counted:
+            services.rates.take_tokens(who.tenant, sum(rows.lengths))
+            context.counted = True
+        context.mark("tokenize")
+        # 10. Recording, where settings ask for it: before the cache, which hides repeated inputs.
         if model.recorder is not None and who.tenant.record:
             model.recorder.offer(who.tenant.name, rows)
-        submit, rungs = partial(self._submit, flight, way, terms), model.rungs
-        if rungs is None:
-            # Queue: bounded, by deadline; late binding happens behind this line.
-            ticket = submit(rows)
-            left = partial(model.batches.cancel, ticket)
-            flight.waits()
-            answers = await unless_left(flight.exchange, ticket.future, left)
-            return _Answered(page, rows, answers)
-        # What need not run comes first: rows answered before, then an identical request's run. The
-        # queue gets what is left, and whoever was there first waits in it for all.
-        wanted = await self._wanted(flight, page, rows)
-        seat = _seat(demand_of(flight, way.promise), rows.count)
-        flight.waits()
-        spared = rungs.answers(wanted, seat, submit)
-        found = await unless_left(flight.exchange, spared, seat.leave)
-        flight.found(found)
-        return _Answered(page, rows, found.answers)
+        submit, reuse = partial(self._submit, context, selection, terms), model.reuse
+        if reuse is None:
+            # 11. Queue: bounded, by deadline. A replica is chosen behind this line, when free.
+            pending = submit(rows)
+            context.queued()
+            cancel = partial(model.batches.cancel, pending)
+            answers = await unless_left(context.exchange, pending.future, cancel)
+            return _AnsweredRows(description, rows, answers)
+        # 11a. Reuse, before the queue: rows answered before, then an identical request's run. Only
+        # the rest is queued, once for all callers that wait for it.
+        query = await self._reuse_query(context, description, rows)
+        follower = _follower(demand_of(context, selection.promise), rows.count)
+        context.queued()
+        answering = reuse.answers(query, follower, submit)
+        context.reused = await unless_left(context.exchange, answering, follower.leave)
+        return _AnsweredRows(description, rows, context.reused.answers)
 
-    def _way(
-        self, flight: RequestContext, who: Caller, name: str, version: str | None
+    def _select(
+        self, context: RequestContext, who: Caller, name: str, version: str | None
     ) -> ModelSelection:
         if not who.tenant.may_use(name):
             raise errors.Forbidden("this tenant may not use this model", param="model")
-        way = ModelSelection(self._gate.models, who.tenant, name, version)
-        flight.model = name
-        self._gate.watcher.arrived(flight)
-        return way
-
-    async def _body(self, exchange: Exchange, who: Caller) -> bytes:
-        limits: BodyLimits = self._gate.limits
-        body = await exchange.body(limits)
-        encoding = exchange.headers.get(b"content-encoding", b"identity").lower()
-        if encoding == b"identity":
-            return body
-        if encoding != b"gzip":
-            raise errors.UnsupportedMedia("Content-Encoding must be gzip or identity")
-        inflated: bytes = await self._gate.off_loop(
-            who, len(body) * MOST_INFLATION, inflate, body, limits.max_inflated_bytes
-        )
-        exchange.hold(len(inflated), limits.room)
-        return inflated
+        selection = ModelSelection(self._services.models, who.tenant, name, version)
+        context.model = name
+        self._services.watcher.arrived(context)
+        return selection
 
     async def _tokens(self, texts: list[str], model: ServedModel, who: Caller) -> list[Any]:
         if model.tokenizer is None:
             raise errors.BadRequest(
                 f"model {model.description.name} has no tokeniser; send token ids instead of text"
             )
-        return await self._gate.tokenize(who, model.tokenizer, texts)
+        return await self._services.tokenize(who, model.tokenizer, texts)
 
-    async def _wanted(self, flight: RequestContext, page: ModelDescription, rows: Rows) -> Wanted:
-        who, exchange = flight.who, flight.exchange
+    async def _reuse_query(
+        self, context: RequestContext, description: ModelDescription, rows: Rows
+    ) -> ReuseQuery:
+        who, outputs = context.who, [spec.name for spec in description.outputs]
         assert who is not None
-        names = [spec.name for spec in page.outputs]
-        keys = await self._gate.off_loop(
-            who, flight.request_bytes, row_keys, rows, page.version, names
+        keys = await self._services.off_loop(
+            who, context.request_bytes, row_keys, rows, description.version, outputs
         )
-        share, keep = sharing(exchange.headers, flight.asked.repeatable)
-        return Wanted(who.tenant.name, page, rows, keys, share, keep)
+        share, keep = sharing(context.exchange.headers, context.options.repeatable)
+        return ReuseQuery(who.tenant.name, description, rows, keys, share, keep)
 
     def _submit(
-        self, flight: RequestContext, way: ModelSelection, terms: Terms, rows: Rows
-    ) -> Ticket:
+        self, context: RequestContext, selection: ModelSelection, terms: VersionTerms, rows: Rows
+    ) -> PendingBatchRequest:
         """Queues the rows for what is left of the caller's time."""
-        ticket = way.model.batches.submit(rows, terms, demand_of(flight, way.promise))
-        ticket.trace = flight.trace
-        return ticket
+        pending = selection.model.batches.submit(rows, terms, demand_of(context, selection.promise))
+        pending.trace = context.trace
+        return pending
 
 
 @dataclass(frozen=True, slots=True)
-class _Answered:
-    """`page`: what the rows were parsed for."""
+class _AnsweredRows:
+    """`description`: of the version that the rows were parsed for."""
 
-    page: ModelDescription
+    description: ModelDescription
     rows: Rows
     answers: tuple[RowAnswer, ...]
 
 
-async def _by_either(
-    flight: RequestContext, way: ModelSelection, attempt: Callable[[], Awaitable[T]]
+async def _with_fallback(
+    context: RequestContext, selection: ModelSelection, attempt: Callable[[], Awaitable[T]]
 ) -> T:
-    """A cheaper model, before a refusal: once, on the same clock, and not once an answer flows."""
+    """A cheaper model before a refusal: once, on the same clock, and not once an answer flows."""
     while True:
         try:
             return await attempt()
         except errors.HeadraceError as refusal:
-            if flight.exchange.replied:
+            if context.exchange.replied:
                 raise
-            way.turn(refusal)
-            flight.turned()
+            selection.fall_back(refusal)
+            context.fell_back()
 
 
-def _seat(demand: Demand, rows: int) -> Follower:
+def _follower(demand: Demand, rows: int) -> Follower:
     now = monotonic()
     return Follower(rows, demand.priority, now + demand.deadline_s, now + demand.expires_s)
 
 
-def _as_answered(
-    page: ModelDescription, version: str | None, answers: tuple[RowAnswer, ...]
+def _description_of_ran(
+    description: ModelDescription, version: str | None, answers: tuple[RowAnswer, ...]
 ) -> ModelDescription:
-    """The page of the version that ran the rows: a later one than they were parsed for, if it went
-    live while they waited. Not all of them by one, or not by the one asked for: 503, ask again."""
+    """Of the version that ran the rows: a later one than they were parsed for, if it went live
+    while they waited. NotReady where several did, or another than the one asked for."""
     ran = {answer.version for answer in answers}
-    if ran == {page.version}:
-        return page
+    if ran == {description.version}:
+        return description
     if len(ran) > 1 or version is not None:
         raise errors.NotReady(
-            "the model was replaced by another version meanwhile; ask again", retry_after_s=1.0
+            "the model was replaced by another version meanwhile; send the request again",
+            retry_after_s=1.0,
         )
-    return replace(page, version=ran.pop())
+    return replace(description, version=ran.pop())

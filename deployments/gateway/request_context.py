@@ -19,13 +19,13 @@ from deployments.contract import errors
 from deployments.contract.description import ImageInput, Scheduling
 from deployments.contract.preprocess.images import Encoded, row_bytes
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.gateway.http.body import BodyLimits, BodyRoom
-from deployments.gateway.http.exchange import Asked, Exchange
+from deployments.gateway.http.body import MOST_INFLATION, BodyLimits, BodyRoom, inflate
+from deployments.gateway.http.exchange import Exchange, RequestOptions
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.preprocess.inputs import encode_texts, prepare_images
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.core_loop import Demand
-from deployments.gateway.reuse.answer_reuse import Found
+from deployments.gateway.reuse.answer_reuse import ReusedAnswers
 from deployments.gateway.rows.types import RowAnswer
 from deployments.gateway.telemetry.tracing import TraceContext
 from deployments.gateway.tenancy.rates import Rates
@@ -36,7 +36,7 @@ from routers.types import Tokens
 T = TypeVar("T")
 _ENGINE_REFUSED = "engine_refused"
 _DRAIN_RETRY_S = 2.0
-UNASKED = Asked(None, "", True)
+NO_OPTIONS = RequestOptions(None, "", True)
 _LONGEST_SESSION = 128  # as of `x-session-id`; a gateway remembers many
 
 
@@ -66,21 +66,22 @@ class Generated:
 
 
 class RequestContext:
-    """`protocol`: the codec's label. `mark` fills `stages` (seconds) in the order of the walk.
+    """`protocol`: the codec's label. `mark` fills `stages` (seconds) in the pipeline's order.
     `counted`: its tokens were, at its tenant's rate. `fallback`: the model that answered if it is
-    not the asked one. `ran`: rows of it were queued and run, for it or an identical request."""
+    not the requested one. `ran`: rows of it were queued and run, for it or an identical request.
+    `reused`: None where its model neither keeps nor shares answers."""
 
     __slots__ = (
-        "_last", "_queued_at", "_shared", "answers", "asked", "counted", "exchange", "fallback",
-        "generated", "model", "outcome", "protocol", "queue_wait_s", "ran", "reason",
-        "request_bytes", "response_bytes", "service_s", "stages", "status", "trace", "who",
+        "_last", "_queued_at", "answers", "counted", "exchange", "fallback", "generated", "model",
+        "options", "outcome", "protocol", "queue_wait_s", "ran", "reason", "request_bytes",
+        "response_bytes", "reused", "service_s", "stages", "status", "trace", "who",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:
         self.exchange = exchange
         self.protocol = protocol
         self.who: Caller | None = None
-        self.asked = UNASKED
+        self.options = NO_OPTIONS
         self.model = self.fallback = ""
         self.counted = self.ran = False
         self.answers: tuple[RowAnswer, ...] = ()
@@ -93,7 +94,7 @@ class RequestContext:
         self.reason = ""
         self.request_bytes = self.response_bytes = 0
         self.trace = trace
-        self._shared: Found | None = None
+        self.reused: ReusedAnswers | None = None
         self._queued_at = 0.0
         self._last = exchange.arrived
 
@@ -103,19 +104,15 @@ class RequestContext:
         self.stages[stage] = self.stages.get(stage, 0.0) + now - self._last
         self._last = now
 
-    def waits(self) -> None:
-        """It queues, or looks for what spares it that; a cheaper model's queue goes on counting."""
+    def queued(self) -> None:
+        """It waits, in a queue or for another's run; a cheaper model's queue goes on counting."""
         self._queued_at = self._queued_at or monotonic()
 
-    def found(self, found: Found) -> None:
-        """Its rows went by a cache and by runs that may be shared."""
-        self._shared = found
-
-    def turned(self) -> None:
+    def fell_back(self) -> None:
         """It goes on to a cheaper model; its wait so far belongs to no stage."""
         self._last = perf_counter()
 
-    def done(self, answers: tuple[RowAnswer, ...], fallback: str) -> None:
+    def answered(self, answers: tuple[RowAnswer, ...], fallback: str) -> None:
         """All rows are back. The last one to be dispatched says how long the request queued."""
         self._last = perf_counter()
         self.answers, self.fallback = answers, fallback
@@ -125,8 +122,8 @@ class RequestContext:
             self.queue_wait_s = max(last.dispatched - self._queued_at, 0.0)
             self.service_s = last.service_s
 
-    def began(self, dispatched_at: float, fallback: str) -> None:
-        """The first of an answer that flows is here."""
+    def stream_began(self, dispatched_at: float, fallback: str) -> None:
+        """The first piece of an answer that flows is here."""
         self._last = perf_counter()
         self.ran, self.fallback = True, fallback
         self.queue_wait_s = max(dispatched_at - self._queued_at, 0.0)
@@ -157,23 +154,23 @@ class RequestContext:
             head += [(b"x-batch-size", b"%d" % last.batch_size), (b"x-bucket", b"%d" % last.bucket)]
         if self.fallback:
             head.append((b"x-served-by", self.fallback.encode()))
-        return head if self._shared is None else head + self._shared.headers()
+        return head if self.reused is None else head + self.reused.headers()
 
 
 def _dispatched(answer: RowAnswer) -> float:
     return answer.dispatched
 
 
-class Watcher(Protocol):
+class RequestWatcher(Protocol):
     """Hears of every request: when its trace begins, its model is known, and it has ended."""
 
     def begin(self, headers: dict[bytes, bytes]) -> TraceContext: ...
-    def arrived(self, flight: RequestContext) -> None: ...
-    def finished(self, flight: RequestContext) -> None: ...
+    def arrived(self, context: RequestContext) -> None: ...
+    def finished(self, context: RequestContext) -> None: ...
 
 
 class GatewayServices:
-    """`watcher` hears of every flight's landing exactly once, whatever its ending."""
+    """`watcher` is told exactly once that a request has finished, however it ended."""
 
     def __init__(
         self,
@@ -182,7 +179,7 @@ class GatewayServices:
         tenants: TenantsFile,
         models: Catalogue,
         pool: FairThreadPool,
-        watcher: Watcher,
+        watcher: RequestWatcher,
     ) -> None:
         limits = settings.limits
         self.models = models
@@ -209,8 +206,23 @@ class GatewayServices:
     def check_open(self) -> None:
         if self.models.draining:
             raise errors.Overloaded(
-                "the server is draining", retry_after_s=_DRAIN_RETRY_S, reason="draining"
+                "the server is draining and takes no new requests",
+                retry_after_s=_DRAIN_RETRY_S,
+                reason="draining",
             )
+
+    async def read_body(self, exchange: Exchange, who: Caller) -> bytes:
+        """The whole body, inflated. Raises as `Exchange.body`, and UnsupportedMedia."""
+        body = await exchange.body(self.limits)
+        encoding = exchange.headers.get(b"content-encoding", b"identity").lower()
+        if encoding == b"identity":
+            return body
+        if encoding != b"gzip":
+            raise errors.UnsupportedMedia("Content-Encoding must be gzip or identity")
+        most = self.limits.max_inflated_bytes
+        inflated: bytes = await self.off_loop(who, len(body) * MOST_INFLATION, inflate, body, most)
+        exchange.hold(len(inflated), self.limits.room)
+        return inflated
 
     async def off_loop(
         self, who: Caller, size_bytes: int, function: Callable[..., T], *args: Any
@@ -224,45 +236,47 @@ class GatewayServices:
         return await encode_texts(self.pool, who.tenant.name, tokenizer, texts)
 
     async def prepare_images(
-        self, flight: RequestContext, how: ImageInput, images: Sequence[Encoded]
+        self, context: RequestContext, how: ImageInput, images: Sequence[Encoded]
     ) -> list[Any]:
         """As rows of the model's input, whose memory counts as the body's does."""
-        assert flight.who is not None
-        flight.exchange.hold(len(images) * row_bytes(how), self.limits.room)
-        return await prepare_images(self.pool, flight.who.tenant.name, how, images)
+        assert context.who is not None
+        context.exchange.hold(len(images) * row_bytes(how), self.limits.room)
+        return await prepare_images(self.pool, context.who.tenant.name, how, images)
 
 
-def demand_of(flight: RequestContext, promise: Scheduling, session: str = "") -> Demand:
+def demand_of(context: RequestContext, promise: Scheduling, session: str = "") -> Demand:
     """Some of a request's time has passed since its headers arrived. `session`: where its headers
     name none."""
-    assert flight.who is not None
-    tenant, asked = flight.who.tenant, flight.asked
-    spent_s, budget_s = perf_counter() - flight.exchange.arrived, asked.budget_s
-    session = asked.session or (session if len(session) <= _LONGEST_SESSION else "")
+    assert context.who is not None
+    tenant, options = context.who.tenant, context.options
+    spent_s, budget_s = perf_counter() - context.exchange.arrived, options.budget_s
+    session = options.session or (session if len(session) <= _LONGEST_SESSION else "")
     due_s = promise.slo_s if budget_s is None else budget_s
     if promise.core.generation is not None and budget_s is not None:
         due_s = min(promise.slo_s, budget_s)  # its first token is due before all of its answer
     return Demand(
         tenant=tenant.name,
-        priority=flight.who.rank,
+        priority=context.who.rank,
         deadline_s=due_s - spent_s,
         expires_s=(promise.timeout_s if budget_s is None else budget_s) - spent_s,
         weight=tenant.weight,
         tenant_rows=tenant.max_queue_rows,
         # Sessions of different tenants are different, whatever their callers name them.
         session=f"{tenant.name}/{session}" if session else "",
-        repeatable=asked.repeatable,
+        repeatable=options.repeatable,
     )
 
 
-def check_own_bounds(who: Caller, lengths: tuple[int, ...]) -> None:
+def check_tenant_bounds(who: Caller, lengths: tuple[int, ...]) -> None:
     """Raises BadRequest for what is over the tenant's own limits."""
     bound, most = who.tenant.max_length, who.tenant.max_queue_rows
     if most and len(lengths) > most:
         raise errors.BadRequest(
-            f"the request has {len(lengths)} rows; this tenant's may be {most} (max_queue_rows)"
+            f"the request has {len(lengths)} rows; this tenant may send {most} at once "
+            "(max_queue_rows)"
         )
     if bound is not None and max(lengths) > bound:
         raise errors.BadRequest(
-            f"a row is {max(lengths)} long; this tenant's rows may be {bound} at most (max_length)"
+            f"a row is {max(lengths)} long; this tenant's rows may be {bound} long at most "
+            "(max_length)"
         )

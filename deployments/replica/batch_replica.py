@@ -42,14 +42,16 @@ class BatchReplica:
         self._name: str = args["name"]
         self._settings = ModelSettings.model_validate(args["settings"])
         self._loop = asyncio.get_running_loop()
-        self._notes = StartupProgress(self._name, serve.get_replica_context().replica_id.unique_id)
+        self._progress = StartupProgress(
+            self._name, serve.get_replica_context().replica_id.unique_id
+        )
         try:
             costs = await self._loop.run_in_executor(None, self._start, Path(args["cache_dir"]))
             self._description, self._tokenizer = describe.describe(
                 self._name, self._settings, args["digest"], self._runtime, costs
             )
         except Exception as fault:
-            await self._notes.failed(fault)
+            await self._progress.failed(fault)
             raise
         self._worker = DeviceWorker(
             self._runtime,
@@ -61,12 +63,12 @@ class BatchReplica:
         self._watch = self._loop.create_task(
             watch_hangs(self._worker, min(1.0, self._settings.replicas.hang_limit_s / 4))
         )
-        self._notes.tell("ready", 1.0)
+        self._progress.tell("ready", 1.0)
 
     def _start(self, cache_dir: Path) -> KnownCosts:
         backend_env.set_compiler_cache(cache_dir)
         model = self._settings
-        settings = describe.runtime_settings(self._name, model, cache_dir, self._notes.tell)
+        settings = describe.runtime_settings(self._name, model, cache_dir, self._progress.tell)
         start = start_of(settings, model, cache_dir)
         self._runtime: Runtime = catalog.create(start.settings)
         runtime = self._runtime

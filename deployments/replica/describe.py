@@ -13,9 +13,9 @@ from pathlib import Path
 
 from deployments.contract.description import (
     Generating,
-    Ladder,
     ModelDescription,
     Recording,
+    ReuseSettings,
     Scheduling,
 )
 from deployments.contract.scheduling import scheduling
@@ -85,7 +85,7 @@ def describe(
     model = with_image_lengths(model)
     tokenizer = tokenizer_bytes(path)
     embed = _embed_output(limits) if model.task == "embed" else None
-    page = ModelDescription(
+    description = ModelDescription(
         name=name,
         version=version,
         generation=0,
@@ -111,12 +111,12 @@ def describe(
         max_rows=limits.max_rows,
         profile=costs.points,
         profile_from=costs.said,
-        ladder=_ladder(model),
+        reuse=_reuse(model),
         recording=_recording(model),
         image=image_input(model.image, limits),
         classes=classes(model.classify, limits, path) if model.task == "classify" else None,
     )
-    return page, tokenizer
+    return description, tokenizer
 
 
 def describe_stream(
@@ -125,7 +125,7 @@ def describe_stream(
     """As `describe`, of a model that generates: it has no tensors, its lengths are of prompts."""
     limits = runtime.limits()
     tokenizer = tokenizer_bytes(_path(model))
-    page = ModelDescription(
+    description = ModelDescription(
         name=name,
         version=model.version or _version(model),
         generation=0,
@@ -154,7 +154,7 @@ def describe_stream(
             profile=profile,
         ),
     )
-    return page, tokenizer
+    return description, tokenizer
 
 
 def _prompt_edges(model: ModelSettings, context_tokens: int) -> tuple[int, ...]:
@@ -229,6 +229,8 @@ def _recording(model: ModelSettings) -> Recording | None:
     return Recording(record.folder, edges, record.max_rows, record.max_bytes, record.max_requests)
 
 
-def _ladder(model: ModelSettings) -> Ladder:
+def _reuse(model: ModelSettings) -> ReuseSettings:
     cache = model.cache
-    return Ladder(cache.max_bytes, cache.ttl_s, cache.public, model.coalesce, model.fallback or "")
+    return ReuseSettings(
+        cache.max_bytes, cache.ttl_s, cache.public, model.coalesce, model.fallback or ""
+    )

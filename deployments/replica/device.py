@@ -29,7 +29,7 @@ from runtimes.types import Batch, Prefetching, Runtime
 Key = tuple[str, int]
 News = list[tuple[asyncio.Future[Any], Any]]
 _DUTY_WINDOW_S = 10.0
-_TOO_LATE = "its time was up before its turn came"
+_TOO_LATE = "the request's time limit passed before it ran"
 
 
 @dataclass(slots=True)

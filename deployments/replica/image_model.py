@@ -26,8 +26,8 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     """`classify.json`: what a training script knows of its model's classes."""
 
     labels: list[str] | None = None
+    output_name: str | None = None
     output: str | None = None
-    gives: str | None = None
     temperature: float | None = None
     threshold: float | None = None
 
@@ -87,7 +87,7 @@ def image_input(image: ImageSettings | None, limits: Limits) -> ImageInput | Non
 def classes(settings: ClassifySettings, limits: Limits, source: Path | None) -> Classes:
     """Settings before the folder before defaults. Raises `LoadError`."""
     stored = _stored(source)
-    spec = _output(settings.output or stored.output, limits)
+    spec = _output(settings.output_name or stored.output_name, limits)
     labels = settings.labels or stored.labels or _hugging_face_labels(source)
     width = spec.shape[-1]
     if labels is None:
@@ -103,7 +103,7 @@ def classes(settings: ClassifySettings, limits: Limits, source: Path | None) -> 
         top_k=settings.top_k,
         temperature=temperature,
         threshold=_first(settings.threshold, stored.threshold, 0.0),
-        probabilities=_first(settings.gives, stored.gives, "logits") == "probabilities",
+        probabilities=_first(settings.output, stored.output, "logits") == "probabilities",
     )
 
 
@@ -137,7 +137,7 @@ def _output(name: str | None, limits: Limits) -> TensorSpec:
         flat = [spec for spec in flat if spec.name == name]
     if len(flat) != 1:
         known = ", ".join(f"'{spec.name}' {list(spec.shape)}" for spec in limits.outputs)
-        wanted = f"one '{name}'" if name else "one alone, or classify.output must name it"
+        wanted = f"one '{name}'" if name else "one alone, or classify.output_name must name it"
         raise LoadError(
             f"task classify needs an output of shape [batch, classes], {wanted}; the model has "
             f"{known}"

@@ -16,7 +16,7 @@ from deployments.replica.device import DeviceWorker, Job, Key
 from routers.staging import Staged
 from routers.types import FlowWork, Report
 
-_MOST_TOLD = 64
+_MOST_GATEWAYS = 64
 _ARRIVES_S = 1.0  # how much later a batch may come than what is said of it
 
 
@@ -25,7 +25,7 @@ class ReplicaCore:
         self._worker = worker
         self._queue = worker.queue
         self._loop = asyncio.get_running_loop()
-        self._told: dict[str, tuple[FlowWork, ...]] = {}
+        self._last_reported: dict[str, tuple[FlowWork, ...]] = {}
         self._dropped: set[Key] = set()
         self._asked: dict[Key, asyncio.Future[bool]] = {}
 
@@ -105,11 +105,11 @@ class ReplicaCore:
 
     def _news(self, gateway: str, waiting: tuple[FlowWork, ...]) -> tuple[FlowWork, ...] | None:
         """What waits elsewhere, None when this gateway was told so before."""
-        if self._told.get(gateway) is waiting:
+        if self._last_reported.get(gateway) is waiting:
             return None
-        if len(self._told) > _MOST_TOLD:
-            self._told.clear()  # gateways that were restarted have new names
-        self._told[gateway] = waiting
+        if len(self._last_reported) > _MOST_GATEWAYS:
+            self._last_reported.clear()  # gateways that were restarted have new names
+        self._last_reported[gateway] = waiting
         return waiting
 
 

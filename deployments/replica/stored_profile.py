@@ -150,7 +150,7 @@ def _read(path: Path) -> StoredProfile:
     points = tuple((int(rows), int(width), float(s)) for rows, width, s in data["points"])
     edges = tuple(map(int, data["edges"]))
     if not points or min(s for *_, s in points) <= 0.0 or list(edges) != sorted(set(edges)):
-        raise ValueError("its points or edges make no sense")
+        raise ValueError("its points or edges are inconsistent")
     return StoredProfile(
         identity=Identity(**data["identity"]),
         measured_at=str(data["measured_at"]),

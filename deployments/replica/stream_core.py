@@ -196,7 +196,7 @@ class StreamCore:
 def _too_large(chunk: Chunk) -> Chunk:
     """In the place of an answer that would break the stream it comes on, for all on it."""
     error = {
-        "message": f"the answer has {len(chunk.data)} bytes, {MOST_CHUNK_BYTES} are the most: ask "
+        "message": f"the answer has {len(chunk.data)} bytes, {MOST_CHUNK_BYTES} is the limit: ask "
         "for fewer log-probabilities or fewer prompts at once, or stream it",
         "type": "BadRequestError",
         "param": None,

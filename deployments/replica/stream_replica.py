@@ -43,26 +43,28 @@ class StreamReplica:
         logs.configure(args["log"]["level"], args["log"]["format"])
         self._name: str = args["name"]
         self._settings = ModelSettings.model_validate(args["settings"])
-        self._notes = StartupProgress(self._name, serve.get_replica_context().replica_id.unique_id)
+        self._progress = StartupProgress(
+            self._name, serve.get_replica_context().replica_id.unique_id
+        )
         try:
             profile = await self._start(Path(args["cache_dir"]))
             self._description, self._tokenizer = describe.describe_stream(
                 self._name, self._settings, args["digest"], self._runtime, profile
             )
         except Exception as fault:
-            await self._notes.failed(fault)
+            await self._progress.failed(fault)
             raise
         self._core = StreamCore(self._runtime, self._runtime.limits().max_sequences * _ROOM)
         limit_s = self._settings.replicas.hang_limit_s
         self._watch = asyncio.get_running_loop().create_task(
             watch_stalls(self._core, limit_s, self._stalled, min(1.0, limit_s / 4))
         )
-        self._notes.tell("ready", 1.0)
+        self._progress.tell("ready", 1.0)
 
     async def _start(self, cache_dir: Path) -> Profile:
         backend_env.set_compiler_cache(cache_dir)
         settings = describe.runtime_settings(
-            self._name, self._settings, cache_dir, self._notes.tell
+            self._name, self._settings, cache_dir, self._progress.tell
         )
         backend_env.set_engine_variables(settings)
         self._runtime: StreamRuntime = catalog.create_stream(settings)

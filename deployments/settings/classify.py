@@ -34,12 +34,12 @@ class ClassifySettings(Section):
         description="Names of the classes, in the order of the model's output; unset, those of "
         "the model's folder (`classify.json`, or `id2label` of `config.json`), else their numbers.",
     )
-    output: str | None = Field(
+    output_name: str | None = Field(
         default=None,
         description="The model's output that holds the classes; unset, its only one of shape "
         "[batch, classes].",
     )
-    gives: Literal["logits", "probabilities"] | None = Field(
+    output: Literal["logits", "probabilities"] | None = Field(
         default=None, description="What that output holds; unset, logits."
     )
     top_k: int = Field(

@@ -106,7 +106,7 @@ class FeasibilitySettings(Section):
         le=3_600_000,
         description="What is added to the predicted wait; unset, learnt from how wrong it was.",
     )
-    late_room_s: float | None = Field(
+    best_effort_capacity_s: float | None = Field(
         default=None,
         ge=0,
         le=86_400,

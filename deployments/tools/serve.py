@@ -18,7 +18,7 @@ from typing import IO, Any
 import click
 
 from deployments.settings import load
-from deployments.tools.console.terminal import Progress
+from deployments.tools.console.terminal import StartupDisplay
 
 
 def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
@@ -39,12 +39,12 @@ def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
         signal.signal(number, lambda *_: _ask_to_stop(child))
     assert child.stdout is not None
     events = _events(child.stdout)
-    with Progress(models) as progress:
-        turn = _until_ready(events, progress)
-    if turn.get("event") == "ready":
-        _show(turn["message"], err=False)
+    with StartupDisplay(models) as progress:
+        last = _until_ready(events, progress)
+    if last.get("event") == "ready":
+        _show(last["message"], err=False)
     else:
-        _say(turn)
+        _say(last)
     for event in events:
         _say(event)
     return _exit_code(child.wait())
@@ -90,7 +90,7 @@ def _events(lines: IO[str]) -> Any:
             yield event
 
 
-def _until_ready(events: Any, progress: Progress) -> dict[str, Any]:
+def _until_ready(events: Any, progress: StartupDisplay) -> dict[str, Any]:
     """Shows phases; returns the event that ends this: ready, failed or the beginning of a stop."""
     for event in events:
         if event["event"] == "progress":
@@ -99,6 +99,6 @@ def _until_ready(events: Any, progress: Progress) -> dict[str, Any]:
         elif event["event"] == "log":
             _say(event)
         elif event.get("name") not in ("ray", "deploy"):
-            turn: dict[str, Any] = event
-            return turn
+            last: dict[str, Any] = event
+            return last
     return {}

@@ -10,32 +10,39 @@ token for token, and 200 streams that are left at once must leave nothing runnin
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from operator import methodcaller
 from pathlib import Path
 
 from loadtests.benches.launched import Launch, RunningServer, free_port, launched
-from loadtests.benches.punctual import punctual
+from loadtests.benches.runner import (
+    Bench,
+    Column,
+    Option,
+    Options,
+    Run,
+    Runs,
+    in_turn,
+    median,
+    say,
+    spread,
+    table,
+)
 from loadtests.benches.server import HOME_DIR, changed, example, headrace
-from loadtests.benches.streams_client import Streamed, abandoned, texts, throughput
+from loadtests.benches.streams_client import Streamed, abandoned, punctual, texts, throughput
 from loadtests.results.report_table import (
-    BenchReport,
     BenchVerdict,
     Table,
     at_least,
     at_most,
-    median_of,
     number,
-    publish,
     ratio,
-    spread_of,
 )
 
 HEADRACE, VLLM, AS_IT_COMES = "headrace", "vllm", "vllm as it comes"
@@ -105,122 +112,91 @@ def theirs(size: str, name: str = VLLM) -> AbstractContextManager[RunningServer]
     )
 
 
-def trials(asked: argparse.Namespace) -> Iterator[Streamed]:
-    for size in asked.sizes:
-        for repeat in range(asked.repeats):
-            systems = (HEADRACE, VLLM, AS_IT_COMES)
-            for name in systems if repeat % 2 == 0 else systems[::-1]:
-                with ours(size) if name == HEADRACE else theirs(size, name) as running:
-                    yield trial(name, size, running, asked)
+def runs(options: Options) -> Iterator[Run]:
+    for size in options.sizes:
+        for _, name in in_turn((HEADRACE, VLLM, AS_IT_COMES), options.repeats):
+            with ours(size) if name == HEADRACE else theirs(size, name) as running, punctual():
+                found = asyncio.run(streamed(running.url, name == HEADRACE, options))
+            say(
+                f"{size:>6} {name:>16} {found.tokens_per_s:8.0f} tokens/s first token p50 "
+                f"{found.first_ms(50):7.1f} ms p99 {found.first_ms(99):7.1f} ms, gap "
+                f"{found.gap_ms:5.1f} ms, left {found.gone_s:.2f} s"
+            )
+            yield Run(name, found, size)
 
 
-def trial(name: str, size: str, running: RunningServer, asked: argparse.Namespace) -> Streamed:
-    async def all_of_it() -> Streamed:
-        found = await throughput(running.url, asked.clients, asked.warmup, asked.seconds)
-        found.system, found.size = name, size
-        found.texts = await texts(running.url)
-        found.gone_s = await abandoned(running.url, name == HEADRACE)
-        return found
-
-    with punctual():
-        found = asyncio.run(all_of_it())
-    print(
-        f"  {size:>6} {name:>16} {found.tokens_per_s:8.0f} tokens/s first token p50 "
-        f"{found.first_ms(50):7.1f} ms p99 {found.first_ms(99):7.1f} ms, gap "
-        f"{found.gap_ms:5.1f} ms, left {found.gone_s:.2f} s",
-        file=sys.stderr,
-    )
+async def streamed(url: str, ours: bool, options: Options) -> Streamed:
+    found = await throughput(url, options.clients, options.warmup, options.seconds)
+    found.texts = await texts(url)
+    found.gone_s = await abandoned(url, ours)
     return found
 
 
-def of(done: Sequence[Streamed], name: str, size: str) -> list[Streamed]:
-    return [each for each in done if (each.system, each.size) == (name, size)]
+COLUMNS: tuple[Column, ...] = (
+    ("output tokens/s", median("tokens_per_s")),
+    ("least–most", spread("tokens_per_s")),
+    ("first token p50 ms", median(lambda each: each.first_ms(50))),
+    ("p99 ms", median(lambda each: each.first_ms(99))),
+    ("between tokens, median ms", median("gap_ms")),
+    ("200 left streams gone, s", median("gone_s")),
+)
 
 
-def table(done: Sequence[Streamed], size: str, clients: int) -> Table:
-    rows = []
-    for name in (HEADRACE, VLLM, AS_IT_COMES):
-        mine = of(done, name, size)
-        speed = median_of(mine, lambda each: each.tokens_per_s)
-        rows.append(
-            (
-                name,
-                speed,
-                spread_of(mine, lambda each: each.tokens_per_s),
-                median_of(mine, lambda each: each.first_ms(50)),
-                median_of(mine, lambda each: each.first_ms(99)),
-                median_of(mine, lambda each: each.gap_ms),
-                median_of(mine, lambda each: each.gone_s),
-            )
-        )
-    headers = (
-        *("system", "output tokens/s", "least–most", "first token p50 ms", "p99 ms"),
-        *("between tokens, median ms", "200 left streams gone, s"),
-    )
-    hidden, layers = SIZES[size]
-    caption = f"{size}: {layers} layers of {hidden}, {clients} streams at once"
-    return Table(caption, headers, tuple(rows))
+def tables(done: Runs, options: Options) -> Iterator[Table]:
+    for size in options.sizes:
+        hidden, layers = SIZES[size]
+        caption = f"{size}: {layers} layers of {hidden}, {options.clients} streams at once"
+        rows = {name: done.of(name, size) for name in (HEADRACE, VLLM, AS_IT_COMES)}
+        yield table(caption, COLUMNS, rows, "system")
 
 
-def verdicts(done: Sequence[Streamed], sizes: Sequence[str]) -> Iterator[BenchVerdict]:
-    for size in sizes:
-        mine, other = of(done, HEADRACE, size), of(done, VLLM, size)
-        share = ratio(
-            median_of(mine, lambda each: each.tokens_per_s),
-            median_of(other, lambda each: each.tokens_per_s),
-        )
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    for size in options.sizes:
+        mine, other = done.of(HEADRACE, size), done.of(VLLM, size)
+        share = ratio(mine.median("tokens_per_s"), other.median("tokens_per_s"))
         claim = f"{size}: output tokens/s against vLLM's own server"
         yield at_least(claim, share, LEAST_SHARE[size], " ×")
         if size in JUDGED:
-            yield from first_token_verdicts(mine, other, size)
-        same = all(each.texts == other[0].texts for each in (*mine, *other))
+            yield from first_token_bars(mine, other, size)
+        same = all(each.texts == other.results[0].texts for each in (*mine.results, *other.results))
         yield BenchVerdict(f"{size}: greedy outputs alike, token for token", str(same), same)
-        gone_s = max(each.gone_s for each in mine)
+        gone_s = max(each.gone_s for each in mine.results)
         yield at_most(f"{size}: nothing runs after 200 left streams", gone_s, GONE_S, " s")
 
 
-def first_token_verdicts(
-    mine: Sequence[Streamed], other: Sequence[Streamed], size: str
-) -> Iterator[BenchVerdict]:
+def first_token_bars(mine: Runs, other: Runs, size: str) -> Iterator[BenchVerdict]:
     """At most 5 % more, or 10 ms."""
     for percent in (50, 99):
-        ours_ms, theirs_ms = (
-            statistics.median(each.first_ms(percent) for each in done) for done in (mine, other)
-        )
+        value = methodcaller("first_ms", percent)
+        ours_ms, theirs_ms = mine.median(value), other.median(value)
         claim = f"{size}: first token's p{percent} at most 5 % or 10 ms more"
         most_ms = max(MOST_TIMES * theirs_ms, theirs_ms + MOST_MORE_MS)
         said = f"{number(ours_ms)} against {number(theirs_ms)} ms"
         yield BenchVerdict(claim, said, ours_ms <= most_ms)
 
 
-def report(done: Sequence[Streamed], asked: argparse.Namespace) -> BenchReport:
-    return BenchReport(
-        name="generation",
-        title="Streams of tokens, beside vLLM's own server",
-        tables=tuple(table(done, size, asked.clients) for size in asked.sizes),
-        verdicts=tuple(verdicts(done, asked.sizes)),
-        notes=(
-            "Prompts of 8 to 200 tokens, outputs of 32 to 128; float32. The engine computes with "
-            f"{_THREADS} of {_PROCESSORS} processors but where vLLM decides (as it comes). The "
-            "client runs at real-time priority, where it may.",
-        ),
-        raw={"trials": [asdict(each) for each in done]},
-    )
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benches.generation", description=__doc__
-    )
-    parser.add_argument("--sizes", nargs="+", choices=tuple(SIZES), default=list(SIZES))
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=30.0, help="a trial (%(default)s)")
-    parser.add_argument("--warmup", type=float, default=8.0, help="s before it (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3)
-    asked = parser.parse_args(argv)
-    done = list(trials(asked))
-    return publish(report(done, asked), argv)
+BENCH = Bench(
+    name="generation",
+    about=__doc__,
+    title="Streams of tokens, beside vLLM's own server",
+    options={
+        "sizes": Option(list(SIZES), choices=SIZES),
+        "clients": Option(16),
+        "seconds": Option(30.0, "a trial (%(default)s)"),
+        "warmup": Option(8.0, "s before it (%(default)s)"),
+        "repeats": Option(3),
+    },
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    notes=(
+        "Prompts of 8 to 200 tokens, outputs of 32 to 128; float32. The engine computes with "
+        f"{_THREADS} of {_PROCESSORS} processors but where vLLM decides (as it comes). The "
+        "client runs at real-time priority, where it may.",
+    ),
+    record=asdict,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

@@ -12,28 +12,29 @@ the load, whose share of cached tokens is the measure. The first part of every r
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from loadtests.benches import metrics_page
+from loadtests.benches.runner import (
+    Bench,
+    Column,
+    Option,
+    Options,
+    Run,
+    Runs,
+    median,
+    say,
+    spread,
+    table,
+)
 from loadtests.benches.server import changed, headrace
 from loadtests.benches.streams_client import MODEL, PlannedStream, open_loop, percentile
-from loadtests.results.report_table import (
-    BenchReport,
-    BenchVerdict,
-    Table,
-    at_least,
-    at_most,
-    median_of,
-    publish,
-    ratio,
-    spread_of,
-)
+from loadtests.results.report_table import BenchVerdict, Table, at_least, at_most, ratio
 
 CHAT, LONG = "chat", "long"
 CONTEXT = 4096
@@ -75,17 +76,19 @@ class Study:
     rate: float
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RoutingRun:
     """`first_s`: by kind. `cached`: share of prompts' tokens that a replica had read before."""
 
-    study: str
-    way: str
-    first_s: dict[str, list[float]] = field(default_factory=dict)
-    cached: float = 0.0
+    first_s: Mapping[str, list[float]]
+    cached: float
 
     def first_ms(self, kind: str, percent: int) -> float:
-        return percentile(self.first_s[kind], percent) * 1e3
+        return percentile(self.first_s.get(kind, []), percent) * 1e3
+
+    @property
+    def chat_p99_ms(self) -> float:
+        return self.first_ms(CHAT, 99)
 
 
 _LONG_ENGINE = {**ENGINE, "max_sequences": 16, "cache_tokens": 65_536}
@@ -134,98 +137,88 @@ def _ids(drawn: random.Random, count: int) -> list[int]:
     return [drawn.randrange(1000, 30_000) for _ in range(count)]
 
 
-def runs(asked: argparse.Namespace) -> Iterator[RoutingRun]:
-    for repeat in range(asked.repeats):
+def runs(options: Options) -> Iterator[Run]:
+    for repeat in range(options.repeats):
         for study in STUDIES:
             for way in study.ways if repeat % 2 == 0 else reversed(study.ways):
-                yield run(study, way, asked, seed=repeat + 1)
+                found = run(study, way, options, seed=repeat + 1)
+                say(
+                    f"{study.name}, {way.name}: chats' first token p50 "
+                    f"{found.first_ms(CHAT, 50):.0f} p99 {found.chat_p99_ms:.0f} ms, cached "
+                    f"{found.cached:.1%}"
+                )
+                yield Run(way.name, found, study.name)
 
 
-def run(study: Study, way: RoutingMode, asked: argparse.Namespace, seed: int) -> RoutingRun:
-    found = RoutingRun(study.name, way.name)
+def run(study: Study, way: RoutingMode, options: Options, seed: int) -> RoutingRun:
     with headrace(changed(changed({}, SETTINGS), way.changes), name="routing") as running:
-        asyncio.run(open_loop(running.url, list(planned(study, way, asked.warmup, seed))))
+        asyncio.run(open_loop(running.url, list(planned(study, way, options.warmup, seed))))
         before = metrics_page.fetch(running.url)
-        plan = list(planned(study, way, asked.seconds, seed + 100))
-        found.first_s = asyncio.run(open_loop(running.url, plan))
+        plan = list(planned(study, way, options.seconds, seed + 100))
+        first_s = asyncio.run(open_loop(running.url, plan))
         after = metrics_page.fetch(running.url)
     read, cached = (
         metrics_page.total(after, name) - metrics_page.total(before, name)
         for name in ("headrace_input_tokens_total", "headrace_cached_tokens_total")
     )
-    found.cached = ratio(cached, read)
-    print(
-        f"  {study.name}, {way.name}: {len(plan)} asked, chats' first token p50 "
-        f"{found.first_ms(CHAT, 50):.0f} p99 {found.first_ms(CHAT, 99):.0f} ms, cached "
-        f"{found.cached:.1%}",
-        file=sys.stderr,
-    )
-    return found
+    return RoutingRun(first_s, ratio(cached, read))
 
 
-def of(done: Sequence[RoutingRun], study: str, way: str) -> list[RoutingRun]:
-    return [each for each in done if (each.study, each.way) == (study, way)]
+COLUMNS: tuple[Column, ...] = (
+    ("chats' first token p50 ms", median(lambda each: each.first_ms(CHAT, 50))),
+    ("p99 ms", median("chat_p99_ms")),
+    ("least–most", spread("chat_p99_ms")),
+    ("long ones' p99 ms", lambda mine: _long_p99_ms(mine)),
+    ("prompt tokens cached", lambda mine: f"{mine.median('cached'):.1%}"),
+)
 
 
-def tables(done: Sequence[RoutingRun]) -> Iterator[Table]:
+def _long_p99_ms(mine: Runs) -> float | None:
+    has_long = any(LONG in each.first_s for each in mine.results)
+    return mine.median(lambda each: each.first_ms(LONG, 99)) if has_long else None
+
+
+def tables(done: Runs, options: Options) -> Iterator[Table]:
     for study in STUDIES:
-        rows = []
-        for way in study.ways:
-            mine = of(done, study.name, way.name)
-            p99 = median_of(mine, lambda each: each.first_ms(CHAT, 99))
-            longest = median_of(mine, lambda each: percentile(each.first_s.get(LONG, []), 99))
-            rows.append(
-                (
-                    way.name,
-                    median_of(mine, lambda each: each.first_ms(CHAT, 50)),
-                    p99,
-                    spread_of(mine, lambda each: each.first_ms(CHAT, 99)),
-                    longest * 1e3 if study.name == "long prompts" else None,
-                    f"{median_of(mine, lambda each: each.cached):.1%}",
-                )
-            )
-        headers = ("", "chats' first token p50 ms", "p99 ms", "least–most", "long ones' p99 ms")
-        caption = f"{study.name}, {study.rate:g} requests/s"
-        yield Table(caption, (*headers, "prompt tokens cached"), tuple(rows))
+        rows = {way.name: done.of(way.name, study.name) for way in study.ways}
+        yield table(f"{study.name}, {study.rate:g} requests/s", COLUMNS, rows)
 
 
-def verdicts(done: Sequence[RoutingRun]) -> Iterator[BenchVerdict]:
-    def p99(study: str, way: str) -> float:
-        return median_of(of(done, study, way), lambda each: each.first_ms(CHAT, 99))
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    def of(way: str, study: str, value: str) -> float:
+        return done.of(way, study).median(value)
 
-    def cached(way: str) -> float:
-        return median_of(of(done, "shared prompts", way), lambda each: each.cached)
-
-    share = ratio(p99("long prompts", "headrace"), p99("long prompts", "first in, first out"))
+    fifo = of("first in, first out", "long prompts", "chat_p99_ms")
+    share = ratio(of("headrace", "long prompts", "chat_p99_ms"), fifo)
     yield at_most("chats' p99 beside long prompts, of first in, first out", share, MOST_OF_FIFO)
-    hits = ratio(cached("headrace"), cached("one replica, half the load"))
+    one = of("one replica, half the load", "shared prompts", "cached")
+    hits = ratio(of("headrace", "shared prompts", "cached"), one)
     yield at_least("cached over two replicas, of one replica's", hits, LEAST_HITS, " ×")
-    tail = ratio(p99("shared prompts", "headrace"), p99("shared prompts", "by load alone"))
+    by_load = of("by load alone", "shared prompts", "chat_p99_ms")
+    tail = ratio(of("headrace", "shared prompts", "chat_p99_ms"), by_load)
     yield at_most("chats' p99 over two replicas, of by load alone", tail, 1.0)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benches.generation_routing", description=__doc__
-    )
-    parser.add_argument("--seconds", type=float, default=30.0, help="a run (%(default)s)")
-    parser.add_argument("--warmup", type=float, default=8.0, help="s before it (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3)
-    asked = parser.parse_args(argv)
-    done = list(runs(asked))
-    report = BenchReport(
-        name="generation_routing",
-        title="Where and when prompts are read",
-        tables=tuple(tables(done)),
-        verdicts=tuple(verdicts(done)),
-        notes=(
-            "Engines of 10 ms a step, 50 us a sequence and 40 us a prompt token, 512 tokens a "
-            "step, 16 sequences; one that holds 20,480 tokens has room for some 18 of the 24 "
-            "system prompts.",
-        ),
-    )
-    return publish(report, argv)
+BENCH = Bench(
+    name="generation_routing",
+    about=__doc__,
+    title="Where and when prompts are read",
+    options={
+        "seconds": Option(30.0, "a run (%(default)s)"),
+        "warmup": Option(8.0, "s before it (%(default)s)"),
+        "repeats": Option(3),
+    },
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    notes=(
+        "Engines of 10 ms a step, 50 us a sequence and 40 us a prompt token, 512 tokens a "
+        "step, 16 sequences; one that holds 20,480 tokens has room for some 18 of the 24 "
+        "system prompts.",
+    ),
+    record=lambda run: {"cached": run.cached},
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

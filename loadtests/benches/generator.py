@@ -12,36 +12,26 @@ by themselves.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
 import subprocess
 import sys
 import timeit
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from loadtests.benches.launched import Launch, RunningServer, free_port, launched
+from loadtests.benches.runner import Bench, Option, Options, Run, Runs, Value
 from loadtests.benches.trivial_server import ANSWER
 from loadtests.client.http1 import ResponseParser
 from loadtests.client.player import PlayedRequest
 from loadtests.client.protocols import PROTOCOLS
 from loadtests.client.protocols.types import Endpoint
 from loadtests.results.recorder import RecordingRules, RunRecorder
-from loadtests.results.report_table import (
-    BenchReport,
-    BenchVerdict,
-    Cell,
-    Table,
-    at_least,
-    median_of,
-    publish,
-    ratio,
-    spread_of,
-)
+from loadtests.results.report_table import BenchVerdict, Cell, Table, at_least, ratio
 from loadtests.run import PreparedRun, RunOptions, prepare
 from loadtests.traffic.plan import Planned
 
@@ -50,6 +40,7 @@ LEAST_RATE = 5000.0
 MOST_OFF = 0.10
 PERCENTS = (50, 90, 99)
 CALLERS = 16
+OPEN, OURS, WRK, PARTS = "open loop", "ours", "wrk", "parts"
 _WRK_LINE = re.compile(r"^\s+(\d+)%\s+([\d.]+)(us|ms|s)$", re.M)
 _WRK_RATE = re.compile(r"^Requests/sec:\s+([\d.]+)$", re.M)
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
@@ -154,28 +145,41 @@ def _us(call: object, given: object) -> float:
 # ---- reporting ----------------------------------------------------------------------------------
 
 
-def report(
-    rates: Sequence[OpenLoopRun],
-    pairs: Sequence[tuple[ClosedLoopRun, ClosedLoopRun]],
-    parts: dict[str, float],
-) -> BenchReport:
-    most = max((each.rate for each in rates if each.counts), default=0.0)
-    tables = [rates_table(rates), parts_table(parts)]
-    verdicts = [at_least(f"at least {LEAST_RATE:,.0f}/s from one process", most, LEAST_RATE, "/s")]
-    if pairs:
-        tables.append(closed_table(pairs))
-        verdicts += [same(pairs, percent) for percent in PERCENTS]
-    return BenchReport(
-        name="generator",
-        title="The load generator",
-        tables=tuple(tables),
-        verdicts=tuple(verdicts),
-        notes=tuple(priority_notes()),
-        raw={"rates": [asdict(each) for each in rates], "parts": parts},
+def runs(options: Options) -> Iterator[Run]:
+    with trivial_server(0.0) as running:
+        for rate in options.rates:
+            yield Run(OPEN, sent(running.url, rate, options.seconds))
+    if shutil.which("wrk"):
+        with trivial_server(options.delay_ms, options.delay_ms) as running:
+            for _ in range(options.repeats):
+                yield Run(OURS, ours(running.url, options.seconds))
+                yield Run(WRK, wrk(running.url, options.seconds))
+    yield Run(PARTS, parts_us())
+
+
+def tables(done: Runs, options: Options) -> Iterator[Table]:
+    yield rates_table(done.of(OPEN).results)
+    headers = ("part", "µs")
+    yield Table(
+        "What a request costs this client", headers, tuple(done.of(PARTS).results[0].items())
     )
+    if done.of(WRK):
+        yield closed_table(done)
 
 
-def priority_notes() -> Iterator[str]:
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    most = max((each.rate for each in done.of(OPEN).results if each.counts), default=0.0)
+    yield at_least(f"at least {LEAST_RATE:,.0f}/s from one process", most, LEAST_RATE, "/s")
+    for percent in PERCENTS if done.of(WRK) else ():
+        off = ratio(*(done.of(side).median(p_ms(percent)) for side in (OURS, WRK))) - 1.0
+        yield BenchVerdict(f"p{percent} within 10 % of wrk's", f"{off:+.1%}", abs(off) <= MOST_OFF)
+
+
+def p_ms(percent: int) -> Callable[[ClosedLoopRun], float]:
+    return lambda run: run.p_ms[percent]
+
+
+def notes(done: Runs, options: Options) -> Iterator[str]:
     if hasattr(os, "sched_getscheduler") and os.sched_getscheduler(0) == os.SCHED_FIFO:
         yield (
             "Client, server and `wrk` ran at real-time priority (`chrt -f 1`): the machine was "
@@ -192,55 +196,40 @@ def rates_table(rates: Sequence[OpenLoopRun]) -> Table:
     return Table("Open loop from one process, the ragged mix as texts", headers, rows)
 
 
-def parts_table(parts: dict[str, float]) -> Table:
-    return Table("What a request costs this client", ("part", "µs"), tuple(parts.items()))
-
-
-def closed_table(pairs: Sequence[tuple[ClosedLoopRun, ClosedLoopRun]]) -> Table:
-    rows: list[tuple[Cell, ...]] = [_row("answers/s", [(a.rate, b.rate) for a, b in pairs])]
-    for percent in PERCENTS:
-        found = [(a.p_ms[percent], b.p_ms[percent]) for a, b in pairs]
-        rows.append(_row(f"p{percent}, ms", found))
+def closed_table(done: Runs) -> Table:
+    values: dict[str, Value] = {"answers/s": "rate"}
+    values |= {f"p{percent}, ms": p_ms(percent) for percent in PERCENTS}
+    sides = [done.of(OURS), done.of(WRK)]
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (name, *(side.median(value) for side in sides), *(side.spread(value) for side in sides))
+        for name, value in values.items()
+    )
     headers = ("", "ours", "wrk", "ours by run", "wrk by run")
-    caption = f"Closed loop, {CALLERS} callers, {len(pairs)} runs each in turn, medians"
-    return Table(caption, headers, tuple(rows))
-
-
-def _row(name: str, found: Sequence[tuple[float, float]]) -> tuple[Cell, ...]:
-    sides = [lambda pair: pair[0], lambda pair: pair[1]]
-    medians = [median_of(found, side) for side in sides]
-    return (name, *medians, *(spread_of(found, side) for side in sides))
-
-
-def same(pairs: Sequence[tuple[ClosedLoopRun, ClosedLoopRun]], percent: int) -> BenchVerdict:
-    mine = median_of(pairs, lambda pair: pair[0].p_ms[percent])
-    its = median_of(pairs, lambda pair: pair[1].p_ms[percent])
-    off = ratio(mine, its) - 1.0
-    return BenchVerdict(f"p{percent} within 10 % of wrk's", f"{off:+.1%}", abs(off) <= MOST_OFF)
+    caption = f"Closed loop, {CALLERS} callers, {len(sides[0])} runs each in turn, medians"
+    return Table(caption, headers, rows)
 
 
 def _yes(held: bool) -> str:
     return "yes" if held else "no"
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benches.generator", description=__doc__
-    )
-    parser.add_argument("--rates", nargs="+", type=float, default=[1000, 2500, 5000, 7500])
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--repeats", type=int, default=3, help="of the comparison with wrk")
-    parser.add_argument("--delay-ms", type=float, default=10.0, help="least, beside wrk")
-    asked = parser.parse_args(argv)
-    with trivial_server(0.0) as running:
-        rates = [sent(running.url, rate, asked.seconds) for rate in asked.rates]
-    pairs = []
-    if shutil.which("wrk"):
-        with trivial_server(asked.delay_ms, asked.delay_ms) as running:
-            url, seconds = running.url, asked.seconds
-            pairs = [(ours(url, seconds), wrk(url, seconds)) for _ in range(asked.repeats)]
-    return publish(report(rates, pairs, parts_us()), argv)
+BENCH = Bench(
+    name="generator",
+    about=__doc__,
+    title="The load generator",
+    options={
+        "rates": Option([1000.0, 2500.0, 5000.0, 7500.0]),
+        "seconds": Option(10.0),
+        "repeats": Option(3, "of the comparison with wrk"),
+        "delay_ms": Option(10.0, "least, beside wrk"),
+    },
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    notes=notes,
+    record=lambda found: found if isinstance(found, dict) else asdict(found),
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

@@ -8,22 +8,32 @@ shares the processors with the server.
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from loadtests.benches.runner import (
+    Bench,
+    Column,
+    Option,
+    Options,
+    Run,
+    Runs,
+    median,
+    table,
+    total,
+)
 from loadtests.benches.server import HOME_DIR, changed, example, headrace
 from loadtests.client.closed_loop import run
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load
 from loadtests.client.tally import LoadResult
-from loadtests.results.report_table import BenchReport, BenchVerdict, Table, publish
+from loadtests.results.report_table import BenchVerdict, Table
 
 PATH = "/v1/models/digits:classify"
 LATENCY_MS = 5000.0  # a measure of throughput: nobody is late, nothing is refused
@@ -52,47 +62,52 @@ def load(url: str, bodies: Sequence[bytes], kind: str, clients: int, seconds: fl
     return run(Load(target, calls, clients=clients, seconds=seconds, warmup_s=1.0))
 
 
-def measured(url: str, seconds: float) -> dict[str, LoadResult]:
-    small, photo, large = pngs(), [jpeg(640, 480)], [jpeg(5000, 4000)]
-    found = {
-        "PNG 8 x 8, 1 client": load(url, small, "png", 1, seconds),
-        "PNG 8 x 8, 64 clients": load(url, small, "png", 64, seconds),
-        "JPEG 640 x 480, 16 clients": load(url, photo, "jpeg", 16, seconds),
-    }
-    with ThreadPoolExecutor(2) as pool:
-        beside = pool.submit(load, url, large, "jpeg", 1, seconds + 1)
-        found["PNG 8 x 8, 1 client, beside 20-megapixel JPEGs"] = load(
-            url, small, "png", 1, seconds
-        )
-        found["JPEG 5000 x 4000, 1 client"] = beside.result()
-    return found
-
-
-def report(found: dict[str, LoadResult]) -> BenchReport:
-    rows = tuple(
-        (name, each.rate, each.latency_ms(50), each.latency_ms(99), each.failed)
-        for name, each in found.items()
-    )
-    errors = sum(each.failed for each in found.values())
-    headers = ("", "images/s", "p50 ms", "p99 ms", "errors")
-    return BenchReport(
-        name="images",
-        title="Images through HTTP, the digits example",
-        tables=(Table("", headers, rows),),
-        verdicts=(BenchVerdict("every image is answered", f"{errors} errors", errors == 0),),
-        raw={name: each.summary() for name, each in found.items()},
-    )
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.benches.images", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=8.0)
-    asked = parser.parse_args(argv)
+def runs(options: Options) -> Iterator[Run]:
     settings = changed(example("digits"), {"models.digits.slo.latency_ms": LATENCY_MS})
     with headrace(settings, name="images") as running:
-        found = measured(running.url, asked.seconds)
-    return publish(report(found), argv)
+        yield from measured(running.url, options.seconds)
+
+
+def measured(url: str, seconds: float) -> Iterator[Run]:
+    small, photo, large = pngs(), [jpeg(640, 480)], [jpeg(5000, 4000)]
+    yield Run("PNG 8 x 8, 1 client", load(url, small, "png", 1, seconds))
+    yield Run("PNG 8 x 8, 64 clients", load(url, small, "png", 64, seconds))
+    yield Run("JPEG 640 x 480, 16 clients", load(url, photo, "jpeg", 16, seconds))
+    with ThreadPoolExecutor(2) as pool:
+        beside = pool.submit(load, url, large, "jpeg", 1, seconds + 1)
+        alone = load(url, small, "png", 1, seconds)
+        yield Run("PNG 8 x 8, 1 client, beside 20-megapixel JPEGs", alone)
+        yield Run("JPEG 5000 x 4000, 1 client", beside.result())
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("images/s", median("rate")),
+    ("p50 ms", median("p50_ms")),
+    ("p99 ms", median("p99_ms")),
+    ("errors", total("failed")),
+)
+
+
+def tables(done: Runs, options: Options) -> Iterator[Table]:
+    yield table("", COLUMNS, {each.side: Runs([each]) for each in done})
+
+
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    errors = done.total("failed")
+    yield BenchVerdict("every image is answered", f"{errors} errors", errors == 0)
+
+
+BENCH = Bench(
+    name="images",
+    about=__doc__,
+    title="Images through HTTP, the digits example",
+    options={"seconds": Option(8.0)},
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    record=LoadResult.summary,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

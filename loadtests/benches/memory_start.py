@@ -8,29 +8,28 @@ resident bytes, and the proportional set size, in which pages shared by several 
 
 from __future__ import annotations
 
-import argparse
 import random
 import shutil
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from loadtests.benches.device_load import device_load
 from loadtests.benches.launched import RunningServer
 from loadtests.benches.minilm_load import minilm_load
 from loadtests.benches.processes import memory_by_role
+from loadtests.benches.runner import (
+    Bench,
+    Option,
+    Options,
+    Run,
+    Runs,
+    say,
+)
 from loadtests.benches.server import example, headrace
 from loadtests.client.closed_loop import run
-from loadtests.results.report_table import (
-    BenchReport,
-    BenchVerdict,
-    Table,
-    at_most,
-    median_of,
-    publish,
-    spread_of,
-)
+from loadtests.results.report_table import BenchVerdict, Table, at_most
 from loadtests.traffic.workload import ragged_lengths
 
 HOME = Path("out/bench/cold")
@@ -43,10 +42,8 @@ COLD, STAGED = "cold", "staged"
 class ServerStart:
     """`memory`: by role (processes, resident bytes, proportional bytes)."""
 
-    example: str
-    kind: str
     ready_s: float
-    memory: dict[str, tuple[int, int, int]]
+    memory: Mapping[str, tuple[int, int, int]]
 
 
 def some_traffic(running: RunningServer, name: str) -> None:
@@ -63,67 +60,60 @@ def started(name: str, kind: str) -> ServerStart:
         shutil.rmtree(home, ignore_errors=True)
     with headrace(example(name), name=f"start-{name}", home=home) as running:
         some_traffic(running, name)
-        memory = dict(memory_by_role(running.usage(memory=True)))
-    print(f"  {name} {kind}: ready in {running.ready_s:.1f} s", file=sys.stderr)
-    return ServerStart(name, kind, running.ready_s, memory)
+        memory = memory_by_role(running.usage(memory=True))
+    say(f"{name} {kind}: ready in {running.ready_s:.1f} s")
+    return ServerStart(running.ready_s, memory)
 
 
-def starts(asked: argparse.Namespace) -> Iterator[ServerStart]:
-    for _ in range(asked.repeats):
-        for name in asked.examples:
-            yield started(name, COLD)
-            yield started(name, STAGED)
+def runs(options: Options) -> Iterator[Run]:
+    for _ in range(options.repeats):
+        for name in options.examples:
+            for kind in (COLD, STAGED):
+                yield Run(name, started(name, kind), kind)
     shutil.rmtree(HOME, ignore_errors=True)
 
 
-def start_table(found: list[ServerStart]) -> Table:
-    kinds = dict.fromkeys((start.example, start.kind) for start in found)
+def tables(done: Runs, options: Options) -> Iterator[Table]:
     rows = []
-    for name, kind in kinds:
-        mine = [start for start in found if (start.example, start.kind) == (name, kind)]
-        median = median_of(mine, lambda start: start.ready_s)
-        rows.append((name, kind, median, spread_of(mine, lambda start: start.ready_s)))
-    return Table("Time to ready", ("example", "start", "s", "least–most"), tuple(rows))
+    for name in options.examples:
+        for kind in (COLD, STAGED):
+            mine = done.of(name, kind)
+            rows.append((name, kind, mine.median("ready_s"), mine.spread("ready_s")))
+    yield Table("Time to ready", ("example", "start", "s", "least–most"), tuple(rows))
+    for name in options.examples:
+        yield memory_table(name, done.of(name, STAGED).results[-1].memory)
 
 
-def memory_table(start: ServerStart) -> Table:
+def memory_table(name: str, memory: Mapping[str, tuple[int, int, int]]) -> Table:
     """Largest first, with a sum."""
-    ordered = sorted(start.memory.items(), key=lambda item: -item[1][1])
+    ordered = sorted(memory.items(), key=lambda item: -item[1][1])
     rows = [(role, count, rss / MIB, pss / MIB) for role, (count, rss, pss) in ordered]
-    sums = [sum(row[column] for row in start.memory.values()) for column in range(3)]
+    sums = [sum(row[column] for row in memory.values()) for column in range(3)]
     rows.append(("all", sums[0], sums[1] / MIB, sums[2] / MIB))
     headers = ("process", "number", "resident MiB", "proportional MiB")
-    return Table(f"Memory, `examples/{start.example}.yaml`, staged start", headers, tuple(rows))
+    return Table(f"Memory, `examples/{name}.yaml`, staged start", headers, tuple(rows))
 
 
-def report(found: list[ServerStart]) -> BenchReport:
-    last = {start.example: start for start in found if start.kind == STAGED}
-    verdicts: list[BenchVerdict] = [
-        at_most(
-            f"{start.example}, {start.kind}: ready within 60 s", start.ready_s, MOST_READY_S, " s"
-        )
-        for start in sorted(found, key=lambda start: -start.ready_s)[:1]
-    ]
-    return BenchReport(
-        name="memory_start",
-        title="Memory and start-up",
-        tables=(start_table(found), *(memory_table(start) for start in last.values())),
-        verdicts=tuple(verdicts),
-        raw={"starts": [[s.example, s.kind, s.ready_s, s.memory] for s in found]},
-    )
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    slowest = max(done, key=lambda each: each.result.ready_s)
+    claim = f"{slowest.side}, {slowest.case}: ready within 60 s"
+    yield at_most(claim, slowest.result.ready_s, MOST_READY_S, " s")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benches.memory_start", description=__doc__
-    )
-    parser.add_argument(
-        "--examples", nargs="+", choices=("minilm", "device"), default=["minilm", "device"]
-    )
-    parser.add_argument("--repeats", type=int, default=2)
-    asked = parser.parse_args(argv)
-    return publish(report(list(starts(asked))), argv)
+BENCH = Bench(
+    name="memory_start",
+    about=__doc__,
+    title="Memory and start-up",
+    options={
+        "examples": Option(["minilm", "device"], choices=("minilm", "device")),
+        "repeats": Option(2),
+    },
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    record=asdict,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

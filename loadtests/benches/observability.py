@@ -8,41 +8,82 @@ is no switch to compare them with. Promise: 1 % sampling costs at most 5 % of th
 
 from __future__ import annotations
 
-import argparse
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from loadtests.benches import metrics_page
 from loadtests.benches.device_load import DeviceTrial, measure
 from loadtests.benches.launched import RunningServer
-from loadtests.benches.server import Settings, changed, example, headrace
-from loadtests.benches.span_sink import SpanSink, span_sink
-from loadtests.results.report_table import (
-    BenchReport,
-    BenchVerdict,
-    Table,
-    at_least,
-    median_of,
-    publish,
-    ratio,
-    spread_of,
+from loadtests.benches.runner import (
+    Bench,
+    Column,
+    Option,
+    Options,
+    Run,
+    Runs,
+    in_turn,
+    median,
+    say,
+    spread,
+    table,
+    total,
 )
+from loadtests.benches.server import Settings, changed, example, headrace
+from loadtests.results.report_table import BenchVerdict, Table, at_least, ratio
 
 OFF, SAMPLED, SCRAPED, ALL = "tracing off", "1 % sampled", "1 % sampled and scraped", "all traced"
-KINDS = (OFF, SAMPLED, SCRAPED, ALL)
 RATIOS = {OFF: 0.0, SAMPLED: 0.01, SCRAPED: 0.01, ALL: 1.0}
 LEAST_SHARE = 0.95
 SCRAPE_EVERY_S = 1.0
+RATE = "trial.result.rate"
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    kind: str
     trial: DeviceTrial
     span_posts: int
+
+
+@dataclass(slots=True)
+class SpanSink:
+    """Takes OTLP over HTTP, counts it and throws it away: the exporter's cost is the server's, that
+    of a real collector is not part of the figure. `endpoint`: for the server's settings."""
+
+    endpoint: str = ""
+    posts: int = 0
+
+
+@contextmanager
+def span_sink() -> Iterator[SpanSink]:
+    sink = SpanSink()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            sink.posts += 1
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing: it would interleave with the bench's own lines."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    sink.endpoint = f"http://127.0.0.1:{server.server_port}/v1/traces"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield sink
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def settings_of(kind: str, sink: SpanSink) -> Settings:
@@ -69,83 +110,63 @@ def scraping(running: RunningServer, active: bool) -> Iterator[None]:
         thread.join()
 
 
-def observed(kind: str, sink: SpanSink, asked: argparse.Namespace) -> Observed:
-    posts = sink.posts
-    with (
-        headrace(settings_of(kind, sink), name="observability") as running,
-        scraping(running, kind == SCRAPED),
-    ):
-        trial = measure(running, asked.clients, asked.seconds, asked.warmup)
-    print(
-        f"  {kind:>24}: {trial.result.rate:7.0f}/s, {trial.server_cpu_us:.0f} µs a request "
-        f"{trial.result.errors or ''}",
-        file=sys.stderr,
-    )
-    return Observed(kind, trial, sink.posts - posts)
-
-
-def all_observed(asked: argparse.Namespace) -> Iterator[Observed]:
+def runs(options: Options) -> Iterator[Run]:
     with span_sink() as sink:
-        for repeat in range(asked.repeats):
-            for kind in asked.kinds if repeat % 2 == 0 else reversed(asked.kinds):
-                yield observed(kind, sink, asked)
-
-
-def rate(found: Sequence[Observed], kind: str) -> float:
-    return median_of((o for o in found if o.kind == kind), lambda o: o.trial.result.rate)
-
-
-def report(found: Sequence[Observed], asked: argparse.Namespace) -> BenchReport:
-    rows = []
-    for kind in asked.kinds:
-        mine = [each for each in found if each.kind == kind]
-        rows.append(
-            (
-                kind,
-                rate(found, kind),
-                spread_of(mine, lambda each: each.trial.result.rate),
-                ratio(rate(found, kind), rate(found, OFF)),
-                median_of(mine, lambda each: each.trial.result.latency_ms(99)),
-                median_of(mine, lambda each: each.trial.server_cpu_us),
-                sum(each.span_posts for each in mine),
+        for _, kind in in_turn(options.kinds, options.repeats):
+            posts = sink.posts
+            with (
+                headrace(settings_of(kind, sink), name="observability") as running,
+                scraping(running, kind == SCRAPED),
+            ):
+                trial = measure(running, options.clients, options.seconds, options.warmup)
+            result = trial.result
+            say(
+                f"{kind:>24}: {result.rate:7.0f}/s, {trial.server_cpu_us:.0f} µs a request "
+                f"{result.errors or ''}"
             )
-        )
-    headers = (
-        *("", "req/s", "least–most", "of off", "p99 ms"),
-        *("server CPU µs/req", "span exports"),
-    )
-    return BenchReport(
-        name="observability",
-        title="The cost of being observed",
-        tables=(Table(f"{asked.clients} clients", headers, tuple(rows)),),
-        verdicts=tuple(verdicts(found, asked.kinds)),
-        raw={"trials": [{"kind": o.kind, **o.trial.record()} for o in found]},
-    )
+            yield Run(kind, Observed(trial, sink.posts - posts))
 
 
-def verdicts(found: Sequence[Observed], kinds: Sequence[str]) -> Iterator[BenchVerdict]:
-    base = rate(found, OFF)
+def tables(done: Runs, options: Options) -> Iterator[Table]:
+    columns: tuple[Column, ...] = (
+        ("req/s", median(RATE)),
+        ("least–most", spread(RATE)),
+        ("of off", lambda mine: ratio(mine.median(RATE), done.of(OFF).median(RATE))),
+        ("p99 ms", median("trial.result.p99_ms")),
+        ("server CPU µs/req", median("trial.server_cpu_us")),
+        ("span exports", total("span_posts")),
+    )
+    rows = {kind: done.of(kind) for kind in options.kinds}
+    yield table(f"{options.clients} clients", columns, rows)
+
+
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for kind in (SAMPLED, SCRAPED):
-        if kind in kinds:
-            share = ratio(rate(found, kind), base)
+        if kind in options.kinds:
+            share = ratio(done.of(kind).median(RATE), done.of(OFF).median(RATE))
             yield at_least(f"{kind}: at least 95 % of the throughput", share, LEAST_SHARE)
-    if SAMPLED in kinds:
-        posts = sum(each.span_posts for each in found if each.kind == SAMPLED)
+    if SAMPLED in options.kinds:
+        posts = done.of(SAMPLED).total("span_posts")
         yield BenchVerdict("spans arrive when sampled", f"{posts} exports", posts > 0)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benches.observability", description=__doc__
-    )
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[OFF, SAMPLED, SCRAPED])
-    parser.add_argument("--clients", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--warmup", type=float, default=2.0)
-    parser.add_argument("--repeats", type=int, default=5)
-    asked = parser.parse_args(argv)
-    return publish(report(list(all_observed(asked)), asked), argv)
+BENCH = Bench(
+    name="observability",
+    about=__doc__,
+    title="The cost of being observed",
+    options={
+        "kinds": Option([OFF, SAMPLED, SCRAPED], choices=RATIOS),
+        "clients": Option(128),
+        "seconds": Option(8.0),
+        "warmup": Option(2.0),
+        "repeats": Option(5),
+    },
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    record=lambda observed: observed.trial.record(),
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

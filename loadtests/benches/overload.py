@@ -13,9 +13,8 @@ leaving to its answer. The client shares the machine; how late it sent is shown 
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
 
 from loadtests.benches.overload_trials import (
@@ -29,155 +28,134 @@ from loadtests.benches.overload_trials import (
     play_load,
     settings_of,
 )
+from loadtests.benches.runner import Bench, Column, Option, Options, Run, Runs, median, say, table
 from loadtests.benches.server import headrace
-from loadtests.results.report_table import (
-    BenchReport,
-    BenchVerdict,
-    Cell,
-    Table,
-    at_least,
-    at_most,
-    publish,
-    ratio,
-)
+from loadtests.results.report_table import BenchVerdict, Cell, Table, at_least, at_most, ratio
 
 LOADS = (0.9, 1.0, 2.0, TENFOLD)
 OVER = 2.0  # promises on goodput hold from here on
 LEAST_OF_BEST = 0.95
 MOST_BACK_S = 10.0
 MOST_REFUSAL_MS = 10.0
-REFUSALS = {429: "429", 503: "503"}
+REFUSALS = (429, 503)
+LOAD, BURST = "load", "burst"
 
 
-def everything(asked: argparse.Namespace) -> Iterator[OverloadTrial | Burst]:
-    """A server for each kind of rows and of callers."""
-    for body, caller in product(asked.bodies, asked.callers):
+def runs(options: Options) -> Iterator[Run]:
+    """A server for each kind of rows and of callers; both together are a run's case."""
+    for body, caller in product(options.bodies, options.callers):
         with headrace(settings_of(body), name="overload") as running:
-            for load in asked.loads:
-                trial = play_load(running, body, caller, load, asked.seconds)
-                say(trial)
-                yield trial
-            if asked.burst:
+            for load in options.loads:
+                trial = play_load(running, body, caller, load, options.seconds)
+                tell(trial)
+                yield Run(LOAD, trial, (body, caller))
+            if options.burst:
                 burst = play_burst(running, body, caller)
-                print(f"  {body}, {caller}: kept {burst.kept[:12]}", file=sys.stderr)
-                yield burst
+                say(f"{body}, {caller}: kept {burst.kept[:12]}")
+                yield Run(BURST, burst, (body, caller))
 
 
-def say(trial: OverloadTrial) -> None:
+def tell(trial: OverloadTrial) -> None:
     refusals = ", ".join(
         f"{status} p50 {trial.refusal(status, 50):.1f} p99 {trial.refusal(status, 99):.1f} ms"
         for status in trial.refusal_ms
     )
     busy = {role: round(cores, 2) for role, cores in trial.cpu_cores.items() if cores > 0.04}
-    print(
-        f"  {trial.body}, {trial.caller}, {trial.load:g}x: {trial.in_slo_per_s:.1f}/s in time; "
-        f"{refusals}; lag p99 {trial.lag_p99_ms:.1f} ms; {trial.statuses}; {busy}",
-        file=sys.stderr,
+    say(
+        f"{trial.body}, {trial.caller}, {trial.load:g}x: {trial.in_slo_per_s:.1f}/s in time; "
+        f"{refusals}; lag p99 {trial.lag_p99_ms:.1f} ms; {trial.statuses}; {busy}"
     )
 
 
-def report(found: Sequence[OverloadTrial | Burst], asked: argparse.Namespace) -> BenchReport:
-    trials = [each for each in found if isinstance(each, OverloadTrial)]
-    bursts = [each for each in found if isinstance(each, Burst)]
-    kinds = list(product(asked.bodies, asked.callers))
-    tables = [load_table(trials, body, caller) for body, caller in kinds]
-    if bursts:
-        tables.append(burst_table(trials, bursts))
-    return BenchReport(
-        name="overload",
-        title="Overload on a real server",
-        tables=tuple(tables),
-        verdicts=tuple(verdict for kind in kinds for verdict in verdicts_of(trials, bursts, *kind)),
-        notes=(
-            "Tries include those that come again. Texts are tokenised by the gateway, each another "
-            "one; the device is the same.",
-        ),
-        raw={
-            "trials": [trial.record() for trial in trials],
-            "bursts": [
-                {"body": b.body, "caller": b.caller, "kept": b.kept, "offered": b.offered}
-                for b in bursts
-            ],
-        },
-    )
+def tables(done: Runs, options: Options) -> Iterator[Table]:
+    for case in product(options.bodies, options.callers):
+        yield load_table(done, case)
+    if bursts := done.of(BURST).results:
+        rows = tuple((b.body, b.caller, back_s(done, b), by_second(b)) for b in bursts)
+        headers = ("rows", "callers come again", "back after s")
+        caption = f"After {BURST_S:g} s at ten times the capacity"
+        yield Table(caption, (*headers, "in time of tries, by second after it"), rows)
 
 
-def load_table(trials: Sequence[OverloadTrial], body: str, caller: str) -> Table:
-    mine = of_kind(trials, body, caller)
-    best = best_of(mine)
-    headers = (
-        *("load", "tries/s", "in time/s", "of the best"),
-        *(f"{name} {what} ms" for name in REFUSALS.values() for what in ("p50", "p99")),
-        *("lag p99 ms", "gateway cores", "client cores"),
-    )
-    rows = []
-    for trial in mine:
-        refusals: list[Cell] = [trial.refusal(s, p) for s in REFUSALS for p in (50, 99)]
-        cores = [trial.cpu_cores.get(role, 0.0) for role in ("gateway replica", "client")]
-        share = ratio(trial.in_slo_per_s, best)
-        first = (f"{trial.load:g}x", trial.offered / trial.seconds, trial.in_slo_per_s, share)
-        rows.append((*first, *refusals, trial.lag_p99_ms, *cores))
-    return Table(f"{body}; refused callers come again {caller}", headers, tuple(rows))
+def load_table(done: Runs, case: tuple[str, str]) -> Table:
+    best = best_of(done, case)
+    columns: list[Column] = [
+        ("tries/s", median(lambda trial: trial.offered / trial.seconds)),
+        ("in time/s", median("in_slo_per_s")),
+        ("of the best", median(lambda trial: ratio(trial.in_slo_per_s, best))),
+        *(refusal_column(status, percent) for status in REFUSALS for percent in (50, 99)),
+        ("lag p99 ms", median("lag_p99_ms")),
+        ("gateway cores", median(lambda trial: trial.cpu_cores.get("gateway replica", 0.0))),
+        ("client cores", median(lambda trial: trial.cpu_cores.get("client", 0.0))),
+    ]
+    rows = {f"{run.result.load:g}x": Runs([run]) for run in done.of(LOAD, case)}
+    body, caller = case
+    return table(f"{body}; refused callers come again {caller}", columns, rows, "load")
 
 
-def burst_table(trials: Sequence[OverloadTrial], bursts: Sequence[Burst]) -> Table:
-    headers = ("rows", "callers come again", "back after s", "in time of tries, by second after it")
-    rows = tuple((b.body, b.caller, back_s(trials, b), course_of(b)) for b in bursts)
-    return Table(f"After {BURST_S:g} s at ten times the capacity", headers, rows)
+def refusal_column(status: int, percent: int) -> Column:
+    def refusal(mine: Runs) -> Cell:
+        return mine.median(lambda trial: trial.refusal(status, percent))
+
+    return f"{status} p{percent} ms", refusal
 
 
-def back_s(trials: Sequence[OverloadTrial], burst: Burst) -> float:
-    return burst.back_s(best_of(of_kind(trials, burst.body, burst.caller)))
+def back_s(done: Runs, burst: Burst) -> float:
+    return burst.back_s(best_of(done, (burst.body, burst.caller)))
 
 
-def course_of(burst: Burst) -> str:
+def by_second(burst: Burst) -> str:
     seconds = list(zip(burst.kept, burst.offered, strict=True))[:12]
     return " ".join(f"{kept}/{offered}" for kept, offered in seconds)
 
 
-def of_kind(trials: Sequence[OverloadTrial], body: str, caller: str) -> list[OverloadTrial]:
-    return [trial for trial in trials if (trial.body, trial.caller) == (body, caller)]
+def best_of(done: Runs, case: tuple[str, str]) -> float:
+    rates = [trial.in_slo_per_s for trial in done.of(LOAD, case).results]
+    return max(rates, default=float("nan"))
 
 
-def best_of(trials: Sequence[OverloadTrial]) -> float:
-    return max((trial.in_slo_per_s for trial in trials), default=float("nan"))
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    for body, caller in product(options.bodies, options.callers):
+        case = (body, caller)
+        for trial in done.of(LOAD, case).results:
+            yield from load_bars(trial, best_of(done, case))
+        for burst in done.of(BURST, case).results:
+            claim = "back to 95 % of the best rate, or of all, within 10 s after the burst"
+            yield at_most(f"{body}, {caller}: {claim}", back_s(done, burst), MOST_BACK_S, " s")
 
 
-def verdicts_of(
-    trials: Sequence[OverloadTrial], bursts: Sequence[Burst], body: str, caller: str
-) -> Iterator[BenchVerdict]:
-    mine, kind = of_kind(trials, body, caller), f"{body}, {caller}"
-    best = best_of(mine)
-    for trial in mine:
-        if trial.load >= OVER:
-            claim = f"{kind}: at {trial.load:g}x at least 95 % of the best rate"
-            yield at_least(claim, ratio(trial.in_slo_per_s, best), LEAST_OF_BEST)
-        if trial.load >= TENFOLD:
-            for status, name in REFUSALS.items():
-                claim = f"{kind}: {name} within 10 ms at p99 at {trial.load:g}x"
-                yield at_most(claim, trial.refusal(status, 99), MOST_REFUSAL_MS, " ms")
-    for burst in bursts:
-        if (burst.body, burst.caller) == (body, caller):
-            claim = f"{kind}: back to 95 % of the best rate, or of all, within 10 s after the burst"
-            yield at_most(claim, back_s(trials, burst), MOST_BACK_S, " s")
+def load_bars(trial: OverloadTrial, best: float) -> Iterator[BenchVerdict]:
+    kind = f"{trial.body}, {trial.caller}"
+    if trial.load >= OVER:
+        claim = f"{kind}: at {trial.load:g}x at least 95 % of the best rate"
+        yield at_least(claim, ratio(trial.in_slo_per_s, best), LEAST_OF_BEST)
+    if trial.load >= TENFOLD:
+        for status in REFUSALS:
+            claim = f"{kind}: {status} within 10 ms at p99 at {trial.load:g}x"
+            yield at_most(claim, trial.refusal(status, 99), MOST_REFUSAL_MS, " ms")
 
 
-def arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benches.overload", description=__doc__
-    )
-    parser.add_argument("--bodies", nargs="+", choices=BODIES, default=list(BODIES))
-    parser.add_argument("--callers", nargs="+", choices=CALLERS, default=list(CALLERS))
-    parser.add_argument("--loads", nargs="*", type=float, default=list(LOADS))
-    parser.add_argument("--seconds", type=float, default=10.0, help="a load (%(default)s)")
-    parser.add_argument("--burst", action=argparse.BooleanOptionalAction, default=True)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> int:
-    asked = arguments().parse_args(argv)
-    return publish(report(list(everything(asked)), asked), argv)
+BENCH = Bench(
+    name="overload",
+    about=__doc__,
+    title="Overload on a real server",
+    options={
+        "bodies": Option(list(BODIES), choices=BODIES),
+        "callers": Option(list(CALLERS), choices=CALLERS),
+        "loads": Option(list(LOADS)),
+        "seconds": Option(10.0, "a load (%(default)s)"),
+        "burst": Option(True),
+    },
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    notes=(
+        "Tries include those that come again. Texts are tokenised by the gateway, each another "
+        "one; the device is the same.",
+    ),
+    record=lambda found: found.record(),
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,9 @@ class Burst:
     caller: str
     kept: tuple[int, ...]
     offered: tuple[int, ...]
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
 
     def back_s(self, best: float) -> float:
         """From when on every `WINDOW_S` seconds kept what they could: all that was offered, or

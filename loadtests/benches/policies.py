@@ -7,24 +7,16 @@ decided by the scenarios' seeds; what is measured is the scheduling, not this ma
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from loadtests.results.report_table import (
-    BenchReport,
-    BenchVerdict,
-    Cell,
-    Table,
-    at_least,
-    at_most,
-    publish,
-)
+from loadtests.benches.runner import Bench, Column, Option, Options, Run, Runs, say, table
+from loadtests.results.report_table import BenchVerdict, Cell, Table, at_least, at_most
 
 SCENARIOS = Path("loadtests/scenarios")
 RESOLUTION = 1.02  # percentiles come from histograms; two runs that are alike differ by so much
@@ -55,189 +47,175 @@ RUNS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "healthy pool": ("slow-replica", ("--set", "faults.slow=[]")),
     "chaos": ("chaos", ("--set", "duration_s=3600")),
 }
+Found = Mapping[str, Any]
 
 
-def run(name: str) -> dict[str, Any]:
+def simulated(name: str) -> dict[str, Any]:
     scenario, more = RUNS[name]
-    command = [
-        sys.executable, "-m", "deployments.cli", "simulate", str(SCENARIOS / f"{scenario}.yaml"),
-        "--json", *more,
-    ]  # fmt: skip
+    path = str(SCENARIOS / f"{scenario}.yaml")
+    command = [sys.executable, "-m", "deployments.cli", "simulate", path, "--json", *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if done.returncode:
         raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
-    print(f"{name}: done", file=sys.stderr)
+    say(f"{name}: done")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def flood_table(found: Mapping[str, Any]) -> Table:
-    both = {"headrace": found["flood"], "first in, first out": found["flood"]["fifo"]}
+def runs(options: Options) -> Iterator[Run]:
+    with ThreadPoolExecutor(options.workers) as pool:
+        for name, found in zip(RUNS, pool.map(simulated, RUNS), strict=True):
+            yield Run(name, found)
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def of(*path: str, times: float = 1) -> Callable[[Runs], Cell]:
+    """What stands at a path of a run's JSON."""
+
+    def value(mine: Runs) -> Cell:
+        found: Any = mine.results[0]
+        for key in path:
+            found = found[key]
+        cell: Cell = found if times == 1 else times * found
+        return cell
+
+    return value
+
+
+FLOOD: tuple[Column, ...] = (
+    ("chat: wait p99 ms", of("tenants", "chat", "wait_p99_ms")),
+    ("longest batch ms", of("longest_batch_ms")),
+    ("chat in SLO %", of("tenants", "chat", "in_slo", times=100)),
+    ("documents in SLO %", of("tenants", "documents", "in_slo", times=100)),
+)
+OVERLOAD: tuple[Column, ...] = (
+    ("offered/s", lambda mine: mine.median(lambda found: found["offered"] / found["seconds"])),
+    ("in SLO/s", of("in_slo_per_s")),
+    ("p99 ms", of("p99_ms")),
+    ("rejected", of("rejected")),
+    ("expired", lambda mine: mine.results[0]["reasons"].get("expired", 0)),
+    ("retries", of("retries")),
+)
+POOL: tuple[Column, ...] = (
+    ("offered", of("offered")),
+    ("in SLO %", of("in_slo", times=100)),
+    ("p50 ms", of("p50_ms")),
+    ("p99 ms", of("p99_ms")),
+    ("hedged batches %", of("hedge_ratio", times=100)),
+    ("extra work %", of("extra_work", times=100)),
+)
+
+
+def tables(done: Runs, options: Options) -> Iterator[Table]:
+    flood = done.of("flood")
+    fifo = Runs([Run("fifo", flood.results[0]["fifo"])])
+    caption = "A flood of documents (90 % of the device), a chat (5 %)"
+    yield table(caption, FLOOD, {"headrace": flood, "first in, first out": fifo})
+    yield tenants_table(done)
+    overload = {
+        name: done.of(name) for name in RUNS if name.startswith(("overload", "mix", "burst"))
+    }
+    caption = "Overload: `overload` and `burst` with callers that come again, `mix` without"
+    yield table(caption, OVERLOAD, overload, "scenario")
+    pools = ("hiccups", "slow", "healthy", "chaos")
+    pool = {name: done.of(name) for name in RUNS if name.startswith(pools)}
+    yield table("Pools of eight replicas", POOL, pool, "scenario")
+
+
+def tenants_table(done: Runs) -> Table:
     rows = tuple(
         (
-            name,
-            each["tenants"]["chat"]["wait_p99_ms"],
-            each["longest_batch_ms"],
-            *(100 * each["tenants"][who]["in_slo"] for who in ("chat", "documents")),
+            name, tenant, each["offered"], 100 * each["in_slo"], each["p50_ms"], each["p99_ms"],
+            each["device_s"], done.of(name).results[0]["jain"],
         )
-        for name, each in both.items()
-    )
-    headers = ("", "chat: wait p99 ms", "longest batch ms", "chat in SLO %", "documents in SLO %")
-    return Table("A flood of documents (90 % of the device), a chat (5 %)", headers, rows)
-
-
-def tenants_table(found: Mapping[str, Any]) -> Table:
-    rows: list[tuple[Cell, ...]] = []
-    for name in ("aggressor", "alone", "weights", "two gateways", "sleeper"):
-        for tenant, each in found[name]["tenants"].items():
-            if each["offered"]:
-                rows.append(
-                    (
-                        name,
-                        tenant,
-                        each["offered"],
-                        100 * each["in_slo"],
-                        each["p50_ms"],
-                        each["p99_ms"],
-                        each["device_s"],
-                        found[name]["jain"],
-                    )
-                )
+        for name in ("aggressor", "alone", "weights", "two gateways", "sleeper")
+        for tenant, each in done.of(name).results[0]["tenants"].items()
+        if each["offered"]
+    )  # fmt: skip
     headers = (
         "scenario", "tenant", "offered", "in SLO %", "p50 ms", "p99 ms", "device s", "least Jain",
     )  # fmt: skip
-    return Table("Tenants", headers, tuple(rows))
+    return Table("Tenants", headers, rows)
 
 
-def overload_table(found: Mapping[str, Any]) -> Table:
-    names = [name for name in RUNS if name.split()[0] in ("overload", "mix", "burst")]
-    rows = tuple(
-        (
-            name, each["offered"] / each["seconds"], each["in_slo_per_s"], each["p99_ms"],
-            each["rejected"], each["reasons"].get("expired", 0), each["retries"],
-        )
-        for name in names
-        for each in (found[name],)
-    )  # fmt: skip
-    headers = ("scenario", "offered/s", "in SLO/s", "p99 ms", "rejected", "expired", "retries")
-    caption = "Overload: `overload` and `burst` with callers that come again, `mix` without"
-    return Table(caption, headers, rows)
+# ---- promises ------------------------------------------------------------------------------------
 
 
-def pool_table(found: Mapping[str, Any]) -> Table:
-    names = [name for name in RUNS if name.startswith(("hiccups", "slow", "healthy", "chaos"))]
-    rows = tuple(
-        (
-            name, each["offered"], 100 * each["in_slo"], each["p50_ms"], each["p99_ms"],
-            100 * each["hedge_ratio"], 100 * each["extra_work"],
-        )
-        for name in names
-        for each in (found[name],)
-    )  # fmt: skip
-    headers = (
-        "scenario", "offered", "in SLO %", "p50 ms", "p99 ms", "hedged batches %", "extra work %",
-    )  # fmt: skip
-    return Table("Pools of eight replicas", headers, rows)
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    found = {run.side: run.result for run in done}
+    yield from fairness_bars(found)
+    yield from overload_bars(found)
+    yield from pool_bars(found)
+    yield from end_bars(found)
 
 
-def fairness_verdicts(found: Mapping[str, Any]) -> list[BenchVerdict]:
+def fairness_bars(found: Found) -> Iterator[BenchVerdict]:
     flood, aggressor, alone = found["flood"], found["aggressor"], found["alone"]
-    chat_ms = flood["tenants"]["chat"]["wait_p99_ms"]
-    longest_ms = aggressor["longest_batch_ms"]
+    claim = f"flood: the chat's p99 wait at most {LONGEST} × the longest batch"
+    waits = flood["tenants"]["chat"]["wait_p99_ms"] / flood["longest_batch_ms"]
+    yield at_most(claim, waits, LONGEST, " ×")
+    yield at_least("aggressor: Jain at least 0.98 in any 10 s", aggressor["jain"], 0.98)
     worst_ms = max(
         aggressor["tenants"][who]["p99_ms"] - alone["tenants"][who]["p99_ms"] for who in VICTIMS
     )
-    verdicts = [
-        at_most(
-            f"flood: the chat's p99 wait at most {LONGEST} × the longest batch",
-            chat_ms / flood["longest_batch_ms"], LONGEST, " ×",
-        ),
-        at_least("aggressor: Jain at least 0.98 in any 10 s", aggressor["jain"], 0.98),
-        at_most(
-            f"aggressor: victims' p99 at most {LONGEST} × the longest batch above theirs alone",
-            worst_ms / longest_ms, LONGEST, " ×",
-        ),
-        at_least("sleeper: Jain at least 0.98 in any 10 s", found["sleeper"]["jain"], 0.98),
-    ]  # fmt: skip
+    claim = f"aggressor: victims' p99 at most {LONGEST} × the longest batch above theirs alone"
+    yield at_most(claim, worst_ms / aggressor["longest_batch_ms"], LONGEST, " ×")
+    yield at_least("sleeper: Jain at least 0.98 in any 10 s", found["sleeper"]["jain"], 0.98)
     for name in ("weights", "two gateways"):
         tenants = found[name]["tenants"]
         got = tenants["four"]["device_s"] / tenants["one"]["device_s"]
-        verdicts.append(BenchVerdict(f"{name}: 4 to 1 within 5 %", f"{got:.3f}", 3.8 <= got <= 4.2))
-    return verdicts
+        yield BenchVerdict(f"{name}: 4 to 1 within 5 %", f"{got:.3f}", 3.8 <= got <= 4.2)
 
 
-def overload_verdicts(found: Mapping[str, Any]) -> list[BenchVerdict]:
-    verdicts = []
+def overload_bars(found: Found) -> Iterator[BenchVerdict]:
     for kind, loads in (("overload", ("1.2", "2", "10")), ("mix", ("0.8", "1.2", "2", "10"))):
         best = max(found[f"{kind} {load}"]["in_slo_per_s"] for load in loads)
         for load in ("2", "10"):
             kept = found[f"{kind} {load}"]["in_slo_per_s"] / best
             claim = f"{kind}, {load} times capacity: at least 95 % of the best rate in SLO"
-            verdicts.append(at_least(claim, 100 * kept, 95, " %"))
-    return verdicts
+            yield at_least(claim, 100 * kept, 95, " %")
 
 
-def pool_verdicts(found: Mapping[str, Any]) -> list[BenchVerdict]:
-    hedged, plain = found["hiccups"], found["hiccups, no hedges"]
-    busy, busy_plain = found["hiccups, busy"], found["hiccups, busy, no hedges"]
-    slow, healthy = found["slow replica"], found["healthy pool"]
-    return [
-        at_most("hiccups: p99 at most half", hedged["p99_ms"] / plain["p99_ms"], 0.5, " ×"),
-        at_most("hiccups: at most 5 % extra work", 100 * hedged["extra_work"], 5, " %"),
-        at_most(
-            "hiccups, busy: p99 no worse than without hedging",
-            busy["p99_ms"] / busy_plain["p99_ms"], RESOLUTION, " ×",
-        ),
-        at_most(
-            "one of eight replicas five times slower: p99 at most 1.3 × the healthy pool's",
-            slow["p99_ms"] / healthy["p99_ms"], 1.3, " ×",
-        ),
-    ]  # fmt: skip
+def pool_bars(found: Found) -> Iterator[BenchVerdict]:
+    def p99(name: str, beside: str) -> float:
+        ratio: float = found[name]["p99_ms"] / found[beside]["p99_ms"]
+        return ratio
+
+    yield at_most("hiccups: p99 at most half", p99("hiccups", "hiccups, no hedges"), 0.5, " ×")
+    yield at_most("hiccups: at most 5 % extra work", 100 * found["hiccups"]["extra_work"], 5, " %")
+    busy = p99("hiccups, busy", "hiccups, busy, no hedges")
+    yield at_most("hiccups, busy: p99 no worse than without hedging", busy, RESOLUTION, " ×")
+    claim = "one of eight replicas five times slower: p99 at most 1.3 × the healthy pool's"
+    yield at_most(claim, p99("slow replica", "healthy pool"), 1.3, " ×")
 
 
-def end_verdicts(found: Mapping[str, Any]) -> list[BenchVerdict]:
+def end_bars(found: Found) -> Iterator[BenchVerdict]:
     """The burst ends 30 s into the measured time; what is left over when all has ended is a bug."""
-    time_series, chaos = found["burst"]["time_series"], found["chaos"]
-    offered, in_slo = (sum(time_series[key]["default"][40:]) for key in ("offered", "in_slo"))
-    left = chaos["left_over"]
-    return [
-        at_least("burst: in SLO again 10 s after it", 100 * in_slo / max(1, offered), 95, " %"),
-        BenchVerdict(
-            "chaos: an hour, nothing left over, no drift", str(left), not any(left.values())
-        ),
-    ]
+    seconds, left = found["burst"]["time_series"], found["chaos"]["left_over"]
+    offered, in_slo = (sum(seconds[key]["default"][40:]) for key in ("offered", "in_slo"))
+    yield at_least("burst: in SLO again 10 s after it", 100 * in_slo / max(1, offered), 95, " %")
+    claim = "chaos: an hour, nothing left over, no drift"
+    yield BenchVerdict(claim, str(left), not any(left.values()))
 
 
-def _without_course(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in found.items() if key not in ("time_series", "fifo")}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.benches.policies")
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
-    asked = parser.parse_args(argv)
-    with ThreadPoolExecutor(asked.workers) as pool:
-        found = dict(zip(RUNS, pool.map(run, RUNS), strict=True))
-    tables = (flood_table, tenants_table, overload_table, pool_table)
-    report = BenchReport(
-        name="policies",
-        title="What the policies promise, on virtual time",
-        tables=tuple(table(found) for table in tables),
-        verdicts=tuple(
-            fairness_verdicts(found)
-            + overload_verdicts(found)
-            + pool_verdicts(found)
-            + end_verdicts(found)
-        ),
-        notes=(
-            "Percentiles are of answered requests; shares in SLO of all that were offered.",
-            "`chaos` is an hour of replicas that die, hang, hiccup and start slowly under two "
-            "gateways; a run fails if a request ends twice or never, or a lease is left over.",
-        ),
-        raw={name: _without_course(each) for name, each in found.items()},
-    )
-    return publish(report, argv)
+BENCH = Bench(
+    name="policies",
+    about=__doc__,
+    title="What the policies promise, on virtual time",
+    options={"workers": Option(2, "runs at a time")},
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    notes=(
+        "Percentiles are of answered requests; shares in SLO of all that were offered.",
+        "`chaos` is an hour of replicas that die, hang, hiccup and start slowly under two "
+        "gateways; a run fails if a request ends twice or never, or a lease is left over.",
+    ),
+    record=lambda found: {k: found[k] for k in found if k not in ("time_series", "fifo")},
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

@@ -10,15 +10,15 @@ p99 within 15 %.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from loadtests.benches import metrics_page
 from loadtests.benches.launched import RunningServer
+from loadtests.benches.runner import Bench, Option, Options, Run, Runs, say
 from loadtests.benches.scenario_load import (
     MODEL,
     BenchScenario,
@@ -34,14 +34,7 @@ from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Load
 from loadtests.client.player import PlayedRequest
 from loadtests.results.latency_histogram import LatencyHistogram
-from loadtests.results.report_table import (
-    BenchReport,
-    BenchVerdict,
-    Cell,
-    Table,
-    median_of,
-    publish,
-)
+from loadtests.results.report_table import BenchVerdict, Cell, Table
 from loadtests.traffic.workload import infer_body, token_ids
 
 MOST_OFF = 0.15
@@ -128,7 +121,7 @@ def simulated_side(found: dict[str, Any]) -> Side:
     return Side(p_ms, found["in_slo"], found["answered"], found["batches"])
 
 
-def trial(name: str, seed: int, changes: Sequence[str]) -> SeedComparison:
+def compared(name: str, seed: int, changes: Sequence[str]) -> SeedComparison:
     of = piece(name, [f"seed={seed}", *changes])
     with headrace(of.settings, name="simulated_against_real") as running:
         ways = ways_of(running)
@@ -143,7 +136,7 @@ def trial(name: str, seed: int, changes: Sequence[str]) -> SeedComparison:
     lags = LatencyHistogram()
     for end in counted:
         lags.add(end.left_s - end.planned.at_s)
-    done = SeedComparison(
+    return SeedComparison(
         seed,
         ways,
         real_side(of, counted, batches * len(counted) / len(ends)),
@@ -152,95 +145,80 @@ def trial(name: str, seed: int, changes: Sequence[str]) -> SeedComparison:
         (lags.percentile_s(99) or 0.0) * 1e3,
         cpu_s / len(ends) * 1e6,
     )
-    say(done)
-    return done
 
 
-def say(done: SeedComparison) -> None:
+def tell(done: SeedComparison) -> None:
     sides = "; ".join(
         f"p{percent} {done.real.p_ms[percent]:.1f} real, {done.simulated.p_ms[percent]:.1f} "
         f"simulated ({done.off(percent):+.1%})"
         for percent in PERCENTS
     )
-    print(
-        f"  seed {done.seed}: {sides}; transport {done.ways.transport_ms:.2f} ms, network "
-        f"{done.ways.network_ms:.2f} ms, lag p99 {done.lag_p99_ms:.1f} ms",
-        file=sys.stderr,
+    say(
+        f"seed {done.seed}: {sides}; transport {done.ways.transport_ms:.2f} ms, network "
+        f"{done.ways.network_ms:.2f} ms, lag p99 {done.lag_p99_ms:.1f} ms"
     )
 
 
-# ---- reporting -----------------------------------------------------------------------------------
+def runs(options: Options) -> Iterator[Run]:
+    for seed in options.seeds:
+        done = compared(options.scenario, seed, options.set)
+        tell(done)
+        yield Run(options.scenario, done, seed)
 
 
-def report(done: Sequence[SeedComparison], asked: argparse.Namespace) -> BenchReport:
-    return BenchReport(
-        name="simulated_against_real",
-        title="The simulator against a real server",
-        tables=(
-            Table(
-                f"`{asked.scenario}`, {len(done)} seeds, medians",
-                ("", "real", "simulated", "off", "off by seed"),
-                (*(percentile_row(done, percent) for percent in PERCENTS), share_row(done)),
-            ),
-            Table(
-                "What the simulator was told, measured before each run with one request at a time",
-                ("seed", "network ms", "transport ms", "client's lag p99 ms"),
-                tuple(
-                    (each.seed, each.ways.network_ms, each.ways.transport_ms, each.lag_p99_ms)
-                    for each in done
-                ),
-            ),
+def tables(done: Runs, options: Options) -> Iterator[Table]:
+    in_slo = (done.median("real.in_slo"), done.median("simulated.in_slo"))
+    yield Table(
+        f"`{options.scenario}`, {len(done)} seeds, medians",
+        ("", "real", "simulated", "off", "off by seed"),
+        (*(percentile_row(done, p) for p in PERCENTS), ("in SLO, share", *in_slo, "", "")),
+    )
+    yield Table(
+        "What the simulator was told, measured before each run with one request at a time",
+        ("seed", "network ms", "transport ms", "client's lag p99 ms"),
+        tuple(
+            (each.seed, each.ways.network_ms, each.ways.transport_ms, each.lag_p99_ms)
+            for each in done.results
         ),
-        verdicts=tuple(verdicts(done)),
-        raw={"trials": [asdict(each) for each in done]},
     )
 
 
-def percentile_row(done: Sequence[SeedComparison], percent: int) -> tuple[Cell, ...]:
+def percentile_row(done: Runs, percent: int) -> tuple[Cell, ...]:
+    real, simulated = medians_ms(done, percent)
+    by_seed = ", ".join(f"{each.off(percent):+.1%}" for each in done.results)
+    return f"p{percent}, ms", real, simulated, f"{simulated / real - 1.0:+.1%}", by_seed
+
+
+def medians_ms(done: Runs, percent: int) -> tuple[float, float]:
+    """Real and simulated."""
     return (
-        f"p{percent}, ms",
-        median_of(done, lambda each: each.real.p_ms[percent]),
-        median_of(done, lambda each: each.simulated.p_ms[percent]),
-        f"{off_of(done, percent):+.1%}",
-        ", ".join(f"{each.off(percent):+.1%}" for each in done),
+        done.median(lambda each: each.real.p_ms[percent]),
+        done.median(lambda each: each.simulated.p_ms[percent]),
     )
 
 
-def share_row(done: Sequence[SeedComparison]) -> tuple[Cell, ...]:
-    real = median_of(done, lambda each: each.real.in_slo)
-    return "in SLO, share", real, median_of(done, lambda each: each.simulated.in_slo), "", ""
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    for percent in (50, 99):
+        real, simulated = medians_ms(done, percent)
+        off = simulated / real - 1.0
+        yield BenchVerdict(f"p{percent} within 15 %", f"{off:+.1%}", abs(off) <= MOST_OFF)
 
 
-def verdicts(done: Sequence[SeedComparison]) -> list[BenchVerdict]:
-    return [
-        BenchVerdict(
-            f"p{percent} within 15 %",
-            f"{off_of(done, percent):+.1%}",
-            abs(off_of(done, percent)) <= MOST_OFF,
-        )
-        for percent in (50, 99)
-    ]
-
-
-def off_of(done: Sequence[SeedComparison], percent: int) -> float:
-    """Of the medians."""
-    real = median_of(done, lambda each: each.real.p_ms[percent])
-    return median_of(done, lambda each: each.simulated.p_ms[percent]) / real - 1.0
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m loadtests.benches.simulated_against_real", description=__doc__
-    )
-    parser.add_argument("--scenario", default="steady", help="in loadtests/scenarios")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument(
-        "--set", action="append", default=[], dest="changes", help="path=value of the scenario"
-    )
-    asked = parser.parse_args(argv)
-    done = [trial(asked.scenario, seed, asked.changes) for seed in asked.seeds]
-    return publish(report(done, asked), argv)
+BENCH = Bench(
+    name="simulated_against_real",
+    about=__doc__,
+    title="The simulator against a real server",
+    options={
+        "scenario": Option("steady", "in loadtests/scenarios"),
+        "seeds": Option([1, 2, 3]),
+        "set": Option((), "path=value of the scenario; repeatable"),
+    },
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    record=asdict,
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

@@ -9,13 +9,14 @@ was ever answered 500, malformed requests included.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from loadtests.benches.minilm_load import INPUT, PATH, minilm_load
 from loadtests.benches.ragged_embeddings import settings_of
+from loadtests.benches.runner import Bench, Option, Options, Run, Runs
 from loadtests.benches.server import headrace
 from loadtests.benches.soak_watch import (
     MIB,
@@ -30,7 +31,7 @@ from loadtests.client.http1 import Target
 from loadtests.client.load import Load
 from loadtests.client.mischief import Mischief, malformed_requests
 from loadtests.client.tally import LoadResult
-from loadtests.results.report_table import BenchReport, BenchVerdict, Table, at_most, publish
+from loadtests.results.report_table import BenchVerdict, Table, at_most
 from loadtests.traffic.workload import infer_body, ragged_lengths
 
 MOST_GROWTH_MIB_PER_HOUR = 60.0  # 10 MiB in 10 minutes: below what one leaked body a second makes
@@ -39,14 +40,21 @@ SETTLE_S = 30.0
 DRIFT = "headrace_accounting_drift"
 
 
-def soak_load(url: str, asked: argparse.Namespace) -> Load:
-    share = asked.misbehave / 3
+@dataclass(frozen=True, slots=True)
+class Soak:
+    load: LoadResult
+    samples: Sequence[SoakSample]
+    after: SoakSample
+
+
+def soak_load(url: str, options: Options) -> Load:
+    share = options.misbehave / 3
     malformed = malformed_requests(Target.parse(url + PATH), infer_body(INPUT, [101, 2023, 102]))
     return minilm_load(
         url,
         ragged_lengths(2000, random.Random(0)),
-        clients=asked.clients,
-        seconds=asked.minutes * 60,
+        clients=options.clients,
+        seconds=options.minutes * 60,
         binary=False,
         mischief=Mischief(share, share, share, malformed_requests=malformed),
     )
@@ -81,68 +89,74 @@ def grown(samples: Sequence[SoakSample]) -> dict[str, tuple[float, float, float]
     }
 
 
-def verdicts(
-    result: LoadResult, samples: Sequence[SoakSample], after: SoakSample
-) -> list[BenchVerdict]:
-    nonzero = {name: value for name, value in after.levels.items() if value}
-    wrong, lost = faults(result), lost_processes(samples, after)
+def runs(options: Options) -> Iterator[Run]:
+    with headrace(settings_of(options), name="soak") as running:
+        load = soak_load(running.url, options)
+        with SoakWatch(running, options.every) as watch:
+            result = run(load)
+        yield Run("soak", Soak(result, watch.samples, settled(running, SETTLE_S)))
+
+
+def tables(done: Runs, options: Options) -> Iterator[Table]:
+    (soak,) = done.results
+    result, samples = soak.load, soak.samples
+    outcomes = {"ok": result.ok, **result.errors, **dict(sorted(result.mischief.items()))}
+    yield Table("What was answered", ("outcome", "requests"), tuple(outcomes.items()))
+    levels = tuple((name, peak(samples, name), value) for name, value in soak.after.levels.items())
+    yield Table("Levels", ("level", "peak", "after the load"), levels)
+    memory = tuple((name, *values) for name, values in sorted(grown(samples).items()))
+    yield Table("Memory", ("process", "MiB, a third in", "MiB, end", "MiB an hour"), memory)
+
+
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    (soak,) = done.results
+    levels = soak.after.levels
+    nonzero = {name: value for name, value in levels.items() if value}
+    yield BenchVerdict("levels are back to zero", said(nonzero), bool(levels) and not nonzero)
+    yield at_most("accounted − actual at the end", abs(levels.get(DRIFT, 1.0)), 0.0)
     leaking = {
         name: f"{last - first:.0f} MiB"
-        for name, (first, last, slope) in grown(samples).items()
+        for name, (first, last, slope) in grown(soak.samples).items()
         if slope > MOST_GROWTH_MIB_PER_HOUR and last - first > MOST_GROWTH_MIB
     }
-    return [
-        BenchVerdict("levels are back to zero", said(nonzero), bool(after.levels) and not nonzero),
-        at_most("accounted − actual at the end", abs(after.levels.get(DRIFT, 1.0)), 0.0),
-        BenchVerdict("no process grows", said(leaking), not leaking),
-        BenchVerdict("no replica was lost", ", ".join(lost) or "none", not lost),
-        BenchVerdict("nothing is answered 500", said(wrong), not wrong),
-    ]
+    yield BenchVerdict("no process grows", said(leaking), not leaking)
+    lost = lost_processes(soak.samples, soak.after)
+    yield BenchVerdict("no replica was lost", ", ".join(lost) or "none", not lost)
+    wrong = faults(soak.load)
+    yield BenchVerdict("nothing is answered 500", said(wrong), not wrong)
 
 
-def said(kinds: dict[str, object] | dict[str, int] | dict[str, float] | dict[str, str]) -> str:
+def said(kinds: Mapping[str, object]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in kinds.items()) or "none"
 
 
-def report(
-    result: LoadResult, samples: Sequence[SoakSample], after: SoakSample, asked: argparse.Namespace
-) -> BenchReport:
-    levels = tuple((name, peak(samples, name), value) for name, value in after.levels.items())
-    memory = tuple((name, *values) for name, values in sorted(grown(samples).items()))
-    outcomes = {"ok": result.ok, **result.errors, **dict(sorted(result.mischief.items()))}
-    return BenchReport(
-        name="soak",
-        title=f"Soak, {asked.minutes:g} minutes",
-        tables=(
-            Table("What was answered", ("outcome", "requests"), tuple(outcomes.items())),
-            Table("Levels", ("level", "peak", "after the load"), levels),
-            Table("Memory", ("process", "MiB, a third in", "MiB, end", "MiB an hour"), memory),
-        ),
-        verdicts=tuple(verdicts(result, samples, after)),
-        notes=(
-            f"{result.weight_rate:,.0f} tokens/s in {result.rate:,.0f} good answers a second; "
-            f"{accepted_malformed(result)} malformed requests were taken for good ones.",
-        ),
-        raw={"load": result.summary(), "samples": [[s.at_s, s.levels] for s in samples]},
+def notes(done: Runs, options: Options) -> Iterator[str]:
+    load = done.results[0].load
+    yield (
+        f"{load.weight_rate:,.0f} tokens/s in {load.rate:,.0f} good answers a second; "
+        f"{accepted_malformed(load)} malformed requests were taken for good ones."
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m loadtests.benches.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--misbehave", type=float, default=0.1, help="share of requests")
-    parser.add_argument("--runtime", default="openvino")
-    parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--every", type=float, default=5.0, help="s between samples")
-    asked = parser.parse_args(argv)
-    with headrace(settings_of(asked), name="soak") as running:
-        load = soak_load(running.url, asked)
-        with SoakWatch(running, asked.every) as watch:
-            result = run(load)
-        after = settled(running, SETTLE_S)
-    return publish(report(result, watch.samples, after, asked), argv)
+BENCH = Bench(
+    name="soak",
+    about=__doc__,
+    title=lambda options: f"Soak, {options.minutes:g} minutes",
+    options={
+        "minutes": Option(10.0),
+        "clients": Option(32),
+        "misbehave": Option(0.1, "share of requests"),
+        "runtime": Option("openvino"),
+        "precision": Option("bf16"),
+        "every": Option(5.0, "s between samples"),
+    },
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    notes=notes,
+    record=lambda soak: [soak.load.summary(), [[s.at_s, s.levels] for s in soak.samples]],
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,8 +42,6 @@ class Streamed:
     gaps_s: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     gone_s: float = 0.0
-    system: str = ""
-    size: str = ""
 
     @property
     def tokens_per_s(self) -> float:
@@ -222,3 +221,22 @@ async def _first_token(
     except (RuntimeError, httpx.HTTPError):
         pass  # counts as one without a first token, unless it had one
     found[each.kind].append(first_s)
+
+
+@contextmanager
+def punctual() -> Iterator[bool]:
+    """Real-time priority for this thread until the end, not for processes that it starts; whether
+    it was granted. On a machine whose processors a model keeps busy, a client of ordinary priority
+    reads late what came in time, and that is charged to the server."""
+    try:
+        policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+        first = os.sched_param(os.sched_get_priority_min(os.SCHED_FIFO))
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, first)
+    except (AttributeError, PermissionError):
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        # Without the flag it would be refused to who may not set any priority.
+        os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, parameters)

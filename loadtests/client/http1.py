@@ -85,6 +85,8 @@ class ResponseParser:
 
     def __init__(self) -> None:
         self.tap: Callable[[bytes], None] | None = None
+        self._head: bytes
+        self._body: list[bytes]
         self._parser = httptools.HttpResponseParser(self)
         self._forget()
 
@@ -125,8 +127,8 @@ class ResponseParser:
         return answer
 
     def _forget(self) -> None:
-        self._head: bytes = b""
-        self._body: list[bytes] = []
+        self._head = b""
+        self._body = []
         self._begun = self._head_ended = self._complete = self._keep_alive = False
 
     # ---- what httptools calls -------------------------------------------------------------------

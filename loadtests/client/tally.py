@@ -106,6 +106,14 @@ class LoadResult:
     def latency_ms(self, percent: float) -> float:
         return float(np.percentile(self.latencies_ms, percent)) if self.ok else math.nan
 
+    @property
+    def p50_ms(self) -> float:
+        return self.latency_ms(50)
+
+    @property
+    def p99_ms(self) -> float:
+        return self.latency_ms(99)
+
     def lag_ms(self, percent: float) -> float:
         return float(np.percentile(self.lags_ms, percent)) if self.lags_ms.size else 0.0
 

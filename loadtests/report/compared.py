@@ -7,13 +7,12 @@ from math import inf
 from pathlib import Path
 
 from loadtests.report import page
-from loadtests.report.figure import Figure
 from loadtests.report.figures import busiest
 from loadtests.report.html import facts
 from loadtests.report.latency_figures import distribution, percentiles
+from loadtests.report.plots import Figure
 from loadtests.report.table import aligned, length_name, percent, verdict
-from loadtests.report.time_series import spans
-from loadtests.report.time_series_figures import over
+from loadtests.report.time_series_figures import grid_of, over, spans
 from loadtests.results.compare import Comparison, Difference
 from loadtests.results.record import Cell, Record
 from loadtests.results.report_table import Table, number
@@ -135,7 +134,7 @@ def _figures(a: Record, b: Record) -> Iterator[Figure]:
     whole = {"A": a.total(), "B": b.total()}
     yield distribution("Latency of all", whole, slo_ms)
     yield percentiles("Percentiles of all", whole, slo_ms)
-    yield from _courses(a, b)
+    yield from _over_time(a, b)
     for name, pair in _pairs(a.by_tenant(), b.by_tenant()):
         yield distribution(f"Latency of {name}", pair, slo_ms)
     lengths = [{length_name(e): cell for e, cell in r.by_length().items()} for r in (a, b)]
@@ -149,11 +148,12 @@ def _pairs(a: dict[str, Cell], b: dict[str, Cell]) -> Iterator[tuple[str, dict[s
             yield name, {"A": cell, "B": b[name]}
 
 
-def _courses(a: Record, b: Record) -> Iterator[Figure]:
+def _over_time(a: Record, b: Record) -> Iterator[Figure]:
     if not a.time_series or len(a.time_series) != len(b.time_series):
         return
     one, other = spans(a.time_series), spans(b.time_series)
+    grid = grid_of(one)
     in_time = {"A": [s.in_slo for s in one], "B": [s.in_slo for s in other]}
-    yield over("Rate in time", "Requests a second", one, in_time)
+    yield over("Rate in time", "Requests a second", grid, in_time)
     p99 = {"A": [s.p99_ms for s in one], "B": [s.p99_ms for s in other]}
-    yield over("p99 over time", "Milliseconds", one, p99, log=True)
+    yield over("p99 over time", "Milliseconds", grid, p99, log=True)

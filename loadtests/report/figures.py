@@ -8,17 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from loadtests.report import scale
-from loadtests.report.figure import Figure
 from loadtests.report.latency_figures import (
     distribution,
     of_histograms,
     percent_text,
     percentiles,
 )
-from loadtests.report.plots import Axis, bars
+from loadtests.report.plots import Axis, Figure, bars
 from loadtests.report.table import length_name
-from loadtests.report.time_series import spans
-from loadtests.report.time_series_figures import over_time
+from loadtests.report.time_series_figures import over_time, spans
 from loadtests.results.record import Cell, Record
 from loadtests.results.report_table import Table
 

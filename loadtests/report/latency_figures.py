@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from loadtests.report import scale
-from loadtests.report.figure import Figure
-from loadtests.report.plots import Axis, MarkRow, Point, Series, lines, rows
+from loadtests.report.plots import Axis, Figure, MarkRow, Point, Series, lines, rows
 from loadtests.report.table import ms
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.record import Cell

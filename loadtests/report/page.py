@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from importlib.resources import files
 
-from loadtests.report.figure import Figure
-from loadtests.report.plots import swatch
+from loadtests.report.plots import Figure, swatch
 from loadtests.report.table import is_numeric
 from loadtests.results.report_table import Table, number
 

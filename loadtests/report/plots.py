@@ -1,8 +1,9 @@
-"""How does data become a picture? Lines, bars and marks as inline SVG, without a script.
+"""Lines, bars and marks as SVG without a script: inline in a page, or as a file of its own.
 
-Colours are variables of the page, so that dark and light need no second picture; every series also
-has a dash pattern or a shape of its own. A point says its value when it is hovered over. All text
-is escaped here.
+Drawn here rather than by a library: a report must open anywhere, follow the reader's dark or light
+page and say a point's value when it is hovered over, and needs no package for it. Colours are
+variables of the page, so that dark and light need no second picture; every series also has a dash
+pattern or a shape of its own. All text is escaped here.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from itertools import pairwise
 
 from loadtests.report.scale import Scale, label
+from loadtests.results.report_table import Table
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 24, 42
@@ -21,6 +24,15 @@ MOST_HINTS = 48
 ROW = 46
 LETTER = 7.0
 MOST_NAMES = 8
+LINE = 18
+TITLE_HEIGHT = 30
+COLUMNS = 2
+OWN = """
+svg { font-family: system-ui, sans-serif; }
+.ground { fill: var(--back); }
+.title { fill: var(--text); font-size: 13px; font-weight: 600; }
+.name { fill: var(--text); font-size: 12px; }
+"""
 
 Point = tuple[float, float]
 
@@ -50,6 +62,19 @@ class MarkRow:
 
     name: str
     marks: Sequence[tuple[float, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """`svg`: the picture. `legend`: what each series or mark is, in its order; `shapes`: marks
+    rather than lines."""
+
+    title: str
+    says: str
+    svg: str
+    table: Table
+    legend: tuple[str, ...] = ()
+    shapes: bool = False
 
 
 def lines(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
@@ -93,6 +118,34 @@ def rows(title: str, found: Sequence[MarkRow], x: Axis) -> str:
         for number, (value, said) in enumerate(row.marks):
             parts.append(_shape(number, _x(x.scale, value), y, f"{row.name}, {said}"))
     return _svg(title, height, parts)
+
+
+def picture(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
+    """Lines over a legend; `y`'s title stands above the plot, behind `title`."""
+    rows = -(-len(series) // COLUMNS)
+    height = TITLE_HEIGHT + HEIGHT + LINE * rows + 8
+    css = files("loadtests.report").joinpath("page.css").read_text() + OWN
+    plot = lines(title, series, x, y)
+    placed = plot.replace("<svg ", f'<svg y="{TITLE_HEIGHT}" width="{WIDTH}" height="{HEIGHT}" ', 1)
+    legend = "".join(_entry(place, each.name) for place, each in enumerate(series))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label="{escape(title)}">\n<style>{css}</style>\n'
+        f'<rect class="ground" width="{WIDTH}" height="{height}"/>\n'
+        f'<text class="title" x="12" y="18">{escape(title)}</text>\n'
+        f'<text class="name" x="12" y="{TITLE_HEIGHT + 12}">{escape(y.title)}</text>\n'
+        f"{placed}\n{legend}</svg>\n"
+    )
+
+
+def _entry(place: int, name: str) -> str:
+    row, column = divmod(place, COLUMNS)
+    left = LEFT + column * (WIDTH - LEFT) / COLUMNS
+    middle = TITLE_HEIGHT + HEIGHT + LINE * row + LINE / 2
+    return (
+        f'<path class="line {style(place)}" d="M{left:.0f} {middle:.0f}h28"/>'
+        f'<text class="name" x="{left + 36:.0f}" y="{middle + 4:.0f}">{escape(name)}</text>\n'
+    )
 
 
 def swatch(number: int, *, shape: bool = False) -> str:

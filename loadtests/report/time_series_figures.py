@@ -1,52 +1,111 @@
-"""Draws a run over time: Rates, what is under way, percentiles and refusals over time."""
+"""A run over time, drawn: rates, what is under way, percentiles and refusals.
+
+Seconds are joined until they can be told apart. Rates of joined seconds are means; of what is under
+way and of percentiles the worst second stands for all, since percentiles cannot be averaged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
 
 from loadtests.report import scale
-from loadtests.report.figure import Figure
-from loadtests.report.plots import Axis, Series, lines
-from loadtests.report.time_series import TimeSpan
+from loadtests.report.plots import Axis, Figure, Series, lines
+from loadtests.results.record import Second
 from loadtests.results.report_table import Table, number
 
+MOST_SPANS = 120
 Values = Mapping[str, Sequence[float | None]]
 
 
+@dataclass(frozen=True, slots=True)
+class TimeGrid:
+    """When each point's time begins, and how much time it stands for, s."""
+
+    at_s: Sequence[float]
+    every_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpan:
+    """`seconds` of them from `at_s` on, rates a second; None where nothing was answered."""
+
+    at_s: int
+    seconds: int
+    offered: float
+    answered: float
+    in_slo: float
+    rejected: float
+    failed: float
+    under_way: int
+    p50_ms: float | None
+    p99_ms: float | None
+
+
+def spans(seconds: Sequence[Second]) -> list[TimeSpan]:
+    width = max(1, -(-len(seconds) // MOST_SPANS))
+    return [_span(at, width, seconds[at : at + width]) for at in range(0, len(seconds), width)]
+
+
+def grid_of(spans: Sequence[TimeSpan]) -> TimeGrid:
+    return TimeGrid([span.at_s for span in spans], float(spans[0].seconds))
+
+
+def _span(at_s: int, width: int, part: Sequence[Second]) -> TimeSpan:
+    return TimeSpan(
+        at_s,
+        width,
+        offered=mean(second.offered for second in part),
+        answered=mean(second.answered for second in part),
+        in_slo=mean(second.in_slo for second in part),
+        rejected=mean(second.rejected for second in part),
+        failed=mean(second.failed for second in part),
+        under_way=max(second.under_way for second in part),
+        p50_ms=_worst(second.p50_ms for second in part),
+        p99_ms=_worst(second.p99_ms for second in part),
+    )
+
+
+def _worst(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
 def over_time(spans: Sequence[TimeSpan]) -> Iterator[Figure]:
+    grid = grid_of(spans)
     rates = {
         "offered": [span.offered for span in spans],
         "answered": [span.answered for span in spans],
         "in time": [span.in_slo for span in spans],
     }
-    yield over("Rate", "Requests a second", spans, rates)
+    yield over("Rate", "Requests a second", grid, rates)
     under_way = {"under way": [span.under_way for span in spans]}
-    yield over("Under way", "Sent and not ended: queues and devices", spans, under_way)
+    yield over("Under way", "Sent and not ended: queues and devices", grid, under_way)
     times = {"p50 ms": [span.p50_ms for span in spans], "p99 ms": [span.p99_ms for span in spans]}
     says = "Milliseconds, by when requests were meant to be sent"
-    yield over("Percentiles over time", says, spans, times, log=True)
+    yield over("Percentiles over time", says, grid, times, log=True)
     lost = {
         "rejected": [span.rejected for span in spans],
         "failed": [span.failed for span in spans],
     }
     if any(any(values) for values in lost.values()):
-        yield over("Not answered, over time", "Requests a second", spans, lost)
+        yield over("Not answered, over time", "Requests a second", grid, lost)
 
 
-def over(
-    title: str, says: str, spans: Sequence[TimeSpan], values: Values, *, log: bool = False
-) -> Figure:
+def over(title: str, says: str, grid: TimeGrid, values: Values, *, log: bool = False) -> Figure:
     """`says` goes without its full stop: what a point stands for is added."""
     series = [
-        Series(name, [(s.at_s, v) for s, v in zip(spans, row, strict=True) if v is not None], _at_s)
+        Series(
+            name, [(at, v) for at, v in zip(grid.at_s, row, strict=True) if v is not None], _at_s
+        )
         for name, row in values.items()
     ]
     heights = [height for each in series for _, height in each.points]
     y = Axis("", scale.logarithmic(heights) if log else scale.linear(heights))
-    x = Axis("s", scale.Scale(0.0, float(spans[-1].at_s + spans[-1].seconds)))
-    cells = tuple((span.at_s, *row) for span, *row in zip(spans, *values.values(), strict=True))
+    x = Axis("s", scale.Scale(0.0, grid.at_s[-1] + grid.every_s))
+    cells = tuple(zip(grid.at_s, *values.values(), strict=True))
     table = Table("", ("s", *values), cells)
-    joined = f"; each point stands for {spans[0].seconds} s" if spans[0].seconds > 1 else ""
+    joined = f"; each point stands for {grid.every_s:g} s" if grid.every_s > 1 else ""
     return Figure(title, f"{says}{joined}.", lines(title, series, x, y), table, tuple(values))
 
 

@@ -1,10 +1,10 @@
-"""May this newcomer wait, and if so on time or late?
+"""May this new request wait, and if so on time or late?
 
 The order of the questions: is there room (the bounds of model, queue and tenant), was the like of
 it refused a moment ago, has its flow more in the core than its limit, can it still be started in
 time behind what waits, and if not, is there an idle moment to come that could serve it late. Each
 controller answers for itself; this only asks them with the sums that the queue keeps. O(1) in what
-waits. A refusal is final; where the queue is the reason it carries the seconds after which asking
+waits. A rejection is final; where the queue is the reason it carries the seconds after which asking
 again may help: the predicted work that waits over the replicas that serve it.
 """
 
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from math import inf
 
 from routers.admission.controllers import Admission
-from routers.admission.feasibility import Claim
+from routers.admission.feasibility import QueueAhead
 from routers.deadlines import has_place, is_over
 from routers.flows import Flows
-from routers.lanes import Ticket
+from routers.lanes import TrackedRequest
 from routers.replicas import ReplicaSet
 from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
@@ -27,7 +27,7 @@ MIN_RETRY_S = 0.05
 MAX_RETRY_S = 60.0
 
 
-def refusal(
+def rejection(
     request: Request, waiting: RequestQueue, settings: DispatcherSettings, replicas: int, now: float
 ) -> Reason | None:
     """Why the request is not queued, or None. What can never succeed is said first."""
@@ -58,7 +58,7 @@ KEPT_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class CachedRejection:
     """`left_s`: to its deadline; `expires_s`: to its expiry; `late_by_s`: how late it was."""
 
     edge: int
@@ -71,27 +71,27 @@ class Refused:
 class RejectionCache:
     """Was the like of this refused a moment ago, with nothing gone from the queue since?
 
-    Under overload nearly every newcomer is refused, all for the same reason: what waits before
-    them. A refusal as late holds for every further one-row request of that flow, in that bucket or
-    one of longer rows, that has not more time by as much as the first was late; until a row leaves
-    the queue or a batch ends, and for `KEPT_S` at most, since forecasts move with time too. So all
-    but a few dozen newcomers a second are refused by a look, even by their headers alone, before
-    their bodies are read. `at`: how many rows have left the queue so far; what was refused at
-    another count does not count."""
+    Under overload nearly every new request is refused, all for the same reason: what waits before
+    them. A rejection as late holds for every further one-row request of that flow, in that bucket
+    or one of longer rows, that has not more time by as much as the first was late; until a row
+    leaves the queue or a batch ends, and for `KEPT_S` at most, since forecasts move with time too.
+    So all but a few dozen new requests a second are refused by a look, even by their headers alone,
+    before their bodies are read. `at`: how many rows have left the queue so far; what was refused
+    at another count does not count."""
 
     def __init__(self) -> None:
-        self._last: dict[FlowKey, tuple[Refused, int, float]] = {}
+        self._last: dict[FlowKey, tuple[CachedRejection, int, float]] = {}
 
     def __bool__(self) -> bool:
         """Whether anything at all was refused a moment ago."""
         return bool(self._last)
 
-    def keep(self, flow: FlowKey, refused: Refused, at: int, now: float) -> None:
+    def keep(self, flow: FlowKey, refused: CachedRejection, at: int, now: float) -> None:
         self._last[flow] = refused, at, now + KEPT_S
 
     def of(
         self, flow: FlowKey, edge: int, left_s: float, expires_s: float, at: int, now: float
-    ) -> Refused | None:
+    ) -> CachedRejection | None:
         """What one of these would be told again."""
         found = self._last.get(flow)
         if found is None:
@@ -112,7 +112,7 @@ _NEVER = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)
 
 
 @dataclass(slots=True)
-class Refusal:
+class Rejection:
     reason: Reason
     retry_after_s: float = 0.0
 
@@ -122,16 +122,18 @@ class AdmissionPipeline:
         self._waiting = waiting
         self._flows = flows
         self._replicas = replicas
-        self.echoes = RejectionCache()
+        self.rejections = RejectionCache()
 
-    def bounded(self, request: Request, settings: DispatcherSettings, now: float) -> Refusal | None:
+    def bounded(
+        self, request: Request, settings: DispatcherSettings, now: float
+    ) -> Rejection | None:
         """What counts alone say, before anything is made of the request."""
-        reason = refusal(request, self._waiting, settings, self._replicas.running, now)
+        reason = rejection(request, self._waiting, settings, self._replicas.running, now)
         if reason is None and request.generation is not None:
             reason = self._too_large(request, request.generation)
         if reason is None:
             return None
-        return Refusal(reason, 0.0 if reason in _NEVER else self.queue_s())
+        return Rejection(reason, 0.0 if reason in _NEVER else self.queue_s())
 
     def _too_large(self, request: Request, generation: Generation) -> Reason | None:
         """Whether no running replica could hold all of it, were it alone there."""
@@ -139,78 +141,84 @@ class AdmissionPipeline:
         whole = request.lengths[0] + generation.max_tokens
         return Reason.TOO_LONG if whole > most > 0.0 else None
 
-    def heard(
+    def fast_reject(
         self, flow: FlowKey, edge: int, left_s: float, expires_s: float, now: float
-    ) -> Refusal | None:
+    ) -> Rejection | None:
         """What the like of it, one row of this bucket, was told a moment ago and would be again."""
-        found = self.echoes.of(flow, edge, left_s, expires_s, self._waiting.gone, now)
-        return None if found is None else Refusal(Reason.LATE, found.retry_after_s)
+        found = self.rejections.of(flow, edge, left_s, expires_s, self._waiting.gone, now)
+        return None if found is None else Rejection(Reason.LATE, found.retry_after_s)
 
     def judge(
-        self, ticket: Ticket, admission: Admission, settings: DispatcherSettings, now: float
-    ) -> Refusal | None:
-        """Makes the ticket late where it is; the refusal, if it may not wait at all."""
-        flow = ticket.flow
+        self,
+        tracked: TrackedRequest,
+        admission: Admission,
+        settings: DispatcherSettings,
+        now: float,
+    ) -> Rejection | None:
+        """Makes the request late where it is; the rejection, if it may not wait at all."""
+        flow = tracked.flow
         if admission.limit.sheds(flow.key, flow.live, now):
-            return Refusal(Reason.SHED, self.queue_s())
-        late_by_s = self._late_by_s(ticket, admission, now)
+            return Rejection(Reason.SHED, self.queue_s())
+        late_by_s = self._late_by_s(tracked, admission, now)
         if late_by_s <= 0.0:
             return None
-        ticket.late, request = True, ticket.request
-        late_s = self._waiting.late_s + ticket.cost_s
+        tracked.late, request = True, tracked.request
+        late_s = self._waiting.late_s + tracked.cost_s
         left_s, running = request.expires - now, self._replicas.running
         if (
             is_over(request, settings, now)
-            or not has_place(ticket.open, self._waiting, settings)
-            or admission.late_room.refuses(late_s, left_s, running, now)
+            or not has_place(tracked.open, self._waiting, settings)
+            or admission.best_effort_capacity.refuses(late_s, left_s, running, now)
         ):
-            found = Refusal(Reason.LATE, retry_after_s(late_by_s, 1))
-            self._keep(ticket, late_by_s, found, now)
+            found = Rejection(Reason.LATE, retry_after_s(late_by_s, 1))
+            self._keep(tracked, late_by_s, found, now)
             return found
         return None
 
-    def _keep(self, ticket: Ticket, late_by_s: float, found: Refusal, now: float) -> None:
-        if ticket.open != 1:
+    def _keep(
+        self, tracked: TrackedRequest, late_by_s: float, found: Rejection, now: float
+    ) -> None:
+        if tracked.open != 1:
             return
-        request, after_s = ticket.request, found.retry_after_s
+        request, after_s = tracked.request, found.retry_after_s
         left_s = min(request.deadline, request.expires) - now
-        told = Refused(ticket.edge, left_s, request.expires - now, late_by_s, after_s)
-        self.echoes.keep(ticket.flow.key, told, self._waiting.gone, now)
+        told = CachedRejection(tracked.edge, left_s, request.expires - now, late_by_s, after_s)
+        self.rejections.keep(tracked.flow.key, told, self._waiting.gone, now)
 
     def queue_s(self) -> float:
         """Seconds after which asking a full queue again may help."""
         return retry_after_s(self._waiting.seconds, self._replicas.running)
 
-    def _late_by_s(self, ticket: Ticket, admission: Admission, now: float) -> float:
+    def _late_by_s(self, tracked: TrackedRequest, admission: Admission, now: float) -> float:
         """0 for one that is on time."""
-        latest = ticket.latest_start
+        latest = tracked.latest_start
         if latest <= now:
             return max(1e-9, now - latest)
         running = self._replicas.running
         if not running:
             return 0.0  # nothing is known of when they come
-        flow = ticket.flow
-        before_s = self._before_s(ticket) if flow.rows or self._waits_for_room(ticket) else 0.0
+        flow = tracked.flow
+        before_s = self._before_s(tracked) if flow.rows or self._waits_for_room(tracked) else 0.0
         urgent_s = self._waiting.urgent_s(flow.priority)
         rivals = self._flows.weights[flow.priority]
-        claim = Claim(flow.key, flow.weight, before_s, rivals, urgent_s, running)
-        forecast = admission.feasibility.judge(claim, latest, now)
+        ahead = QueueAhead(flow.key, flow.weight, before_s, rivals, urgent_s, running)
+        forecast = admission.feasibility.judge(ahead, latest, now)
         if forecast.late_by_s <= 0.0:
-            ticket.forecast = forecast  # what is late from the start teaches nothing
+            tracked.forecast = forecast  # what is late from the start teaches nothing
         return forecast.late_by_s
 
-    def _waits_for_room(self, ticket: Ticket) -> bool:
+    def _waits_for_room(self, tracked: TrackedRequest) -> bool:
         """Whether as much as it needs has to be given up first by what runs."""
-        return ticket.plan is not None and not self._replicas.has_ready
+        return tracked.plan is not None and not self._replicas.has_ready
 
-    def _before_s(self, ticket: Ticket) -> float:
+    def _before_s(self, tracked: TrackedRequest) -> float:
         """Gateways take turns with a flow, so that of what it has waiting elsewhere no more goes
         before than waits here; else who has the least here would always be called late."""
-        flow, before_s = ticket.flow, ticket.cost_s
+        flow, before_s = tracked.flow, tracked.cost_s
         lanes = self._waiting.on_time
         queue = lanes[flow.priority].queues.get(flow) if flow.rows else None
         if queue is not None:  # else all it has are retried rows
-            before_s = queue.before_s(ticket.edge, before_s)
-        if flow.elsewhere_s > 0.0:
-            before_s += min(before_s, flow.elsewhere_s)
+            before_s = queue.before_s(tracked.edge, before_s)
+        if flow.peer_demand_s > 0.0:
+            before_s += min(before_s, flow.peer_demand_s)
         return before_s

@@ -1,7 +1,7 @@
 """The controllers of admission, one of each for a model at a gateway.
 
-`Feasibility` and `BestEffortCapacity` judge newcomers, `LearntLimit` counts them, `Codel` looks at
-what leaves the queue. Each decides by itself and knows nothing of the others; `Admission` keeps
+`Feasibility` and `BestEffortCapacity` judge new requests, `LearntLimit` counts them, `Codel` looks
+at what leaves the queue. Each decides by itself and knows nothing of the others; `Admission` keeps
 them, tells them settings and shows their states. The freeze switch (`settings.frozen`) stops all
 learning: states stay as they are, decisions go on.
 """
@@ -13,7 +13,7 @@ from math import inf, sqrt
 
 from routers.admission.feasibility import Feasibility, Forecast
 from routers.admission.verdicts import Verdicts
-from routers.averages import Pace
+from routers.averages import DecayingRate
 from routers.settings import CodelSettings, DispatcherSettings, LimitSettings, Mode
 from routers.types import ControllerSnapshot, FlowKey, FlowWork
 
@@ -117,7 +117,7 @@ class LearntLimit:
         self.verdicts.tune(settings.mode)
 
     def sheds(self, flow: FlowKey, inflight: int, now: float) -> bool:
-        """Whether a newcomer is refused; `inflight` of its flow wait or run at this gateway."""
+        """Whether a new request is refused; `inflight` of its flow wait or run at this gateway."""
         if self.verdicts.off:
             return False
         window = self._flows.get(flow) or self._open(flow, now)
@@ -173,14 +173,14 @@ _NOISE = 0.02  # so little is no idle time, but the ripple of the average
 
 
 @dataclass(slots=True)
-class LateRoom:
+class BestEffortCapacity:
     """May another late request wait, or is there no idle moment left that could serve it?
 
     Capacity for late work is half of what idle moments could serve before it expires: the share of
-    the replicas' time that on-time work has lately left, times the time the newcomer has, times the
-    replicas. A system that has just started, or idles, has all of it; in lasting overload on-time
-    work takes all the time, and a newcomer that would be late is refused at once instead of
-    expiring slowly. It cannot latch: what opens it is time that passes without on-time work. It
+    the replicas' time that on-time work has lately left, times the time the new request has, times
+    the replicas. A system that has just started, or idles, has all of it; in lasting overload
+    on-time work takes all the time, and a new request that would be late is refused at once instead
+    of expiring slowly. It cannot latch: what opens it is time that passes without on-time work. It
     says nothing of who is late, and a device that hangs counts as idle: what waits for that one is
     bounded by `max_late_rows` and expires. `window_s` should span several batches. `fixed_s`: this
     much capacity, nothing is learnt."""
@@ -189,10 +189,10 @@ class LateRoom:
     window_s: float = 2.0
     fixed_s: float | None = None
     frozen: bool = False
-    _on_time: Pace = field(init=False)
+    _on_time: DecayingRate = field(init=False)
 
     def __post_init__(self) -> None:
-        self._on_time = Pace(self.window_s)
+        self._on_time = DecayingRate(self.window_s)
 
     def worked(self, seconds: float, now: float) -> None:
         """On-time rows had a replica for so long, here or, as far as is known, for other gateways:
@@ -202,17 +202,17 @@ class LateRoom:
             self._on_time.add(seconds, now)
 
     def refuses(self, late_s: float, time_left_s: float, replicas: int, now: float) -> bool:
-        """late_s: predicted device seconds of late work that would wait, the newcomer's too."""
-        if self.verdicts.off or late_s <= self.room_s(time_left_s, replicas, now):
+        """late_s: predicted device seconds of late work that would wait, the new request's too."""
+        if self.verdicts.off or late_s <= self.capacity_s(time_left_s, replicas, now):
             return False
         return self.verdicts.no()
 
     def ends(self, late_s: float, time_left_s: float, replicas: int, now: float) -> bool:
         """Whether all idle moments together could not serve what waits late: for one whose deadline
-        has passed; a newcomer may count on half of them."""
+        has passed; a new request may count on half of them."""
         return self.refuses(_IDLE_SHARE * late_s, time_left_s, replicas, now)
 
-    def room_s(self, time_left_s: float, replicas: int, now: float) -> float:
+    def capacity_s(self, time_left_s: float, replicas: int, now: float) -> float:
         """Predicted device seconds of late work that may wait."""
         if self.fixed_s is not None:
             return self.fixed_s
@@ -238,7 +238,7 @@ _SLOS = 5.0  # an average spans at least so many, hence more batches
 class Admission:
     def __init__(self, settings: DispatcherSettings) -> None:
         self.feasibility = Feasibility()
-        self.late_room = LateRoom()
+        self.best_effort_capacity = BestEffortCapacity()
         self.codel = Codel(settings.admission.codel)
         self.limit = LearntLimit(settings.admission.limit)
         self.tune(settings)
@@ -249,15 +249,17 @@ class Admission:
         least_s = _SLOS * settings.slo_s
         self.feasibility.tune(admission.feasibility, max(_WINDOW_S, least_s), frozen=frozen)
         self.feasibility.fixed_margin_s = admission.margin_s
-        self.late_room.tune(admission.feasibility, max(_LATE_WINDOW_S, least_s), frozen=frozen)
-        self.late_room.fixed_s = admission.late_room_s
+        self.best_effort_capacity.tune(
+            admission.feasibility, max(_LATE_WINDOW_S, least_s), frozen=frozen
+        )
+        self.best_effort_capacity.fixed_s = admission.best_effort_capacity_s
         self.codel.tune(admission.codel, frozen=frozen)
         self.limit.tune(admission.limit, frozen=frozen)
 
     def refused_again(self, flow: FlowKey) -> None:
-        """A newcomer was refused as late, as the like of it had just been."""
+        """A new request was refused as late, as the like of it had just been."""
         self.feasibility.refused_again(flow)
-        self.late_room.verdicts.no()
+        self.best_effort_capacity.verdicts.no()
 
     def waited(self, flow: FlowKey, forecast: Forecast, wait_s: float, now: float) -> None:
         """A request that was on time left the queue for a replica, or turned late there."""
@@ -270,10 +272,10 @@ class Admission:
         lowest = min((limit for _, _, limit in limits), default=self.limit.start)
         margin_s = max((margin for _, _, margin in margins), default=0.0)
         stands = tuple((*flow, 1.0) for flow in self.codel.standing())
-        spare = self.late_room.spare(replicas, now)
+        spare = self.best_effort_capacity.spare(replicas, now)
         return (
             self._show("feasibility", self.feasibility.verdicts, margin_s, margins),
-            self._show("late_room", self.late_room.verdicts, spare),
+            self._show("best_effort_capacity", self.best_effort_capacity.verdicts, spare),
             self._show("codel", self.codel.verdicts, len(stands), stands),
             self._show("limit", self.limit.verdicts, lowest, limits),
         )

@@ -1,14 +1,14 @@
-"""Can a newcomer still be started in time, behind what waits before it?
+"""Can a new request still be started in time, behind what waits before it?
 
 Predicted wait: the seconds of on-time work that go before it in its flow, over the rate at which
 that flow is served, and before those the work of more urgent priorities. The rate is the larger of
 the flow's weighted share of what more urgent priorities leave and what it was lately given: by its
 share alone an aggressor would be called late that in truth gets what its neighbours do not use, by
 the measured rate alone a flow that has just woken up. Neighbours count by the share of time in
-which they have work waiting. What forecasts are wrong by is learnt (`ForecastError`). Only
-newcomers are judged. Once a second a flow's newcomer is let in against the forecast, so that a
-wrong one cannot refuse for ever. Chosen by simulation, see docs/policies/admission.md.
-Source: deadline admission as in Clockwork (OSDI'20) and Mooncake, here by flow.
+which they have work waiting. What forecasts are wrong by is learnt (`ForecastError`). Only new
+requests are judged. Once a second a flow's new request is let in against the forecast, so that a
+wrong one cannot refuse for ever. Chosen by simulation, see docs/policies/admission.md. Source:
+deadline admission as in Clockwork (OSDI'20) and Mooncake, here by flow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from math import exp, inf
 
 from routers.admission.verdicts import Verdicts
-from routers.averages import Level, Pace
+from routers.averages import DecayingRate, TimeAverage
 from routers.settings import Mode
 from routers.types import FlowKey, FlowWork
 
@@ -35,7 +35,7 @@ _MOST_MARGIN = 0.5  # of the time there is
 
 @dataclass(slots=True)
 class Forecast:
-    """Predicted seconds until a newcomer is started, of the `slack_s` there are until its latest
+    """Predicted seconds until a new request is started, of the `slack_s` there are until its latest
     start; `late_by_s` more than there are. 0.0: it is on time."""
 
     wait_s: float
@@ -96,15 +96,15 @@ class ForecastError:
 
 
 PROBE_S = 1.0
-_REFUSED_GAIN = 0.01  # a newcomer
+_REFUSED_GAIN = 0.01  # a new request
 _REFUSED_HALF = 0.5
 _LEAST_LEFT = 0.01  # of the replicas: more urgent priorities never count as taking all
 
 
 @dataclass(slots=True)
-class Claim:
-    """What a newcomer finds. Seconds are predicted device seconds of on-time work, here and, as far
-    as is known, at other gateways.
+class QueueAhead:
+    """What a new request finds. Seconds are predicted device seconds of on-time work, here and, as
+    far as is known, at other gateways.
 
     ahead_s: what of its flow goes before it. urgent_s: what waits in more urgent priorities.
     rivals: weights of the flows of its priority that have work waiting, its own too if it has.
@@ -131,11 +131,11 @@ class FlowForecasts:
 
 @dataclass(slots=True)
 class _Account:
-    given: Pace
-    waits: Level
+    given: DecayingRate
+    waits: TimeAverage
     error: ForecastError = field(default_factory=ForecastError)
     probed_at: float = -inf
-    refused: float = 0.0  # share of its newcomers lately called late
+    refused: float = 0.0  # share of its new requests lately called late
     trust: float = 0.0
 
     def note(self, late: bool) -> None:
@@ -150,7 +150,7 @@ class _Account:
 class Feasibility:
     """One account a flow ever seen, O(1) a call. `window_s` should span several batches.
 
-    verdicts: a no is a newcomer called late. probes: newcomers let in against the forecast.
+    verdicts: a no is a new request called late. probes: new requests let in against the forecast.
     fixed_margin_s: forecasts are taken as they are, and this much is added.
     """
 
@@ -160,21 +160,21 @@ class Feasibility:
     frozen: bool = False
     probes: int = 0
     _accounts: dict[FlowKey, _Account] = field(default_factory=dict)
-    _given: dict[int, Pace] = field(default_factory=dict)  # by priority
-    _rivals: dict[int, Level] = field(default_factory=dict)  # by priority
+    _given: dict[int, DecayingRate] = field(default_factory=dict)  # by priority
+    _rivals: dict[int, TimeAverage] = field(default_factory=dict)  # by priority
 
-    def judge(self, claim: Claim, latest_start: float, now: float) -> Forecast:
-        """Late (`late_by_s` > 0) or on time; a newcomer that is queued keeps it for `waited`."""
+    def judge(self, ahead: QueueAhead, latest_start: float, now: float) -> Forecast:
+        """Late (`late_by_s` > 0) or on time; a new request that is queued keeps it for `waited`."""
         slack_s = latest_start - now
         if self.verdicts.off:
             return Forecast(0.0, slack_s)
-        account = self._accounts.get(claim.flow) or self._open(claim.flow)
-        level = self._level(claim.flow[0])
+        account = self._accounts.get(ahead.flow) or self._open(ahead.flow)
+        level = self._level(ahead.flow[0])
         if not self.frozen:  # who has work waiting at this moment
-            account.waits.tell(claim.weight if claim.ahead_s > 0.0 else 0.0, now)
-            level.tell(claim.rivals, now)
+            account.waits.tell(ahead.weight if ahead.ahead_s > 0.0 else 0.0, now)
+            level.tell(ahead.rivals, now)
         others = level.value - account.waits.value
-        wait_s = self._wait_s(claim, account.given, others, now)
+        wait_s = self._wait_s(ahead, account.given, others, now)
         late_by_s = self._counted_s(account, wait_s, slack_s) - slack_s
         if (late_by_s > 0.0 or account.refused > 0.0) and not self.frozen:
             account.note(late_by_s > 0.0)
@@ -187,7 +187,7 @@ class Feasibility:
         return Forecast(wait_s, slack_s, late_by_s if self.verdicts.no() else 0.0)
 
     def refused_again(self, flow: FlowKey) -> None:
-        """A newcomer was called late unasked, as the like of it had just been."""
+        """A new request was called late unasked, as the like of it had just been."""
         self.verdicts.no()
         if not self.frozen:
             (self._accounts.get(flow) or self._open(flow)).note(late=True)
@@ -204,7 +204,7 @@ class Feasibility:
         for priority, seconds in given_s.items():
             given = self._given.get(priority)
             if given is None:
-                given = self._given[priority] = Pace(self.window_s)
+                given = self._given[priority] = DecayingRate(self.window_s)
             given.add(seconds, now)
 
     def waited(self, flow: FlowKey, forecast: Forecast, actual_s: float, now: float) -> None:
@@ -217,7 +217,7 @@ class Feasibility:
         """Other settings; what was learnt stays."""
         self.verdicts.tune(mode)
         self.window_s, self.frozen = window_s, frozen
-        averages: list[Pace | Level] = [*self._given.values(), *self._rivals.values()]
+        averages: list[DecayingRate | TimeAverage] = [*self._given.values(), *self._rivals.values()]
         for account in self._accounts.values():
             averages += (account.given, account.waits)
         for average in averages:
@@ -235,12 +235,12 @@ class Feasibility:
             return wait_s + self.fixed_margin_s
         return account.error.corrected_s(wait_s, slack_s, account.trust)
 
-    def _wait_s(self, claim: Claim, given: Pace, others: float, now: float) -> float:
+    def _wait_s(self, ahead: QueueAhead, given: DecayingRate, others: float, now: float) -> float:
         """`others`: weight of its rivals of late."""
-        if claim.ahead_s <= 0.0 and claim.urgent_s <= 0.0:
+        if ahead.ahead_s <= 0.0 and ahead.urgent_s <= 0.0:
             return 0.0
-        priority, weight = claim.flow[0], claim.weight
-        replicas = float(claim.replicas or 1)
+        priority, weight = ahead.flow[0], ahead.weight
+        replicas = float(ahead.replicas or 1)
         left = replicas - self._given_above(priority, now) if priority else replicas
         if left < _LEAST_LEFT * replicas:
             left = _LEAST_LEFT * replicas
@@ -248,26 +248,26 @@ class Feasibility:
         rate = self._read(given, now)
         if rate < share:
             rate = share
-        return claim.urgent_s / left + claim.ahead_s / (rate if rate < replicas else replicas)
+        return ahead.urgent_s / left + ahead.ahead_s / (rate if rate < replicas else replicas)
 
     def _given_above(self, priority: int, now: float) -> float:
         """Device seconds a second that more urgent priorities are given."""
         given = 0.0
-        for other, pace in self._given.items():
+        for other, rate in self._given.items():
             if other < priority:
-                given += self._read(pace, now)
+                given += self._read(rate, now)
         return given
 
-    def _read(self, pace: Pace, now: float) -> float:
-        return pace.value if self.frozen else pace.read(now)
+    def _read(self, rate: DecayingRate, now: float) -> float:
+        return rate.value if self.frozen else rate.read(now)
 
     def _open(self, flow: FlowKey) -> _Account:
-        account = _Account(Pace(self.window_s), Level(self.window_s))
+        account = _Account(DecayingRate(self.window_s), TimeAverage(self.window_s))
         self._accounts[flow] = account
         return account
 
-    def _level(self, priority: int) -> Level:
+    def _level(self, priority: int) -> TimeAverage:
         level = self._rivals.get(priority)
         if level is None:
-            level = self._rivals[priority] = Level(self.window_s)
+            level = self._rivals[priority] = TimeAverage(self.window_s)
         return level

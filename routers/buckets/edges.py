@@ -21,7 +21,7 @@ from routers.buckets.prices import (
     BatchBounds,
     BatchPrices,
     Cost,
-    Lengths,
+    LengthShares,
     Price,
     padding_price,
     total,
@@ -169,7 +169,7 @@ class EdgeSolver:
         rows = sum(weights)
         if rows < _LEAST_ROWS or servers <= 0.0:
             return None
-        lengths = Lengths.of(self._histogram.points, weights)
+        lengths = LengthShares.of(self._histogram.points, weights)
         if self._buckets.minimise == "padding":
             found = least_padding(lengths, edges, self._buckets.max_edges)
         elif cost(1.0, lengths.points[0]) < cost(1.0, lengths.points[-1]):
@@ -179,7 +179,9 @@ class EdgeSolver:
             return None  # costs do not know yet what length does
         return self._judge(found, edges, rows)
 
-    def _judge(self, found: Found, edges: tuple[int, ...], rows: float) -> tuple[int, ...] | None:
+    def _judge(
+        self, found: BestEdges, edges: tuple[int, ...], rows: float
+    ) -> tuple[int, ...] | None:
         buckets = self._buckets
         too_many = len(edges) > buckets.max_edges
         better = too_many or found.least_waste < (1.0 - buckets.min_gain) * found.waste
@@ -189,7 +191,7 @@ class EdgeSolver:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BestEdges:
     """The best edges, their waste, and that of the edges in force at the same prices."""
 
     edges: tuple[int, ...]
@@ -198,15 +200,17 @@ class Found:
     capacity: float = 0.0
 
 
-def least_padding(lengths: Lengths, edges: tuple[int, ...], most: int) -> Found:
+def least_padding(lengths: LengthShares, edges: tuple[int, ...], most: int) -> BestEdges:
     price, points = padding_price(lengths), lengths.points
     best = cheapest(price, points, most)
     floor = total(price, range(len(points) + 1))
     now, then = (total(price, lengths.ends(each)) - floor for each in (edges, best))
-    return Found(best, now, then)
+    return BestEdges(best, now, then)
 
 
-def least_seconds(prices: BatchPrices, edges: tuple[int, ...], most: int, servers: float) -> Found:
+def least_seconds(
+    prices: BatchPrices, edges: tuple[int, ...], most: int, servers: float
+) -> BestEdges:
     """The edges with the highest capacity. Cheapest edges at the capacity of others have a higher
     one, so the two are computed in turn until nothing changes."""
     lengths, best = prices.lengths, edges
@@ -218,7 +222,7 @@ def least_seconds(prices: BatchPrices, edges: tuple[int, ...], most: int, server
         best, rate = better, prices.capacity(better, servers)
     price, floor = prices.at(rate), prices.floor()
     now, then = (total(price, lengths.ends(each)) - floor for each in (edges, best))
-    return Found(best, now, then, rate)
+    return BestEdges(best, now, then, rate)
 
 
 def cheapest(

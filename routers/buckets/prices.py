@@ -26,7 +26,7 @@ _BISECTIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthShares:
     """What arrives: of all rows the share `rows[j]` is no longer than `points[j - 1]`, and brings
     `tokens[j]` tokens a row of all; both are 0 at 0."""
 
@@ -35,7 +35,7 @@ class Lengths:
     tokens: tuple[float, ...]
 
     @classmethod
-    def of(cls, points: Sequence[int], weights: Sequence[float]) -> Lengths:
+    def of(cls, points: Sequence[int], weights: Sequence[float]) -> LengthShares:
         """From weights, of which one at least is positive, by point."""
         total = sum(weights)
         shares = [weight / total for weight in weights]
@@ -74,7 +74,7 @@ class BatchBounds:
         return 1 + bisect_right(sizes, self.longest_s, key=lambda rows: cost(rows, edge))
 
 
-def padding_price(lengths: Lengths) -> Price:
+def padding_price(lengths: LengthShares) -> Price:
     """Tokens a row when each is padded to its bucket's edge."""
     points, rows = lengths.points, lengths.rows
     return lambda i, j: points[j - 1] * (rows[j] - rows[i])
@@ -90,7 +90,7 @@ class BatchPrices:
     splitting it costs padding.
     """
 
-    def __init__(self, lengths: Lengths, cost: Cost, bounds: BatchBounds) -> None:
+    def __init__(self, lengths: LengthShares, cost: Cost, bounds: BatchBounds) -> None:
         self.lengths = lengths
         self._cost = cost
         self._cycle_s = bounds.cycle_s

@@ -6,7 +6,7 @@ negatives (NNLS). A sample costs the same however many came before. What is old 
 the new sample shows (directional forgetting: Kulhavý, 1987): an hour of short batches takes nothing
 from what is known of how long ones compare with them. Where nothing is known the answer is the
 least that explains the samples: batches of one size give a constant, of two a line; a square needs
-lengths to show it. Variances are in units of one sample's, which is the square of its usual time.
+lengths to show it. Variances are in units of one sample's, which is the square of its typical time.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ class CostFit:
         c = self.coefficients
         return c[0] + c[1] * x[1] + c[2] * x[2] + c[3] * x[3]
 
-    def doubt(self, x: Vector, usual_s: float) -> float:
+    def doubt(self, x: Vector, typical_s: float) -> float:
         """Variance of the prediction for `x`: n batches alike leave 1 / n; large where nothing of
         the kind was measured."""
         if not self.samples:
             return inf
         x0, x1, x2, x3 = x
         g = [row[0] * x0 + row[1] * x1 + row[2] * x2 + row[3] * x3 for row in self._cov]
-        return (g[0] * x0 + g[1] * x1 + g[2] * x2 + g[3] * x3) / (usual_s * usual_s)
+        return (g[0] * x0 + g[1] * x1 + g[2] * x2 + g[3] * x3) / (typical_s * typical_s)
 
-    def learn(self, x: Vector, seconds: float, usual_s: float, fade: float = _FADE) -> None:
-        """Take in a batch of `x` that took `seconds`, where such batches take `usual_s`. `fade`: of
-        what was known of them so far."""
+    def learn(self, x: Vector, seconds: float, typical_s: float, fade: float = _FADE) -> None:
+        """Take in a batch of `x` that took `seconds`, where such batches take `typical_s`. `fade`:
+        of what was known of them so far."""
         if not self.samples:
-            self._cov = _prior(x, usual_s)
+            self._cov = _prior(x, typical_s)
         self.samples += 1
         x0, x1, x2, x3 = x
         cov, mean = self._cov, self._mean
         g = [row[0] * x0 + row[1] * x1 + row[2] * x2 + row[3] * x3 for row in cov]
         known = g[0] * x0 + g[1] * x1 + g[2] * x2 + g[3] * x3
         keep = 1.0 - fade
-        gain = 1.0 / (known + keep * usual_s * usual_s)
+        gain = 1.0 / (known + keep * typical_s * typical_s)
         missed = seconds - (mean[0] * x0 + mean[1] * x1 + mean[2] * x2 + mean[3] * x3)
         change = (fade / known - gain) / keep
         g0, g1, g2, g3 = g
@@ -112,13 +112,13 @@ def _without(k: int, mean: list[float], cov: Matrix) -> tuple[list[float], Matri
     return left, rest
 
 
-def _prior(x: Vector, usual_s: float) -> Matrix:
+def _prior(x: Vector, typical_s: float) -> Matrix:
     """The first sample says what may be: its whole time is launch, as far as nothing else shows."""
     _, rows, tokens, square = x
     tokens = max(1.0, tokens)
     reference = (1.0, rows, tokens, max(square, tokens * _SQUARE_FROM))
     spread = (_FREE, _SLOPE, _SLOPE, _SLOPE)
     return [
-        [spread[i] * (usual_s / reference[i]) ** 2 if i == j else 0.0 for j in range(4)]
+        [spread[i] * (typical_s / reference[i]) ** 2 if i == j else 0.0 for j in range(4)]
         for i in range(4)
     ]

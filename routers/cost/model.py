@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import exp, log
 
 from routers.cost.fit import CostFit, Vector, features
-from routers.cost.residuals import Paces, Spread, at_quantile
+from routers.cost.residuals import Slowdowns, Spread, at_quantile
 from routers.settings import DispatcherSettings
 
 _GAIN = 0.1
@@ -25,12 +25,12 @@ _FIRST_FILL = 0.5
 
 
 @dataclass(slots=True)
-class Usual:
+class TypicalBatch:
     rows: float
     width: float
 
 
-class UsualBatches:
+class TypicalBatches:
     """Moving averages of rows and width over the batches that a bucket led.
 
     The last ten count for two thirds. The quotient of averages, not the average of quotients, is
@@ -40,28 +40,28 @@ class UsualBatches:
     def __init__(self, max_size: int, max_tokens: int) -> None:
         self._max_size = max_size
         self._max_tokens = max_tokens
-        self._by_edge: dict[int, Usual] = {}
+        self._by_edge: dict[int, TypicalBatch] = {}
 
-    def of(self, edge: int) -> Usual:
+    def of(self, edge: int) -> TypicalBatch:
         return self._by_edge.get(edge) or self._assumed(edge)
 
     def observe(self, edge: int, rows: int, width: int) -> None:
-        usual = self._by_edge.get(edge)
-        if usual is None:
-            self._by_edge[edge] = Usual(rows, width)
+        typical = self._by_edge.get(edge)
+        if typical is None:
+            self._by_edge[edge] = TypicalBatch(rows, width)
         else:
-            usual.rows += _GAIN * (rows - usual.rows)
-            usual.width += _GAIN * (width - usual.width)
+            typical.rows += _GAIN * (rows - typical.rows)
+            typical.width += _GAIN * (width - typical.width)
 
-    def _assumed(self, edge: int) -> Usual:
+    def _assumed(self, edge: int) -> TypicalBatch:
         most = min(self._max_size, self._max_tokens // max(1, edge))
-        return Usual(max(1.0, _FIRST_FILL * most), edge)
+        return TypicalBatch(max(1.0, _FIRST_FILL * most), edge)
 
 
 _NEW_GROUND = 0.25  # doubt above which a deviation is the fit's: fewer than 4 batches of the kind
 _EARLY_SAMPLES = 32  # up to here every sample is asked whether it is new ground, and solved for
 _SOLVE_EVERY = 4
-_ABSORB = 0.1  # of the pool's pace is the fit's to learn, so that the two do not drift apart
+_ABSORB = 0.1  # of the pool's slowdown is the fit's to learn, so that the two do not drift apart
 _ERRORS = 256
 
 
@@ -76,8 +76,8 @@ class CostError:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """What a batch costs on a replica of the pool's pace: seconds in all, for each row, for each
-    token (rows x width) and for each token times width."""
+    """What a batch costs on a replica of the pool's slowdown: seconds in all, for each row, for
+    each token (rows x width) and for each token times width."""
 
     launch_s: float
     row_s: float
@@ -124,7 +124,7 @@ class CostModel:
     ) -> None:
         self._profile = profile
         self._bound(max_size, max_tokens)
-        self._fit, self._paces, self._spread = CostFit(), Paces(), Spread()
+        self._fit, self._slowdowns, self._spread = CostFit(), Slowdowns(), Spread()
         self._errors: deque[float] = deque(maxlen=_ERRORS)
         self._c: Vector = (self._initial_s, 0.0, 0.0, 0.0)
         for rows, width, seconds in profile:
@@ -135,7 +135,7 @@ class CostModel:
 
     def _bound(self, max_size: int, max_tokens: int) -> None:
         self._bounds = max_size, max_tokens
-        self._usual = UsualBatches(max_size, max_tokens)
+        self._typical = TypicalBatches(max_size, max_tokens)
         self._units: dict[int, float] = {}
 
     @property
@@ -145,8 +145,8 @@ class CostModel:
     @property
     def coefficients(self) -> Coefficients:
         launch, row, token, square = self._c
-        pace = self._paces.pool
-        return Coefficients(launch * pace, row * pace, token * pace, square * pace)
+        slowdown = self._slowdowns.pool
+        return Coefficients(launch * slowdown, row * slowdown, token * slowdown, square * slowdown)
 
     # -- what a batch will cost
 
@@ -157,22 +157,24 @@ class CostModel:
         launch, row, token, square = self._c
         tokens = rows * width
         fit_s = launch + row * rows + tokens * (token + square * width)
-        return fit_s * self._paces.of(replica_id) * self._spread.quantile(quantile)
+        return fit_s * self._slowdowns.of(replica_id) * self._spread.quantile(quantile)
 
     def unit_s(self, edge: int) -> float:
-        """Predicted seconds of one row in the usual batch that the bucket leads; O(1)."""
+        """Predicted seconds of one row in the typical batch that the bucket leads; O(1)."""
         unit_s = self._units.get(edge)
         if unit_s is None:
-            usual = self._usual.of(edge)
+            typical = self._typical.of(edge)
             launch, row, token, square = self._c
-            per_row_s = launch / usual.rows + row + usual.width * (token + square * usual.width)
-            unit_s = per_row_s * self._paces.pool * self._spread.median
+            per_row_s = (
+                launch / typical.rows + row + typical.width * (token + square * typical.width)
+            )
+            unit_s = per_row_s * self._slowdowns.pool * self._spread.median
             self._units[edge] = unit_s
         return unit_s
 
-    def ratio(self, replica_id: str) -> float:
-        """The replica's pace to the pool's; 1.0 until it was measured."""
-        return self._paces.ratio(replica_id)
+    def slowdown(self, replica_id: str) -> float:
+        """The replica's slowdown to the pool's; 1.0 until it was measured."""
+        return self._slowdowns.to_pool(replica_id)
 
     def error(self) -> CostError:
         ordered = sorted(self._errors)
@@ -193,7 +195,7 @@ class CostModel:
         edge: int = 0,
     ) -> None:
         """A batch took `service_s`; `predicted_s` is what was said when it was sent; `edge`: of the
-        bucket that led it, 0: none, so it is nobody's usual batch."""
+        bucket that led it, 0: none, so it is nobody's typical batch."""
         if service_s <= 0.0:
             return
         if self.measured or self._initial_s > 0.0:
@@ -202,7 +204,7 @@ class CostModel:
             return
         self._learn(features(rows, width), service_s, replica_id)
         if edge:
-            self._usual.observe(edge, rows, width)
+            self._typical.observe(edge, rows, width)
         self._units.clear()
 
     def freeze(self, frozen: bool) -> None:
@@ -211,20 +213,20 @@ class CostModel:
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone."""
-        self._paces.forget(replica_id)
+        self._slowdowns.forget(replica_id)
 
     def _learn(self, x: Vector, service_s: float, replica_id: str) -> None:
-        fit, paces, noise = self._fit, self._paces, self._spread.noise
+        fit, slowdowns, noise = self._fit, self._slowdowns, self._spread.noise
         fit_s = fit.seconds(x)
-        expected_s = fit_s * paces.of(replica_id)
+        expected_s = fit_s * slowdowns.of(replica_id)
         if not fit_s or self._is_new_ground(x, fit_s, service_s / expected_s):
-            seconds = service_s / paces.of(replica_id)
+            seconds = service_s / slowdowns.of(replica_id)
             # By its own time: were it a hiccup, the next of its kind would outweigh it.
             self._take(x, seconds, seconds)
             return
         self._spread.observe(service_s / expected_s)
-        paces.follow(replica_id, log(service_s / fit_s), noise)
-        left = log(service_s / (fit_s * paces.of(replica_id))) + _ABSORB * log(paces.pool)
+        slowdowns.follow(replica_id, log(service_s / fit_s), noise)
+        left = log(service_s / (fit_s * slowdowns.of(replica_id))) + _ABSORB * log(slowdowns.pool)
         odd = max(1.0, abs(left) / noise)
         self._take(x, fit_s * exp(left / odd), fit_s * odd)
 
@@ -235,9 +237,9 @@ class CostModel:
             return False
         return fit.doubt(x, fit_s) > _NEW_GROUND
 
-    def _take(self, x: Vector, seconds: float, usual_s: float) -> None:
+    def _take(self, x: Vector, seconds: float, typical_s: float) -> None:
         fit = self._fit
-        fit.learn(x, seconds, usual_s)
+        fit.learn(x, seconds, typical_s)
         if fit.samples < _EARLY_SAMPLES or fit.samples % _SOLVE_EVERY == 0:
             self._solve()
 

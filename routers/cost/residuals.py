@@ -21,49 +21,49 @@ _ODD = 0.5  # how far from the pool a replica counts in full, log
 
 
 @dataclass(slots=True)
-class _Pace:
+class _Slowdown:
     log: float
     factor: float
     before: tuple[float, float]  # the two batches before, log
     gain: float = _FIRST_GAIN
 
 
-class Paces:
+class Slowdowns:
     """Factors on the fit's seconds by replica, 1 while nothing is known."""
 
     def __init__(self) -> None:
-        self._paces: dict[str, _Pace] = {}
+        self._slowdowns: dict[str, _Slowdown] = {}
         self._pool_log = 0.0
         self.pool = 1.0
 
     def of(self, replica_id: str) -> float:
-        pace = self._paces.get(replica_id)
-        return self.pool if pace is None else pace.factor
+        slowdown = self._slowdowns.get(replica_id)
+        return self.pool if slowdown is None else slowdown.factor
 
-    def ratio(self, replica_id: str) -> float:
+    def to_pool(self, replica_id: str) -> float:
         """To the pool; 1.0 for one that has not been measured."""
         return self.of(replica_id) / self.pool
 
     def follow(self, replica_id: str, off: float, noise: float) -> None:
         """A batch took e^`off` times the fit's seconds; beyond `noise` (log) it is no noise."""
-        pace = self._paces.get(replica_id)
-        if pace is None:
+        slowdown = self._slowdowns.get(replica_id)
+        if slowdown is None:
             start = self._pool_log
-            pace = self._paces[replica_id] = _Pace(start, exp(start), (start, start))
-        log, (older, old) = pace.log, pace.before
+            slowdown = self._slowdowns[replica_id] = _Slowdown(start, exp(start), (start, start))
+        log, (older, old) = slowdown.log, slowdown.before
         middle = max(min(older, old), min(max(older, old), off))
         if abs(middle - log) > noise:
-            log, pace.gain = middle, _FIRST_GAIN
+            log, slowdown.gain = middle, _FIRST_GAIN
         else:
-            log += pace.gain * max(-noise, min(noise, off - log))
-            pace.gain = max(_GAIN, pace.gain / (1.0 + pace.gain))
-        pace.log, pace.factor, pace.before = log, exp(log), (old, off)
+            log += slowdown.gain * max(-noise, min(noise, off - log))
+            slowdown.gain = max(_GAIN, slowdown.gain / (1.0 + slowdown.gain))
+        slowdown.log, slowdown.factor, slowdown.before = log, exp(log), (old, off)
         step = max(-_ODD, min(_ODD, log - self._pool_log))
-        self._pool_log += _POOL_GAIN / len(self._paces) * step
+        self._pool_log += _POOL_GAIN / len(self._slowdowns) * step
         self.pool = exp(self._pool_log)
 
     def forget(self, replica_id: str) -> None:
-        self._paces.pop(replica_id, None)
+        self._slowdowns.pop(replica_id, None)
 
 
 HICCUP = 4.0

@@ -48,7 +48,7 @@ class Affinity:
             last.popitem(last=False)
 
     @staticmethod
-    def yields(later_s: float, predicted_s: float, *, streams: bool) -> bool:
+    def gives_way(later_s: float, predicted_s: float, *, streams: bool) -> bool:
         """Whether finishing so much later than the best is too much to pay for a preference."""
         return later_s > predicted_s * (_STREAM_BOUND if streams else _BATCH_BOUND)
 
@@ -58,49 +58,49 @@ _T = TypeVar("_T")
 IDLE, DUE, OVERRUN, STREAM, SPARE = range(5)
 
 _TRIES = 4  # replicas of one kind that are asked for one batch
-_BAND = log(1.25)  # replicas whose pace differs by less take turns
+_BAND = log(1.25)  # replicas whose slowdown differs by less take turns
 _READING = 4096.0  # tokens of prompts yet to be read that weigh as much as being full
 _SLACK = 32
 
 
-class Ready:
-    """Replicas that may take a lease now. An entry is valid while its holder says so."""
+class ReadyReplicas:
+    """Replicas that may take a lease now. An entry is valid while its replica says so."""
 
     def __init__(self) -> None:
         self._heaps: tuple[list[Entry], ...] = ([], [], [], [], [])
         self._counts = [0, 0, 0, 0, 0]
         self._pushed = 0
 
-    def __contains__(self, holder: ReplicaState) -> bool:
-        return holder.entry is not None
+    def __contains__(self, replica: ReplicaState) -> bool:
+        return replica.entry is not None
 
     def count(self, *, spare: bool) -> int:
-        """How many there are; `spare`: the sick ones too."""
+        """How many there are; `spare`: the unhealthy ones too."""
         total = sum(self._counts)
         return total if spare else total - self._counts[SPARE]
 
-    def others_idle(self, holder: ReplicaState) -> bool:
+    def others_idle(self, replica: ReplicaState) -> bool:
         """Whether another ready replica holds nothing."""
-        entry = holder.entry
+        entry = replica.entry
         own = entry is not None and entry[3] == IDLE
         return self._counts[IDLE] > own
 
-    def place(self, holder: ReplicaState, now: float) -> None:
-        kind, first, second = _place(holder, now)
-        entry = holder.entry
+    def place(self, replica: ReplicaState, now: float) -> None:
+        kind, first, second = _place(replica, now)
+        entry = replica.entry
         if entry is not None:
             if entry[:2] == (first, second) and entry[3] == kind:
                 return
             self._counts[entry[3]] -= 1
         self._pushed += 1
-        holder.entry = entry = (first, second, self._pushed, kind, holder)
+        replica.entry = entry = (first, second, self._pushed, kind, replica)
         self._counts[kind] += 1
         self._push(entry)
 
-    def drop(self, holder: ReplicaState) -> None:
-        if holder.entry is not None:
-            self._counts[holder.entry[3]] -= 1
-            holder.entry = None
+    def drop(self, replica: ReplicaState) -> None:
+        if replica.entry is not None:
+            self._counts[replica.entry[3]] -= 1
+            replica.entry = None
 
     def first(
         self,
@@ -141,12 +141,12 @@ class Ready:
         heap = self._heaps[kind]
         while heap:
             entry = heap[0]
-            holder = entry[4]
-            if holder.entry is not entry:
+            replica = entry[4]
+            if replica.entry is not entry:
                 heappop(heap)
             elif kind == DUE and entry[0] < now:
                 heappop(heap)
-                self.place(holder, now)
+                self.place(replica, now)
             else:
                 return entry
         return None
@@ -160,39 +160,39 @@ class Ready:
             heapify(heap)
 
 
-def finish_in_s(holder: ReplicaState, now: float, batch_s: float) -> float:
+def finish_in_s(replica: ReplicaState, now: float, batch_s: float) -> float:
     """Predicted seconds until it would have finished a typical batch that it is sent now."""
-    own_s = batch_s * holder.ratio
-    if holder.streams:
-        return own_s * (1.0 + load_of(holder))
-    if not holder.leases and holder.foreign_until <= now:
+    own_s = batch_s * replica.slowdown
+    if replica.streams:
+        return own_s * (1.0 + load_of(replica))
+    if not replica.leases and replica.foreign_until <= now:
         return own_s
-    return abs(holder.finish_at - now) + own_s
+    return abs(replica.finish_at - now) + own_s
 
 
-def load_of(holder: ReplicaState) -> float:
+def load_of(replica: ReplicaState) -> float:
     """How busy it is, 0..1: whether it holds a batch, or how full a stream replica is."""
-    if not holder.streams:
-        return 1.0 if holder.leases else 0.0
-    capacity, most = holder.replica.capacity, holder.replica.most_leases
-    full = holder.held / capacity if capacity > 0 else 0.0
+    if not replica.streams:
+        return 1.0 if replica.leases else 0.0
+    capacity, most = replica.spec.capacity, replica.spec.most_leases
+    full = replica.held / capacity if capacity > 0 else 0.0
     if most:
-        full = max(full, len(holder.leases) / most)
+        full = max(full, len(replica.leases) / most)
     return min(1.0, full)
 
 
-def _place(holder: ReplicaState, now: float) -> tuple[int, float, float]:
-    if holder.sick:
-        return SPARE, len(holder.leases), holder.finish_at
-    if holder.streams:
-        load = load_of(holder) + holder.reading / _READING
-        return STREAM, load + _band(holder), holder.last_used
-    if not holder.leases and holder.foreign_until <= now:
-        return IDLE, _band(holder), holder.last_used
-    if holder.finish_at >= now:
-        return DUE, holder.finish_at, len(holder.leases)
-    return OVERRUN, -holder.finish_at, len(holder.leases)
+def _place(replica: ReplicaState, now: float) -> tuple[int, float, float]:
+    if replica.unhealthy:
+        return SPARE, len(replica.leases), replica.finish_at
+    if replica.streams:
+        load = load_of(replica) + replica.reading / _READING
+        return STREAM, load + _band(replica), replica.last_used
+    if not replica.leases and replica.foreign_until <= now:
+        return IDLE, _band(replica), replica.last_used
+    if replica.finish_at >= now:
+        return DUE, replica.finish_at, len(replica.leases)
+    return OVERRUN, -replica.finish_at, len(replica.leases)
 
 
-def _band(holder: ReplicaState) -> float:
-    return float(round(log(holder.ratio) / _BAND)) if holder.ratio > 0.0 else 0.0
+def _band(replica: ReplicaState) -> float:
+    return float(round(log(replica.slowdown) / _BAND)) if replica.slowdown > 0.0 else 0.0

@@ -75,7 +75,7 @@ _TOO_HEAVY = 1e12
 _REUSE = 8  # samples for which a quantile once read is used again
 
 
-class PaceHistogram:
+class RatioHistogram:
     """How long batches take, as a multiple of what was predicted for them.
 
     Bins of 5 %, whose past fades (half of the weight lies on the last few hundred batches), so that
@@ -135,22 +135,22 @@ class Hedging:
         self.settings = settings
         self.frozen = False
         self.waiting: dict[Lease, None] = {}
-        self._paces: dict[int, PaceHistogram] = {}
+        self._ratios: dict[int, RatioHistogram] = {}
         self._moments: list[tuple[float, int, Lease]] = []
 
     # -- what batches take
 
     def observe(self, lease: Lease, now: float) -> None:
         """It took until now, or longer: one that was given up after its moment counts as slow."""
-        if self.frozen or lease.predicted_s <= 0.0 or lease.holder.streams:
+        if self.frozen or lease.predicted_s <= 0.0 or lease.replica.streams:
             return
-        edge = lease.goods.edge
-        paces = self._paces.get(edge)
-        if paces is None:
-            if len(self._paces) >= _MOST_BUCKETS:
-                del self._paces[next(iter(self._paces))]
-            paces = self._paces[edge] = PaceHistogram()
-        paces.observe((now - expected_start(lease)) / lease.predicted_s)
+        edge = lease.batch.edge
+        ratios = self._ratios.get(edge)
+        if ratios is None:
+            if len(self._ratios) >= _MOST_BUCKETS:
+                del self._ratios[next(iter(self._ratios))]
+            ratios = self._ratios[edge] = RatioHistogram()
+        ratios.observe((now - expected_start(lease)) / lease.predicted_s)
 
     def delay_s(self, lease: Lease) -> float | None:
         """Seconds from its start after which to race it; None: never."""
@@ -159,34 +159,34 @@ class Hedging:
             return None
         if settings.fixed_delay_s is not None:
             return max(_LEAST_S, settings.fixed_delay_s)
-        paces = self._paces.get(lease.goods.edge)
-        if paces is None or paces.samples < settings.min_samples:
+        ratios = self._ratios.get(lease.batch.edge)
+        if ratios is None or ratios.samples < settings.min_samples:
             return None
-        return max(_LEAST_S, paces.quantile(settings.quantile) * lease.predicted_s)
+        return max(_LEAST_S, ratios.quantile(settings.quantile) * lease.predicted_s)
 
     # -- moments
 
     def watch(self, lease: Lease) -> None:
         """Look at it when its next moment comes; to be called again when its start has moved."""
-        if lease.predicted_s > 0.0 and not lease.holder.streams and not lease.overdue:
-            at = self._moment(lease)
-            if at < lease.moment:
+        if lease.predicted_s > 0.0 and not lease.replica.streams and not lease.overdue:
+            at = self._next_check_at(lease)
+            if at < lease.next_check_at:
                 self._push(lease, at)
 
     def starts_now(self, lease: Lease) -> None:
         """The batch before it has left the device: its waiting is over."""
-        if lease.ripe and lease.copy is None and lease.copy_of is None:
-            lease.ripe = False
+        if lease.hedge_due and lease.copy is None and lease.copy_of is None:
+            lease.hedge_due = False
             self.waiting.pop(lease, None)
         lease.overdue = False
         self.watch(lease)
 
-    def race_again(self, lease: Lease) -> None:
+    def copy_again(self, lease: Lease) -> None:
         """What it raced was never started: it may be raced as if it had been alone."""
         if lease.repeats:
-            lease.ripe = False
+            lease.hedge_due = False
             self.watch(lease)
-        elif lease.ripe:
+        elif lease.hedge_due:
             self.waiting[lease] = None
 
     def due(self, now: float, leases: dict[int, Lease]) -> Iterator[Lease]:
@@ -194,46 +194,46 @@ class Hedging:
         moments = self._moments
         while moments and moments[0][0] <= now:
             at, _, lease = heappop(moments)
-            if lease.moment != at:
+            if lease.next_check_at != at:
                 continue
-            lease.moment = inf
-            if self._moment(lease) > now:
-                self._push(lease, self._moment(lease))
-            elif not lease.ripe and self.delay_s(lease) is not None:
-                lease.ripe = True
+            lease.next_check_at = inf
+            if self._next_check_at(lease) > now:
+                self._push(lease, self._next_check_at(lease))
+            elif not lease.hedge_due and self.delay_s(lease) is not None:
+                lease.hedge_due = True
                 self.waiting[lease] = None
-                self._push(lease, max(now, self._moment(lease)))
-            elif lease.holder.head() is lease:
+                self._push(lease, max(now, self._next_check_at(lease)))
+            elif lease.replica.head() is lease:
                 lease.overdue = True
                 yield lease
         if len(moments) > 2 * len(leases) + _SLACK:
-            moments[:] = [entry for entry in moments if entry[2].moment == entry[0]]
+            moments[:] = [entry for entry in moments if entry[2].next_check_at == entry[0]]
             heapify(moments)
 
     def next_at(self) -> float:
         """inf: never."""
         moments = self._moments
-        while moments and moments[0][2].moment != moments[0][0]:
+        while moments and moments[0][2].next_check_at != moments[0][0]:
             heappop(moments)
         return moments[0][0] if moments else inf
 
     def forget(self, lease: Lease) -> None:
         """It has closed."""
-        lease.moment = inf
+        lease.next_check_at = inf
         self.waiting.pop(lease, None)
 
-    def _moment(self, lease: Lease) -> float:
-        delay_s = None if lease.ripe else self.delay_s(lease)
+    def _next_check_at(self, lease: Lease) -> float:
+        delay_s = None if lease.hedge_due else self.delay_s(lease)
         if delay_s is None:
             delay_s = max(_LEAST_S, _OVERDUE * lease.predicted_s)
         return expected_start(lease) + delay_s
 
     def _push(self, lease: Lease, at: float) -> None:
-        lease.moment = at
+        lease.next_check_at = at
         heappush(self._moments, (at, lease.lease_id, lease))
 
 
 def expected_start(lease: Lease) -> float:
     """When its answer's time begins to count: an answer comes so much later than the start as the
     message of the start would; where there was none, the whole transport later."""
-    return lease.starts_at if lease.opened else lease.starts_at + (lease.holder.transport_s or 0.0)
+    return lease.starts_at if lease.opened else lease.starts_at + (lease.replica.transport_s or 0.0)

@@ -1,11 +1,11 @@
 """Which replicas are so much slower than their peers that they had better not be used?
 
-One whose pace (the cost model's ratio, so neither batch sizes nor lengths matter) exceeds the
+One whose ratio (the cost model's ratio, so neither batch sizes nor lengths matter) exceeds the
 pool's median by `eject_ratio` is ejected, a limited share of the pool at most. It is probed: it
 gets a copy of a batch that is served elsewhere, so that nobody waits for it, at intervals that
-double while it stays slow, and is back as soon as its pace is good again. Two slow answers in a row
-do not eject. While frozen nobody is ejected, probed or taken back. Source: outlier detection as in
-Envoy.
+double while it stays slow, and is back as soon as its ratio is good again. Two slow answers in a
+row do not eject. While frozen nobody is ejected, probed or taken back. Source: outlier detection as
+in Envoy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SLACK = 32
 
 
 class Outliers:
-    """`ejected`: how many there are. Holders are the pool's, `healthy` counts are its own."""
+    """`ejected`: how many there are. Replicas are the pool's, `healthy` counts are its own."""
 
     def __init__(self, settings: OutlierSettings) -> None:
         self.settings = settings
@@ -34,81 +34,81 @@ class Outliers:
         self._pushed = 0
 
     def judge(
-        self, holder: ReplicaState, pace: float, pool: Iterable[ReplicaState], now: float
+        self, replica: ReplicaState, ratio: float, pool: Iterable[ReplicaState], now: float
     ) -> None:
-        """It has answered; `pace`: that answer's seconds over the pool's prediction."""
-        if self.frozen or holder.draining:
+        """It has answered; `ratio`: that answer's seconds over the pool's prediction."""
+        if self.frozen or replica.draining:
             return
-        slow = self._is_slow(pace, pool)
-        holder.slow_streak = holder.slow_streak + 1 if slow else 0
-        if holder.ejected:
-            self._probed(holder, slow, pool, now)
-        elif holder.slow_streak >= _STREAK and self._is_slow(holder.ratio, pool):
+        slow = self._is_slow(ratio, pool)
+        replica.slow_streak = replica.slow_streak + 1 if slow else 0
+        if replica.ejected:
+            self._probed(replica, slow, pool, now)
+        elif replica.slow_streak >= _STREAK and self._is_slow(replica.slowdown, pool):
             running = sum(not each.draining for each in pool)
             if self.ejected + 1 <= self.settings.max_ejected * running:
-                holder.ejected, holder.probe_every_s = True, self.settings.probe_s
+                replica.ejected, replica.probe_every_s = True, self.settings.probe_s
                 self.ejected += 1
-                self._push(holder, now + self.settings.probe_s)
+                self._push(replica, now + self.settings.probe_s)
 
     def _probed(
-        self, holder: ReplicaState, slow: bool, pool: Iterable[ReplicaState], now: float
+        self, replica: ReplicaState, slow: bool, pool: Iterable[ReplicaState], now: float
     ) -> None:
         settings = self.settings
-        if not slow and not self._is_slow(holder.ratio, pool):
-            holder.ejected = False
+        if not slow and not self._is_slow(replica.slowdown, pool):
+            replica.ejected = False
             self.ejected -= 1
             return
-        doubled = min(settings.max_probe_s, 2.0 * holder.probe_every_s)
-        holder.probe_every_s = doubled if slow else settings.probe_s
-        self._push(holder, now + holder.probe_every_s)
+        doubled = min(settings.max_probe_s, 2.0 * replica.probe_every_s)
+        replica.probe_every_s = doubled if slow else settings.probe_s
+        self._push(replica, now + replica.probe_every_s)
 
-    def failed(self, holder: ReplicaState, now: float) -> None:
+    def failed(self, replica: ReplicaState, now: float) -> None:
         """A probe brought no answer."""
-        if holder.ejected:
-            self._push(holder, now + holder.probe_every_s)
+        if replica.ejected:
+            self._push(replica, now + replica.probe_every_s)
 
-    def gone(self, holder: ReplicaState) -> None:
-        if holder.ejected:
-            holder.ejected = False
+    def gone(self, replica: ReplicaState) -> None:
+        if replica.ejected:
+            replica.ejected = False
             self.ejected -= 1
 
     def to_probe(self, now: float) -> ReplicaState | None:
         """An ejected replica whose probe is due and that holds nothing."""
         probes = self._probes
         while probes and probes[0][0] <= now and not self.frozen:
-            at, _, holder = probes[0]
-            if holder.probe_at != at or not holder.ejected:
+            at, _, replica = probes[0]
+            if replica.probe_at != at or not replica.ejected:
                 heappop(probes)
                 continue
-            if _is_taken(holder, now):
+            if _is_taken(replica, now):
                 heappop(probes)
-                self._push(holder, now + holder.probe_every_s)
+                self._push(replica, now + replica.probe_every_s)
                 continue
-            return holder
+            return replica
         return None
 
-    def sent_probe(self, holder: ReplicaState) -> None:
+    def sent_probe(self, replica: ReplicaState) -> None:
         """Whatever becomes of it: `judge` or `failed` says when the next one is due."""
-        holder.probe_at = None
+        replica.probe_at = None
 
-    def _push(self, holder: ReplicaState, at: float) -> None:
-        holder.probe_at = at
+    def _push(self, replica: ReplicaState, at: float) -> None:
+        replica.probe_at = at
         self._pushed += 1
-        heappush(self._probes, (at, self._pushed, holder))
+        heappush(self._probes, (at, self._pushed, replica))
         if len(self._probes) > 2 * self.ejected + _SLACK:
             self._probes = [e for e in self._probes if e[2].ejected and e[2].probe_at == e[0]]
             heapify(self._probes)
 
-    def _is_slow(self, pace: float, pool: Iterable[ReplicaState]) -> bool:
+    def _is_slow(self, ratio: float, pool: Iterable[ReplicaState]) -> bool:
         """Slower than the pool's median by the ratio; the median is a little old at times."""
         self._fresh -= 1
         if self._fresh <= 0:
-            paces = sorted(each.ratio for each in pool if not each.draining)
-            self._median = paces[(len(paces) - 1) // 2] if paces else 1.0
-            self._fresh = max(_LEAST_REFRESH, len(paces))
-        return pace > self.settings.eject_ratio * self._median
+            ratios = sorted(each.slowdown for each in pool if not each.draining)
+            self._median = ratios[(len(ratios) - 1) // 2] if ratios else 1.0
+            self._fresh = max(_LEAST_REFRESH, len(ratios))
+        return ratio > self.settings.eject_ratio * self._median
 
 
-def _is_taken(holder: ReplicaState, now: float) -> bool:
-    gone = holder.draining or not holder.has_room()
-    return gone or bool(holder.leases) or holder.blocked_until > now
+def _is_taken(replica: ReplicaState, now: float) -> bool:
+    gone = replica.draining or not replica.has_room()
+    return gone or bool(replica.leases) or replica.blocked_until > now

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from routers.averages import Utilisation
 from routers.cost.model import CostModel
 from routers.lanes import Row
-from routers.leases import LeaseBook, Tally
+from routers.leases import DispatchCounts, LeaseBook
 from routers.placement.hedging import Budget, Hedging
 from routers.placement.outliers import Outliers
 from routers.replica_state import FormedBatch, Lease, ReplicaState
@@ -37,7 +37,7 @@ class SpeculativeCopies:
     outliers: Outliers
     budget: Budget
     utilisation: Utilisation
-    tally: Tally
+    counts: DispatchCounts
 
     def adopt(self, settings: DispatcherSettings) -> None:
         """Go on under these settings; what has been learnt is kept."""
@@ -59,7 +59,7 @@ class SpeculativeCopies:
             dispatch = self._to_another(lease, rows, now)
             if dispatch is not None:
                 del waiting[lease]
-                self.tally.hedges += 1
+                self.counts.hedges += 1
                 self.leases.open[dispatch.lease_id].hedge = True
                 self._distrust(lease, now)
                 actions.append(dispatch)
@@ -72,82 +72,82 @@ class SpeculativeCopies:
         dispatch = self._to_another(lease, rows, now, spare=True) if rows else None
         if dispatch is not None:
             lease.tied = True
-            self.tally.ties += 1
+            self.counts.ties += 1
         return dispatch
 
     def probe(self, lease: Lease, now: float) -> Dispatch | None:
         """A copy of a lease that was just signed, to an ejected replica that is due."""
-        holder = self.outliers.to_probe(now)
-        rows = copiable(lease) if holder is not None and holder is not lease.holder else []
-        if holder is None or not rows:
+        replica = self.outliers.to_probe(now)
+        rows = copiable(lease) if replica is not None and replica is not lease.replica else []
+        if replica is None or not rows:
             return None
-        self.outliers.sent_probe(holder)
-        self.tally.probes += 1
-        return self._copy(lease, holder, rows, now, probe=True)
+        self.outliers.sent_probe(replica)
+        self.counts.probes += 1
+        return self._copy(lease, replica, rows, now, probe=True)
 
     def _distrust(self, lease: Lease, now: float) -> None:
         """Nothing is staged behind what is being raced, until it has closed."""
-        if lease.holder.head() is lease:
-            lease.overdue = lease.holder.overdue = True
-            self.replicas.refresh(lease.holder, now)
+        if lease.replica.head() is lease:
+            lease.overdue = lease.replica.overdue = True
+            self.replicas.refresh(lease.replica, now)
 
     def _pays_off(self, lease: Lease, rows: list[Row], now: float) -> bool:
-        seconds = self.cost.predict(len(rows), lease.goods.width)
-        return max(row.ticket.request.deadline for row in rows) - now > seconds
+        seconds = self.cost.predict(len(rows), lease.batch.width)
+        return max(row.tracked.request.deadline for row in rows) - now > seconds
 
     def _to_another(
         self, lease: Lease, rows: list[Row], now: float, *, spare: bool = False
     ) -> Dispatch | None:
         replicas = self.replicas
 
-        def accept(holder: ReplicaState) -> Dispatch | None:
-            if not self._may_take(holder, lease):
+        def accept(replica: ReplicaState) -> Dispatch | None:
+            if not self._may_take(replica, lease):
                 return None
             width = self._width(lease, rows)
-            seconds = self.cost.predict(len(rows), width, holder.replica.replica_id)
+            seconds = self.cost.predict(len(rows), width, replica.spec.replica_id)
             if not self.budget.affords(seconds, spare=spare):
                 return None
-            return self._copy(lease, holder, rows, now)
+            return self._copy(lease, replica, rows, now)
 
         return replicas.ready.first(accept, now, replicas.batch_s)
 
-    def _may_take(self, holder: ReplicaState, lease: Lease) -> bool:
-        if holder is lease.holder or holder.streams or not holder.answers:
+    def _may_take(self, replica: ReplicaState, lease: Lease) -> bool:
+        if replica is lease.replica or replica.streams or not replica.answers:
             return False
-        urgency = lease.goods.rank[:2]
-        return all(other.goods.rank[:2] >= urgency for other in holder.leases.values())
+        urgency = lease.batch.rank[:2]
+        return all(other.batch.rank[:2] >= urgency for other in replica.leases.values())
 
     def _width(self, lease: Lease, rows: list[Row]) -> int:
         """What the device will see these rows as, which may be fewer than the lease was sent."""
-        settings, goods = self.settings, lease.goods
-        if settings.buckets.fixed_shapes or len(rows) == len(goods.rows):
-            return goods.width
+        settings, batch = self.settings, lease.batch
+        if settings.buckets.fixed_shapes or len(rows) == len(batch.rows):
+            return batch.width
         lengths = [row.length for row in rows]
         return max(lengths) if settings.pads else -(-sum(lengths) // len(lengths))
 
     def _copy(
         self,
         lease: Lease,
-        holder: ReplicaState,
+        replica: ReplicaState,
         rows: list[Row],
         now: float,
         *,
         probe: bool = False,
     ) -> Dispatch:
-        replica_id, goods = holder.replica.replica_id, lease.goods
+        replica_id, batch = replica.spec.replica_id, lease.batch
         width = self._width(lease, rows)
         seconds = self.cost.predict(len(rows), width, replica_id)
-        unstarted = not lease.opened and lease.holder.head() is not lease
-        copied = FormedBatch(rows, width, goods.edge, goods.rank)
-        copy = self.leases.sign_copy(lease, holder, copied, seconds, now)
-        copy.probe, copy.ripe = probe, True
+        unstarted = not lease.opened and lease.replica.head() is not lease
+        copied = FormedBatch(rows, width, batch.edge, batch.rank)
+        copy = self.leases.sign_copy(lease, replica, copied, seconds, now)
+        copy.probe, copy.hedge_due = probe, True
         copy.paid_s = lease.paid_s = seconds
         copy.tied = lease.tied = unstarted and not probe
         self.budget.pay(seconds)
         self.hedging.watch(copy)
-        self.replicas.refresh(holder, now)
+        self.replicas.refresh(replica, now)
         return Dispatch(
-            copy.lease_id, replica_id, row_ids(rows), goods.edge, seconds, goods.rank,
+            copy.lease_id, replica_id, row_ids(rows), batch.edge, seconds, batch.rank,
             copy_of=lease.lease_id, tied=copy.tied,
         )  # fmt: skip
 
@@ -159,9 +159,9 @@ def copiable(lease: Lease) -> list[Row]:
     return [
         row
         for row in lease.members()
-        if row.ticket.request.retryable and not row.copied and not row.retried
+        if row.tracked.request.retryable and not row.copied and not row.retried
     ]
 
 
 def row_ids(rows: list[Row]) -> tuple[tuple[int, int], ...]:
-    return tuple([(row.ticket.request.request_id, row.index) for row in rows])
+    return tuple([(row.tracked.request.request_id, row.index) for row in rows])

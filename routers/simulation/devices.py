@@ -1,25 +1,74 @@
-"""How does a simulated replica treat the batches that it is sent?
+"""A simulated replica that is sent batches, and its device.
 
-As the real one does: `Staging` says which starts and which go back, one runs at a time, a message
-takes half of the transport time each way, an unstarted batch that nobody waits for is dropped. What
-the device itself does is modelled: its time for a batch, by how much that varies (`drag`), when it
-dies or hangs. It models neither the network's queueing nor the replica's own work.
+It treats batches as the real one does: `Staging` says which starts and which go back, one runs at a
+time, a message takes half of the transport time each way, an unstarted batch that nobody waits for
+is dropped. What the device itself does is modelled: its time for a batch, by how much that varies
+(`Drag`), when it dies or hangs. Everything random comes from the generator given, one a device, so
+that what one device does moves nothing of another's. It models neither the network's queueing nor
+the replica's own work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from random import Random
 from typing import Any, Protocol
 
 from routers.simulation.traffic import SimLease
 from routers.staging import Staged, Staging, Turn
-from routers.types import LeaseEnd, ReplicaKind, Report, Tokens
+from routers.types import LeaseEnd, Report, Tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class Slow:
+    """From one time to another everything takes `factor` times as long."""
+
+    factor: float
+    from_s: float = 0.0
+    to_s: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """At first everything takes `factor` times as long; that falls to once, evenly, over `last_s`
+    from `from_s` on."""
+
+    factor: float
+    from_s: float
+    last_s: float
+
+    def at(self, now: float) -> float:
+        left = 1.0 - (now - self.from_s) / self.last_s
+        return 1.0 + (self.factor - 1.0) * max(0.0, min(1.0, left))
+
+
+@dataclass(frozen=True, slots=True)
+class Drag:
+    """A factor drawn anew for each batch: log-normal noise of median 1, a hiccup now and then,
+    times when the device is slow, and a slow start; see `SimDevice.drag`. `noise`: sigma of the
+    logarithm; `hiccups`: share of the batches that take `hiccup_factor` times as long."""
+
+    rng: Random
+    noise: float = 0.0
+    hiccups: float = 0.0
+    hiccup_factor: float = 1.0
+    slow: Sequence[Slow] = ()
+    ramp: Ramp | None = None
+
+    def __call__(self, now: float) -> float:
+        factor = self.rng.lognormvariate(0.0, self.noise) if self.noise else 1.0
+        if self.hiccups and self.rng.random() < self.hiccups:
+            factor *= self.hiccup_factor
+        for each in self.slow:
+            if each.from_s <= now < each.to_s:
+                factor *= each.factor
+        return factor if self.ramp is None else factor * self.ramp.at(now)
+
+
+@dataclass(frozen=True, slots=True)
+class SimEngine:
     """How a replica that batches by itself works; see `simulation.engines`. `told_every`: output
     tokens of a sequence between two messages to its gateway, the first one apart. `chunk_tokens`:
     the most that one sequence reads in a step, 0: as much as the step has left."""
@@ -43,14 +92,13 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class SimDevice:
     """A replica that runs from `joins_at` to `dies_at`.
 
     `service_s(rows, width)` is its time for a batch, the width being the longest row or, where
     batches are packed, their mean; `drag(now)` is what that time is multiplied with. From
-    `hangs_at` on it finishes nothing, and is given up `hang_limit_s` after it began. A stream
-    replica holds `capacity` tokens instead of `slots` batches; one with an `engine` has that one's
-    times and cache.
+    `hangs_at` on it finishes nothing, and is given up `hang_limit_s` after it began. One with an
+    `engine` is a stream replica, and has that one's times and cache instead.
     """
 
     replica_id: str
@@ -62,9 +110,7 @@ class Device:
     drag: Callable[[float], float] | None = None
     hangs_at: float = inf
     hang_limit_s: float = 30.0
-    kind: ReplicaKind = ReplicaKind.BATCH
-    capacity: float = 0.0
-    engine: Engine | None = None
+    engine: SimEngine | None = None
 
     def time_s(self, rows: int, width: int, now: float) -> float:
         seconds = self.service_s(rows, width)
@@ -80,58 +126,58 @@ class Environment(Protocol):
     def at(self, when: float, act: Callable[[Any], None], what: Any) -> None:
         """Call `act(what)` at that time."""
 
-    def opened(self, parcel: SimLease) -> None: ...
+    def opened(self, sim_lease: SimLease) -> None: ...
 
     def progressed(self, moved: tuple[SimLease, float, Tokens]) -> None:
         """A stream holds so much, and has had so many tokens so far."""
 
     def closed(self, end: tuple[SimLease, LeaseEnd, Report]) -> None: ...
 
-    def served(self, parcel: SimLease, service_s: float) -> None: ...
+    def served(self, sim_lease: SimLease, service_s: float) -> None: ...
 
-    def died(self, device: Device) -> None:
+    def died(self, device: SimDevice) -> None:
         """Everybody will find out; `lose_all` is called then."""
 
 
-class BatchReplica:
-    """One that is sent batches. Answers go to the scene half of the transport time later."""
+class SimBatchReplica:
+    """One that is sent batches. Answers go to the environment half of the transport time later."""
 
-    def __init__(self, device: Device, scene: Environment) -> None:
+    def __init__(self, device: SimDevice, environment: Environment) -> None:
         self.device = device
-        self._scene = scene
+        self._environment = environment
         self._staging = Staging(device.slots)
         self._held: dict[tuple[str, int], SimLease] = {}
         self._started_at = 0.0
         self._dead = False
         self._buried = False
 
-    def receive(self, parcel: SimLease) -> None:
+    def receive(self, sim_lease: SimLease) -> None:
         if self._buried:
-            self._scene.closed((parcel, LeaseEnd.LOST, Report()))
+            self._environment.closed((sim_lease, LeaseEnd.LOST, Report()))
             return
-        lease, gateway = parcel.lease, parcel.gateway
-        self._held[gateway, lease.lease_id] = parcel
+        lease, gateway = sim_lease.dispatch, sim_lease.gateway
+        self._held[gateway, lease.lease_id] = sim_lease
         batch = Staged(gateway, lease.lease_id, lease.rank, lease.predicted_s, lease.charges)
         waiting = lease.waiting if not lease.copy_of else None  # of which a copy says nothing
-        self._perform(self._staging.arrive(batch, waiting, self._scene.now))
+        self._perform(self._staging.arrive(batch, waiting, self._environment.now))
 
-    def abort(self, parcel: SimLease) -> None:
+    def abort(self, sim_lease: SimLease) -> None:
         """Nobody waits for it: dropped if it has not started, else left alone."""
-        gateway, lease_id = parcel.gateway, parcel.lease.lease_id
+        gateway, lease_id = sim_lease.gateway, sim_lease.dispatch.lease_id
         if not self._dead and self._staging.drop(gateway, lease_id):
             del self._held[gateway, lease_id]
-            self._answer(parcel, LeaseEnd.ABORTED, self._report(gateway))
+            self._answer(sim_lease, LeaseEnd.ABORTED, self._report(gateway))
 
     def die(self, _: None = None) -> None:
         if not self._dead:
             self._dead = True
-            self._scene.died(self.device)
+            self._environment.died(self.device)
 
     def lose_all(self) -> None:
         self._buried = True
         held, self._held = list(self._held.values()), {}
-        for parcel in held:
-            self._scene.closed((parcel, LeaseEnd.LOST, Report()))
+        for sim_lease in held:
+            self._environment.closed((sim_lease, LeaseEnd.LOST, Report()))
 
     # -- the device
 
@@ -139,39 +185,43 @@ class BatchReplica:
         if turn.start is not None:
             self._start(self._held[turn.start.gateway, turn.start.lease_id])
         for back in turn.returned:
-            parcel = self._held.pop((back.gateway, back.lease_id))
-            self._answer(parcel, LeaseEnd.BUSY, self._report(back.gateway))
+            sim_lease = self._held.pop((back.gateway, back.lease_id))
+            self._answer(sim_lease, LeaseEnd.BUSY, self._report(back.gateway))
 
-    def _start(self, parcel: SimLease) -> None:
-        scene, device = self._scene, self.device
-        now = self._started_at = scene.now
-        for fate, _ in parcel.members:
-            fate.started_at = now
-        service_s = device.time_s(len(parcel.members), parcel.width, now)
-        parcel.started = True
-        if parcel.watched:
-            scene.at(now + device.transport_s / 2, scene.opened, parcel)
+    def _start(self, sim_lease: SimLease) -> None:
+        environment, device = self._environment, self.device
+        now = self._started_at = environment.now
+        for outcome, _ in sim_lease.members:
+            outcome.started_at = now
+        service_s = device.time_s(len(sim_lease.members), sim_lease.width, now)
+        sim_lease.started = True
+        if sim_lease.watched:
+            environment.at(now + device.transport_s / 2, environment.opened, sim_lease)
         if now + service_s <= device.hangs_at:
-            scene.at(now + service_s, self._finish, (parcel, service_s))
+            environment.at(now + service_s, self._finish, (sim_lease, service_s))
         else:
-            scene.at(max(now, device.hangs_at) + device.hang_limit_s, self.die, None)
+            environment.at(max(now, device.hangs_at) + device.hang_limit_s, self.die, None)
 
     def _finish(self, run: tuple[SimLease, float]) -> None:
         if self._dead:
             return
-        parcel, service_s = run
-        gateway = parcel.gateway
-        del self._held[gateway, parcel.lease.lease_id]
-        turn = self._staging.finish(service_s, self._scene.now)
-        self._scene.served(parcel, service_s)
-        report = self._report(gateway, service_s, parcel.padded_tokens)
-        self._answer(parcel, LeaseEnd.DONE, report)
+        sim_lease, service_s = run
+        gateway = sim_lease.gateway
+        del self._held[gateway, sim_lease.dispatch.lease_id]
+        turn = self._staging.finish(service_s, self._environment.now)
+        self._environment.served(sim_lease, service_s)
+        report = self._report(gateway, service_s, sim_lease.padded_tokens)
+        self._answer(sim_lease, LeaseEnd.DONE, report)
         self._perform(turn)
 
     def _report(self, gateway: str, service_s: float = 0.0, padded_tokens: int = 0) -> Report:
-        now, transport_s = self._scene.now, self.device.transport_s
+        now, transport_s = self._environment.now, self.device.transport_s
         return self._staging.report(gateway, now, service_s, padded_tokens, transport_s)
 
-    def _answer(self, parcel: SimLease, end: LeaseEnd, report: Report) -> None:
-        scene = self._scene
-        scene.at(scene.now + self.device.transport_s / 2, scene.closed, (parcel, end, report))
+    def _answer(self, sim_lease: SimLease, end: LeaseEnd, report: Report) -> None:
+        environment = self._environment
+        environment.at(
+            environment.now + self.device.transport_s / 2,
+            environment.closed,
+            (sim_lease, end, report),
+        )

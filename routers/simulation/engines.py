@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from routers.simulation.devices import Device, Engine, Environment
+from routers.simulation.devices import Environment, SimDevice, SimEngine
 from routers.simulation.traffic import SimLease
 from routers.streams.prefix_tree import PrefixTree
 from routers.types import LeaseEnd, Report, Tokens
@@ -30,7 +30,7 @@ class _Sequence:
     stopped its output so far). `part`: what of the running step is its; `told`: output tokens that
     its gateway has been told of."""
 
-    parcel: SimLease
+    sim_lease: SimLease
     prompt: int
     target: int
     blocks: tuple[int, ...]
@@ -69,14 +69,14 @@ class EngineCounts:
     most_running: int = 0
 
 
-class EngineReplica:
-    """Answers and progress go to the scene half of the transport time later."""
+class SimEngineReplica:
+    """Answers and progress go to the environment half of the transport time later."""
 
-    def __init__(self, device: Device, engine: Engine, scene: Environment) -> None:
+    def __init__(self, device: SimDevice, engine: SimEngine, environment: Environment) -> None:
         self.device = device
         self.counts = EngineCounts()
         self._engine = engine
-        self._scene = scene
+        self._environment = environment
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._by_lease: dict[tuple[str, int], _Sequence] = {}
@@ -88,24 +88,24 @@ class EngineReplica:
 
     # -- what the gateways ask
 
-    def receive(self, parcel: SimLease) -> None:
-        scene, lease_id = self._scene, parcel.lease.lease_id
+    def receive(self, sim_lease: SimLease) -> None:
+        environment, lease_id = self._environment, sim_lease.dispatch.lease_id
         if self._buried:
-            scene.closed((parcel, LeaseEnd.LOST, Report()))
+            environment.closed((sim_lease, LeaseEnd.LOST, Report()))
             return
-        arrival = parcel.members[0][0].arrival
+        arrival = sim_lease.members[0][0].arrival
         prompt, target = arrival.lengths[0], max(1, arrival.output)
         blocks = arrival.generation.blocks if arrival.generation is not None else ()
-        sequence = _Sequence(parcel, prompt, target, blocks, scene.now, prompt)
-        self._by_lease[parcel.gateway, lease_id] = sequence
-        self._seen[parcel.gateway] = max(lease_id, self._seen.get(parcel.gateway, 0))
+        sequence = _Sequence(sim_lease, prompt, target, blocks, environment.now, prompt)
+        self._by_lease[sim_lease.gateway, lease_id] = sequence
+        self._seen[sim_lease.gateway] = max(lease_id, self._seen.get(sim_lease.gateway, 0))
         self._waiting.append(sequence)
-        parcel.started = True
-        scene.at(scene.now + self.device.transport_s / 2, scene.opened, parcel)
+        sim_lease.started = True
+        environment.at(environment.now + self.device.transport_s / 2, environment.opened, sim_lease)
         self._step()
 
-    def abort(self, parcel: SimLease) -> None:
-        sequence = self._by_lease.get((parcel.gateway, parcel.lease.lease_id))
+    def abort(self, sim_lease: SimLease) -> None:
+        sequence = self._by_lease.get((sim_lease.gateway, sim_lease.dispatch.lease_id))
         if sequence is not None and not self._dead:
             self._leave(sequence)
             self._answer(sequence, LeaseEnd.ABORTED)
@@ -113,13 +113,13 @@ class EngineReplica:
     def die(self, _: None = None) -> None:
         if not self._dead:
             self._dead = True
-            self._scene.died(self.device)
+            self._environment.died(self.device)
 
     def lose_all(self) -> None:
         self._buried = True
         lost, self._by_lease = list(self._by_lease.values()), {}
         for sequence in lost:
-            self._scene.closed((sequence.parcel, LeaseEnd.LOST, Report()))
+            self._environment.closed((sequence.sim_lease, LeaseEnd.LOST, Report()))
 
     # -- steps
 
@@ -131,7 +131,7 @@ class EngineReplica:
         """Begin the next one, unless one is under way or there is nothing to do."""
         if self._steps or self._dead or not (self._waiting or self._running):
             return
-        now, device = self._scene.now, self.device
+        now, device = self._environment.now, self.device
         reads = self._fill()
         engine = self._engine
         base_s = engine.base_s / max(1, len(self._running))
@@ -144,9 +144,9 @@ class EngineReplica:
         self._count(reads)
         self._steps = True
         if now + total_s * drag <= device.hangs_at:
-            self._scene.at(now + total_s * drag, self._stepped, drag)
+            self._environment.at(now + total_s * drag, self._stepped, drag)
         else:
-            self._scene.at(max(now, device.hangs_at) + device.hang_limit_s, self.die, None)
+            self._environment.at(max(now, device.hangs_at) + device.hang_limit_s, self.die, None)
 
     def _fill(self) -> int:
         """Who is part of the step, and how much each reads; all of that."""
@@ -214,9 +214,9 @@ class EngineReplica:
     def _has_read(self, sequence: _Sequence) -> None:
         """Its next token comes with the last of the reading."""
         sequence.output += 1
-        fate = sequence.parcel.members[0][0]
-        if fate.started_at is None:
-            fate.started_at = self._scene.now
+        outcome = sequence.sim_lease.members[0][0]
+        if outcome.started_at is None:
+            outcome.started_at = self._environment.now
         if sequence.output == 1:
             self.counts.cached += sequence.cached
         if sequence.blocks:
@@ -226,34 +226,40 @@ class EngineReplica:
     # -- what the gateways are told
 
     def _tell(self, sequence: _Sequence) -> None:
-        scene, half_s = self._scene, self.device.transport_s / 2
+        environment, half_s = self._environment, self.device.transport_s / 2
         if sequence.output >= sequence.target:
             self._leave(sequence)
-            scene.served(sequence.parcel, sequence.device_s)
+            environment.served(sequence.sim_lease, sequence.device_s)
             self._answer(sequence, LeaseEnd.DONE)
         elif sequence.output and (
             not sequence.told or sequence.output - sequence.told >= self._engine.told_every
         ):
             sequence.told = sequence.output
-            moved = (sequence.parcel, float(sequence.held), sequence.tokens)
-            scene.at(scene.now + half_s, scene.progressed, moved)
+            moved = (sequence.sim_lease, float(sequence.held), sequence.tokens)
+            environment.at(environment.now + half_s, environment.progressed, moved)
 
     def _leave(self, sequence: _Sequence) -> None:
-        parcel = sequence.parcel
-        del self._by_lease[parcel.gateway, parcel.lease.lease_id]
+        sim_lease = sequence.sim_lease
+        del self._by_lease[sim_lease.gateway, sim_lease.dispatch.lease_id]
         if sequence in self._running:
             self._running.remove(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
 
     def _answer(self, sequence: _Sequence, end: LeaseEnd) -> None:
-        scene, parcel, transport_s = self._scene, sequence.parcel, self.device.transport_s
+        environment, sim_lease, transport_s = (
+            self._environment,
+            sequence.sim_lease,
+            self.device.transport_s,
+        )
         report = Report(
-            service_s=scene.now - sequence.came_at if sequence.output else 0.0,
+            service_s=environment.now - sequence.came_at if sequence.output else 0.0,
             inflight=len(self._by_lease),
-            held=sum(gateway == parcel.gateway for gateway, _ in self._by_lease),
-            seen=self._seen[parcel.gateway],
+            held=sum(gateway == sim_lease.gateway for gateway, _ in self._by_lease),
+            seen=self._seen[sim_lease.gateway],
             transport_s=transport_s,
             tokens=sequence.tokens,
         )
-        scene.at(scene.now + transport_s / 2, scene.closed, (parcel, end, report))
+        environment.at(
+            environment.now + transport_s / 2, environment.closed, (sim_lease, end, report)
+        )

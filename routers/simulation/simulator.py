@@ -17,18 +17,17 @@ from typing import Any, Protocol
 
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
-from routers.simulation.devices import BatchReplica, Device
-from routers.simulation.engines import EngineReplica
-from routers.simulation.streams import StreamReplica
+from routers.simulation.devices import SimBatchReplica, SimDevice
+from routers.simulation.engines import SimEngineReplica
 from routers.simulation.traffic import (
     Arrival,
     Door,
     Follow,
-    Keeper,
-    Observer,
-    Outcome,
     SimLease,
+    SimObserver,
     SimOutcome,
+    SimRecorder,
+    SimResult,
 )
 from routers.types import (
     Abort,
@@ -55,9 +54,9 @@ from routers.types import (
     WakeAt,
 )
 
-__all__ = ["Arrival", "Core", "Device", "Outcome", "SimOutcome", "World", "run", "simulate"]
+__all__ = ["Arrival", "Core", "SimDevice", "SimOutcome", "SimResult", "World", "run", "simulate"]
 
-AnyReplica = BatchReplica | StreamReplica | EngineReplica
+AnyReplica = SimBatchReplica | SimEngineReplica
 
 
 class Core(Protocol):
@@ -73,7 +72,7 @@ class World:
     """What surrounds the requests. `core` makes a gateway's; `inspect` is called with one after
     each of its steps; `built` takes in each replica, as it is made."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[SimDevice, ...]
     gateways: int = 1
     detect_s: float = 0.0
     follow: Follow | None = None
@@ -91,18 +90,19 @@ class _Gateway:
     core: Core
     timer: float = inf
     wakes: set[float] = field(default_factory=set)
-    parcels: dict[int, SimLease] = field(default_factory=dict)
+    leases: dict[int, SimLease] = field(default_factory=dict)
 
 
 class _Simulation:
-    """The scene of `simulation.devices`. The agenda holds (when, order of entry, act, what)."""
+    """The environment of `simulation.devices`. The agenda holds (when, order of entry, act,
+    what)."""
 
-    def __init__(self, settings: DispatcherSettings, world: World, witness: Observer) -> None:
+    def __init__(self, settings: DispatcherSettings, world: World, observer: SimObserver) -> None:
         self.now = 0.0
         self.gateways = [_Gateway(f"g{n}", world.core(settings)) for n in range(world.gateways)]
         self._named = {gateway.name: gateway for gateway in self.gateways}
         self._world = world
-        self._witness = witness
+        self._observer = observer
         self._pads = settings.pads
         self._agenda: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._entries = 0
@@ -136,8 +136,8 @@ class _Simulation:
     def _arrive(self, arrival: Arrival) -> None:
         self._requests += 1
         request_id, now, lengths = self._requests, self.now, arrival.lengths
-        fate = self._live[request_id] = SimOutcome(arrival, (1 << len(lengths)) - 1)
-        self._witness.arrived(fate, now)
+        outcome = self._live[request_id] = SimOutcome(arrival, (1 << len(lengths)) - 1)
+        self._observer.arrived(outcome, now)
         door = self._world.door
         if door is not None and (wait_s := door(arrival, now)) > 0.0:
             self._refuse(Reject(request_id, Reason.TENANT_FULL, wait_s))
@@ -152,35 +152,35 @@ class _Simulation:
         self._step(self.gateways[arrival.gateway], Arrive(request))
 
     def _leave(self, request_id: int) -> None:
-        fate = self._live.get(request_id)
-        if fate is not None:
-            fate.left = True
-            self._end(request_id, fate)
-            self._step(self.gateways[fate.arrival.gateway], Cancel(request_id))
+        outcome = self._live.get(request_id)
+        if outcome is not None:
+            outcome.left = True
+            self._end(request_id, outcome)
+            self._step(self.gateways[outcome.arrival.gateway], Cancel(request_id))
 
-    def _row_done(self, of: tuple[int, int], fate: SimOutcome) -> None:
+    def _row_done(self, of: tuple[int, int], outcome: SimOutcome) -> None:
         request_id, row = of
         bit = 1 << row
-        if not fate.missing & bit:
+        if not outcome.missing & bit:
             return  # it has ended otherwise, or a copy was quicker
-        fate.missing ^= bit
-        if not fate.missing:
-            fate.answered_at = self.now
-            fate.answers += 1
-            self._end(request_id, fate)
+        outcome.missing ^= bit
+        if not outcome.missing:
+            outcome.answered_at = self.now
+            outcome.answers += 1
+            self._end(request_id, outcome)
 
     def _refuse(self, action: Reject | Evict) -> None:
-        fate = self._live[action.request_id]
-        fate.reason, fate.retry_after_s = action.reason, action.retry_after_s
-        fate.answers += 1
-        self._end(action.request_id, fate)
+        outcome = self._live[action.request_id]
+        outcome.reason, outcome.retry_after_s = action.reason, action.retry_after_s
+        outcome.answers += 1
+        self._end(action.request_id, outcome)
 
-    def _end(self, request_id: int, fate: SimOutcome) -> None:
-        fate.missing = 0
+    def _end(self, request_id: int, outcome: SimOutcome) -> None:
+        outcome.missing = 0
         del self._live[request_id]
-        self._witness.ended(fate, self.now)
+        self._observer.ended(outcome, self.now)
         follow = self._world.follow
-        if follow is not None and (next_one := follow(fate, self.now)) is not None:
+        if follow is not None and (next_one := follow(outcome, self.now)) is not None:
             self.at(next_one.at, self._arrive, next_one)
 
     # -- the cores
@@ -213,70 +213,70 @@ class _Simulation:
 
     def _send(self, gateway: _Gateway, lease: Dispatch) -> None:
         members = [(self._live[request_id], row) for request_id, row in lease.rows]
-        lengths = [fate.arrival.lengths[row] for fate, row in members]
+        lengths = [outcome.arrival.lengths[row] for outcome, row in members]
         rows, tokens, longest = len(lengths), sum(lengths), max(lengths)
         width, padded = (longest, rows * longest) if self._pads else (-(-tokens // rows), tokens)
-        parcel = SimLease(gateway.name, lease, members, width, tokens, padded)
-        gateway.parcels[lease.lease_id] = parcel
+        sim_lease = SimLease(gateway.name, lease, members, width, tokens, padded)
+        gateway.leases[lease.lease_id] = sim_lease
         if lease.tied:
-            self._watch(parcel)
-            self._watch(gateway.parcels.get(lease.copy_of))
-        self._witness.sent(parcel, self.now)
+            self._watch(sim_lease)
+            self._watch(gateway.leases.get(lease.copy_of))
+        self._observer.sent(sim_lease, self.now)
         replica = self._replicas[lease.replica_id]
-        self.at(self.now + replica.device.transport_s / 2, replica.receive, parcel)
+        self.at(self.now + replica.device.transport_s / 2, replica.receive, sim_lease)
 
-    def _watch(self, parcel: SimLease | None) -> None:
+    def _watch(self, sim_lease: SimLease | None) -> None:
         """Ask its replica to tell when it starts, or at once if it has."""
-        if parcel is not None and not parcel.watched:
-            parcel.watched = True
-            if parcel.started:
-                transport_s = self._replicas[parcel.lease.replica_id].device.transport_s
-                self.at(self.now + transport_s, self.opened, parcel)
+        if sim_lease is not None and not sim_lease.watched:
+            sim_lease.watched = True
+            if sim_lease.started:
+                transport_s = self._replicas[sim_lease.dispatch.replica_id].device.transport_s
+                self.at(self.now + transport_s, self.opened, sim_lease)
 
     def _abort(self, gateway: _Gateway, action: Abort) -> None:
         replica = self._replicas[action.replica_id]
-        parcel = gateway.parcels.get(action.lease_id)
-        if parcel is not None:
-            self.at(self.now + replica.device.transport_s / 2, replica.abort, parcel)
+        sim_lease = gateway.leases.get(action.lease_id)
+        if sim_lease is not None:
+            self.at(self.now + replica.device.transport_s / 2, replica.abort, sim_lease)
 
-    # -- what replicas report (the scene)
+    # -- what replicas report (the environment)
 
-    def opened(self, parcel: SimLease) -> None:
-        self._step(self._named[parcel.gateway], Opened(parcel.lease.lease_id))
+    def opened(self, sim_lease: SimLease) -> None:
+        self._step(self._named[sim_lease.gateway], Opened(sim_lease.dispatch.lease_id))
 
     def progressed(self, moved: tuple[SimLease, float, Tokens]) -> None:
-        parcel, held, tokens = moved
-        gateway, lease_id = self._named[parcel.gateway], parcel.lease.lease_id
-        if lease_id in gateway.parcels:
-            self._note(parcel, tokens)
+        sim_lease, held, tokens = moved
+        gateway, lease_id = self._named[sim_lease.gateway], sim_lease.dispatch.lease_id
+        if lease_id in gateway.leases:
+            self._note(sim_lease, tokens)
             self._step(gateway, Progress(lease_id, 0.0, held, tokens))
 
-    def _note(self, parcel: SimLease, tokens: Tokens) -> None:
-        for fate, _ in parcel.members:
-            fate.tokens = tokens
-            if tokens.output and fate.first_at is None:
-                fate.first_at = self.now
+    def _note(self, sim_lease: SimLease, tokens: Tokens) -> None:
+        for outcome, _ in sim_lease.members:
+            outcome.tokens = tokens
+            if tokens.output and outcome.first_at is None:
+                outcome.first_at = self.now
 
     def closed(self, closed: tuple[SimLease, LeaseEnd, Report]) -> None:
-        parcel, end, report = closed
-        gateway, lease_id = self._named[parcel.gateway], parcel.lease.lease_id
-        del gateway.parcels[lease_id]
+        sim_lease, end, report = closed
+        gateway, lease_id = self._named[sim_lease.gateway], sim_lease.dispatch.lease_id
+        del gateway.leases[lease_id]
         if report.tokens.output:
-            self._note(parcel, report.tokens)
+            self._note(sim_lease, report.tokens)
         if end is LeaseEnd.DONE:
-            for of, (fate, _) in zip(parcel.lease.rows, parcel.members, strict=True):
-                self._row_done(of, fate)
+            for of, (outcome, _) in zip(sim_lease.dispatch.rows, sim_lease.members, strict=True):
+                self._row_done(of, outcome)
         self._step(gateway, Closed(lease_id, end, report))
 
-    def served(self, parcel: SimLease, service_s: float) -> None:
-        self._witness.served(parcel, service_s, self.now)
+    def served(self, sim_lease: SimLease, service_s: float) -> None:
+        self._observer.served(sim_lease, service_s, self.now)
 
-    def died(self, device: Device) -> None:
+    def died(self, device: SimDevice) -> None:
         self.at(self.now + self._world.detect_s, self._bury, self._running[device.replica_id])
 
     # -- the running set
 
-    def _plan(self, device: Device) -> None:
+    def _plan(self, device: SimDevice) -> None:
         replica = self._made(device)
         if self._world.built is not None:
             self._world.built.append(replica)
@@ -284,11 +284,10 @@ class _Simulation:
         if device.dies_at < inf:
             self.at(device.dies_at, replica.die, None)
 
-    def _made(self, device: Device) -> AnyReplica:
+    def _made(self, device: SimDevice) -> AnyReplica:
         if device.engine is not None:
-            return EngineReplica(device, device.engine, self)
-        streams = device.kind is ReplicaKind.STREAM
-        return StreamReplica(device, self) if streams else BatchReplica(device, self)
+            return SimEngineReplica(device, device.engine, self)
+        return SimBatchReplica(device, self)
 
     def _join(self, replica: AnyReplica) -> None:
         replica_id = replica.device.replica_id
@@ -309,24 +308,23 @@ class _Simulation:
             self._step(gateway, Replicas(running))
 
 
-def _as_listed(device: Device) -> Replica:
+def _as_listed(device: SimDevice) -> Replica:
     engine = device.engine
     if engine is not None:
         capacity = float(engine.cache_tokens)
         return Replica(device.replica_id, capacity, ReplicaKind.STREAM, engine.max_sequences)
-    capacity = device.capacity if device.kind is ReplicaKind.STREAM else float(device.slots)
-    return Replica(device.replica_id, capacity, device.kind)
+    return Replica(device.replica_id, float(device.slots))
 
 
 def run(
-    settings: DispatcherSettings, arrivals: Iterable[Arrival], world: World, witness: Observer
+    settings: DispatcherSettings, arrivals: Iterable[Arrival], world: World, observer: SimObserver
 ) -> tuple[Snapshot, ...]:
     """Run until nothing is left to happen; what each core holds then. Same input, same course.
 
     `arrivals` ascend in time and may be endless no longer than `follow` and patience let them be.
     Raises ValueError when they do not ascend.
     """
-    simulation = _Simulation(settings, world, witness)
+    simulation = _Simulation(settings, world, observer)
     simulation.run(arrivals)
     return tuple(each.core.snapshot(simulation.now) for each in simulation.gateways)
 
@@ -334,13 +332,13 @@ def run(
 def simulate(
     settings: DispatcherSettings,
     arrivals: Iterable[Arrival],
-    devices: Iterable[Device],
+    devices: Iterable[SimDevice],
     *,
     detect_s: float = 0.0,
     inspect: Callable[[Dispatcher], None] | None = None,
-) -> Outcome:
-    """One gateway, every fate kept: for tests. Otherwise as `run`."""
-    keeper = Keeper()
+) -> SimResult:
+    """One gateway, every outcome kept: for tests. Otherwise as `run`."""
+    recorder = SimRecorder()
     world = World(tuple(devices), detect_s=detect_s, inspect=inspect)
-    ends = run(settings, arrivals, world, keeper)
-    return Outcome(tuple(keeper.fates), tuple(keeper.batches), ends)
+    ends = run(settings, arrivals, world, recorder)
+    return SimResult(tuple(recorder.outcomes), tuple(recorder.batches), ends)

@@ -1,7 +1,7 @@
 """What comes to the simulated gateways, and how does each request end?
 
 An `Arrival` is one caller's request; a `SimOutcome` is what becomes of it, from its arrival to its
-one end. Who wants to know is an `Observer`; who sends again after a refusal, or sends the next
+one end. Who wants to know is an `SimObserver`; who sends again after a refusal, or sends the next
 request once the last has ended, is a `Follow`. Times are virtual seconds. Nothing here decides
 anything.
 """
@@ -98,7 +98,7 @@ class SimLease:
     its gateway asked to hear of its start, which it does for ties."""
 
     gateway: str
-    lease: Dispatch
+    dispatch: Dispatch
     members: list[tuple[SimOutcome, int]]
     width: int
     tokens: int
@@ -107,24 +107,24 @@ class SimLease:
     started: bool = False
 
 
-class Observer(Protocol):
+class SimObserver(Protocol):
     """Hears of everything that happens, in order of time."""
 
-    def arrived(self, fate: SimOutcome, now: float) -> None: ...
+    def arrived(self, outcome: SimOutcome, now: float) -> None: ...
 
-    def ended(self, fate: SimOutcome, now: float) -> None: ...
+    def ended(self, outcome: SimOutcome, now: float) -> None: ...
 
-    def sent(self, parcel: SimLease, now: float) -> None: ...
+    def sent(self, sim_lease: SimLease, now: float) -> None: ...
 
-    def served(self, parcel: SimLease, service_s: float, now: float) -> None:
+    def served(self, sim_lease: SimLease, service_s: float, now: float) -> None:
         """A device has finished with a batch that it worked on for so long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimResult:
     """`ends`: what each gateway's core holds at the end, `end` the first one's."""
 
-    fates: tuple[SimOutcome, ...]
+    outcomes: tuple[SimOutcome, ...]
     batches: tuple[tuple[float, Dispatch], ...]
     ends: tuple[Snapshot, ...]
 
@@ -134,24 +134,25 @@ class Outcome:
 
     def share_in_slo(self) -> float:
         """Of all that were offered, the share answered within their SLO."""
-        return sum(fate.in_slo for fate in self.fates) / max(1, len(self.fates))
+        return sum(outcome.in_slo for outcome in self.outcomes) / max(1, len(self.outcomes))
 
 
-class Keeper:
-    """A witness that keeps every fate and every batch: for tests, not for a million requests."""
+class SimRecorder:
+    """An observer that keeps every outcome and every batch: for tests, not for a million
+    requests."""
 
     def __init__(self) -> None:
-        self.fates: list[SimOutcome] = []
+        self.outcomes: list[SimOutcome] = []
         self.batches: list[tuple[float, Dispatch]] = []
 
-    def arrived(self, fate: SimOutcome, now: float) -> None:
-        self.fates.append(fate)
+    def arrived(self, outcome: SimOutcome, now: float) -> None:
+        self.outcomes.append(outcome)
 
-    def ended(self, fate: SimOutcome, now: float) -> None:
+    def ended(self, outcome: SimOutcome, now: float) -> None:
         pass
 
-    def sent(self, parcel: SimLease, now: float) -> None:
-        self.batches.append((now, parcel.lease))
+    def sent(self, sim_lease: SimLease, now: float) -> None:
+        self.batches.append((now, sim_lease.dispatch))
 
-    def served(self, parcel: SimLease, service_s: float, now: float) -> None:
+    def served(self, sim_lease: SimLease, service_s: float, now: float) -> None:
         pass

@@ -17,7 +17,7 @@ from routers.lanes import Row
 from routers.placement.choice import load_of
 from routers.replica_state import ReplicaState
 from routers.replicas import ReplicaSet
-from routers.streams.generations import Generations, Plan
+from routers.streams.generations import GenerationPlan, Generations
 
 
 def preferred(
@@ -30,24 +30,24 @@ def preferred(
 ) -> ReplicaState:
     """`best`: the one that is asked first by its load; `session`: the one that served the row's
     session last, None: none did."""
-    plan, settings = row.ticket.plan, generations.settings
+    plan, settings = row.tracked.plan, generations.settings
     if plan is None or settings.affinity == "off" or row.retried:
         return best
     found, least_s = best, _seconds(generations, plan, best, session)
     for name in _names(generations, plan, session):
-        holder = replicas.holders.get(name)
-        if holder is None or holder is best or holder.sick or holder not in replicas.ready:
+        replica = replicas.by_id.get(name)
+        if replica is None or replica is best or replica.unhealthy or replica not in replicas.ready:
             continue
-        seconds = _seconds(generations, plan, holder, session)
+        seconds = _seconds(generations, plan, replica, session)
         if seconds < least_s:
-            offer = replicas.offer(holder, now, trusted=True)
-            reads = offer.reads(row, settings.long_tokens, settings.max_long_tokens)
-            if holder.streams and reads and offer.has_room(row):
-                found, least_s = holder, seconds
+            capacity = replicas.capacity_of(replica, now, trusted=True)
+            reads = capacity.reads(row, settings.long_tokens, settings.max_long_tokens)
+            if replica.streams and reads and capacity.has_room(row):
+                found, least_s = replica, seconds
     return found
 
 
-def _names(generations: Generations, plan: Plan, session: str | None) -> Iterable[str]:
+def _names(generations: Generations, plan: GenerationPlan, session: str | None) -> Iterable[str]:
     names = dict.fromkeys(generations.tree.matches(plan.blocks))
     if session:
         names[session] = None
@@ -55,11 +55,11 @@ def _names(generations: Generations, plan: Plan, session: str | None) -> Iterabl
 
 
 def _seconds(
-    generations: Generations, plan: Plan, holder: ReplicaState, session: str | None
+    generations: Generations, plan: GenerationPlan, replica: ReplicaState, session: str | None
 ) -> float:
     known = generations.known(
-        plan, holder.replica.replica_id, session=holder.replica.replica_id == session
+        plan, replica.spec.replica_id, session=replica.spec.replica_id == session
     )
-    to_read = holder.reading + plan.prompt - known
-    company_s = generations.pace.company_s(len(holder.leases), load_of(holder))
-    return to_read * generations.pace.prompt_s + plan.output / plan.sequences * company_s
+    to_read = replica.reading + plan.prompt - known
+    company_s = generations.speed.company_s(len(replica.leases), load_of(replica))
+    return to_read * generations.speed.prompt_s + plan.output / plan.sequences * company_s

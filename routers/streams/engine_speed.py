@@ -71,7 +71,7 @@ class _Meter:
     full: bool = True
 
 
-class TokenPace:
+class EngineSpeed:
     """`samples`: of `token_s`; 0: it is a guess, or the profile's."""
 
     def __init__(self, settings: GenerationSettings) -> None:

@@ -1,6 +1,6 @@
 """What will a request that generates take: tokens, room in a cache, device seconds?
 
-A plan is made when it comes and kept on its ticket: the output that it will most likely have (the
+A plan is made when it comes and kept on its request: the output that it will most likely have (the
 median, which is charged and tells short from long) and the one that room is kept for (a higher
 quantile), how much of its prompt the replica that knows it best need not read again, and from these
 its cost: weighted tokens times the seconds that one is worth on a full replica. Fair in weighted
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from routers.settings import GenerationSettings
-from routers.streams.engine_speed import TokenPace
+from routers.streams.engine_speed import EngineSpeed
 from routers.streams.output_lengths import OutputLengths
 from routers.streams.prefix_tree import PrefixTree
 from routers.types import Generation, GenerationSnapshot, Request, Tokens
@@ -31,7 +31,7 @@ _NO_TOKENS = Tokens()
 
 
 @dataclass(slots=True)
-class Plan:
+class GenerationPlan:
     """Tokens. `most`: its outputs may have; `output`: they are predicted to; `reserve`: room is
     kept for; all over its `sequences`. `cached`: of its prompt, what the replica that knows most of
     it need not read. `waits_at`: the replica that saves room for it, "": none does."""
@@ -58,14 +58,14 @@ class Plan:
 
 
 @dataclass(slots=True, eq=False)
-class Running:
+class RunningGeneration:
     """A lease's generation at its replica. `reads`: tokens of the prompt that its replica has to
     read, 0 once the first token is there; `ahead`: those that it had to read before. `cached`: of
     the prompt, predicted. `token_s`: what a weighted token was worth when it was sent, and is for
     this lease. `told_s`: of what it was served, what the controllers were told. `tokens`: so far.
     """
 
-    plan: Plan
+    plan: GenerationPlan
     token_s: float
     cached: int
     reads: float
@@ -83,7 +83,7 @@ class Generations:
     def __init__(self, settings: GenerationSettings, *, frozen: bool) -> None:
         self.settings = settings
         self.lengths = OutputLengths(settings.output_tokens)
-        self.pace = TokenPace(settings)
+        self.speed = EngineSpeed(settings)
         self.tree = PrefixTree(settings.max_blocks)
         self.trust = 1.0
         self.adopt(settings, frozen=frozen)
@@ -92,13 +92,13 @@ class Generations:
         """Go on under new settings; what was learnt stays."""
         self.settings, self.frozen = settings, frozen
         self.lengths.fixed, self.lengths.frozen = settings.output_tokens, frozen
-        self.pace.frozen = frozen
-        self.pace.adopt(settings)
+        self.speed.frozen = frozen
+        self.speed.adopt(settings)
         self.tree.most = settings.max_blocks
 
     # -- what is predicted
 
-    def plan(self, request: Request, generation: Generation) -> Plan:
+    def plan(self, request: Request, generation: Generation) -> GenerationPlan:
         prompt, most = request.lengths[0], max(1, generation.max_tokens)
         sequences = max(1, generation.sequences)
         tenant, quantile = request.tenant, self.settings.reserve_quantile
@@ -106,39 +106,39 @@ class Generations:
         output = sequences * predict(tenant, prompt, each, _MEDIAN)
         reserve = sequences * predict(tenant, prompt, each, quantile)
         blocks = generation.blocks if self.settings.affinity == "prefix" else ()
-        plan = Plan(tenant, prompt, most, sequences, blocks, output, max(output, reserve))
+        plan = GenerationPlan(tenant, prompt, most, sequences, blocks, output, max(output, reserve))
         if blocks:
             known = self.tree.matches(blocks)
             plan.cached = self.cached(plan, max(known.values(), default=0))
         return plan
 
-    def cost_s(self, plan: Plan) -> float:
+    def cost_s(self, plan: GenerationPlan) -> float:
         """Predicted device seconds of all of it."""
         tokens = Tokens(plan.prompt, plan.cached, ceil(plan.output))
-        return self.weighted(tokens) * self.pace.token_s
+        return self.weighted(tokens) * self.speed.token_s
 
     def weighted(self, tokens: Tokens) -> float:
         settings = self.settings
         read = max(0, tokens.input - tokens.cached)
         return read * settings.input_weight + tokens.output * settings.output_weight
 
-    def cached(self, plan: Plan, blocks: int) -> int:
+    def cached(self, plan: GenerationPlan, blocks: int) -> int:
         """Tokens of the prompt that are not read again where so many of its blocks are known."""
         return min(int(self.trust * blocks * self.settings.block_tokens), plan.prompt - 1)
 
-    def known(self, plan: Plan, replica_id: str, *, session: bool) -> int:
+    def known(self, plan: GenerationPlan, replica_id: str, *, session: bool) -> int:
         """Tokens of the prompt that this replica need not read; `session`: it served the last
         request of the same session."""
         cached = self.cached(plan, self.tree.match(replica_id, plan.blocks)) if plan.blocks else 0
         return max(cached, int(_SESSION_SAVES * plan.prompt)) if session else max(0, cached)
 
-    def left(self, plan: Plan, so_far: int) -> float:
+    def left(self, plan: GenerationPlan, so_far: int) -> float:
         """Output tokens still to come that room is kept for, of one that has had so many."""
         if so_far > plan.output:
             self._correct(plan, so_far)
         return max(0.0, plan.reserve - so_far)
 
-    def _correct(self, plan: Plan, so_far: int) -> None:
+    def _correct(self, plan: GenerationPlan, so_far: int) -> None:
         """It has got further than was predicted."""
         sequences, quantile = plan.sequences, self.settings.reserve_quantile
         each, had = plan.most / sequences, so_far / sequences
@@ -149,7 +149,7 @@ class Generations:
 
     # -- what is learnt
 
-    def placed(self, plan: Plan, replica_id: str, capacity: float) -> int:
+    def placed(self, plan: GenerationPlan, replica_id: str, capacity: float) -> int:
         """It goes to this replica; of its prompt, the tokens predicted to be cached there."""
         block_tokens = self.settings.block_tokens
         if not plan.blocks or not block_tokens:
@@ -164,20 +164,20 @@ class Generations:
             share = min(1.0, cached / predicted * self.trust)
             self.trust += _TRUST_GAIN * (max(_LEAST_TRUST, share) - self.trust)
 
-    def answered(self, plan: Plan, output: int) -> None:
+    def answered(self, plan: GenerationPlan, output: int) -> None:
         self.lengths.learn(plan.tenant, plan.prompt, output / plan.sequences)
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone."""
         self.tree.forget(replica_id)
-        self.pace.idle(replica_id)
+        self.speed.idle(replica_id)
 
     def snapshot(self) -> GenerationSnapshot:
-        pace = self.pace
+        speed = self.speed
         return GenerationSnapshot(
-            tokens_per_s=1.0 / pace.token_s,
-            prompt_tokens_per_s=1.0 / pace.prompt_s if pace.prompt_s > 0.0 else 0.0,
-            most_leases=pace.most_leases,
+            tokens_per_s=1.0 / speed.token_s,
+            prompt_tokens_per_s=1.0 / speed.prompt_s if speed.prompt_s > 0.0 else 0.0,
+            most_leases=speed.most_leases,
             blocks=len(self.tree),
             trust=self.trust,
             histories=len(self.lengths),

@@ -15,7 +15,7 @@ from routers.placement.choice import load_of
 from routers.replica_state import Lease
 from routers.request_table import RequestTable
 from routers.snapshots import State
-from routers.streams.generations import Generations, Running
+from routers.streams.generations import Generations, RunningGeneration
 from routers.types import LeaseEnd, Progress, Tokens
 
 _FULL = 0.8  # of a replica's room
@@ -24,17 +24,19 @@ _MOST_TOKENS = 1_000_000_000
 
 def began(generations: Generations, lease: Lease) -> None:
     """The lease has just been signed."""
-    row, holder = lease.goods.rows[0], lease.holder
-    plan = row.ticket.plan
+    row, replica = lease.batch.rows[0], lease.replica
+    plan = row.tracked.plan
     assert plan is not None
-    replica = holder.replica
-    cached = generations.placed(plan, replica.replica_id, replica.capacity)
+    spec = replica.spec
+    cached = generations.placed(plan, spec.replica_id, spec.capacity)
     reads = float(plan.prompt - cached)
     is_long = reads > generations.settings.long_tokens
-    token_s, ahead = generations.pace.token_s, holder.reading
-    lease.running = Running(plan, token_s, cached, reads, ahead, is_long, at=lease.sent_at)
-    holder.reading += reads
-    holder.reading_long += reads if is_long else 0.0
+    token_s, ahead = generations.speed.token_s, replica.reading
+    lease.running = RunningGeneration(
+        plan, token_s, cached, reads, ahead, is_long, at=lease.sent_at
+    )
+    replica.reading += reads
+    replica.reading_long += reads if is_long else 0.0
 
 
 def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
@@ -54,7 +56,7 @@ def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
     _pay(state.requests, lease, running, tokens, now)
     served = generations.weighted(tokens) - generations.weighted(before)
     full = _is_full(state.requests, lease)
-    generations.pace.worked(lease.replica_id, served, now, full=full)
+    generations.speed.worked(lease.replica_id, served, now, full=full)
     held, share = event.held, lease.share
     if not 0.0 <= held <= _MOST_TOKENS:  # of a NaN neither is true
         held = running.plan.prompt + tokens.output
@@ -64,13 +66,15 @@ def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
     return is_first or lease.share < share
 
 
-def _first_token(state: State, lease: Lease, running: Running, tokens: Tokens, now: float) -> None:
+def _first_token(
+    state: State, lease: Lease, running: RunningGeneration, tokens: Tokens, now: float
+) -> None:
     generations = state.requests.generations
     assert generations is not None
     running.first_at = running.at = now
     seconds = now - lease.sent_at
     read = max(0, tokens.input - tokens.cached)
-    generations.pace.began(running.ahead + read, seconds)
+    generations.speed.began(running.ahead + read, seconds)
     generations.found(running.cached, tokens.cached)
     state.requests.arrivals.first_token(read, seconds)
     has_read(lease)
@@ -79,39 +83,39 @@ def _first_token(state: State, lease: Lease, running: Running, tokens: Tokens, n
 
 
 def _stepped(
-    generations: Generations, lease: Lease, running: Running, tokens: Tokens, now: float
+    generations: Generations, lease: Lease, running: RunningGeneration, tokens: Tokens, now: float
 ) -> None:
     more = (tokens.output - running.tokens.output) / running.plan.sequences
     if more > 0.0 and running.tokens.output:
-        sequences = float(len(lease.holder.leases))
-        generations.pace.stepped(sequences, (now - running.at) / more)
+        sequences = float(len(lease.replica.leases))
+        generations.speed.stepped(sequences, (now - running.at) / more)
     running.at = now
 
 
 def has_read(lease: Lease) -> None:
     """Its prompt has been read, or will not be."""
-    running, holder = lease.running, lease.holder
+    running, replica = lease.running, lease.replica
     if running is not None and running.reads:
-        holder.reading -= running.reads
-        holder.reading_long -= running.reads if running.is_long else 0.0
+        replica.reading -= running.reads
+        replica.reading_long -= running.reads if running.is_long else 0.0
         running.reads = 0.0
 
 
 def _pay(
-    requests: RequestTable, lease: Lease, running: Running, tokens: Tokens, now: float
+    requests: RequestTable, lease: Lease, running: RunningGeneration, tokens: Tokens, now: float
 ) -> None:
     """What it has had beyond what its flow has paid; the controllers hear of all of it."""
-    generations, goods = requests.generations, lease.owes
+    generations, batch = requests.generations, lease.owes
     assert generations is not None
     served_s = generations.weighted(tokens) * running.token_s
-    if goods is not None and served_s > goods.predicted_s:
-        ((priority, tenant, paid_s),) = goods.charges
+    if batch is not None and served_s > batch.predicted_s:
+        ((priority, tenant, paid_s),) = batch.charges
         requests.charge(priority, tenant, served_s - paid_s)
         charges = ((priority, tenant, served_s),)
-        lease.owes = replace(goods, predicted_s=served_s, charges=charges)
+        lease.owes = replace(batch, predicted_s=served_s, charges=charges)
     if served_s > running.told_s:
-        priority, tenant, _ = lease.goods.charges[0]
-        requests.served((priority, tenant, served_s - running.told_s), lease.goods.rank, now)
+        priority, tenant, _ = lease.batch.charges[0]
+        requests.served((priority, tenant, served_s - running.told_s), lease.batch.rank, now)
         running.told_s = served_s
 
 
@@ -129,9 +133,9 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
     has_read(lease)
     served = generations.weighted(tokens) - generations.weighted(before)
     full = _is_full(requests, lease)
-    generations.pace.worked(lease.replica_id, served, now, full=full)
-    if not lease.holder.leases:
-        generations.pace.idle(lease.replica_id)
+    generations.speed.worked(lease.replica_id, served, now, full=full)
+    if not lease.replica.leases:
+        generations.speed.idle(lease.replica_id)
     if end is LeaseEnd.DONE and tokens.output:
         generations.answered(running.plan, tokens.output)
     running.tokens = tokens
@@ -139,28 +143,28 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
 
 
 def _settle(
-    requests: RequestTable, lease: Lease, running: Running, end: LeaseEnd, now: float
+    requests: RequestTable, lease: Lease, running: RunningGeneration, end: LeaseEnd, now: float
 ) -> None:
-    goods, tokens = lease.owes, running.tokens
-    if goods is None:
+    batch, tokens = lease.owes, running.tokens
+    if batch is None:
         return
     lease.owes = None
     nothing = not (tokens.input or tokens.output)
     if end in (LeaseEnd.BUSY, LeaseEnd.LOST) or (nothing and end is LeaseEnd.ABORTED):
-        requests.settle(goods, None, now)
+        requests.settle(batch, None, now)
         return
     if nothing:  # its replica counts nothing: what was predicted stands
-        served_s = goods.predicted_s
+        served_s = batch.predicted_s
     else:
         assert requests.generations is not None
         served_s = requests.generations.weighted(tokens) * running.token_s
-    requests.settle_stream(goods, served_s, served_s - running.told_s, now)
+    requests.settle_stream(batch, served_s, served_s - running.told_s, now)
     running.told_s = served_s
 
 
 def _is_full(requests: RequestTable, lease: Lease) -> bool:
     """Whether its replica works as fast as it can: what waits, waits for room there."""
-    return requests.waiting.rows > 0 and load_of(lease.holder) > _FULL
+    return requests.waiting.rows > 0 and load_of(lease.replica) > _FULL
 
 
 def _believable(tokens: Tokens, before: Tokens) -> Tokens:

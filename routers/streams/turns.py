@@ -19,7 +19,7 @@ _FLOWS = 4  # whose rows may pass one that has no room, the lowest tags
 
 
 def next_row(
-    requests: RequestTable, lane: Lane, offer: ReplicaCapacity, now: float, actions: list[Action]
+    requests: RequestTable, lane: Lane, capacity: ReplicaCapacity, now: float, actions: list[Action]
 ) -> Row | None:
     """Still queued; None when the replica may take none of those that were asked. Sets
     `requests.wants_room` to the first one, where room is what it lacks."""
@@ -27,8 +27,8 @@ def next_row(
         row = _head(requests, queue.in_turn(), actions)
         if row is None:
             continue  # it left: whose turn it is now is another question
-        if not _takes(requests, offer, row):
-            return _passes(requests, lane, offer, row, now, actions)
+        if not _takes(requests, capacity, row):
+            return _passes(requests, lane, capacity, row, now, actions)
         if not _sheds(requests, row, now, actions):
             return row
     return None
@@ -37,20 +37,20 @@ def next_row(
 def _passes(
     requests: RequestTable,
     lane: Lane,
-    offer: ReplicaCapacity,
+    capacity: ReplicaCapacity,
     row: Row,
     now: float,
     actions: list[Action],
 ) -> Row | None:
     """One that may go before this one, which cannot be taken."""
-    if row.ticket.plan is None:
+    if row.tracked.plan is None:
         return None
-    if not offer.has_room(row):
+    if not capacity.has_room(row):
         requests.wants_room = requests.wants_room or row
     for queue in lane.order.firsts(_FLOWS):
         for bucket in queue.by_turn():
             other = _head(requests, bucket, actions) if bucket.rows else None
-            if other is None or not _takes(requests, offer, other):
+            if other is None or not _takes(requests, capacity, other):
                 continue
             if not _sheds(requests, other, now, actions):
                 return other
@@ -61,22 +61,24 @@ def _head(requests: RequestTable, bucket: Bucket, actions: list[Action]) -> Row 
     """Its first row, or None if that had to leave: what no running replica can hold."""
     row = bucket.head()
     assert row is not None
-    plan, most = row.ticket.plan, requests.largest
+    plan, most = row.tracked.plan, requests.largest
     if plan is not None and plan.room > most > 0.0:
         if plan.prompt >= most:
-            requests.evict(row.ticket, Reason.TOO_LONG, actions)
+            requests.evict(row.tracked, Reason.TOO_LONG, actions)
             return None
         plan.reserve = most - plan.prompt  # the replica that would have held more is gone
     return row
 
 
 def _sheds(requests: RequestTable, row: Row, now: float, actions: list[Action]) -> bool:
-    return not row.ticket.late and requests.sheds(row.ticket, now, actions)
+    return not row.tracked.late and requests.sheds(row.tracked, now, actions)
 
 
-def _takes(requests: RequestTable, offer: ReplicaCapacity, row: Row) -> bool:
+def _takes(requests: RequestTable, capacity: ReplicaCapacity, row: Row) -> bool:
     generations = requests.generations
-    if generations is None or row.ticket.plan is None:
-        return offer.fits(row)
+    if generations is None or row.tracked.plan is None:
+        return capacity.fits(row)
     settings = generations.settings
-    return offer.fits(row) and offer.reads(row, settings.long_tokens, settings.max_long_tokens)
+    return capacity.fits(row) and capacity.reads(
+        row, settings.long_tokens, settings.max_long_tokens
+    )

@@ -1,4 +1,4 @@
-"""Which batches run as a graph that the device captured beforehand?
+"""Batch shapes that run as graphs which the device captured beforehand.
 
 A captured graph replays one fixed shape with no work by the processor. `CapturedShapes` captures
 shapes that it is told, largest first so that the graphs share the memory that the first one took,

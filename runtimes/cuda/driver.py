@@ -1,22 +1,23 @@
-"""Which GPUs does this process see, and under which driver? Asked of NVIDIA's driver itself.
+"""The GPUs that this process sees, and their driver, asked of NVIDIA's driver itself.
 
-Through `libcuda`, which is there wherever the driver is, so that no backend's library is needed and
-`CUDA_VISIBLE_DEVICES` counts. Code that was compiled for a GPU is keyed by what stands here.
+Through `cuda.bindings`, NVIDIA's own package, which every extra for GPUs brings, so that no
+backend's library is needed and `CUDA_VISIBLE_DEVICES` counts. Code that was compiled for a GPU is
+keyed by what stands here.
 
 No context is made and no memory taken. Source: the CUDA driver API (`cuInit`, `cuDeviceGet…`).
 """
 
 from __future__ import annotations
 
-import ctypes
+import importlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LIBRARY = "libcuda.so.1"
+from runtimes.errors import MissingBackend
+
 VERSION = Path("/proc/driver/nvidia/version")
-MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 NAME_BYTES = 256
 
 
@@ -32,26 +33,44 @@ class Gpu:
         return f"{self.name} ({self.capability}, driver {self.driver})"
 
 
-def gpus(library: Any = None, version: Path = VERSION) -> tuple[Gpu, ...]:
-    """In the order of their numbers; none where there is no driver or no GPU."""
-    driver = library or _library()
-    if driver is None or driver.cuInit(0) != 0:
+def gpus(bindings: Any = None, version: Path = VERSION) -> tuple[Gpu, ...]:
+    """In the order of their numbers; none where there is no package, no driver or no GPU."""
+    driver = bindings or _bindings()
+    if driver is None or not _starts(driver):
         return ()
-    count = ctypes.c_int()
-    if driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+    status, count = driver.cuDeviceGetCount()
+    if status != driver.CUresult.CUDA_SUCCESS:
         return ()
     release = _release(driver, version)
-    return tuple(_gpu(driver, index, release) for index in range(count.value))
+    return tuple(_gpu(driver, index, release) for index in range(count))
+
+
+def require(runtime: str) -> None:
+    """Raises `MissingBackend` where the package is missing without which no GPU is seen."""
+    if _bindings() is None:
+        raise MissingBackend(
+            f"{runtime} sees GPUs through cuda-python, which is not installed: pip install "
+            f"'headrace[{runtime}]'"
+        )
+
+
+def _starts(driver: Any) -> bool:
+    try:
+        (status,) = driver.cuInit(0)
+    except RuntimeError:  # the driver's library is not on this machine
+        return False
+    return bool(status == driver.CUresult.CUDA_SUCCESS)
 
 
 def _gpu(driver: Any, index: int, release: str) -> Gpu:
-    device, name = ctypes.c_int(), ctypes.create_string_buffer(NAME_BYTES)
-    driver.cuDeviceGet(ctypes.byref(device), index)
-    driver.cuDeviceGetName(name, NAME_BYTES, device)
-    parts = [ctypes.c_int(), ctypes.c_int()]
-    for part, attribute in zip(parts, (MAJOR, MINOR), strict=True):
-        driver.cuDeviceGetAttribute(ctypes.byref(part), attribute, device)
-    return Gpu(name.value.decode(), ".".join(str(part.value) for part in parts), release)
+    device = _value(driver, driver.cuDeviceGet(index))
+    name = _value(driver, driver.cuDeviceGetName(NAME_BYTES, device))
+    attributes, prefix = driver.CUdevice_attribute, "CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY"
+    parts = [
+        _value(driver, driver.cuDeviceGetAttribute(getattr(attributes, f"{prefix}_{part}"), device))
+        for part in ("MAJOR", "MINOR")
+    ]
+    return Gpu(name.split(b"\0")[0].decode(), ".".join(map(str, parts)), release)
 
 
 def _release(driver: Any, version: Path) -> str:
@@ -62,13 +81,19 @@ def _release(driver: Any, version: Path) -> str:
         found = None
     if found:
         return found.group(1)
-    spoken = ctypes.c_int()
-    driver.cuDriverGetVersion(ctypes.byref(spoken))
-    return f"CUDA {spoken.value // 1000}.{spoken.value % 1000 // 10}"
+    spoken = _value(driver, driver.cuDriverGetVersion())
+    return f"CUDA {spoken // 1000}.{spoken % 1000 // 10}"
 
 
-def _library() -> Any:
+def _value(driver: Any, answer: tuple[Any, Any]) -> Any:
+    status, value = answer
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise MissingBackend(f"NVIDIA's driver does not describe its GPUs: {status}")
+    return value
+
+
+def _bindings() -> Any:
     try:
-        return ctypes.CDLL(LIBRARY)
-    except OSError:
+        return importlib.import_module("cuda.bindings.driver")
+    except ImportError:
         return None

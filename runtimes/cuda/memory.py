@@ -1,4 +1,4 @@
-"""How are bytes moved to and from a GPU without a tensor library? A stream, buffers and graphs.
+"""A GPU's memory, one stream and captured graphs, without a tensor library.
 
 The few calls that an engine of TensorRT needs, over NVIDIA's own Python bindings: memory on the
 device, pinned memory of the host seen as numpy arrays, copies on one stream, and graphs captured
@@ -21,7 +21,7 @@ from runtimes.errors import LoadError, MissingBackend, Unhealthy
 Array = np.ndarray[Any, Any]
 
 
-class Memory(Protocol):
+class DeviceMemory(Protocol):
     """One GPU and one stream on it. `enter`: the calling thread works on that GPU. Addresses are
     whole numbers; `host` gives bytes that `copy_in` and `copy_out` may read and write until
     `close`. `captured` runs `enqueue`, which puts work on the stream, and gives what replays that
@@ -40,7 +40,7 @@ class Memory(Protocol):
 
 
 class CudaMemory:
-    """`Memory` by the CUDA runtime."""
+    """`DeviceMemory` by the CUDA runtime."""
 
     def __init__(self, index: int) -> None:
         self._cuda = _library()

@@ -1,4 +1,4 @@
-"""What does a BERT encoder compute, as one graph that any backend's builder can put together?
+"""A BERT encoder as one graph that any backend's builder can put together.
 
 `read_config` takes a Hugging Face `config.json`, `build` writes the network against `GraphOps`:
 token ids, mask and token types in (int64 [rows, length]), hidden states, a pooled embedding or a
@@ -50,8 +50,8 @@ class BertConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What the graph is to give: logits, else the pooled embedding, else the hidden states too.
+class BertHead:
+    """What stands on the encoder: a classifier, a pooling, or nothing but the hidden states.
 
     tensors: hidden states, and the embedding beside them where `pooling` is set.
     """
@@ -78,7 +78,7 @@ def read_config(folder: Path) -> BertConfig:
 
 def open_bert(
     source: Source, task: str, options: GraphOptions
-) -> tuple[BertConfig, Weights, Wanted]:
+) -> tuple[BertConfig, Weights, BertHead]:
     """What `build` takes, of a Hugging Face folder; `LoadError` where `embed` has no pooling."""
     config, pooling = read_config(source.path), of_folder(source.path, options)
     if task == "embed" and pooling is None:
@@ -87,10 +87,10 @@ def open_bert(
             "normalize where the model was trained so"
         )
     weights = open_weights(source.weights, "embeddings.word_embeddings.weight", "bert.")
-    return config, weights, Wanted(task, pooling)
+    return config, weights, BertHead(task, pooling)
 
 
-def build(ops: GraphOps[N], config: BertConfig, weights: Weights, wanted: Wanted) -> dict[str, N]:
+def build(ops: GraphOps[N], config: BertConfig, weights: Weights, head: BertHead) -> dict[str, N]:
     """Outputs by name. Raises `LoadError` where a weight is missing or has another shape."""
     ids, mask, types = ops.ids(INPUT_IDS), ops.ids(ATTENTION_MASK), ops.ids(TOKEN_TYPES)
     hidden = _embeddings(ops, config, weights, ids, types)
@@ -99,10 +99,10 @@ def build(ops: GraphOps[N], config: BertConfig, weights: Weights, wanted: Wanted
         hidden = _layer(
             ops, config, weights.below(f"encoder.layer.{layer}"), hidden, attention_mask
         )
-    if wanted.task == "classify":
+    if head.task == "classify":
         return {LOGITS: _classify(ops, weights, hidden)}
-    pooled = {EMBEDDING: pool(ops, hidden, mask, wanted.pooling)} if wanted.pooling else {}
-    return pooled if wanted.task == "embed" else {HIDDEN: hidden, **pooled}
+    pooled = {EMBEDDING: pool(ops, hidden, mask, head.pooling)} if head.pooling else {}
+    return pooled if head.task == "embed" else {HIDDEN: hidden, **pooled}
 
 
 def _embeddings(ops: GraphOps[N], config: BertConfig, weights: Weights, ids: N, types: N) -> N:

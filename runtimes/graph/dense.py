@@ -1,4 +1,4 @@
-"""Which dense arrays does a graph get for a ragged batch, and which ragged rows come back?
+"""Padded arrays for a stored graph out of a ragged batch, and ragged rows out of its answers.
 
 Inputs that are dynamic on the length axis are padded to the longest row, a missing mask is made,
 missing optional inputs are zeros; of other dynamic axes all rows of a batch must have the same

@@ -1,4 +1,4 @@
-"""Do the images that a model takes have their channels where the settings say?
+"""The check that images have their channels where the settings say.
 
 `layout` is a declaration, `NCHW` or `NHWC`, checked against every input of four axes and never
 guessed: a picture with its axes swapped has the same number of values and gives a wrong answer

@@ -1,9 +1,9 @@
-"""Which operations must a backend's graph builder offer, so that a network is described once?
+"""The operations that a backend's graph builder offers, so that a network is described once.
 
-A network (`graph.bert`) and its pooling (`pooling`) are written against `GraphOps`;
-`runtimes.openvino.ops` and `runtimes.onnx.ops` turn the calls into nodes of their library. `N` is
-that library's handle of a node's output. Activations are [rows, length, width], masks int64 [rows,
-length].
+A network (`graph.bert`) is written against `GraphOps`; `runtimes.onnx.ops` and `runtimes.torch.ops`
+turn the calls into nodes of their library. Pooling (`graph.pooling`), which is also added to stored
+graphs, needs `PoolingOps` alone. `N` is that library's handle of a node's output. Activations are
+[rows, length, width], masks int64 [rows, length].
 
 It holds no more operations than the networks here need and is no general graph library.
 """
@@ -19,7 +19,28 @@ Array = np.ndarray[Any, Any]
 Activation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 
 
-class GraphOps(Protocol[N]):
+class PoolingOps(Protocol[N]):
+    """What makes one vector of a row's tokens."""
+
+    def multiply(self, left: N, right: N) -> N: ...
+
+    def divide(self, left: N, right: N) -> N: ...
+
+    def first_token(self, x: N) -> N:
+        """[rows, width] of [rows, length, width]."""
+
+    def float_mask(self, mask: N) -> N:
+        """float32 [rows, length, 1] of the int64 mask."""
+
+    def sum_over(self, x: N, axis: int) -> N:
+        """The axis goes, unless it is the last, which stays with size 1."""
+
+    def at_least(self, x: N, floor: float) -> N: ...
+
+    def square_root(self, x: N) -> N: ...
+
+
+class GraphOps(PoolingOps[N], Protocol[N]):
     """Names are for weights and inputs: unique, and kept in the stored model."""
 
     def ids(self, name: str) -> N:
@@ -32,10 +53,6 @@ class GraphOps(Protocol[N]):
         """The first `length` rows of a [positions, width] table: [length, width]."""
 
     def add(self, left: N, right: N) -> N: ...
-
-    def multiply(self, left: N, right: N) -> N: ...
-
-    def divide(self, left: N, right: N) -> N: ...
 
     def layer_norm(self, x: N, scale: Array, shift: Array, epsilon: float, name: str) -> N:
         """Over the last axis."""
@@ -50,16 +67,3 @@ class GraphOps(Protocol[N]):
 
     def attention(self, query: N, key: N, value: N, mask: N, heads: int) -> N:
         """Scaled dot-product attention over `heads` slices of the last axis."""
-
-    def first_token(self, x: N) -> N:
-        """[rows, width] of [rows, length, width]."""
-
-    def float_mask(self, mask: N) -> N:
-        """float32 [rows, length, 1] of the int64 mask."""
-
-    def sum_over(self, x: N, axis: int) -> N:
-        """The axis goes, unless it is the last, which stays with size 1."""
-
-    def at_least(self, x: N, floor: float) -> N: ...
-
-    def square_root(self, x: N) -> N: ...

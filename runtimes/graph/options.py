@@ -1,4 +1,4 @@
-"""What may a settings file say to a backend that runs a stored graph, beside the common settings?
+"""The options that all backends of stored graphs have, beside the common settings.
 
 These are the options that `openvino` and `onnxruntime` share; each adds its own. Most models need
 none: the names that Hugging Face exports use are found by themselves, and a folder declares its

@@ -1,4 +1,4 @@
-"""How does one vector for a text come out of the vectors of its tokens?
+"""Pooling: one vector for a text out of the vectors of its tokens.
 
 Mean over the real tokens or the first token ([CLS]), then, if declared, scaled to length 1. The
 options of a model speak first, then what its folder declares as sentence-transformers do:
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from runtimes.errors import LoadError
-from runtimes.graph.ops import GraphOps, N
+from runtimes.graph.ops import N, PoolingOps
 from runtimes.graph.options import GraphOptions
 from runtimes.types import TensorSpec
 
@@ -58,7 +58,7 @@ def module_folders(folder: Path) -> Sequence[Path]:
     return [place for _, place in _modules(listing)] if listing.is_file() else []
 
 
-def pool(ops: GraphOps[N], hidden: N, mask: N, pooling: Pooling) -> N:
+def pool(ops: PoolingOps[N], hidden: N, mask: N, pooling: Pooling) -> N:
     """[rows, width] of [rows, length, width] and the int64 mask."""
     pooled = hidden
     if pooling.mode != "none":
@@ -102,13 +102,13 @@ def _embedding(outputs: Sequence[TensorSpec], options: GraphOptions) -> TensorSp
     raise LoadError(f"set the option embed_output to one of the outputs {', '.join(specs)}")
 
 
-def _mean(ops: GraphOps[N], hidden: N, mask: N) -> N:
+def _mean(ops: PoolingOps[N], hidden: N, mask: N) -> N:
     weights = ops.float_mask(mask)
     total = ops.sum_over(ops.multiply(hidden, weights), 1)
     return ops.divide(total, ops.at_least(ops.sum_over(weights, 1), FEWEST_TOKENS))
 
 
-def _unit(ops: GraphOps[N], vector: N) -> N:
+def _unit(ops: PoolingOps[N], vector: N) -> N:
     # sqrt(Σx²) floored, rather than a library's own L2 norm: those differ in where eps goes.
     norm = ops.square_root(ops.sum_over(ops.multiply(vector, vector), -1))
     return ops.divide(vector, ops.at_least(norm, SMALLEST_NORM))

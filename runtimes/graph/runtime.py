@@ -1,4 +1,4 @@
-"""What do all backends that run a stored graph do alike, from load to close?
+"""What all backends that run a stored graph share, from load to close.
 
 `GraphRuntime` is `types.Runtime` around an `Engine`, the few calls that differ: run dense arrays,
 free them. It makes the signature, finds the outputs' length axes, pads and cuts, warms up over the

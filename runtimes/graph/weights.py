@@ -1,4 +1,4 @@
-"""Where does a network find its weights by name, without torch?
+"""A network's weights by name, read without torch.
 
 Reads safetensors files, one or several shards, through numpy and hands out float32 arrays with
 their shape checked. `below` narrows the view to a prefix, so that a network names what is its own.

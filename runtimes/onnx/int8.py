@@ -1,4 +1,4 @@
-"""How does a graph compute in eight bits, with ranges from real rows?
+"""Static quantization of an ONNX graph to eight bits, with ranges from real rows.
 
 Static quantization by ONNX Runtime's own tool: matrix products and convolutions get their inputs
 through a rounding to 8 bits (asymmetric, one range a tensor, least to largest value met) and their
@@ -119,9 +119,7 @@ def _type_all(model: Any, folder: Path) -> None:
 
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
-    known = {value.name for value in (*exposed.graph.output, *exposed.graph.value_info)}
-    names = [name for node in exposed.graph.node for name in node.output if name]
-    exposed.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in known)
+    onnx_model.expose(exposed)
     file = folder / "typed.exposed.onnx"
     onnx_model.save(exposed, file)
     real = [

@@ -28,7 +28,7 @@ def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]
     """See `layers.trace`."""
     model = ONNXRuntimeRuntime(settings).graph()
     made = {value: node for node in model.graph.node for value in node.output if value}
-    _expose(model, list(made))
+    onnx_model.expose(model)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "layers.onnx"
         onnx_model.save(model, file)
@@ -40,16 +40,6 @@ def trace(settings: RuntimeSettings, arrays: Mapping[str, Array]) -> list[Layer]
     stored = {weight.name for weight in model.graph.initializer}
     found = dict(zip(wanted, values, strict=True))
     return [_layer(name, made, stored, found[name]) for name in made if name in found]
-
-
-def _expose(model: Any, names: list[str]) -> None:
-    """Without types: the session finds them, of operations that onnx does not know too."""
-    import onnx
-
-    known = {value.name for value in model.graph.output}
-    for name in names:
-        if name not in known:
-            model.graph.output.append(onnx.ValueInfoProto(name=name))
 
 
 def _layer(name: str, made: Mapping[str, Any], stored: set[str], value: Array) -> Layer:

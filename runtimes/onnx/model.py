@@ -1,4 +1,4 @@
-"""How does any source become one ONNX model that gives what its task asks for?
+"""Any source as one ONNX model that gives what its task asks for.
 
 A Hugging Face folder is built from ONNX nodes, an ONNX file is read as it is; for task `embed` all
 outputs but the embedding are dropped, and pooling is added where the model stops at its tokens, so
@@ -88,6 +88,16 @@ def specs(values: Any, model: Any) -> list[tuple[str, str, tuple[int, ...]]]:
     return found
 
 
+def expose(model: Any) -> None:
+    """Makes every tensor of the graph an output. Without types: a session finds them, of operations
+    that onnx does not know too."""
+    import onnx
+
+    known = {value.name for value in model.graph.output}
+    names = (name for node in model.graph.node for name in node.output if name)
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
+
+
 def halved(model: Any, kept: Sequence[str] = ()) -> Any:
     """The same model computing in float16, its inputs and outputs and the operations `kept` as they
     were."""
@@ -124,8 +134,8 @@ def _built(source: Source, task: str, options: GraphOptions) -> Any:
     from runtimes.onnx.ops import ONNXOps, model
 
     ops = ONNXOps()
-    config, weights, wanted = bert_graph.open_bert(source, task, options)
-    outputs = bert_graph.build(ops, config, weights, wanted)
+    config, weights, head = bert_graph.open_bert(source, task, options)
+    outputs = bert_graph.build(ops, config, weights, head)
     shapes: dict[str, list[int | str]] = {
         bert_graph.HIDDEN: ["rows", "length", config.hidden_size],
         bert_graph.EMBEDDING: ["rows", config.hidden_size],
@@ -207,5 +217,5 @@ def _require_onnx() -> None:
         import onnx  # noqa: F401
     except ImportError as error:
         raise MissingBackend(
-            f"converting a model needs onnx: pip install 'headrace[onnxruntime]' ({error})"
+            f"converting a model needs onnx: pip install 'onnx>=1.18' ({error})"
         ) from error

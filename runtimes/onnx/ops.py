@@ -1,8 +1,8 @@
-"""How are the operations of `GraphOps` written as ONNX nodes?
+"""The operations of `GraphOps` as ONNX nodes.
 
 Standard operators of opset 20, and ONNX Runtime's own `MultiHeadAttention` for attention: its
 optimiser does not find the pattern by itself, and the one node was up to a quarter faster on CPU.
-So the model runs in ONNX Runtime alone.
+OpenVINO reads that node too, as its own attention.
 
 Weights become initialisers; storing them is the caller's. Source: ONNX operator reference, and
 ONNX Runtime's contrib operators.

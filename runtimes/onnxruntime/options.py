@@ -1,4 +1,4 @@
-"""What may a settings file say to the ONNX Runtime backend, and what do its providers make of it?
+"""The ONNX Runtime backend's options, and what its sessions and providers are told of them.
 
 Options become the library's session options and its list of execution providers, in the order of
 preference: TensorRT, CUDA, the processors, which run what the ones before them cannot. Pure: the
@@ -10,7 +10,7 @@ and of thread management.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from typing import Any, Literal
 from runtimes import device
 from runtimes.device import Device
 from runtimes.graph.options import GraphOptions
+from runtimes.shapes import OptimizationProfile
 from runtimes.types import TensorSpec
 
 ERRORS_ONLY = 3  # the log level: storing an optimised graph warns each time that it is hardware's
@@ -60,33 +61,31 @@ class ONNXRuntimeOptions(GraphOptions):
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What TensorRT builds engines for: the inputs, which axis follows the length, and the least,
-    usual and most rows and lengths."""
-
-    inputs: Sequence[TensorSpec]
-    length_axis: int | None
-    rows: tuple[int, int, int]
-    lengths: tuple[int, int, int]
-
-    def shapes(self, which: int) -> str:
-        """The library's own notation, "ids:1x16,mask:1x16"; "" where an axis has another size."""
-        parts = [self._shape(spec, self.rows[which], self.lengths[which]) for spec in self.inputs]
-        return "" if None in parts else ",".join(map(str, parts))
-
-    def _shape(self, spec: TensorSpec, rows: int, length: int) -> str | None:
-        sizes = [
-            rows if axis == 0 else length if axis == self.length_axis and size == -1 else size
-            for axis, size in enumerate(spec.shape)
-        ]
-        return None if -1 in sizes else f"{spec.name}:{'x'.join(map(str, sizes))}"
+def profile_options(
+    inputs: Sequence[TensorSpec], length_axis: int | None, profile: OptimizationProfile
+) -> dict[str, str]:
+    """The profile as options of the TensorRT provider, each "ids:1x16,mask:1x16"; none where the
+    size of an axis is not known, which leaves the shapes to the provider."""
+    shapes = {spec.name: profile.shapes(spec, length_axis) for spec in inputs}
+    if any(-1 in shape for three in shapes.values() for shape in three):
+        return {}
+    return {
+        f"trt_profile_{which}_shapes": ",".join(
+            f"{name}:{'x'.join(map(str, three[at]))}" for name, three in shapes.items()
+        )
+        for at, which in enumerate(("min", "opt", "max"))
+    }
 
 
 def providers(
-    chosen: ONNXRuntimeOptions, place: Device, precision: str, engines: Path, profile: Profile
+    chosen: ONNXRuntimeOptions,
+    place: Device,
+    precision: str,
+    engines: Path,
+    profile: Mapping[str, str],
 ) -> list[Provider]:
-    """The library's list. `engines`: the folder in which TensorRT keeps engines and timings."""
+    """The library's list. `engines`: the folder in which TensorRT keeps engines and timings.
+    `profile`: see `profile_options`."""
     found: list[Provider] = [(CPU, {})]
     if place.is_cuda:
         found.insert(0, (CUDA, _cuda(chosen, place)))
@@ -135,16 +134,15 @@ def _cuda(chosen: ONNXRuntimeOptions, place: Device) -> dict[str, Any]:
     return made
 
 
-def _tensorrt(place: Device, precision: str, engines: Path, profile: Profile) -> dict[str, Any]:
-    made: dict[str, Any] = {
+def _tensorrt(
+    place: Device, precision: str, engines: Path, profile: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
         "device_id": place.index,
         "trt_engine_cache_enable": True,
         "trt_engine_cache_path": str(engines),
         "trt_timing_cache_enable": True,
         "trt_timing_cache_path": str(engines),
         "trt_fp16_enable": precision == "fp16",
+        **profile,
     }
-    named = {name: profile.shapes(at) for at, name in enumerate(("min", "opt", "max"))}
-    if all(named.values()):
-        made |= {f"trt_profile_{name}_shapes": shapes for name, shapes in named.items()}
-    return made

@@ -1,4 +1,4 @@
-"""How does a model run in ONNX Runtime, on the processors or on a GPU?
+"""A model on ONNX Runtime, on the processors or on a GPU.
 
 For the processors it is optimised once a host: the optimised graph is stored, with weights beside
 it, and replicas load that without optimising again; it holds code choices for the processor, so the
@@ -25,7 +25,7 @@ import ml_dtypes
 import numpy as np
 
 from runtimes import calibration, device, options, staging
-from runtimes.cuda.driver import gpus
+from runtimes.cuda import driver
 from runtimes.device import Device
 from runtimes.errors import BadRows, LoadError, MissingBackend, RunError
 from runtimes.graph import bert as bert_graph
@@ -38,9 +38,9 @@ from runtimes.onnxruntime.options import (
     CUDA,
     TENSORRT,
     ONNXRuntimeOptions,
-    Profile,
     Provider,
 )
+from runtimes.shapes import OptimizationProfile, SizeRange
 from runtimes.signature import GraphFacts
 from runtimes.source import Source, SourceKind, inspect
 from runtimes.types import Limits, RuntimeSettings, StageTimes, TensorSpec
@@ -140,14 +140,18 @@ class ONNXRuntimeRuntime(GraphRuntime):
         parts = [source.digest, "onnxruntime", LAYOUT, version, task, graph, staging.processor()]
         if place.is_cuda:
             own = f"{self._settings.precision} {self._own_options.tensorrt_engines}"
-            parts += [str(gpus()[place.index]), own]
+            parts += [str(driver.gpus()[place.index]), own]
         return parts
 
     def _place(self, library: Any) -> Device:
         """Raises `LoadError` for a device or a precision that is not there."""
         chosen, precision = self._own_options, self._settings.precision
         able = library.get_available_providers()
-        place = device.chosen(chosen.device, len(gpus()) if CUDA in able else 0, "onnxruntime")
+        built_for_gpus = CUDA in able
+        if built_for_gpus and chosen.device != "cpu":
+            driver.require("onnxruntime-gpu")
+        gpus = len(driver.gpus()) if built_for_gpus else 0
+        place = device.chosen(chosen.device, gpus, "onnxruntime")
         able_to = ("fp32", "fp16") if place.is_cuda else ("fp32", "int8")
         if precision not in able_to:
             raise LoadError(
@@ -167,11 +171,12 @@ class ONNXRuntimeRuntime(GraphRuntime):
         inputs = [TensorSpec(name, "", tuple(shape)) for name, shape in stored["inputs"]]
         longest = settings.max_length or stored["max_length"] or max(settings.edges, default=1)
         usual = min(longest, max(settings.edges[: len(settings.edges) // 2 + 1], default=longest))
-        profile = Profile(
+        profile = onnxruntime_options.profile_options(
             inputs,
             settings.length_axis or 1,
-            (1, settings.max_size, settings.max_size),
-            (1, usual, longest),
+            OptimizationProfile(
+                SizeRange(1, settings.max_size, settings.max_size), SizeRange(1, usual, longest)
+            ),
         )
         engines = entry / "engines"
         if chosen.tensorrt_engines:

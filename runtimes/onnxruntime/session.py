@@ -1,4 +1,4 @@
-"""How is a session of ONNX Runtime opened?
+"""Sessions of ONNX Runtime, and the library itself.
 
 `opened` refuses a provider that the library went on without; `plain` opens a graph as it is stored,
 to look at its values; `optimise` stores what the library's optimisations make of a graph. The

@@ -1,4 +1,4 @@
-"""Where is OpenVINO imported, and how is it kept from reporting its use?
+"""The import of OpenVINO, kept from reporting its use.
 
 `import openvino` sends an event through the package `openvino_telemetry` unless that package cannot
 be imported; OpenVINO then falls back to its own stub. There is no setting for it in code, so the

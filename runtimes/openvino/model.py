@@ -1,8 +1,9 @@
-"""How does any source become one OpenVINO model that gives what its task asks for?
+"""Any source as one OpenVINO model that gives what its task asks for.
 
-A Hugging Face folder is built from OpenVINO's operations, ONNX and IR are read as they are; for
-task `embed` everything but the embedding is cut off, and pooling is added where the model stops at
-its tokens, so that no hidden states are copied out. Stored with full-precision weights.
+A Hugging Face folder becomes the ONNX graph that ONNX Runtime runs as well, and is read like it;
+ONNX and IR are read as they are. For task `embed` everything but the embedding is cut off, and
+pooling is added where the model stops at its tokens, so that no hidden states are copied out.
+Stored with full-precision weights.
 
 It compiles nothing. What cannot be read is a `LoadError` that names what would do.
 """
@@ -11,21 +12,25 @@ from __future__ import annotations
 
 import difflib
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
+
 from runtimes.errors import LoadError
 from runtimes.graph import bert as bert_graph
 from runtimes.graph import pooling
 from runtimes.graph.options import GraphOptions
+from runtimes.onnx import model as onnx_model
 from runtimes.openvino.library import library
-from runtimes.openvino.ops import OpenVINOOps, named, network
 from runtimes.signature import GraphFacts
 from runtimes.source import Source, SourceKind
 from runtimes.types import RuntimeSettings, TensorSpec
 
+Node = Any  # openvino.Output or openvino.Node: the library is imported on use only
 DATATYPES: Mapping[str, str] = {
     "boolean": "BOOL",
     "u8": "UINT8",
@@ -48,15 +53,26 @@ def read(source: Source, settings: RuntimeSettings, options: GraphOptions) -> An
     if source.kind is SourceKind.TORCH_EXPORT:
         raise LoadError(f"{source.path}: only the torch runtime runs torch.export archives")
     if source.kind is SourceKind.HUGGING_FACE:
-        ops = OpenVINOOps()
-        outputs = bert_graph.build(ops, *bert_graph.open_bert(source, settings.task, options))
-        return network(ops, outputs, source.path.name)
-    try:
-        model = library().Core().read_model(str(source.path))
-    except RuntimeError as error:
-        raise LoadError(f"OpenVINO cannot read {source.path}: {error}") from error
+        return _of_folder(source, settings, options)
+    model = _of_file(source.path)
     _name_ports(model)
     return _embedding(model, settings, options) if settings.task == "embed" else model
+
+
+def _of_folder(source: Source, settings: RuntimeSettings, options: GraphOptions) -> Any:
+    graph = onnx_model.read(source, settings, options)
+    with tempfile.TemporaryDirectory(dir=settings.cache_dir) as scratch:
+        file = Path(scratch) / "model.onnx"
+        onnx_model.save(graph, file)
+        # The library keeps the weights' file mapped: removing its name leaves them.
+        return _of_file(file)
+
+
+def _of_file(file: Path) -> Any:
+    try:
+        return library().Core().read_model(str(file))
+    except RuntimeError as error:
+        raise LoadError(f"OpenVINO cannot read {file}: {error}") from error
 
 
 def save(model: Any, file: Path, keep_fp32: Sequence[str] = ()) -> None:
@@ -129,9 +145,9 @@ def _embedding(model: Any, settings: RuntimeSettings, options: GraphOptions) -> 
     node = model.output(name).node.input_value(0)
     if todo == pooling.Pooling("none", False):
         return library().Model([node], model.get_parameters(), model.friendly_name)
-    ops = OpenVINOOps()
-    pooled = pooling.pool(ops, node, _mask(model, todo, settings), todo)
-    return named({pooling.EMBEDDING_OUTPUT: pooled}, model.get_parameters(), model.friendly_name)
+    pooled = pooling.pool(OpenVINOPooling(), node, _mask(model, todo, settings), todo)
+    pooled.output(0).get_tensor().set_names({pooling.EMBEDDING_OUTPUT})
+    return library().Model([pooled], model.get_parameters(), model.friendly_name)
 
 
 def _mask(model: Any, todo: pooling.Pooling, settings: RuntimeSettings) -> Any:
@@ -173,3 +189,34 @@ def _constant(node: Any) -> Any:
     while node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
     return node if node.get_type_name() == "Constant" else None
+
+
+class OpenVINOPooling:
+    """`PoolingOps` over OpenVINO's nodes."""
+
+    def __init__(self) -> None:
+        self._ops = library().opset13
+
+    def multiply(self, left: Node, right: Node) -> Node:
+        return self._ops.multiply(left, right)
+
+    def divide(self, left: Node, right: Node) -> Node:
+        return self._ops.divide(left, right)
+
+    def first_token(self, x: Node) -> Node:
+        return self._ops.gather(x, self._ints(0), self._ints(1))
+
+    def float_mask(self, mask: Node) -> Node:
+        return self._ops.unsqueeze(self._ops.convert(mask, "f32"), self._ints([2]))
+
+    def sum_over(self, x: Node, axis: int) -> Node:
+        return self._ops.reduce_sum(x, self._ints([axis]), axis == -1)
+
+    def at_least(self, x: Node, floor: float) -> Node:
+        return self._ops.maximum(x, self._ops.constant(np.float32(floor)))
+
+    def square_root(self, x: Node) -> Node:
+        return self._ops.sqrt(x)
+
+    def _ints(self, values: int | list[int]) -> Node:
+        return self._ops.constant(np.asarray(values, np.int64))

@@ -1,4 +1,4 @@
-"""How does a model run on OpenVINO's CPU plugin?
+"""A model on OpenVINO's CPU plugin.
 
 Staged as IR and compiled at the precision that the settings name, never at the plugin's own choice;
 for dynamic shapes, or once for each bucket edge (`shapes: buckets`), which takes memory for some
@@ -45,12 +45,12 @@ Array = np.ndarray[Any, Any]
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "f32"}
 CAPABILITIES = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16", "int8": "INT8"}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-LAYOUT = "4"  # of a staged entry; raised when what is built for the same inputs changes
+LAYOUT = "5"  # of a staged entry; raised when what is built for the same inputs changes
 
 
 @dataclass(frozen=True, slots=True)
 class OpenVINOOptions(GraphOptions):
-    """streams: batches that the device would work on at once; a replica runs one. shapes: compiled
+    """streams: parts that the threads are split into; a batch runs on one part. shapes: compiled
     for any, or once for each bucket edge. pin: what its threads keep to. mlock: the weights' file
     stays in memory. shape_cache: how many kernels, over all shapes, stay compiled."""
 
@@ -129,7 +129,9 @@ class OpenVINORuntime(GraphRuntime):
         precision = f"{self._settings.task} {self._settings.precision}"
         return [source.digest, "openvino", LAYOUT, version, precision, graph, staging.processor()]
 
-    def _config(self, entry: Path, claim: pinning.Claim | None) -> dict[str, str | int | bool]:
+    def _config(
+        self, entry: Path, claim: pinning.ProcessorClaim | None
+    ) -> dict[str, str | int | bool]:
         chosen, threads = self._own, self._threads()
         return {
             "INFERENCE_PRECISION_HINT": HINTS[self._settings.precision],
@@ -150,7 +152,7 @@ class Compiling:
     config: Mapping[str, str | int | bool]
     shapes: str
     settings: RuntimeSettings
-    claim: pinning.Claim | None
+    claim: pinning.ProcessorClaim | None
 
 
 class OpenVINOEngine:

@@ -1,4 +1,4 @@
-"""How does an engine that batches by itself spend its steps, when the model is nothing but time?
+"""A model of an engine that batches by itself: steps, a cache of blocks, shared prefixes.
 
 Each step gives every running sequence a token and spends what is left of `step_tokens` on prompts
 that are being read, the oldest first (chunked prefill); it takes `base + per_sequence x decoding +

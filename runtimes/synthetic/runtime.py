@@ -1,4 +1,4 @@
-"""How does everything around a model behave, when the model itself is nothing but time?
+"""A batch backend that is nothing but time, to try what stands around a model.
 
 A device that takes `base_ms + per_request_ms·B + per_token_us·B·L_padded` a batch of B rows, one
 batch at a time, and answers each row's true sum, so that a mix-up of rows shows. One input, INT64

@@ -1,4 +1,4 @@
-"""How does everything around a model that generates behave, when the model is nothing but time?
+"""A backend that generates and is nothing but time, to try what stands around a model.
 
 `runtime: synthetic` with `task: generate`: a `SyntheticEngine` whose steps are slept through, asked
 and answered in OpenAI's JSON. What it writes depends on the prompt alone, so that a mix-up of
@@ -23,7 +23,7 @@ from runtimes import options
 from runtimes.errors import LoadError, RunError, Unhealthy
 from runtimes.synthetic import openai_answers
 from runtimes.synthetic.engine import EngineShape, Sequence, SyntheticEngine
-from runtimes.synthetic.openai_answers import Answers, BadAsk, Wanted
+from runtimes.synthetic.openai_answers import Answers, GenerationRequest, InvalidRequest
 from runtimes.types import Ask, Chunk, EngineLoad, RuntimeSettings, StreamLimits
 
 EXIT_CODE = 70  # what a process ends with that `die_words` killed
@@ -137,16 +137,16 @@ class SyntheticStreamRuntime:
     async def run(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
         self._check()
         try:
-            wanted = openai_answers.read(ask.endpoint, ask.body, self._settings.name)
-            job = self._job(wanted)
-        except BadAsk as fault:
+            request = openai_answers.read(ask.endpoint, ask.body, self._settings.name)
+            job = self._job(request)
+        except InvalidRequest as fault:
             yield Chunk(openai_answers.error(fault), 0, 0, 0, 0, fault.status)
             return
         self._inject(ask.body.decode(errors="replace"))
-        answers = Answers(wanted, self._settings.name, ask.request_id)
+        answers = Answers(request, self._settings.name, ask.request_id)
         self._begin(job)
         try:
-            async for data in self._answered(job, wanted, answers):
+            async for data in self._answered(job, request, answers):
                 yield self._chunk(job, data)
         finally:
             self._end(job)
@@ -175,7 +175,7 @@ class SyntheticStreamRuntime:
     # ---- one request ------------------------------------------------------------------------
 
     async def _answered(
-        self, job: _Job, wanted: Wanted, answers: Answers
+        self, job: _Job, request: GenerationRequest, answers: Answers
     ) -> AsyncGenerator[bytes, None]:
         """Of an answer that does not stream the parts are empty but for the last: they say that
         counts have changed."""
@@ -189,7 +189,7 @@ class SyntheticStreamRuntime:
                 raise RunError("the synthetic engine was closed")
             of_one = words[index]
             of_one.append(_word(seeds[index], len(of_one)))
-            if wanted.stream:
+            if request.stream:
                 ends = finish if len(of_one) == most else None
                 yield start + answers.token(index, of_one[-1], ends)
                 start = b""
@@ -198,22 +198,22 @@ class SyntheticStreamRuntime:
                 yield b""
         counted = self._usage(job)
         texts = ["".join(of_one) for of_one in words]
-        yield answers.last(counted) if wanted.stream else answers.whole(texts, finish, counted)
+        yield answers.last(counted) if request.stream else answers.whole(texts, finish, counted)
 
-    def _job(self, wanted: Wanted) -> _Job:
-        prompt = self._tokens(wanted.prompt)
-        if wanted.n > min(_SEQUENCES, self._options.max_sequences):
-            raise BadAsk(f"n is {wanted.n}, more than this model answers at once", "n")
+    def _job(self, request: GenerationRequest) -> _Job:
+        prompt = self._tokens(request.prompt)
+        if request.n > min(_SEQUENCES, self._options.max_sequences):
+            raise InvalidRequest(f"n is {request.n}, more than this model answers at once", "n")
         room = self._context - len(prompt)
         if not prompt or room < 1:
-            raise BadAsk(
+            raise InvalidRequest(
                 f"This model's maximum context length is {self._context} tokens, the prompt has "
                 f"{len(prompt)}", "prompt",
             )  # fmt: skip
-        most = min(wanted.most or room, room)
+        most = min(request.most or room, room)
         if self._options.output_tokens:
             most = min(most, self._options.output_tokens)
-        return _Job(prompt, wanted.n, most)
+        return _Job(prompt, request.n, most)
 
     def _finish(self, job: _Job) -> str:
         return "stop" if job.sequences[0].most == self._options.output_tokens else "length"

@@ -1,4 +1,4 @@
-"""How does an ONNX file become a TensorRT plan?
+"""The building of a TensorRT plan out of an ONNX file.
 
 One engine at a time: the graph is parsed, gets an optimisation profile for each of the engine's
 shapes, and is built at its precision, with the timings of earlier builds at hand. What the parser
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from runtimes.errors import LoadError
+from runtimes.shapes import OptimizationProfile
 from runtimes.tensorrt import profiles as tensorrt_profiles
-from runtimes.tensorrt.profiles import EnginePlan, Profile, Span
+from runtimes.tensorrt.profiles import EnginePlan
 from runtimes.types import TensorSpec
 
 FLAGS = {"fp32": (), "fp16": ("FP16",), "bf16": ("BF16",)}
@@ -70,7 +71,7 @@ def _set_precision(library: Any, config: Any, precision: str) -> None:
         config.set_flag(getattr(library.BuilderFlag, name))
 
 
-def _profile(builder: Any, network: Any, profile: Profile, axis: int | None) -> Any:
+def _profile(builder: Any, network: Any, profile: OptimizationProfile, axis: int | None) -> Any:
     made = builder.create_optimization_profile()
     for at in range(network.num_inputs):
         port = network.get_input(at)
@@ -79,18 +80,11 @@ def _profile(builder: Any, network: Any, profile: Profile, axis: int | None) -> 
     return made
 
 
-def shapes_of(spec: TensorSpec, profile: Profile, axis: int | None) -> list[tuple[int, ...]]:
-    """Least, typical and most of an input, in the library's order."""
-
-    def sizes(pick: Callable[[Span], int]) -> tuple[int, ...]:
-        rows, length = pick(profile.rows), pick(profile.lengths)
-        return tensorrt_profiles.shape(spec, axis, rows, length)
-
-    return [
-        sizes(lambda span: span.least),
-        sizes(lambda span: span.typical),
-        sizes(lambda span: span.most),
-    ]
+def shapes_of(
+    spec: TensorSpec, profile: OptimizationProfile, axis: int | None
+) -> list[tuple[int, ...]]:
+    """Least, typical and most of an input, in the library's order. Raises `LoadError`."""
+    return [tensorrt_profiles.known(spec, sizes) for sizes in profile.shapes(spec, axis)]
 
 
 def _errors(parser: Any) -> str:

@@ -1,4 +1,4 @@
-"""How does a batch run on TensorRT's engines?
+"""Batches on TensorRT's engines.
 
 Each engine has one execution context a profile, all on one stream, and buffers for the largest
 batch of any profile at fixed addresses. A batch goes to the first engine and profile that hold it,
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from runtimes.cuda.captured import CapturedShapes
-from runtimes.cuda.memory import Memory
+from runtimes.cuda.memory import DeviceMemory
 from runtimes.datatypes import DTYPES
 from runtimes.errors import LoadError, RunError
 from runtimes.shapes import Shape
@@ -63,7 +63,9 @@ class TensorRTEngine:
 
     platform = "tensorrt_plan"
 
-    def __init__(self, engines: Engines, facts: GraphFacts, memory: Memory, device: str) -> None:
+    def __init__(
+        self, engines: Engines, facts: GraphFacts, memory: DeviceMemory, device: str
+    ) -> None:
         self.facts, self.device = facts, device
         self._engines, self._memory = engines, memory
         self._contexts: dict[tuple[str, int], Any] = {}

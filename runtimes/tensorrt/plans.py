@@ -1,4 +1,4 @@
-"""Where do built TensorRT engines lie, and may one be run here?
+"""Built TensorRT engines on disk, and the check that one may be run here.
 
 A *plan* is code for one GPU, driver and TensorRT: plans are staged under a key of all of these and
 of the model, beside a file that says what they were built for. That file is read before a plan is,

@@ -1,4 +1,4 @@
-"""Which TensorRT engine and profile runs a batch, and what are they built for?
+"""TensorRT's engines and profiles: what they are built for, and which one runs a batch.
 
 Three engines of one model: *latency* takes one row, *throughput* up to the batch target, both at
 the precision asked for and with one profile for each bucket edge, so that each is tuned for its own
@@ -14,31 +14,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runtimes import shapes
 from runtimes.errors import LoadError
+from runtimes.shapes import OptimizationProfile, SizeRange
 from runtimes.types import TensorSpec
 
 LATENCY, THROUGHPUT, FALLBACK = "latency", "throughput", "fallback"
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Least, typical and most of a size."""
-
-    least: int
-    typical: int
-    most: int
-
-    def holds(self, size: int) -> bool:
-        return self.least <= size <= self.most
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    rows: Span
-    lengths: Span
-
-    def holds(self, rows: int, length: int) -> bool:
-        return self.rows.holds(rows) and self.lengths.holds(length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +28,7 @@ class EnginePlan:
 
     name: str
     precision: str
-    profiles: tuple[Profile, ...]
+    profiles: tuple[OptimizationProfile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +44,14 @@ class Bounds:
 
 def plans(bounds: Bounds, precision: str) -> tuple[EnginePlan, ...]:
     """The three engines, in the order in which `chosen` tries them."""
-    spans = spans_of(bounds.edges, bounds.recorded)
-    single = tuple(Profile(Span(1, 1, 1), span) for span in spans)
-    many = tuple(Profile(_rows(bounds, span), span) for span in spans)
-    typical = int(statistics.median(bounds.recorded)) if bounds.recorded else spans[-1].typical
+    ranges = length_ranges(bounds.edges, bounds.recorded)
+    single = tuple(OptimizationProfile(SizeRange(1, 1, 1), lengths) for lengths in ranges)
+    many = tuple(OptimizationProfile(_rows(bounds, lengths), lengths) for lengths in ranges)
+    typical = int(statistics.median(bounds.recorded)) if bounds.recorded else ranges[-1].typical
     longest = bounds.edges[-1]
-    whole = Profile(
-        Span(1, max(1, bounds.max_size // 2), bounds.max_size),
-        Span(1, min(max(1, typical), longest), longest),
+    whole = OptimizationProfile(
+        SizeRange(1, max(1, bounds.max_size // 2), bounds.max_size),
+        SizeRange(1, min(max(1, typical), longest), longest),
     )
     return (
         EnginePlan(LATENCY, precision, single),
@@ -79,13 +60,13 @@ def plans(bounds: Bounds, precision: str) -> tuple[EnginePlan, ...]:
     )
 
 
-def spans_of(edges: Sequence[int], recorded: Sequence[int]) -> tuple[Span, ...]:
+def length_ranges(edges: Sequence[int], recorded: Sequence[int]) -> tuple[SizeRange, ...]:
     """Each bucket's lengths; its typical one is the median of those recorded, else its edge."""
     found, below = [], 0
     for edge in edges:
         inside = [length for length in recorded if below < length <= edge]
         typical = int(statistics.median(inside)) if inside else edge
-        found.append(Span(below + 1, typical, edge))
+        found.append(SizeRange(below + 1, typical, edge))
         below = edge
     return tuple(found)
 
@@ -103,10 +84,11 @@ def chosen(engines: Sequence[EnginePlan], rows: int, length: int) -> tuple[str, 
 def shape(spec: TensorSpec, axis: int | None, rows: int, length: int) -> tuple[int, ...]:
     """An input's shape in a batch. Raises `LoadError` for a dynamic axis that is neither the batch
     nor the length."""
-    sizes = tuple(
-        rows if at == 0 else length if at == axis and size == -1 else size
-        for at, size in enumerate(spec.shape)
-    )
+    return known(spec, shapes.sized(spec, axis, rows, length))
+
+
+def known(spec: TensorSpec, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The same sizes; raises `LoadError` where one is -1."""
     if -1 in sizes:
         raise LoadError(
             f"tensorrt needs fixed sizes beside rows and length, input '{spec.name}' is "
@@ -115,7 +97,7 @@ def shape(spec: TensorSpec, axis: int | None, rows: int, length: int) -> tuple[i
     return sizes
 
 
-def _rows(bounds: Bounds, span: Span) -> Span:
+def _rows(bounds: Bounds, lengths: SizeRange) -> SizeRange:
     """Up to the target, tuned for it: a full batch is what this engine is for."""
-    most = max(1, min(bounds.max_size, bounds.max_tokens // span.most))
-    return Span(1, most, most)
+    most = max(1, min(bounds.max_size, bounds.max_tokens // lengths.most))
+    return SizeRange(1, most, most)

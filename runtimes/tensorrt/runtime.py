@@ -1,4 +1,4 @@
-"""How does a model run on TensorRT?
+"""A model on TensorRT.
 
 Staged as ONNX and from that as plans of three engines, for one row, for full batches and for
 whatever else comes (`profiles`); plans are this GPU's alone (`plans`). Bucket

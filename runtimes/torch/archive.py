@@ -1,4 +1,4 @@
-"""May this `torch.export` archive be loaded, and what is in it?
+"""The loading of a `torch.export` archive, and the check that it may be loaded.
 
 A .pt2 archive is data only in spirit: `torch.export.load` unpickles weights that say `use_pickle`,
 custom objects and old sample inputs, loads compiled libraries, and evaluates text of the graph as

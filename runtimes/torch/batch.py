@@ -1,4 +1,4 @@
-"""Which dense arrays does a torch model get for a ragged batch, and which rows come back?
+"""Dense arrays for a torch model out of a ragged batch, and rows out of its answers.
 
 As `dense` does for stored graphs: inputs padded to a common length, a missing mask made, other
 optional inputs zeros. Where a device is prepared for more rows than a batch has, the last row is

@@ -1,4 +1,4 @@
-"""How is a torch model compiled without any caller ever waiting for a compiler?
+"""A torch model compiled without any caller ever waiting for a compiler.
 
 Rows and length are dynamic sizes of one compiled graph; only a batch of a single row, which torch
 specialises, has a graph of its own. So there are two graphs (one for rows without a fixed size

@@ -1,4 +1,4 @@
-"""How does a batch get to a GPU and back while the one before it still computes there?
+"""Batches on a GPU, each copied while the one before it still computes.
 
 Arrays are copied into pinned buffers, from there to the GPU on a stream of its own, and computed on
 another; an event between them, no waiting by the processor. There are two sets of buffers, so that

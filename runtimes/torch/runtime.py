@@ -1,4 +1,4 @@
-"""How does torch run a ragged batch, on processors or on a GPU?
+"""A model on torch, on the processors or on a GPU.
 
 In inference mode, with as many threads as the control group allows: pad, put on the device, run,
 copy out, cut back. `mode` says how: eagerly, compiled with dynamic shapes, or, on a GPU, as graphs

@@ -1,4 +1,4 @@
-"""How many tokens has each request had, and how is the engine doing, by vLLM's own account?
+"""The tokens that each request has had, and the engine's state, by vLLM's own account.
 
 Counts by request come from the engine's outputs on their way to the serving layer, and for answers
 that come whole, which have one output at the end, from the engine's books after each step. The
@@ -31,7 +31,7 @@ class _Total:
     held: int = 0
 
 
-class Tally:
+class TokenCounter:
     """One request's counts, over all its prompts and sequences. `moved` is set when they change."""
 
     def __init__(self, block_tokens: int) -> None:
@@ -94,7 +94,9 @@ class Tally:
         places[index] = held
 
 
-TALLY: contextvars.ContextVar[Tally | None] = contextvars.ContextVar("tally", default=None)
+TOKEN_COUNTER: contextvars.ContextVar[TokenCounter | None] = contextvars.ContextVar(
+    "token_counter", default=None
+)
 
 
 class Counted:
@@ -108,21 +110,21 @@ class Counted:
 
     def generate(self, prompt: Any, sampling_params: Any, request_id: str, **more: Any) -> Any:
         outputs = self._engine.generate(prompt, sampling_params, request_id, **more)
-        tally = TALLY.get()
-        if tally is None:
+        counter = TOKEN_COUNTER.get()
+        if counter is None:
             return outputs
-        tally.names.append(request_id)
-        noted = _noted(tally, outputs, sampling_params.output_kind)
-        tally.generators.append(noted)
+        counter.names.append(request_id)
+        noted = _noted(counter, outputs, sampling_params.output_kind)
+        counter.generators.append(noted)
         return noted
 
 
 async def _noted(
-    tally: Tally, outputs: AsyncGenerator[Any, None], kind: RequestOutputKind
+    counter: TokenCounter, outputs: AsyncGenerator[Any, None], kind: RequestOutputKind
 ) -> AsyncGenerator[Any, None]:
     async with aclosing(outputs):
         async for output in outputs:
-            tally.note(output, kind)
+            counter.note(output, kind)
             yield output
 
 

@@ -31,7 +31,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from runtimes.errors import LoadError, RunError
 from runtimes.types import Ask, Chunk, EngineLoad, StreamLimits
-from runtimes.vllm.counts import TALLY, Account, Counted, Tally
+from runtimes.vllm.counts import TOKEN_COUNTER, Account, Counted, TokenCounter
 
 _SERVER_FAULT = 500
 # What its handlers of exceptions look at in a request.
@@ -85,7 +85,7 @@ def _engine(parsed: Any, account: Account) -> AsyncLLM:
 class Serving:
     def __init__(self) -> None:
         self.account = Account(self._stepped)
-        self._whole: set[Tally] = set()  # of answers that come whole
+        self._whole: set[TokenCounter] = set()  # of answers that come whole
 
     async def adopt(self, engine: AsyncLLM, parsed: Any) -> None:
         self._engine = engine
@@ -123,33 +123,33 @@ class Serving:
         self._engine.shutdown()
 
     async def answers(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
-        tally = Tally(self._engine.vllm_config.cache_config.block_size)
+        counter = TokenCounter(self._engine.vllm_config.cache_config.block_size)
         context = contextvars.copy_context()
-        context.run(TALLY.set, tally)
-        begun = asyncio.get_running_loop().create_task(self._begin(ask, tally), context=context)
-        begun.add_done_callback(lambda _: tally.moved.set())
+        context.run(TOKEN_COUNTER.set, counter)
+        begun = asyncio.get_running_loop().create_task(self._begin(ask, counter), context=context)
+        begun.add_done_callback(lambda _: counter.moved.set())
         try:
             while not begun.done():
-                await tally.moved.wait()
-                tally.moved.clear()
+                await counter.moved.wait()
+                counter.moved.clear()
                 if not begun.done():
-                    yield tally.chunk(b"")
+                    yield counter.chunk(b"")
             answer = begun.result()
             if isinstance(answer, tuple):
-                yield tally.chunk(*answer)
+                yield counter.chunk(*answer)
                 return
             async for events in answer:
-                yield tally.chunk(events.encode())
+                yield counter.chunk(events.encode())
         finally:
-            self._whole.discard(tally)
+            self._whole.discard(counter)
             begun.cancel()
             await asyncio.gather(begun, return_exceptions=True)
             # Each aborts what the engine still holds of it; done here, so that it is done now.
-            for generator in tally.generators:
+            for generator in counter.generators:
                 with suppress(RuntimeError):  # it is being read by a task that is just ending
                     await generator.aclose()
 
-    async def _begin(self, ask: Ask, tally: Tally) -> Any:
+    async def _begin(self, ask: Ask, counter: TokenCounter) -> Any:
         """A body and its status, or the generator of what streams."""
         chat = ask.endpoint == "chat"
         kind = ChatCompletionRequest if chat else CompletionRequest
@@ -157,7 +157,7 @@ class Serving:
             request = kind.model_validate_json(ask.body)
             request.priority = ask.priority
             if not request.stream:
-                self._whole.add(tally)
+                self._whole.add(counter)
             if chat:
                 answer = await self._chat.create_chat_completion(request)
             else:
@@ -177,8 +177,8 @@ class Serving:
         return answer
 
     def _stepped(self) -> None:
-        for tally in self._whole:
-            tally.refresh(self._engine.output_processor)
+        for counter in self._whole:
+            counter.refresh(self._engine.output_processor)
 
 
 async def _invalid(fault: ValidationError) -> tuple[bytes, int]:

@@ -1,4 +1,4 @@
-"""Model pages for tests: a small text encoder unless told otherwise.
+"""Model descriptions for tests: a small text encoder unless told otherwise.
 
 The folder is put on the import path, for the tests' own modules: tests are no packages here.
 """
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 SCHEDULING = scheduling(ModelSettings(runtime="synthetic"))
 
 
-def _page(**changes: Any) -> ModelDescription:
+def _description(**changes: Any) -> ModelDescription:
     fields: dict[str, Any] = {
         "name": "device",
         "version": "1",
@@ -48,9 +48,9 @@ def _page(**changes: Any) -> ModelDescription:
 
 
 @pytest.fixture(scope="session")
-def page() -> Callable[..., ModelDescription]:
-    """`page(**changes)`: one INT64 input `ids` [-1, -1] of at most 8, one output `sum` [-1]."""
-    return _page
+def description() -> Callable[..., ModelDescription]:
+    """`description(**changes)`: INT64 input `ids` [-1, -1] of at most 8, output `sum` [-1]."""
+    return _description
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +75,6 @@ def encoder() -> Callable[..., ModelDescription]:
             "embed_output": "pooled",
             "embed_width": 2,
         }
-        return _page(**{**fields, **changes})
+        return _description(**{**fields, **changes})
 
     return build

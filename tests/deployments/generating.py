@@ -32,7 +32,7 @@ class Played(Engines):
 
 def add(
     stand: Stand,
-    page: Callable[..., ModelDescription],
+    description: Callable[..., ModelDescription],
     name: str = "chat",
     replicas: int = 1,
     shape: Generating = SHAPE,
@@ -43,21 +43,23 @@ def add(
     model = ModelSettings.model_validate(
         {"runtime": "synthetic", "task": "generate", "lengths": {"max": 100}, **settings}
     )
-    described = page(
+    described = description(
         name=name, task="generate", generating=shape, max_length=100, bucket_edges=(16, 100),
         inputs=(), outputs=(), scheduling=scheduling(model), digest="digest",
     )  # fmt: skip
     if model.fallback:
-        ladder = replace(described.ladder, fallback=model.fallback)
-        described = replace(described, ladder=ladder)
-    engines, book = Played(), ReplicaDirectory()
-    served = ServedModel(described, tokenizer, engines, book, stand.home, stand.telemetry.batch)
+        reuse = replace(described.reuse, fallback=model.fallback)
+        described = replace(described, reuse=reuse)
+    engines, directory = Played(), ReplicaDirectory()
+    served = ServedModel(
+        described, tokenizer, engines, directory, stand.identity, stand.telemetry.batch
+    )
     stand.models._served[name] = served
     stand.models._live[name] = described
     stand.models._declared |= {name}
-    stand.transports[name], stand.books[name] = engines, book  # type: ignore[assignment]
+    stand.transports[name], stand.books[name] = engines, directory  # type: ignore[assignment]
     ids = tuple(RunningReplica(f"{name}-{n}", (("digest", "digest"),)) for n in range(replicas))
-    book.update(list(ids))
+    directory.update(list(ids))
     stand.telemetry.refresh()
     return engines
 

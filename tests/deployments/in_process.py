@@ -133,10 +133,10 @@ class Stand:
     ) -> None:
         self.settings = GatewaySettings.model_validate(gateway or {})
         self.tenants = StandingTenants(tenants or {}, self.settings.priorities)
-        self.home = GatewayIdentity("g0", len(self.settings.priorities))
+        self.identity = GatewayIdentity("g0", len(self.settings.priorities))
         self.pool = FairThreadPool(2, 64)
         self.telemetry = GatewayTelemetry("gateway-0", self.settings, 0, listen=False)
-        self.models = Catalogue(None, self.home, 1 << 20, self.telemetry.batch)
+        self.models = Catalogue(None, self.identity, 1 << 20, self.telemetry.batch)
         self.telemetry.watch(self.models, self.pool, self.tenants)
         self.transports: dict[str, LocalTransport] = {}
         self.books: dict[str, ReplicaDirectory] = {}
@@ -150,7 +150,7 @@ class Stand:
         self.app = assembled(self.settings, self.tenants, self.models, self.pool, self.telemetry)
 
     def _serve(self, name: str, model: ModelSettings, cache_dir: Path, replicas: int) -> None:
-        transport, book = LocalTransport(), ReplicaDirectory()
+        transport, directory = LocalTransport(), ReplicaDirectory()
         settings = describe.runtime_settings(name, model, cache_dir, lambda phase, share: None)
         for index in range(replicas):
             runtime = self._runtimes.get(name) or catalog.create(settings)
@@ -159,14 +159,18 @@ class Stand:
             worker = DeviceWorker(runtime, slots, hang_limit_s=limit_s, on_hang=lambda: None)
             self._workers.append(worker)
             transport.cores[f"{name}-{index}"] = ReplicaCore(worker)
-        page, tokenizer = describe.describe(name, model, "digest", runtime, KnownCosts(PROFILE))
+        description, tokenizer = describe.describe(
+            name, model, "digest", runtime, KnownCosts(PROFILE)
+        )
         reader = None
-        if tokenizer and page.task != "tensors":
-            reader = TextTokenizer(tokenizer, page.max_length, page.truncate, 1 << 20)
-        served = ServedModel(page, reader, transport, book, self.home, self.telemetry.batch)
+        if tokenizer and description.task != "tensors":
+            reader = TextTokenizer(tokenizer, description.max_length, description.truncate, 1 << 20)
+        served = ServedModel(
+            description, reader, transport, directory, self.identity, self.telemetry.batch
+        )
         self.models._served[name] = served
-        self.models._live[name] = page
-        self.transports[name], self.books[name] = transport, book
+        self.models._live[name] = description
+        self.transports[name], self.books[name] = transport, directory
         self.run_replicas(name, list(transport.cores))
 
     def run_replicas(self, name: str, ids: list[str]) -> None:
@@ -177,9 +181,9 @@ class Stand:
     def swap(self, name: str, **changes: Any) -> None:
         """Another version of the model goes live, on the same replicas."""
         served = self.models._served[name]
-        page = replace(served.description, **changes)
-        served.replace(page, served.tokenizer)
-        self.models._live[name] = page
+        description = replace(served.description, **changes)
+        served.replace(description, served.tokenizer)
+        self.models._live[name] = description
         self.run_replicas(name, list(self.transports[name].cores))
 
     async def waiting(self, name: str, rows: int) -> None:

@@ -14,7 +14,7 @@ from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.replica_directory import RunningReplica
 from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
 from deployments.gateway.queues.core_loop import Demand
-from deployments.gateway.queues.pending_requests import Prompt, StreamTicket
+from deployments.gateway.queues.pending_requests import PendingStreamRequest, Prompt
 from deployments.gateway.queues.served_model import terms
 from deployments.gateway.queues.stream_queue import StreamQueue
 from routers.types import Generation
@@ -24,15 +24,15 @@ SHAPE = Generating(context_tokens=1000, cache_tokens=1000, max_sequences=4)
 
 class Bench:
     def __init__(
-        self, page: Callable[..., ModelDescription], replicas: int, **changes: Any
+        self, description: Callable[..., ModelDescription], replicas: int, **changes: Any
     ) -> None:
         edges = (64, 1000)
-        self.page = page(
+        self.description = description(
             task="generate", generating=SHAPE, max_length=1000, bucket_edges=edges, **changes
         )
         self.engines = Engines()
-        self.terms = terms(self.page)
-        settings = dispatcher_settings(self.page, GatewayIdentity("g0"))
+        self.terms = terms(self.description)
+        settings = dispatcher_settings(self.description, GatewayIdentity("g0"))
         self.queue = StreamQueue(settings, self.terms, self.engines, gateway="g0")
         self.names = [f"r{number}" for number in range(replicas)]
         self.run(self.names)
@@ -42,7 +42,7 @@ class Bench:
 
     def submit(
         self, tokens: int = 10, *, streams: bool = True, expires_s: float = 60.0, **demand: Any
-    ) -> StreamTicket:
+    ) -> PendingStreamRequest:
         prompt = Prompt("chat", b"{}", tokens, Generation(50), streams)
         asked = Demand("t", 1, min(1.0, expires_s), expires_s)
         return self.queue.submit(prompt, self.terms, replace(asked, **demand))
@@ -66,9 +66,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(page: Any, replicas: int = 1) -> AsyncIterator[Bench]:
+async def bench(description: Any, replicas: int = 1) -> AsyncIterator[Bench]:
     """Empty at its end."""
-    made = Bench(page, replicas)
+    made = Bench(description, replicas)
     await made.up()
     try:
         yield made
@@ -78,9 +78,9 @@ async def bench(page: Any, replicas: int = 1) -> AsyncIterator[Bench]:
         await asyncio.sleep(0)
 
 
-async def read(ticket: StreamTicket) -> bytes:
+async def read(pending: PendingStreamRequest) -> bytes:
     """All of the answer."""
     parts = []
-    while part := await asyncio.wait_for(ticket.next(), 5.0):
+    while part := await asyncio.wait_for(pending.next(), 5.0):
         parts.append(part)
     return b"".join(parts)

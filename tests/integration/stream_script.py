@@ -20,7 +20,7 @@ def application() -> Any:
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
-    from deployments.contract.app_names import MODEL_DEPLOYMENT, book_key
+    from deployments.contract.app_names import MODEL_DEPLOYMENT, directory_key
 
     class Streaming:
         async def __init__(self) -> None:
@@ -62,7 +62,7 @@ def application() -> Any:
         name=MODEL_DEPLOYMENT,
         max_ongoing_requests=100,
         request_router_config=RequestRouterConfig(
-            **router, request_router_kwargs={"key": book_key("llm")}
+            **router, request_router_kwargs={"key": directory_key("llm")}
         ),
     )
     root: Any = serve.deployment(Root, name="root", ray_actor_options={"num_cpus": 0})
@@ -107,13 +107,13 @@ class Gateway:
 
 
 async def seen() -> dict[str, Any]:
-    from deployments.contract.app_names import book_key, model_app
+    from deployments.contract.app_names import directory_key, model_app
     from deployments.contract.replica_directory import directory_for
     from deployments.gateway.queues.transport import ReplicaDied, ServeStreamTransport, Unreached
 
     transport = ServeStreamTransport(model_app("llm"), "g")
     await transport.seed(30.0)
-    (replica,) = [r.replica_id for r in directory_for(book_key("llm")).replicas]
+    (replica,) = [r.replica_id for r in directory_for(directory_key("llm")).replicas]
     found: dict[str, Any] = {}
 
     async def begun(lease_id: int) -> bool:

@@ -21,7 +21,9 @@ SETTLE_S, MEASURE_S = 4.0, 16.0
 @pytest.fixture(scope="module")
 def server(serve) -> Server:
     made: Server = serve(
-        {"device": DEVICE, "short": SHORT}, gateway={"replicas": 2}, tenants=TENANTS
+        {"device": DEVICE, "short": SHORT},
+        gateway={"replicas": 2},
+        tenants={**TENANTS, "default": {}},
     )
     return made.start()
 

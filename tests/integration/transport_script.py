@@ -20,7 +20,7 @@ def application() -> Any:
     from ray import serve
     from ray.serve.config import RequestRouterConfig
 
-    from deployments.contract.app_names import MODEL_DEPLOYMENT, book_key
+    from deployments.contract.app_names import MODEL_DEPLOYMENT, directory_key
 
     class Held:
         async def __init__(self) -> None:
@@ -61,7 +61,7 @@ def application() -> Any:
         name=MODEL_DEPLOYMENT,
         max_ongoing_requests=14,
         request_router_config=RequestRouterConfig(
-            **router, request_router_kwargs={"key": book_key("held")}
+            **router, request_router_kwargs={"key": directory_key("held")}
         ),
     )
     root: Any = serve.deployment(Root, name="root", ray_actor_options={"num_cpus": 0})
@@ -78,13 +78,13 @@ def call(lease_id: int) -> Any:
 
 
 async def seen() -> dict[str, Any]:
-    from deployments.contract.app_names import book_key, model_app
+    from deployments.contract.app_names import directory_key, model_app
     from deployments.contract.replica_directory import directory_for
     from deployments.gateway.queues.transport import ServeTransport
 
     transport = ServeTransport(model_app("held"))
     await transport.seed(30.0)
-    (replica,) = [r.replica_id for r in directory_for(book_key("held")).replicas]
+    (replica,) = [r.replica_id for r in directory_for(directory_key("held")).replicas]
 
     def send(lease_id: int) -> asyncio.Task[Any]:
         return asyncio.create_task(transport.call(replica, call(lease_id), 30.0))

@@ -14,7 +14,7 @@ from loadtests.report.latency_figures import curve
 from loadtests.report.plots import thinned
 from loadtests.report.scale import MOST_TICKS, Scale, linear, logarithmic
 from loadtests.report.table import aligned, lines, share
-from loadtests.report.time_series import MOST_SPANS, spans
+from loadtests.report.time_series_figures import MOST_SPANS, spans
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.record import Cell, Client, Record, Second
 from loadtests.results.report_table import Table

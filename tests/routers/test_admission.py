@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from routers.admission.controllers import Admission
-from routers.admission.feasibility import Claim
+from routers.admission.feasibility import QueueAhead
 from routers.settings import (
     AdmissionSettings,
     CodelSettings,
@@ -26,7 +26,7 @@ def test_feasibility_enforces_and_the_others_observe_unless_told():
     modes = {name: state.mode for name, state in states(Admission(SETTINGS)).items()}
     assert modes == {
         "feasibility": "enforce",
-        "late_room": "enforce",
+        "best_effort_capacity": "enforce",
         "codel": "observe",
         "limit": "observe",
     }
@@ -34,12 +34,17 @@ def test_feasibility_enforces_and_the_others_observe_unless_told():
 
 def test_fresh_controllers_hold_nobody_back():
     values = {name: state.value for name, state in states(Admission(SETTINGS)).items()}
-    assert values == {"feasibility": 0.0, "late_room": 1.0, "codel": 0.0, "limit": 100_000}
+    assert values == {
+        "feasibility": 0.0,
+        "best_effort_capacity": 1.0,
+        "codel": 0.0,
+        "limit": 100_000,
+    }
 
 
 def test_every_flow_shows_what_it_is_held_by():
     admission = Admission(SETTINGS)
-    forecast = admission.feasibility.judge(Claim(A, 1.0, 0.5, 1.0, 0.0, 1), 0.1, 0.0)
+    forecast = admission.feasibility.judge(QueueAhead(A, 1.0, 0.5, 1.0, 0.0, 1), 0.1, 0.0)
     admission.waited(A, forecast, 0.4, 0.5)
     admission.limit.sheds(A, 3, 0.5)
     shown = states(admission)
@@ -51,8 +56,8 @@ def test_every_flow_shows_what_it_is_held_by():
 
 def test_settings_reach_all_and_what_was_learnt_stays():
     admission = Admission(SETTINGS)
-    admission.late_room.worked(1.0, 0.0)
-    before = states(admission)["late_room"].value
+    admission.best_effort_capacity.worked(1.0, 0.0)
+    before = states(admission)["best_effort_capacity"].value
     off = AdmissionSettings(
         Mode.OFF, codel=CodelSettings(Mode.OFF), limit=LimitSettings(Mode.OFF, fixed=9)
     )
@@ -60,21 +65,21 @@ def test_settings_reach_all_and_what_was_learnt_stays():
     shown = states(admission)
     assert {state.mode for state in shown.values()} == {"off"}
     assert all(state.frozen for state in shown.values())
-    assert shown["late_room"].value == pytest.approx(before)
+    assert shown["best_effort_capacity"].value == pytest.approx(before)
     assert shown["limit"].value == 9
 
 
 def test_fixed_values_are_what_is_shown():
-    fixed = AdmissionSettings(margin_s=0.02, late_room_s=0.4)
+    fixed = AdmissionSettings(margin_s=0.02, best_effort_capacity_s=0.4)
     admission = Admission(replace(SETTINGS, admission=fixed))
-    admission.feasibility.judge(Claim(A, 1.0, 0.0, 0.0, 0.0, 1), 0.1, 0.0)
+    admission.feasibility.judge(QueueAhead(A, 1.0, 0.0, 0.0, 0.0, 1), 0.1, 0.0)
     assert states(admission)["feasibility"].value == 0.02
-    assert admission.late_room.room_s(1.0, 1, 0.0) == 0.4
+    assert admission.best_effort_capacity.capacity_s(1.0, 1, 0.0) == 0.4
 
 
 def test_counts_are_shown():
     admission = Admission(SETTINGS)
-    hopeless = Claim(A, 1.0, 100.0, 1.0, 0.0, 1)
+    hopeless = QueueAhead(A, 1.0, 100.0, 1.0, 0.0, 1)
     for _ in range(4):
         admission.feasibility.judge(hopeless, 0.1, 0.0)  # the first is the probe
     assert states(admission)["feasibility"].shed == 3

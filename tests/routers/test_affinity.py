@@ -28,9 +28,9 @@ def test_the_session_used_least_recently_is_forgotten():
 
 
 @pytest.mark.parametrize(
-    ("later_s", "streams", "yields"),
+    ("later_s", "streams", "gives_way"),
     [(0.0, False, False), (0.1, False, False), (0.11, False, True), (0.5, True, False),
      (0.51, True, True), (-1.0, True, False)],
 )  # fmt: skip
-def test_it_yields_beyond_a_share_of_the_work(later_s, streams, yields):
-    assert Affinity.yields(later_s, 1.0, streams=streams) is yields
+def test_it_yields_beyond_a_share_of_the_work(later_s, streams, gives_way):
+    assert Affinity.gives_way(later_s, 1.0, streams=streams) is gives_way

@@ -27,17 +27,17 @@ def a_request(*lengths, **more):
 
 
 def admitted(comes, *lengths, **more):
-    ticket = comes.ticket(a_request(*lengths, **more), 0.0)
-    comes.add_rows(ticket)
-    return ticket
+    tracked = comes.track(a_request(*lengths, **more), 0.0)
+    comes.add_rows(tracked)
+    return tracked
 
 
 def test_each_row_stands_in_the_bucket_of_its_own_length():
-    ticket = admitted(arrivals(), 16, 17, 64)
-    assert [row.edge for row in ticket.rows] == [16, 64, 64]
-    assert [row.index for row in ticket.rows] == [0, 1, 2]
-    assert ticket.open == 3
-    assert ticket.queued == 0
+    tracked = admitted(arrivals(), 16, 17, 64)
+    assert [row.edge for row in tracked.rows] == [16, 64, 64]
+    assert [row.index for row in tracked.rows] == [0, 1, 2]
+    assert tracked.open == 3
+    assert tracked.queued == 0
 
 
 def test_rows_are_numbered_across_requests_in_the_order_they_came():
@@ -51,13 +51,13 @@ def test_latest_start_leaves_time_for_the_longest_row():
     comes = arrivals()
     for _ in range(50):
         comes._turnaround.observe(64, 0.4)
-    short, long = comes.ticket(a_request(10), 0.0), comes.ticket(a_request(10, 60), 0.0)
+    short, long = comes.track(a_request(10), 0.0), comes.track(a_request(10, 60), 0.0)
     assert long.latest_start < short.latest_start < 1.0
 
 
 @pytest.mark.parametrize(("asked", "given"), [(-1, 0), (0, 0), (2, 2), (3, 2), (9, 2)])
 def test_priorities_beyond_the_last_count_as_the_last(asked, given):
-    assert arrivals().ticket(a_request(10, priority=asked), 0.0).flow.priority == given
+    assert arrivals().track(a_request(10, priority=asked), 0.0).flow.priority == given
 
 
 def test_packed_rows_are_priced_by_their_own_length():
@@ -70,9 +70,9 @@ def test_packed_rows_are_priced_by_their_own_length():
 @pytest.mark.parametrize("lengths", [(10,), (64,), (10, 64), (64, 10, 10)])
 @pytest.mark.parametrize("pads", [True, False])
 def test_request_is_priced_as_its_rows_are(lengths, pads):
-    ticket = admitted(arrivals(pads=pads), *lengths)
-    assert ticket.cost_s == pytest.approx(sum(row.cost_s for row in ticket.rows))
-    assert ticket.edge == ticket.rows[0].edge
+    tracked = admitted(arrivals(pads=pads), *lengths)
+    assert tracked.cost_s == pytest.approx(sum(row.cost_s for row in tracked.rows))
+    assert tracked.edge == tracked.rows[0].edge
 
 
 def test_rows_that_a_replica_failed_on_travel_alone_and_not_there():

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from routers.buckets.prices import BatchBounds, BatchPrices, Lengths, padding_price, total
+from routers.buckets.prices import BatchBounds, BatchPrices, LengthShares, padding_price, total
 from routers.settings import DispatcherSettings
 
 BOUNDS = BatchBounds(max_size=32, max_tokens=16384, longest_s=0.045, cycle_s=0.055)
@@ -15,7 +15,7 @@ def cost(rows, width):
 
 
 def lengths(**weights):
-    return Lengths.of([int(name[1:]) for name in weights], list(weights.values()))
+    return LengthShares.of([int(name[1:]) for name in weights], list(weights.values()))
 
 
 def test_padding_is_what_rows_of_a_bucket_lack_to_its_edge():

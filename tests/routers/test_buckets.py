@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routers.flows import Flow
-from routers.lanes import Bucket, FlowQueue, Lane, Row, Ticket
+from routers.lanes import Bucket, FlowQueue, Lane, Row, TrackedRequest
 from routers.types import Request
 
 FLOW = Flow("a", 0)
@@ -16,7 +16,7 @@ def a_bucket():
 
 def a_row(order, deadline):
     request = Request(order, (3,), 0.0, deadline, deadline)
-    return Row(Ticket(request, FLOW, 0.0, deadline, 1), 0, 3, order, 16, 0.5)
+    return Row(TrackedRequest(request, FLOW, 0.0, deadline, 1), 0, 3, order, 16, 0.5)
 
 
 MOVES = st.one_of(
@@ -47,7 +47,7 @@ def test_head_is_the_earliest_deadline_and_of_equal_ones_who_came_first(moves):
             bucket.push(waiting[-1])
         elif move == "tidy":
             bucket.tidy()
-        waiting.sort(key=lambda row: (row.ticket.request.deadline, row.order))
+        waiting.sort(key=lambda row: (row.tracked.request.deadline, row.order))
         assert bucket.head() is (waiting[0] if waiting else None)
         assert bucket.live() == waiting
         assert (bucket.rows, bucket.tokens) == (len(waiting), 3 * len(waiting))

@@ -6,7 +6,7 @@ import pytest
 
 from routers.lanes import Row
 from routers.leases import LeaseBook
-from routers.placement.choice import Ready, finish_in_s
+from routers.placement.choice import ReadyReplicas, finish_in_s
 from routers.replica_state import FormedBatch, ReplicaState
 from routers.types import Replica, ReplicaKind
 
@@ -14,40 +14,40 @@ NOW = 10.0
 
 
 def idle(replica_id="a", ratio=1.0, last_used=0):
-    holder = ReplicaState(Replica(replica_id, 2.0))
-    holder.ratio, holder.last_used = ratio, last_used
-    return holder
+    replica = ReplicaState(Replica(replica_id, 2.0))
+    replica.slowdown, replica.last_used = ratio, last_used
+    return replica
 
 
 def running(replica_id, finish_at):
-    holder = idle(replica_id)
-    LeaseBook().sign(holder, FormedBatch([Row(None, 0, 1, 0, 1)], 1, 1), 1.0, NOW)  # type: ignore[arg-type]
-    holder.finish_at = finish_at
-    return holder
+    replica = idle(replica_id)
+    LeaseBook().sign(replica, FormedBatch([Row(None, 0, 1, 0, 1)], 1, 1), 1.0, NOW)  # type: ignore[arg-type]
+    replica.finish_at = finish_at
+    return replica
 
 
 def stream(replica_id, held, ratio=1.0):
-    holder = ReplicaState(Replica(replica_id, 100.0, ReplicaKind.STREAM))
-    holder.held, holder.ratio = held, ratio
-    return holder
+    replica = ReplicaState(Replica(replica_id, 100.0, ReplicaKind.STREAM))
+    replica.held, replica.slowdown = held, ratio
+    return replica
 
 
-def ready(*holders):
-    among = Ready()
-    for holder in holders:
-        among.place(holder, NOW)
+def ready(*by_id):
+    among = ReadyReplicas()
+    for replica in by_id:
+        among.place(replica, NOW)
     return among
 
 
 def order(among, batch_s=0.01, spare=False):
     asked = []
-    assert among.first(lambda holder: asked.append(holder), NOW, batch_s, spare=spare) is None
-    return [holder.replica.replica_id for holder in asked]
+    assert among.first(lambda replica: asked.append(replica), NOW, batch_s, spare=spare) is None
+    return [replica.spec.replica_id for replica in asked]
 
 
-def first(*holders, batch_s=0.01):
-    among = ready(*holders)
-    return among.first(lambda holder: holder.replica.replica_id, NOW, batch_s)
+def first(*by_id, batch_s=0.01):
+    among = ready(*by_id)
+    return among.first(lambda replica: replica.spec.replica_id, NOW, batch_s)
 
 
 def test_idle_replicas_of_one_pace_go_by_least_recent_use():
@@ -80,7 +80,7 @@ def test_one_that_overruns_is_expected_to_go_on_for_as_long():
 
 def test_one_that_began_to_overrun_while_ready_moves_behind():
     among = ready(running("a", NOW + 0.1), running("b", NOW + 0.35))
-    picked = among.first(lambda holder: holder.replica.replica_id, NOW + 0.3, 0.01)
+    picked = among.first(lambda replica: replica.spec.replica_id, NOW + 0.3, 0.01)
     assert picked == "b"
 
 
@@ -98,9 +98,9 @@ def test_the_emptiest_stream_goes_first_unless_it_is_slow():
 
 
 def test_sick_replicas_are_asked_only_when_told_to():
-    sick = idle("a")
-    sick.sick = True
-    among = ready(sick)
+    unhealthy = idle("a")
+    unhealthy.unhealthy = True
+    among = ready(unhealthy)
     assert order(among) == []
     assert (among.count(spare=False), among.count(spare=True)) == (0, 1)
     assert order(among, spare=True) == ["a"]
@@ -123,13 +123,13 @@ def test_of_a_thousand_idle_replicas_few_are_asked_in_vain_and_one_in_success():
     among = ready(*[idle(str(n), last_used=n) for n in range(1000)])
     assert len(order(among)) <= 8
     asked = []
-    assert among.first(lambda holder: asked.append(holder) or True, NOW, 0.01)
+    assert among.first(lambda replica: asked.append(replica) or True, NOW, 0.01)
     assert len(asked) == 1
 
 
 def test_memory_is_bounded_by_who_is_ready_however_often_places_change():
-    among, holder = Ready(), idle("a")
+    among, replica = ReadyReplicas(), idle("a")
     for turn in range(1000):
-        holder.last_used = turn
-        among.place(holder, NOW)
+        replica.last_used = turn
+        among.place(replica, NOW)
     assert sum(len(heap) for heap in among._heaps) < 50

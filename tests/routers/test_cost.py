@@ -80,7 +80,7 @@ def test_slow_replica_is_predicted_slower():
         observe(model, rows, 64, 0.005 + 1e-5 * rows * 64, "fast")
         observe(model, rows, 64, 0.010 + 2e-5 * rows * 64, "slow")
     assert model.predict(8, 64, "slow") > 1.7 * model.predict(8, 64, "fast")
-    assert model.ratio("slow") > 1.3
+    assert model.slowdown("slow") > 1.3
     model.forget("slow")
     assert model.predict(8, 64, "slow") == model.predict(8, 64)
 
@@ -147,7 +147,7 @@ def test_first_batches_of_another_size_teach_the_fit_and_not_the_replica():
         observe(model, 16, width, ragged(16, width), "a")
     assert model.predict(16, 450, "a") == pytest.approx(ragged(16, 450), rel=0.15)
     assert model.predict(1, 16, "a") == pytest.approx(ragged(1, 16), rel=0.05)
-    assert model.ratio("a") == pytest.approx(1.0, abs=0.05)
+    assert model.slowdown("a") == pytest.approx(1.0, abs=0.05)
 
 
 def test_slow_replica_leaves_the_others_predictions_alone():

@@ -4,7 +4,7 @@ import pytest
 
 from routers.deadlines import Timers, Turnaround
 from routers.flows import Flow
-from routers.lanes import Row, Ticket
+from routers.lanes import Row, TrackedRequest
 from routers.settings import AdmissionSettings
 from routers.types import Abort, Dispatch, Evict, LeaseEnd, Reason, Reject, Request
 
@@ -156,7 +156,9 @@ def test_late_rows_do_not_ride_along_while_much_waits_on_time(start):
 
 def test_late_batches_keep_to_one_bucket(start):
     profile = ((1, 10, 1.0), (2, 10, 2.0), (1, 500, 50.0), (2, 500, 100.0))
-    core = start(profile=profile, slo_s=1e3, admission=AdmissionSettings(late_room_s=1e3))
+    core = start(
+        profile=profile, slo_s=1e3, admission=AdmissionSettings(best_effort_capacity_s=1e3)
+    )
     core.arrive(1, 500, slo_s=1.0)
     core.arrive(2, 10, slo_s=1.0)
     core.arrive(3, 10, slo_s=1.0)
@@ -277,18 +279,18 @@ def test_request_that_arrives_expired_is_rejected(start, timeout_s, reasons):
 
 
 def ticket_at(order, at):
-    ticket = Ticket(Request(order, (1,), 0.0, at, at), Flow("", 0), 0.0, at, 1)
-    ticket.rows = (Row(ticket, 0, 1, order, 1),)
-    return ticket
+    tracked = TrackedRequest(Request(order, (1,), 0.0, at, at), Flow("", 0), 0.0, at, 1)
+    tracked.rows = (Row(tracked, 0, 1, order, 1),)
+    return tracked
 
 
 def test_forgotten_timers_are_compacted():
     timers = Timers()
-    tickets = [ticket_at(order, float(order)) for order in range(1000)]
-    for ticket in tickets:
-        timers.push(ticket.latest_start, ticket)
+    tracked_requests = [ticket_at(order, float(order)) for order in range(1000)]
+    for tracked in tracked_requests:
+        timers.push(tracked.latest_start, tracked)
     for live in range(999, -1, -1):
-        tickets[live].open = 0
+        tracked_requests[live].open = 0
         timers.trim(live)
         assert len(timers.heap) <= 2 * live + 32
     assert timers.heap == []
@@ -322,7 +324,7 @@ def test_new_edge_starts_with_what_the_next_longer_one_took():
 
 
 def test_whose_deadline_has_passed_is_told_so_where_no_idle_moment_is_to_come(start):
-    room = AdmissionSettings(margin_s=0.0, late_room_s=0.0)
+    room = AdmissionSettings(margin_s=0.0, best_effort_capacity_s=0.0)
     core = start(profile=((1, 32, 0.1), (2, 32, 0.2)), admission=room)
     core.replicas("a")
     core.arrive(1, 10, slo_s=50.0)

@@ -371,11 +371,11 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     def judge_cache(self, replica, request):
         """What is predicted to be held fits, unless it is the only one there."""
-        holder = self.dispatcher._replicas.holders[replica.replica_id]
+        known = self.dispatcher._replicas.by_id[replica.replica_id]
         if request.generation is not None and self.settings.generation is not None:
-            assert holder.held <= max(replica.capacity, 0)
+            assert known.held <= max(replica.capacity, 0)
         else:
-            assert holder.held <= replica.capacity or len(holder.leases) == 1
+            assert known.held <= replica.capacity or len(known.leases) == 1
 
     def judge_limits(self, rows):
         lengths = [known.request.lengths[index] for known, index in rows]
@@ -410,8 +410,8 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     def is_late(self, request_id):
         """Also one that was found late in this step and may not stay."""
-        ticket = self.dispatcher._requests.live.get(request_id)
-        return ticket is None or ticket.late
+        tracked = self.dispatcher._requests.live.get(request_id)
+        return tracked is None or tracked.late
 
     def bucket(self, length):
         return next(edge for edge in EDGES if length <= edge)

@@ -1,29 +1,29 @@
-"""A refusal holds for its like, and only until something has gone."""
+"""A rejection holds for its like, and only until something has gone."""
 
 import pytest
 
-from routers.admission.admission_pipeline import KEPT_S, Refused, RejectionCache
+from routers.admission.admission_pipeline import KEPT_S, CachedRejection, RejectionCache
 from routers.settings import AdmissionSettings
 from routers.types import Reason, Reject
 
 FLOW = (0, "chat")
-TOLD = Refused(edge=32, left_s=0.1, expires_s=1.0, late_by_s=0.05, retry_after_s=0.2)
+TOLD = CachedRejection(edge=32, left_s=0.1, expires_s=1.0, late_by_s=0.05, retry_after_s=0.2)
 
 
 @pytest.fixture
-def echoes():
-    echoes = RejectionCache()
-    echoes.keep(FLOW, TOLD, at=7, now=10.0)
-    return echoes
+def rejections():
+    rejections = RejectionCache()
+    rejections.keep(FLOW, TOLD, at=7, now=10.0)
+    return rejections
 
 
-def asked(echoes, *, flow=FLOW, edge=32, left_s=0.1, expires_s=1.0, at=7, now=10.001):
-    return echoes.of(flow, edge, left_s, expires_s, at, now)
+def asked(rejections, *, flow=FLOW, edge=32, left_s=0.1, expires_s=1.0, at=7, now=10.001):
+    return rejections.of(flow, edge, left_s, expires_s, at, now)
 
 
 @pytest.mark.parametrize("like", [{}, {"edge": 128}, {"left_s": 0.01}, {"left_s": 0.149}])
-def test_the_like_is_told_the_same(echoes, like):
-    assert asked(echoes, **like) is TOLD
+def test_the_like_is_told_the_same(rejections, like):
+    assert asked(rejections, **like) is TOLD
 
 
 @pytest.mark.parametrize(
@@ -38,13 +38,13 @@ def test_the_like_is_told_the_same(echoes, like):
         {"now": 10.0 + KEPT_S},
     ],
 )
-def test_another_is_asked_anew(echoes, other):
-    assert asked(echoes, **other) is None
+def test_another_is_asked_anew(rejections, other):
+    assert asked(rejections, **other) is None
 
 
-def test_the_end_of_a_batch_ends_it(echoes):
-    echoes.clear()
-    assert asked(echoes) is None
+def test_the_end_of_a_batch_ends_it(rejections):
+    rejections.clear()
+    assert asked(rejections) is None
 
 
 def overloaded(start):
@@ -53,7 +53,7 @@ def overloaded(start):
         bucket_edges=(32, 512),
         max_size=1,
         profile=((1, 32, 1.0), (1, 512, 1.0)),
-        admission=AdmissionSettings(margin_s=0.0, late_room_s=0.0),
+        admission=AdmissionSettings(margin_s=0.0, best_effort_capacity_s=0.0),
     )
     driver.replicas("a")
     for request in (1, 2, 3, 4):
@@ -66,8 +66,8 @@ def test_a_refused_newcomers_like_is_refused_by_a_look(start):
     (refused,) = driver.arrive(5, 20, slo_s=2.5)
     assert isinstance(refused, Reject)
     assert refused.reason is Reason.LATE
-    heard = driver.dispatcher.heard("default", 0, 2.5, 100.0, driver.now)
-    assert heard == refused.retry_after_s
+    fast_reject = driver.dispatcher.fast_reject("default", 0, 2.5, 100.0, driver.now)
+    assert fast_reject == refused.retry_after_s
 
 
 def test_who_has_more_time_is_let_in(start):
@@ -80,4 +80,4 @@ def test_nothing_is_heard_once_a_row_has_gone(start):
     driver = overloaded(start)
     driver.arrive(5, 20, slo_s=2.5)
     driver.close(driver.open[1], at=1.0)
-    assert driver.dispatcher.heard("default", 0, 2.5, 100.0, driver.now) is None
+    assert driver.dispatcher.fast_reject("default", 0, 2.5, 100.0, driver.now) is None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routers.buckets.edges import EdgeSolver, cheapest, least_seconds
-from routers.buckets.prices import BatchBounds, BatchPrices, Lengths, padding_price, total
+from routers.buckets.prices import BatchBounds, BatchPrices, LengthShares, padding_price, total
 from routers.settings import BucketSettings, DispatcherSettings
 
 
@@ -48,7 +48,7 @@ def all_choices(points, most):
 )
 def test_no_other_edges_are_cheaper(weights, most, rate, rng):
     points = sorted(rng.sample(range(1, 600), len(weights)))
-    lengths = Lengths.of(points, weights)
+    lengths = LengthShares.of(points, weights)
     bounds = BatchBounds(32, 16384, 0.045, 0.055)
     price = BatchPrices(lengths, cost, bounds).at(rate) if rate else padding_price(lengths)
     found = cheapest(price, points, most)
@@ -60,12 +60,12 @@ def test_no_other_edges_are_cheaper(weights, most, rate, rng):
 
 
 def test_edges_that_save_nothing_are_left_out():
-    lengths = Lengths.of((8, 16, 512), (1, 0, 1))
+    lengths = LengthShares.of((8, 16, 512), (1, 0, 1))
     assert cheapest(padding_price(lengths), lengths.points, 3) == (8, 512)
 
 
 def test_an_edge_more_must_be_worth_it():
-    lengths = Lengths.of((8, 16, 512), (50, 1, 50))
+    lengths = LengthShares.of((8, 16, 512), (50, 1, 50))
     price = padding_price(lengths)  # the edge at 16 saves 400 of 26,416 tokens, 1.5 %
     assert cheapest(price, lengths.points, 3, worth=0.01) == (8, 16, 512)
     assert cheapest(price, lengths.points, 3, worth=0.02) == (16, 512)
@@ -76,7 +76,7 @@ def test_an_edge_more_must_be_worth_it():
 def test_no_other_edges_have_a_higher_capacity(weights, slo_s):
     points = range(64, 64 * len(weights) + 1, 64)
     bounds = BatchBounds.of(DispatcherSettings((points[-1],), slo_s=slo_s))
-    prices = BatchPrices(Lengths.of(points, weights), cost, bounds)
+    prices = BatchPrices(LengthShares.of(points, weights), cost, bounds)
     found = least_seconds(prices, (points[-1],), 3, 1.0)
     best = max(prices.capacity(each, 1.0) for each in all_choices(points, 3))
     assert found.capacity >= 0.99 * best

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from routers.admission.feasibility import PROBE_S, Claim, Feasibility
+from routers.admission.feasibility import PROBE_S, Feasibility, QueueAhead
 from routers.admission.verdicts import Verdicts
 from routers.settings import Mode
 
@@ -13,7 +13,7 @@ A, B, BULK = (0, "a"), (0, "b"), (2, "a")
 
 def claim(flow=A, *, ahead_s=0.0, weight=1.0, rivals=None, urgent_s=0.0, replicas=1):
     own = weight if ahead_s else 0.0
-    return Claim(flow, weight, ahead_s, own if rivals is None else rivals, urgent_s, replicas)
+    return QueueAhead(flow, weight, ahead_s, own if rivals is None else rivals, urgent_s, replicas)
 
 
 def late(feasibility, given, slack_s=0.08, now=0.0):

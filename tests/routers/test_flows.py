@@ -207,14 +207,14 @@ def test_flow_that_waits_elsewhere_claims_its_share_until_nobody_says_so():
     flows = Flows()
     flow = flows.of("a", 0, 3.0)
     flows.learn(Report(waiting=((0, "a", 0.5), (0, "unknown", 1.0))), 0.0)
-    assert (flow.elsewhere_s, flows.weights) == (0.5, [3.0])
+    assert (flow.peer_demand_s, flows.weights) == (0.5, [3.0])
     flows.learn(Report(), 0.2)
-    assert (flow.elsewhere_s, flows.weights) == (0.5, [3.0])
+    assert (flow.peer_demand_s, flows.weights) == (0.5, [3.0])
     flows.learn(Report(waiting=((0, "a", 0.4),)), 0.4)
     flows.learn(Report(), 0.6)
-    assert flow.elsewhere_s == 0.4
+    assert flow.peer_demand_s == 0.4
     flows.learn(Report(), 0.7)
-    assert (flow.elsewhere_s, flows.weights) == (0.0, [0.0])
+    assert (flow.peer_demand_s, flows.weights) == (0.0, [0.0])
 
 
 def test_what_was_heard_long_ago_does_not_count_for_newcomers():
@@ -222,7 +222,7 @@ def test_what_was_heard_long_ago_does_not_count_for_newcomers():
     flow = flows.of("a", 0, 1.0)
     flows.learn(Report(waiting=((0, "a", 0.5),)), 0.0)
     flows.enter(flow, 60.0)
-    assert flow.elsewhere_s == 0.0
+    assert flow.peer_demand_s == 0.0
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def start_of(driver: Driver, tenant: str) -> float:
 
 
 def held(driver: Driver, replica_id: str = "a") -> float:
-    return driver.dispatcher._replicas.holders[replica_id].held
+    return driver.dispatcher._replicas.by_id[replica_id].held
 
 
 # ---- what it costs
@@ -364,8 +364,8 @@ def test_first_token_is_awaited_before_the_deadline(start: Start) -> None:
         driver.close(lease, tokens=Tokens(1000, 0, 10))
     lease = one(driver.generate(100, 1000, 10))
     driver.generate(101, 1000, 10, slo_s=2.0)
-    ticket = driver.dispatcher._requests.live[101]
-    assert 0.3 <= ticket.request.deadline - ticket.latest_start <= 0.5
+    tracked = driver.dispatcher._requests.live[101]
+    assert 0.3 <= tracked.request.deadline - tracked.latest_start <= 0.5
 
 
 def test_answers_that_come_whole_say_nothing_of_first_tokens(start: Start) -> None:
@@ -379,8 +379,8 @@ def test_answers_that_come_whole_say_nothing_of_first_tokens(start: Start) -> No
     assert after is not None
     assert after.prompt_tokens_per_s == before.prompt_tokens_per_s
     driver.generate(100, 1000, 400, slo_s=2.0)
-    ticket = driver.dispatcher._requests.live[100]
-    assert ticket.latest_start == ticket.request.deadline
+    tracked = driver.dispatcher._requests.live[100]
+    assert tracked.latest_start == tracked.request.deadline
 
 
 def test_newcomer_that_cannot_have_its_first_token_in_time_is_late(start: Start) -> None:

@@ -131,7 +131,7 @@ def test_nothing_is_staged_behind_what_is_being_raced(start):
     core.arrive(2)
     later = sent(core.tick(core.now + 0.02))
     assert {each.replica_id for each in later} <= {copy.replica_id}
-    assert core.dispatcher.snapshot(core.now).replicas[0].sick == (lease.replica_id == "a")
+    assert core.dispatcher.snapshot(core.now).replicas[0].unhealthy == (lease.replica_id == "a")
 
 
 def test_a_copy_is_never_copied_again(start):

@@ -6,7 +6,7 @@ from routers.replica_state import ReplicaState
 from routers.types import Replica, Report
 
 
-def holder(*reports: Report) -> ReplicaState:
+def replica(*reports: Report) -> ReplicaState:
     made = ReplicaState(Replica("r", 2))
     for report in reports:
         made.learn(report, 0.0, answered=True)
@@ -14,18 +14,18 @@ def holder(*reports: Report) -> ReplicaState:
 
 
 def test_alone_the_next_batch_leaves_the_transport_before_the_end():
-    alone = holder(Report(transport_s=0.004, seen=1, held=1, inflight=1))
+    alone = replica(Report(transport_s=0.004, seen=1, held=1, inflight=1))
     assert alone.lead_s(1.0) == pytest.approx(0.004)
 
 
 @pytest.mark.parametrize("sign", [{"inflight": 2}, {"waiting": ((0, "x", 1.0),)}])
 def test_beside_other_gateways_it_leaves_sooner_by_what_may_be_off(sign):
-    shared = holder(Report(transport_s=0.004, seen=1, held=1, **{"inflight": 1, **sign}))
+    shared = replica(Report(transport_s=0.004, seen=1, held=1, **{"inflight": 1, **sign}))
     assert shared.lead_s(1.0) == pytest.approx(0.006 + 0.2)
 
 
 def test_a_replica_that_the_others_have_left_is_ones_own_again():
-    left = holder(
+    left = replica(
         Report(transport_s=0.004, seen=1, held=0, inflight=1),
         Report(transport_s=0.004, seen=2, held=0, inflight=0),
     )

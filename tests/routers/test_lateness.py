@@ -4,7 +4,7 @@ import pytest
 
 from routers.deadlines import has_place, is_over, is_refused, next_moment
 from routers.flows import Flow, Flows
-from routers.lanes import Ticket
+from routers.lanes import TrackedRequest
 from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
 from routers.types import Request
@@ -15,7 +15,7 @@ REFUSE = DispatcherSettings((64,), max_late_rows=2, late="refuse")
 
 
 def a_ticket(*, late, queued=1):
-    return Ticket(REQUEST, Flow("a", 0), 0.0, 0.75, open=1, queued=queued, late=late)
+    return TrackedRequest(REQUEST, Flow("a", 0), 0.0, 0.75, open=1, queued=queued, late=late)
 
 
 def with_late_rows(count):

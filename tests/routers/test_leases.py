@@ -1,4 +1,4 @@
-"""Streams, how leases end, accounting, closing and reconfiguring."""
+"""PreemptibleStreams, how leases end, accounting, closing and reconfiguring."""
 
 import pytest
 

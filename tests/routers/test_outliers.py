@@ -129,7 +129,7 @@ def test_ejected_replicas_serve_while_no_other_runs(start):
 
 def test_while_frozen_nobody_is_ejected(start):
     pool = Pool(start)
-    settings = pool.core.dispatcher._racing.settings
+    settings = pool.core.dispatcher._copies.settings
     frozen = type(settings)(settings.bucket_edges, frozen=True)
     pool.core.take_in(pool.core.dispatcher.reconfigure(frozen, 0.0))
     pool.serve(30)

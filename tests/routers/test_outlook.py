@@ -8,7 +8,7 @@ import pytest
 
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings, HedgeSettings
-from routers.simulation.simulator import Arrival, Device, World, run
+from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.types import Action, Event
 
 EDGES = (32, 128)
@@ -39,7 +39,7 @@ class Thorough(Dispatcher):
     """Looks at everything after every event."""
 
     def step(self, event: Event, now: float) -> list[Action]:
-        self._outlook.quiet_until = -inf
+        self._wakeups.quiet_until = -inf
         return super().step(event, now)
 
 
@@ -68,7 +68,7 @@ def watched(rate, **settings):
 
     rng = random.Random(2)
     devices = tuple(
-        Device(
+        SimDevice(
             name,
             lambda rows, width: 0.004 + 1e-5 * rows * width,
             drag=lambda now: 10.0 if rng.random() < 0.05 else 1.0,

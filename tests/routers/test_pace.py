@@ -2,25 +2,25 @@
 
 import pytest
 
-from routers.averages import Level, Pace
+from routers.averages import DecayingRate, TimeAverage
 
 
 def test_steady_lumps_average_to_their_rate():
-    pace = Pace(0.5)
+    rate = DecayingRate(0.5)
     for n in range(1, 200):
-        pace.add(0.02, 0.025 * n)
-    assert pace.read(199 * 0.025) == pytest.approx(0.8, rel=0.05)
+        rate.add(0.02, 0.025 * n)
+    assert rate.read(199 * 0.025) == pytest.approx(0.8, rel=0.05)
 
 
 def test_silence_decays_by_the_window():
-    pace = Pace(2.0)
-    pace.add(2.0, 1.0)
-    assert pace.read(1.0) == 1.0
-    assert pace.read(3.0) == pytest.approx(1 / 2.718281828)
+    rate = DecayingRate(2.0)
+    rate.add(2.0, 1.0)
+    assert rate.read(1.0) == 1.0
+    assert rate.read(3.0) == pytest.approx(1 / 2.718281828)
 
 
 def test_ten_lumps_at_once_count_as_one_ten_times_larger():
-    one, ten = Pace(1.0), Pace(1.0)
+    one, ten = DecayingRate(1.0), DecayingRate(1.0)
     one.add(10.0, 5.0)
     for _ in range(10):
         ten.add(1.0, 5.0)
@@ -28,11 +28,11 @@ def test_ten_lumps_at_once_count_as_one_ten_times_larger():
 
 
 def test_first_level_is_believed():
-    assert Level(1.0).tell(3.0, 100.0) == 3.0
+    assert TimeAverage(1.0).tell(3.0, 100.0) == 3.0
 
 
 def test_level_is_averaged_by_how_long_it_held():
-    level = Level(1.0)
+    level = TimeAverage(1.0)
     now = 0.0
     for _ in range(20):
         level.tell(1.0, now)
@@ -42,7 +42,7 @@ def test_level_is_averaged_by_how_long_it_held():
 
 
 def test_how_often_a_level_is_told_does_not_matter():
-    rarely, often = Level(1.0), Level(1.0)
+    rarely, often = TimeAverage(1.0), TimeAverage(1.0)
     for level in (rarely, often):
         level.tell(1.0, 0.0)
         level.tell(0.0, 0.0)

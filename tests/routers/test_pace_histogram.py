@@ -4,18 +4,18 @@ import random
 
 import pytest
 
-from routers.placement.hedging import PaceHistogram
+from routers.placement.hedging import RatioHistogram
 
 
 def filled(ratios):
-    paces = PaceHistogram()
+    histogram = RatioHistogram()
     for ratio in ratios:
-        paces.observe(ratio)
-    return paces
+        histogram.observe(ratio)
+    return histogram
 
 
 def test_nothing_seen_is_zero():
-    assert PaceHistogram().quantile(0.95) == 0.0
+    assert RatioHistogram().quantile(0.95) == 0.0
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.25, 0.9, 1.0, 1.05, 7.0, 60.0])
@@ -38,8 +38,8 @@ def test_quantiles_of_noise_are_met_within_a_tenth(share):
 
 
 def test_one_percent_of_stragglers_does_not_move_the_95th():
-    paces = filled([20.0 if n % 100 == 0 else 1.0 for n in range(2000)])
-    assert paces.quantile(0.95) < 1.06
+    ratios = filled([20.0 if n % 100 == 0 else 1.0 for n in range(2000)])
+    assert ratios.quantile(0.95) < 1.06
 
 
 def test_the_past_fades():
@@ -47,5 +47,5 @@ def test_the_past_fades():
 
 
 def test_weights_stay_finite_and_quantiles_the_same_over_very_many_samples():
-    paces = filled([1.0, 2.0] * 20_000)
-    assert paces.quantile(0.4) < 1.06 < 1.9 < paces.quantile(0.6)
+    ratios = filled([1.0, 2.0] * 20_000)
+    assert ratios.quantile(0.4) < 1.06 < 1.9 < ratios.quantile(0.6)

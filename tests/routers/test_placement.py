@@ -107,7 +107,7 @@ def test_an_overdue_replica_is_used_while_it_is_the_only_one(start):
 def test_it_is_trusted_again_when_it_has_answered(start):
     core, stuck = straggler(start, "a", "b")
     core.close(stuck, at=1.2)
-    assert not any(each.sick for each in core.dispatcher.snapshot(1.2).replicas)
+    assert not any(each.unhealthy for each in core.dispatcher.snapshot(1.2).replicas)
 
 
 def test_all_being_overdue_is_no_reason_to_wait(start):

@@ -37,7 +37,7 @@ def test_two_steps_at_one_time_count_once():
 def test_work_served_for_others_counts_by_replica_and_fades():
     used = Utilisation()
     used.advance(0.0, 0.0)
-    used.heard(0.4, replicas=4)
+    used.served_elsewhere(0.4, replicas=4)
     assert used.share == pytest.approx(0.1)
     used.advance(0.0, 10.0)
     assert used.share < 0.001
@@ -45,5 +45,5 @@ def test_work_served_for_others_counts_by_replica_and_fades():
 
 def test_it_never_exceeds_one():
     used = Utilisation()
-    used.heard(100.0, replicas=1)
+    used.served_elsewhere(100.0, replicas=1)
     assert used.share == 1.0

@@ -22,7 +22,7 @@ def test_an_urgent_row_is_sent_in_the_place_of_a_staged_less_urgent_one(start):
     core, _, staged = full(start)
     (urgent,) = sent(core.arrive(3, priority=0))
     assert urgent.rank < staged.rank
-    assert core.dispatcher.snapshot(core.now).pushed_out == 1
+    assert core.dispatcher.snapshot(core.now).evictions == 1
     assert core.dispatcher.snapshot(core.now).replicas[0].held == 3
 
 
@@ -83,7 +83,7 @@ def test_a_priority_whose_turn_has_come_is_not_pushed_out(start):
         core.arrive(request_id, at=0.1)
     (aged,) = sent(core.close(first, at=2.0))
     assert aged.rows == ((3, 0),)
-    assert core.dispatcher.snapshot(core.now).pushed_out == 0
+    assert core.dispatcher.snapshot(core.now).evictions == 0
 
 
 # ---- streams

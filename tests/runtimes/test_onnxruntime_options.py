@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,26 +10,29 @@ from typing import Any
 import pytest
 
 from runtimes import catalog
+from runtimes.cuda import driver
 from runtimes.cuda.driver import Gpu
 from runtimes.device import CPU, Device
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.onnxruntime import runtime as onnxruntime
 from runtimes.onnxruntime.options import (
     ONNXRuntimeOptions,
-    Profile,
+    profile_options,
     providers,
     run_options,
     session_options,
 )
+from runtimes.shapes import OptimizationProfile, SizeRange
 from runtimes.types import RuntimeSettings, TensorSpec
 
 GPU = Device("cuda", 1)
 IDS = TensorSpec("ids", "INT64", (-1, -1))
 IMAGE = TensorSpec("x", "FP32", (-1, 3, -1))
-PROFILE = Profile((IDS,), 1, (1, 8, 8), (1, 16, 64))
+PROFILE = OptimizationProfile(SizeRange(1, 8, 8), SizeRange(1, 16, 64))
+OF_IDS = profile_options((IDS,), 1, PROFILE)
 
 
-def named(chosen: ONNXRuntimeOptions, place: Device, profile: Profile = PROFILE) -> dict[str, Any]:
+def named(chosen: ONNXRuntimeOptions, place: Device, profile: Any = OF_IDS) -> dict[str, Any]:
     return dict(providers(chosen, place, "fp16", Path("/engines"), profile))
 
 
@@ -61,7 +65,7 @@ def test_tensorrt_builds_for_the_least_usual_and_most_shapes_and_keeps_them():
 
 
 def test_shapes_that_nobody_knows_are_left_to_tensorrt():
-    profile = Profile((IDS, IMAGE), 1, (1, 8, 8), (1, 16, 64))
+    profile = profile_options((IDS, IMAGE), 1, PROFILE)
     found = named(ONNXRuntimeOptions(tensorrt_engines=True), GPU, profile)
     assert not any("profile" in name for name in found["TensorrtExecutionProvider"])
 
@@ -95,7 +99,8 @@ def test_wrong_options_are_told_what_is_right(chosen, message):
 
 
 def place(able: list[str], seen: int, monkeypatch: Any, **fields: Any) -> Device:
-    monkeypatch.setattr(onnxruntime, "gpus", lambda: (Gpu("G", "9.0", "1"),) * seen)
+    monkeypatch.setattr(driver, "gpus", lambda: (Gpu("G", "9.0", "1"),) * seen)
+    monkeypatch.setattr(driver, "_bindings", SimpleNamespace)
     settings = RuntimeSettings("m", "onnxruntime", None, Path("unused"), **fields)
     library = SimpleNamespace(get_available_providers=lambda: able)
     return onnxruntime.ONNXRuntimeRuntime(settings)._place(library)
@@ -113,6 +118,14 @@ def test_auto_takes_a_gpu_only_where_library_and_driver_have_one(monkeypatch):
 def test_gpu_that_the_build_cannot_use_is_an_error_that_says_so(monkeypatch):
     with pytest.raises(MissingBackend, match="onnxruntime sees no CUDA GPU"):
         place(WITH_CUDA[1:], 1, monkeypatch, options={"device": "cuda"})
+
+
+def test_build_for_gpus_without_the_package_that_sees_them_is_an_error_that_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+    library = SimpleNamespace(get_available_providers=lambda: WITH_CUDA)
+    settings = RuntimeSettings("m", "onnxruntime", None, Path("unused"))
+    with pytest.raises(MissingBackend, match="cuda-python, which is not installed"):
+        onnxruntime.ONNXRuntimeRuntime(settings)._place(library)
 
 
 def test_tensorrt_without_its_provider_is_an_error_that_says_so(monkeypatch):

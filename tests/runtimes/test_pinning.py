@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtimes.errors import LoadError
-from runtimes.pinning import Claim, claim, listed, numa_nodes
+from runtimes.pinning import ProcessorClaim, claim, listed, numa_nodes
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_released_cores_are_free_again(tmp_path, nodes, allowed):
 
 
 def test_replicas_spread_over_the_nodes(tmp_path, nodes, allowed):
-    held: list[Claim] = [claim("numa", 2, tmp_path / "pins", nodes) for _ in range(4)]
+    held: list[ProcessorClaim] = [claim("numa", 2, tmp_path / "pins", nodes) for _ in range(4)]
     assert [min(own.cpus) for own in held] == [0, 4, 0, 4]
     held[1].release()
     assert claim("numa", 2, tmp_path / "pins", nodes).cpus == {4, 5, 6}

@@ -16,6 +16,7 @@ import pytest
 from runtimes import catalog
 from runtimes.cuda.driver import Gpu
 from runtimes.errors import LoadError, MissingBackend, RefusedArtifact, RunError
+from runtimes.shapes import OptimizationProfile, SizeRange
 from runtimes.signature import GraphFacts
 from runtimes.tensorrt import plans as tensorrt_plans
 from runtimes.tensorrt.build import shapes_of
@@ -26,12 +27,10 @@ from runtimes.tensorrt.profiles import (
     LATENCY,
     THROUGHPUT,
     Bounds,
-    Profile,
-    Span,
     chosen,
+    length_ranges,
     plans,
     shape,
-    spans_of,
 )
 from runtimes.types import Limits, RuntimeSettings, StageTimes, TensorSpec
 
@@ -43,8 +42,8 @@ BOUNDS = Bounds((16, 64), max_size=8, max_tokens=256)
 
 
 def test_profiles_are_tuned_for_the_lengths_recorded_in_their_bucket():
-    spans = spans_of((16, 64, 128), (3, 5, 16, 40, 20))
-    assert spans == (Span(1, 5, 16), Span(17, 30, 64), Span(65, 128, 128))
+    spans = length_ranges((16, 64, 128), (3, 5, 16, 40, 20))
+    assert spans == (SizeRange(1, 5, 16), SizeRange(17, 30, 64), SizeRange(65, 128, 128))
 
 
 def test_three_engines_cover_one_row_full_batches_and_the_rest():
@@ -55,9 +54,9 @@ def test_three_engines_cover_one_row_full_batches_and_the_rest():
         FALLBACK,
     ]
     assert [plan.precision for plan in (latency, throughput, fallback)] == ["fp16", "fp16", "fp32"]
-    assert {profile.rows for profile in latency.profiles} == {Span(1, 1, 1)}
+    assert {profile.rows for profile in latency.profiles} == {SizeRange(1, 1, 1)}
     assert [profile.rows.most for profile in throughput.profiles] == [8, 4]
-    assert fallback.profiles == (Profile(Span(1, 4, 8), Span(1, 64, 64)),)
+    assert fallback.profiles == (OptimizationProfile(SizeRange(1, 4, 8), SizeRange(1, 64, 64)),)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_first_engine_that_holds_the_batch_runs_it(rows, length, found):
 
 def test_profiles_shapes_fix_what_is_neither_rows_nor_length():
     spec = TensorSpec("x", "", (-1, -1, 7))
-    profile = Profile(Span(1, 2, 3), Span(4, 5, 6))
+    profile = OptimizationProfile(SizeRange(1, 2, 3), SizeRange(4, 5, 6))
     assert shapes_of(spec, profile, 1) == [(1, 4, 7), (2, 5, 7), (3, 6, 7)]
 
 
@@ -177,7 +176,7 @@ class Context:
     """Sums each row of `input_ids`, at the shape and addresses that it was told, within its
     profile."""
 
-    def __init__(self, profiles: tuple[Profile, ...]) -> None:
+    def __init__(self, profiles: tuple[OptimizationProfile, ...]) -> None:
         self._profiles, self._at, self._addresses = profiles, 0, dict[str, int]()
         self._shape = (0, 0)
 
@@ -204,7 +203,7 @@ class Context:
 
 
 class Opened:
-    def __init__(self, profiles: tuple[Profile, ...]) -> None:
+    def __init__(self, profiles: tuple[OptimizationProfile, ...]) -> None:
         self._profiles = profiles
         self.contexts = 0
 

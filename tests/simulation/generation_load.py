@@ -11,15 +11,15 @@ from typing import Any
 
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings, GenerationSettings
-from routers.simulation.devices import Device, Engine
-from routers.simulation.round_robin import RoundRobin
+from routers.simulation.baselines import RoundRobin
+from routers.simulation.devices import SimDevice, SimEngine
 from routers.simulation.simulator import World, run
-from routers.simulation.traffic import Arrival, Keeper, SimOutcome
-from routers.types import Generation, ReplicaKind
+from routers.simulation.traffic import Arrival, SimOutcome, SimRecorder
+from routers.types import Generation
 
 EDGES = (64, 256, 1024, 4096, 16384, 65536)
 # A step of 8 ms, 0.1 ms a sequence, 20,000 prompt tokens a second.
-ENGINE = Engine(0.008, 0.0001, 0.00005, cache_tokens=120_000, max_sequences=128)
+ENGINE = SimEngine(0.008, 0.0001, 0.00005, cache_tokens=120_000, max_sequences=128)
 
 
 @dataclass(frozen=True)
@@ -58,40 +58,40 @@ class Kind:
 
 @dataclass(frozen=True)
 class Ran:
-    fates: list[SimOutcome]
+    outcomes: list[SimOutcome]
     cores: list[Any]
     replicas: list[Any]
 
     def of(self, *tenants: str, after: float = 0.0) -> list[SimOutcome]:
-        return [f for f in self.fates if f.arrival.tenant in tenants and f.arrival.at >= after]
+        return [f for f in self.outcomes if f.arrival.tenant in tenants and f.arrival.at >= after]
 
     def first_token_s(self, quantile: float, *tenants: str, after: float = 10.0) -> float:
         """Of answered requests of these tenants."""
         times = [
-            fate.first_at - fate.arrival.at
-            for fate in self.of(*tenants, after=after)
-            if fate.first_at is not None
+            outcome.first_at - outcome.arrival.at
+            for outcome in self.of(*tenants, after=after)
+            if outcome.first_at is not None
         ]
         return sorted(times)[int(quantile * (len(times) - 1))]
 
     def token_s(self, quantile: float, *tenants: str) -> float:
-        times = sorted(fate.token_s for fate in self.of(*tenants) if fate.token_s)
+        times = sorted(outcome.token_s for outcome in self.of(*tenants) if outcome.token_s)
         return times[int(quantile * (len(times) - 1))]
 
     def hit_rate(self) -> float:
         """Of the prompts' tokens, the share that was cached."""
-        tokens = [fate.tokens for fate in self.fates if fate.answered_at is not None]
+        tokens = [outcome.tokens for outcome in self.outcomes if outcome.answered_at is not None]
         return sum(t.cached for t in tokens) / sum(t.input for t in tokens)
 
 
-def settings(engine: Engine = ENGINE, **more: Any) -> DispatcherSettings:
+def settings(engine: SimEngine = ENGINE, **more: Any) -> DispatcherSettings:
     told = {"block_tokens": engine.block_tokens, "profile": engine.profile()}
     generation = GenerationSettings(**(told | more.pop("generation", {})))
     return DispatcherSettings(EDGES, generation=generation, slo_s=1.0, **more)
 
 
-def engines(count: int, engine: Engine = ENGINE, **more: Any) -> tuple[Device, ...]:
-    one = Device("", lambda rows, width: 0.0, kind=ReplicaKind.STREAM, engine=engine, **more)
+def engines(count: int, engine: SimEngine = ENGINE, **more: Any) -> tuple[SimDevice, ...]:
+    one = SimDevice("", lambda rows, width: 0.0, engine=engine, **more)
     return tuple(replace(one, replica_id=f"r{n}") for n in range(count))
 
 
@@ -101,16 +101,16 @@ def play(
     until: float = 60.0,
     *,
     seed: object = 1,
-    engine: Engine = ENGINE,
+    engine: SimEngine = ENGINE,
     in_turn: bool = False,
-    devices: tuple[Device, ...] | None = None,
+    devices: tuple[SimDevice, ...] | None = None,
     check: bool = False,
     leaving: dict[str, float] | None = None,
     **more: Any,
 ) -> Ran:
     """`in_turn`: by `RoundRobin` instead of the dispatcher; `check`: invariants after each step;
     `leaving`: after how many seconds a tenant's callers leave; `more`: the core's settings."""
-    keeper = Keeper()
+    recorder = SimRecorder()
     arrivals = _leaving(
         leaving or {},
         merge(*(kind.arrivals(seed, until) for kind in kinds), key=lambda each: each.at),
@@ -126,8 +126,8 @@ def play(
             core.check()
 
     world = World(devices or engines(replicas, engine), core=core, inspect=inspect, built=[])
-    run(settings(engine, **more), arrivals, world, keeper)
-    return Ran(keeper.fates, made, world.built or [])
+    run(settings(engine, **more), arrivals, world, recorder)
+    return Ran(recorder.outcomes, made, world.built or [])
 
 
 def _leaving(after_s: dict[str, float], arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
@@ -137,13 +137,13 @@ def _leaving(after_s: dict[str, float], arrivals: Iterable[Arrival]) -> Iterator
 
 
 def weighted(
-    fates: Iterable[SimOutcome], begin: float, end: float, output_weight: float = 2.0
+    outcomes: Iterable[SimOutcome], begin: float, end: float, output_weight: float = 2.0
 ) -> float:
     """Weighted tokens that these were given between two times: a prompt when its first token came,
     the output evenly from there to the answer."""
     total = 0.0
-    for fate in fates:
-        first, last, tokens = fate.first_at, fate.answered_at, fate.tokens
+    for outcome in outcomes:
+        first, last, tokens = outcome.first_at, outcome.answered_at, outcome.tokens
         if first is None or last is None:
             continue
         if begin <= first < end:

@@ -40,7 +40,7 @@ class Row:
     flow: Flow
     arrival: float
     forecast: Forecast | None = None
-    fate: str = ""
+    outcome: str = ""
     ended: float = 0.0
 
 
@@ -94,7 +94,7 @@ class Queue:
         latest_start = now + SLO_S - TURNAROUND_S
         row.forecast = self.admission.feasibility.judge(claim, latest_start, now)
         if row.forecast.late_by_s or self.admission.limit.sheds(flow.key, flow.inflight, now):
-            row.fate, row.ended = "refused", now
+            row.outcome, row.ended = "refused", now
             return
         if not flow.waiting:
             flow.tag = max(flow.tag, self._virtual)
@@ -137,9 +137,9 @@ class Queue:
             self.admission.feasibility.served([(*key, self._serving_s * rows / len(batch))], now)
         self.limits += [(now, limit) for limit in self.admission.limit.limits().values()]
 
-    def _leave(self, row: Row, fate: str, now: float) -> None:
+    def _leave(self, row: Row, outcome: str, now: float) -> None:
         row.flow.inflight -= 1
-        row.fate, row.ended = fate, now
+        row.outcome, row.ended = outcome, now
 
     # -- what came of it
 
@@ -162,7 +162,7 @@ def burst(load, usual=0.6):
 
 
 def in_slo(rows):
-    good = sum(row.fate == "answered" and row.ended <= row.arrival + SLO_S for row in rows)
+    good = sum(row.outcome == "answered" and row.ended <= row.arrival + SLO_S for row in rows)
     return good / len(rows)
 
 
@@ -170,12 +170,12 @@ def rate_in_slo(rows, seconds):
     return in_slo(rows) * len(rows) / seconds
 
 
-def share(rows, fate):
-    return sum(row.fate == fate for row in rows) / len(rows)
+def share(rows, outcome):
+    return sum(row.outcome == outcome for row in rows) / len(rows)
 
 
 def waits(rows):
-    return sorted(row.ended - row.arrival for row in rows if row.fate == "answered")
+    return sorted(row.ended - row.arrival for row in rows if row.outcome == "answered")
 
 
 # -- nothing on

@@ -12,7 +12,7 @@ from heapq import merge
 import pytest
 
 from routers.settings import AdmissionSettings, DispatcherSettings, Mode
-from routers.simulation.simulator import Arrival, Device, simulate
+from routers.simulation.simulator import Arrival, SimDevice, simulate
 from routers.types import Reason
 
 CAPACITY = 930
@@ -39,12 +39,12 @@ def poisson(load, seconds, tenant="a"):
 
 
 def run(mode, arrivals, since):
-    outcome = simulate(settings(mode), arrivals, [Device("a", service_s)])
-    return [fate for fate in outcome.fates if fate.arrival.at >= since]
+    result = simulate(settings(mode), arrivals, [SimDevice("a", service_s)])
+    return [outcome for outcome in result.outcomes if outcome.arrival.at >= since]
 
 
-def in_slo(fates):
-    return sum(fate.in_slo for fate in fates) / len(fates)
+def in_slo(outcomes):
+    return sum(outcome.in_slo for outcome in outcomes) / len(outcomes)
 
 
 @pytest.mark.parametrize("load", [1.0, 3.0])
@@ -55,10 +55,10 @@ def test_judging_newcomers_keeps_at_least_as_many_in_time(load):
 
 
 def test_most_that_overload_leaves_over_is_refused_and_does_not_expire():
-    fates = run(Mode.ENFORCE, poisson(3.0, 5), 2)
-    refused = sum(fate.reason is Reason.LATE for fate in fates)
-    others = sum(not fate.in_slo and fate.reason is not Reason.LATE for fate in fates)
-    assert refused > 0.5 * len(fates)
+    outcomes = run(Mode.ENFORCE, poisson(3.0, 5), 2)
+    refused = sum(outcome.reason is Reason.LATE for outcome in outcomes)
+    others = sum(not outcome.in_slo and outcome.reason is not Reason.LATE for outcome in outcomes)
+    assert refused > 0.5 * len(outcomes)
     assert others < 0.08 * refused
 
 
@@ -69,6 +69,8 @@ def test_victims_of_an_aggressor_are_hardly_ever_refused():
         *(poisson(0.04, 4, victim) for victim in victims),
         key=lambda each: each.at,
     )
-    fates = [fate for fate in run(Mode.ENFORCE, arrivals, 1) if fate.arrival.tenant in victims]
-    assert sum(fate.reason is Reason.LATE for fate in fates) < 0.03 * len(fates)
-    assert in_slo(fates) > 0.9
+    outcomes = [
+        outcome for outcome in run(Mode.ENFORCE, arrivals, 1) if outcome.arrival.tenant in victims
+    ]
+    assert sum(outcome.reason is Reason.LATE for outcome in outcomes) < 0.03 * len(outcomes)
+    assert in_slo(outcomes) > 0.9

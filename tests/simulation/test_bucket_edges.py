@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 
 from routers.settings import BucketSettings
-from routers.simulation.simulator import Device, simulate
+from routers.simulation.simulator import SimDevice, simulate
 from tests.simulation.benches.edges import solved
 from tests.simulation.benches.in_time import Traffic, in_time, service_s, settings_of
 from tests.simulation.benches.lengths import ALL, MIX, exact_edges, padding
@@ -44,10 +44,10 @@ def test_edges_follow_the_traffic_and_disturb_nothing_that_waits():
     """Powers of two to begin with, and a first look after a second."""
     buckets = BucketSettings(adaptive=True, solve_every_s=1.0)
     settings = settings_of(MIX, (16, 32, 64, 128, 256, 512), buckets)
-    outcome = simulate(settings, Traffic(MIX, 800.0, 2400).arrivals(1), [Device("a", service_s)])
-    before = {batch.bucket for at, batch in outcome.batches if at < 1.0}
-    after = {batch.bucket for at, batch in outcome.batches if at > 2.0}
+    result = simulate(settings, Traffic(MIX, 800.0, 2400).arrivals(1), [SimDevice("a", service_s)])
+    before = {batch.bucket for at, batch in result.batches if at < 1.0}
+    after = {batch.bucket for at, batch in result.batches if at > 2.0}
     assert {16, 32, 64, 128, 512} <= before
     assert after == {32, 128, 512}
-    assert all(fate.answers == 1 for fate in outcome.fates)
-    assert outcome.share_in_slo() >= 0.97
+    assert all(outcome.answers == 1 for outcome in result.outcomes)
+    assert result.share_in_slo() >= 0.97

@@ -7,26 +7,26 @@ from dataclasses import replace
 import pytest
 
 from routers.settings import DispatcherSettings
-from routers.simulation.simulator import Arrival, Device, World, run
+from routers.simulation.simulator import Arrival, SimDevice, World, run
 
 SETTINGS = DispatcherSettings(bucket_edges=(32,), max_size=16, slo_s=0.2)
 SECONDS = 10.0
 
 
 class Served:
-    """Device seconds by tenant and by gateway, between start and end of the backlog."""
+    """SimDevice seconds by tenant and by gateway, between start and end of the backlog."""
 
     def __init__(self) -> None:
         self.by_tenant: Counter[str] = Counter()
         self.by_gateway: Counter[int] = Counter()
 
-    def arrived(self, fate, now):
+    def arrived(self, outcome, now):
         pass
 
     def sent(self, load, now):
         pass
 
-    def ended(self, fate, now):
+    def ended(self, outcome, now):
         pass
 
     def served(self, load, service_s, now):
@@ -55,7 +55,7 @@ def skewed(*weights, rate=400.0, seed=1):
 def device(spread=0.0):
     """Takes 30 ms and a little, varying; about 450 rows a second."""
     rng = random.Random(2)
-    return Device(
+    return SimDevice(
         "r",
         lambda rows, longest: 0.030 + 0.0002 * rows,
         transport_s=0.003,

@@ -22,9 +22,11 @@ def test_short_chats_wait_half_as_long_as_in_one_queue_beside_long_prompts(tenan
     def p99_s(*, in_turn: bool) -> float:
         ran = play(kinds, 1, 60, in_turn=in_turn)
         times = sorted(
-            fate.first_at - fate.arrival.at
-            for fate in ran.fates
-            if fate.arrival.lengths[0] < 2000 and fate.arrival.at > 10 and fate.first_at is not None
+            outcome.first_at - outcome.arrival.at
+            for outcome in ran.outcomes
+            if outcome.arrival.lengths[0] < 2000
+            and outcome.arrival.at > 10
+            and outcome.first_at is not None
         )
         assert len(times) > 800
         return times[int(0.99 * len(times))]
@@ -97,7 +99,7 @@ def test_cache_is_never_promised_or_filled_beyond_what_it_holds(quantile: float)
         if quantile == 1.0:
             assert replica.counts.stopped == 0
     stopped = sum(replica.counts.stopped for replica in ran.replicas)
-    assert stopped <= 0.02 * len(ran.fates)
+    assert stopped <= 0.02 * len(ran.outcomes)
 
 
 @pytest.mark.slow
@@ -110,11 +112,11 @@ def test_first_tokens_stay_in_time_at_three_times_the_capacity() -> None:
     most = play([replace(each, rate=each.rate / 3) for each in kinds], 1, 40)
     over = play(kinds, 1, 40)
     for name in ("chat", "docs"):
-        before = sum(fate.in_slo for fate in most.of(name, after=10.0))
-        now = sum(fate.in_slo for fate in over.of(name, after=10.0))
+        before = sum(outcome.in_slo for outcome in most.of(name, after=10.0))
+        now = sum(outcome.in_slo for outcome in over.of(name, after=10.0))
         assert now >= 0.95 * before
     in_turn = play(kinds, 1, 40, in_turn=True)
-    assert sum(fate.in_slo for fate in in_turn.of("chat", after=10.0)) < 100
+    assert sum(outcome.in_slo for outcome in in_turn.of("chat", after=10.0)) < 100
 
 
 @pytest.mark.parametrize("late", ["demote", "refuse"])
@@ -122,8 +124,8 @@ def test_server_with_room_refuses_nobody(late: str) -> None:
     """Even where it never makes the deadline."""
     kinds = [Kind("docs", 0.5, (8000, 12_000), (20, 50), slo_s=0.1)]
     ran = play(kinds, 2, 60, late=late)
-    assert len(ran.fates) > 15
-    assert all(fate.answered_at is not None for fate in ran.fates)
+    assert len(ran.outcomes) > 15
+    assert all(outcome.answered_at is not None for outcome in ran.outcomes)
 
 
 def test_nothing_is_lost_when_callers_leave_and_replicas_die() -> None:
@@ -136,8 +138,10 @@ def test_nothing_is_lost_when_callers_leave_and_replicas_die() -> None:
     )
     kinds = [replace(CHAT, rate=40), replace(LONG, rate=2), Kind("gone", 10, (50, 500), (50, 500))]
     ran = play(kinds, 1, 10, devices=devices, check=True, leaving={"gone": 0.5})
-    assert all(fate.answers + fate.left == 1 for fate in ran.fates)
-    assert {fate.reason for fate in ran.fates} <= {None, Reason.LATE}, "lost once, retried once"
+    assert all(outcome.answers + outcome.left == 1 for outcome in ran.outcomes)
+    assert {outcome.reason for outcome in ran.outcomes} <= {None, Reason.LATE}, (
+        "lost once, retried once"
+    )
     end = ran.cores[0].snapshot(1e6)
     assert (end.waiting_rows, end.leases, end.leased_rows, end.drift) == (0, 0, 0, 0)
     assert all(each.held == 0 for each in end.replicas)

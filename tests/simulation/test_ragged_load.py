@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from routers.settings import DispatcherSettings
-from routers.simulation.simulator import Arrival, Device, Outcome, simulate
+from routers.simulation.simulator import Arrival, SimDevice, SimResult, simulate
 from routers.types import Reason
 
 SETTINGS = DispatcherSettings(bucket_edges=(32, 128, 512), max_size=32)
@@ -41,11 +41,11 @@ def poisson(
     return arrivals
 
 
-def assert_nothing_is_left(outcome: Outcome) -> None:
+def assert_nothing_is_left(result: SimResult) -> None:
     """Each request ended exactly once, and the core holds nothing any more."""
-    for fate in outcome.fates:
-        assert fate.answers + fate.left == 1
-    end = outcome.end
+    for outcome in result.outcomes:
+        assert outcome.answers + outcome.left == 1
+    end = result.end
     assert (end.waiting_rows, end.waiting_requests, end.leases, end.drift) == (0, 0, 0, 0)
     assert end.unknown_closes == 0
 
@@ -54,29 +54,33 @@ def p99(waits: list[float]) -> float:
     return sorted(waits)[round(0.99 * (len(waits) - 1))]
 
 
-def waits(outcome: Outcome) -> list[float]:
-    fates = outcome.fates
-    return [fate.answered_at - fate.arrival.at for fate in fates if fate.answered_at is not None]
+def waits(result: SimResult) -> list[float]:
+    outcomes = result.outcomes
+    return [
+        outcome.answered_at - outcome.arrival.at
+        for outcome in outcomes
+        if outcome.answered_at is not None
+    ]
 
 
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("rate", [100, 300, 700])
 def test_load_below_capacity_is_answered_in_time(rate, slots):
-    outcome = simulate(SETTINGS, poisson(rate, 10), [Device("a", service_s, slots)])
-    assert outcome.share_in_slo() >= 0.99
-    assert_nothing_is_left(outcome)
+    result = simulate(SETTINGS, poisson(rate, 10), [SimDevice("a", service_s, slots)])
+    assert result.share_in_slo() >= 0.99
+    assert_nothing_is_left(result)
 
 
 def test_light_load_is_not_held_back_to_fill_batches():
-    outcome = simulate(SETTINGS, poisson(20, 20), [Device("a", service_s)])
-    assert sorted(waits(outcome))[len(outcome.fates) // 2] < 0.010
+    result = simulate(SETTINGS, poisson(20, 20), [SimDevice("a", service_s)])
+    assert sorted(waits(result))[len(result.outcomes) // 2] < 0.010
 
 
 def test_batches_grow_with_the_load():
     sizes = []
     for rate in (100, 400, 800):
-        outcome = simulate(SETTINGS, poisson(rate, 5), [Device("a", service_s)])
-        sizes.append(len(outcome.fates) / len(outcome.batches))
+        result = simulate(SETTINGS, poisson(rate, 5), [SimDevice("a", service_s)])
+        sizes.append(len(result.outcomes) / len(result.batches))
     assert sizes[0] < 0.5 * sizes[1] < 0.25 * sizes[2]
 
 
@@ -84,7 +88,7 @@ def test_short_rows_do_not_wait_for_long_batches():
     """Buckets against one bucket for all, at a load where padding decides."""
     rates = [
         simulate(
-            DispatcherSettings(edges, max_size=32), poisson(500, 10), [Device("a", service_s)]
+            DispatcherSettings(edges, max_size=32), poisson(500, 10), [SimDevice("a", service_s)]
         ).share_in_slo()
         for edges in ((32, 128, 512), (512,))
     ]
@@ -95,36 +99,36 @@ def test_short_rows_do_not_wait_for_long_batches():
 @pytest.mark.parametrize("overload", [1.5, 2.0])
 def test_overload_keeps_goodput_and_loses_nothing(overload):
     capacity = 980
-    outcome = simulate(SETTINGS, poisson(overload * capacity, 8), [Device("a", service_s)])
-    assert_nothing_is_left(outcome)
-    goodput = outcome.share_in_slo() * overload * capacity
+    result = simulate(SETTINGS, poisson(overload * capacity, 8), [SimDevice("a", service_s)])
+    assert_nothing_is_left(result)
+    goodput = result.share_in_slo() * overload * capacity
     assert goodput > 0.8 * capacity
-    reasons = {fate.reason for fate in outcome.fates}
+    reasons = {outcome.reason for outcome in result.outcomes}
     assert reasons <= {None, Reason.EXPIRED, Reason.QUEUE_FULL, Reason.LATE}
 
 
 def test_refusing_late_ones_keeps_goodput_too_and_answers_sooner():
     settings = DispatcherSettings((32, 128, 512), late="refuse")
-    outcome = simulate(settings, poisson(1500, 5), [Device("a", service_s)])
-    assert_nothing_is_left(outcome)
-    assert outcome.share_in_slo() * 1500 > 800
-    assert max(waits(outcome)) < 0.25
-    assert {fate.reason for fate in outcome.fates} == {None, Reason.LATE}
+    result = simulate(settings, poisson(1500, 5), [SimDevice("a", service_s)])
+    assert_nothing_is_left(result)
+    assert result.share_in_slo() * 1500 > 800
+    assert max(waits(result)) < 0.25
+    assert {outcome.reason for outcome in result.outcomes} == {None, Reason.LATE}
 
 
 def test_burst_is_worked_off_late_ones_included():
     burst = [Arrival(0.001 * n / 600, (20,)) for n in range(600)]
     after = [Arrival(0.5 + each.at, each.lengths) for each in poisson(200, 2)]
-    outcome = simulate(SETTINGS, burst + after, [Device("a", service_s)])
-    assert_nothing_is_left(outcome)
-    assert all(fate.answered_at is not None for fate in outcome.fates)
-    assert all(fate.in_slo for fate in outcome.fates[600:])
+    result = simulate(SETTINGS, burst + after, [SimDevice("a", service_s)])
+    assert_nothing_is_left(result)
+    assert all(outcome.answered_at is not None for outcome in result.outcomes)
+    assert all(outcome.in_slo for outcome in result.outcomes[600:])
 
 
 def test_staging_just_in_time_hides_the_transport():
     """With 5 ms of transport a second slot is worth throughput; it costs no short one its time."""
     one, two = (
-        simulate(SETTINGS, poisson(700, 8), [Device("a", service_s, slots, transport_s=0.005)])
+        simulate(SETTINGS, poisson(700, 8), [SimDevice("a", service_s, slots, transport_s=0.005)])
         for slots in (1, 2)
     )
     assert p99(waits(two)) < 0.9 * p99(waits(one))
@@ -136,35 +140,35 @@ def test_hiccups_of_one_replica_cost_little():
     def hiccups(rows: int, longest: int) -> float:
         return service_s(rows, longest) + (0.3 if rng.random() < 0.01 else 0.0)
 
-    devices = [Device("steady", service_s), Device("hiccups", hiccups)]
-    outcome = simulate(SETTINGS, poisson(600, 8), devices)
-    assert_nothing_is_left(outcome)
-    assert outcome.share_in_slo() >= 0.97
+    devices = [SimDevice("steady", service_s), SimDevice("hiccups", hiccups)]
+    result = simulate(SETTINGS, poisson(600, 8), devices)
+    assert_nothing_is_left(result)
+    assert result.share_in_slo() >= 0.97
 
 
 def test_death_of_a_replica_loses_no_request():
     devices = [
-        Device("stays", service_s),
-        Device("dies", service_s, dies_at=1.0),
-        Device("follows", service_s, joins_at=1.5),
+        SimDevice("stays", service_s),
+        SimDevice("dies", service_s, dies_at=1.0),
+        SimDevice("follows", service_s, joins_at=1.5),
     ]
-    outcome = simulate(SETTINGS, poisson(600, 4), devices, detect_s=0.05, inspect=_check)
-    assert_nothing_is_left(outcome)
-    assert all(fate.answered_at is not None for fate in outcome.fates)
-    assert outcome.share_in_slo() >= 0.97
+    result = simulate(SETTINGS, poisson(600, 4), devices, detect_s=0.05, inspect=_check)
+    assert_nothing_is_left(result)
+    assert all(outcome.answered_at is not None for outcome in result.outcomes)
+    assert result.share_in_slo() >= 0.97
 
 
 def test_requests_wait_for_the_first_replica():
-    outcome = simulate(
-        SETTINGS, poisson(100, 1), [Device("a", service_s, joins_at=0.5)], inspect=_check
+    result = simulate(
+        SETTINGS, poisson(100, 1), [SimDevice("a", service_s, joins_at=0.5)], inspect=_check
     )
-    assert all(fate.answered_at is not None for fate in outcome.fates)
+    assert all(outcome.answered_at is not None for outcome in result.outcomes)
 
 
 def test_model_without_replicas_expires_what_waits():
-    outcome = simulate(SETTINGS, poisson(100, 1), [], inspect=_check)
-    assert_nothing_is_left(outcome)
-    assert {fate.reason for fate in outcome.fates} == {Reason.EXPIRED}
+    result = simulate(SETTINGS, poisson(100, 1), [], inspect=_check)
+    assert_nothing_is_left(result)
+    assert {outcome.reason for outcome in result.outcomes} == {Reason.EXPIRED}
 
 
 def test_many_rows_and_impatient_callers_end_once():
@@ -174,15 +178,15 @@ def test_many_rows_and_impatient_callers_end_once():
         lengths=lambda rng: tuple(ragged_length(rng) for _ in range(rng.choice((1, 1, 2, 9)))),
         patience_s=lambda rng: rng.choice((0.01, 0.05, float("inf"))),
     )
-    devices = [Device("a", service_s), Device("b", service_s, dies_at=2.0)]
-    outcome = simulate(SETTINGS, arrivals, devices, detect_s=0.1)
-    assert_nothing_is_left(outcome)
-    assert Counter(fate.left for fate in outcome.fates)[True] > 50
+    devices = [SimDevice("a", service_s), SimDevice("b", service_s, dies_at=2.0)]
+    result = simulate(SETTINGS, arrivals, devices, detect_s=0.1)
+    assert_nothing_is_left(result)
+    assert Counter(outcome.left for outcome in result.outcomes)[True] > 50
 
 
 def test_same_seed_gives_the_same_outcome():
     first, second = (
-        simulate(SETTINGS, poisson(1200, 1, seed=9), [Device("a", service_s)]) for _ in range(2)
+        simulate(SETTINGS, poisson(1200, 1, seed=9), [SimDevice("a", service_s)]) for _ in range(2)
     )
     assert first.batches == second.batches
     assert waits(first) == waits(second)

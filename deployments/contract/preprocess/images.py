@@ -50,7 +50,7 @@ def opened(data: bytes, label: str, max_pixels: int, grey: bool) -> Image.Image:
     except Image.DecompressionBombError:
         raise BadRequest(f"{label} has more than {max_pixels} pixels (image.max_pixels)") from None
     except UnidentifiedImageError:
-        raise BadRequest(f"{label} is no JPEG or PNG image") from None
+        raise BadRequest(f"{label} is not a JPEG or PNG image") from None
     except Exception as fault:  # parsers of broken files raise whatever they stumble over
         raise BadRequest(f"{label} cannot be decoded: {_said(fault)}") from None
 
@@ -85,7 +85,7 @@ def _check_header(picture: Image.Image, data: bytes, label: str, max_pixels: int
         if getattr(picture, "is_animated", False):
             raise BadRequest(f"{label} is animated; send one picture of it")
         if data[_PNG_DEPTH_BYTE] == 16:
-            raise BadRequest(f"{label} has 16 bits a channel; 8 are taken")
+            raise BadRequest(f"{label} has 16 bits a channel; convert it to 8")
     elif data.count(_SCAN) > _MOST_SCANS:
         # Each scan of a progressive JPEG passes over all pixels again.
         raise BadRequest(f"{label} has more than {_MOST_SCANS} scans; save it again")
@@ -108,7 +108,7 @@ def _check_opaque(picture: Image.Image, label: str) -> None:
         return
     alpha = picture.convert("RGBA").getchannel("A")
     if alpha.histogram()[-1] < picture.width * picture.height:
-        raise BadRequest(f"{label} has transparent pixels; flatten it upon a background first")
+        raise BadRequest(f"{label} has transparent pixels; flatten it onto a background first")
 
 
 def _said(fault: Exception) -> str:
@@ -132,8 +132,8 @@ def prepared(how: ImageInput, image: Encoded, label: str) -> Array:
         if whole[0] * whole[1] > how.max_pixels:
             raise BadRequest(
                 f"{label} is {picture.width} x {picture.height}, which would be {whole[1]} x "
-                f"{whole[0]} when its shorter side is {how.shorter_side}; {how.max_pixels} pixels "
-                "are the most (max_pixels)"
+                f"{whole[0]} when its shorter side is {how.shorter_side}; this model takes "
+                f"{how.max_pixels} pixels at most (max_pixels)"
             )
         levels = _middle(resized(picture, operation, *whole), height, width)
     return _laid_out(how, levels)

@@ -26,13 +26,13 @@ _GZIP = 16 + zlib.MAX_WBITS
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
     """`max_bytes` on the wire, `max_inflated_bytes` after gzip, `timeout_s` for the whole body;
-    `room`: what all bodies share; `said_as`: what a refusal calls `max_bytes`."""
+    `room`: what all bodies share; `limit_name`: what a refusal calls `max_bytes`."""
 
     max_bytes: int
     max_inflated_bytes: int
     timeout_s: float
     room: BodyRoom
-    said_as: str = "gateway.limits.max_body_bytes"
+    limit_name: str = "gateway.limits.max_body_bytes"
 
 
 class BodyRoom:
@@ -47,7 +47,7 @@ class BodyRoom:
         others = self.held_bytes - own_bytes
         if others and self.held_bytes + size_bytes > self._limit_bytes:
             raise Overloaded(
-                "too many large bodies at once (gateway.limits.max_held_bytes)",
+                "the gateway holds too many large bodies (gateway.limits.max_held_bytes)",
                 retry_after_s=_RETRY_S,
                 reason="bodies_full",
             )
@@ -63,11 +63,11 @@ def inflate(body: bytes, limit_bytes: int) -> bytes:
     try:
         inflated = stream.decompress(body, limit_bytes + 1)
     except zlib.error:
-        raise BadRequest("The body is not valid gzip, as its content-encoding says.") from None
+        raise BadRequest("The body is not valid gzip, which its Content-Encoding claims.") from None
     if len(inflated) > limit_bytes:
         raise BodyTooLarge(f"The body inflates to more than {limit_bytes} bytes.")
     if not stream.eof:
-        raise BadRequest("The gzip body ends too early.")
+        raise BadRequest("The gzip body is incomplete.")
     if stream.unused_data:
-        raise BadRequest("The gzip body has data after its end; one gzip member is taken.")
+        raise BadRequest("The gzip body has data after its end; send a single gzip member.")
     return inflated

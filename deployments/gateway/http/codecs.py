@@ -142,7 +142,7 @@ class EmbeddingsCodec:
 
     def split(self, call: EmbeddingsCall, tokens: list[Any] | None, d: ModelDescription) -> Rows:
         if d.task != "embed":
-            raise errors.BadRequest(f"model {d.name} makes no embeddings", param="model")
+            raise errors.BadRequest(f"model {d.name} does not make embeddings", param="model")
         openai_embeddings.check_dimensions(call, d)
         rows = from_tokens(call.tokens if tokens is None else tokens, d)  # type: ignore[arg-type]
         rows.outputs = (d.embed_output,)

@@ -31,7 +31,7 @@ _WATCH_AFTER_S = 0.05
 T = TypeVar("T")
 
 
-class Asked(NamedTuple):
+class RequestOptions(NamedTuple):
     """What the headers ask for. `budget_s`: seconds the caller gives, None when it doesn't say;
     `session`: prefers the replica that served it last, "" for none; `repeatable`: may run twice."""
 
@@ -121,7 +121,7 @@ class Exchange:
 
     def _end(self, message: Message, parts: list[bytes], limits: BodyLimits) -> bytes:
         if message["type"] == "http.disconnect":
-            raise errors.CallerLeft("the client left before its body was complete")
+            raise errors.CallerLeft("the client disconnected before its body was complete")
         self._whole = True
         last: bytes = message.get("body", b"")
         body = b"".join([*parts, last]) if parts else last
@@ -144,9 +144,9 @@ class Exchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    def asked(self) -> Asked:
+    def options(self) -> RequestOptions:
         """Raises BadRequest for a header that makes no sense."""
-        return Asked(self._budget_s(), self._session(), self._repeatable())
+        return RequestOptions(self._budget_s(), self._session(), self._repeatable())
 
     def _session(self) -> str:
         given = self.headers.get(b"x-session-id")
@@ -227,7 +227,9 @@ class Exchange:
 
 
 def _too_large(limits: BodyLimits) -> errors.BodyTooLarge:
-    return errors.BodyTooLarge(f"the body is over {limits.said_as} ({limits.max_bytes} bytes)")
+    return errors.BodyTooLarge(
+        f"the body is larger than {limits.limit_name} ({limits.max_bytes} bytes)"
+    )
 
 
 def _request_id(given: bytes | None) -> bytes:
@@ -254,7 +256,7 @@ def _resumed(waiting: Generator[Any, Any, Any], pending: Any) -> Generator[Any, 
 
 async def unless_left(exchange: Exchange, answers: Awaitable[T], left: Callable[[], None]) -> T:
     """What is awaited; `left` is called if the client leaves before."""
-    watch = _Watch(exchange, left)
+    watch = _DisconnectWatch(exchange, left)
     try:
         return await answers
     except asyncio.CancelledError:
@@ -264,7 +266,7 @@ async def unless_left(exchange: Exchange, answers: Awaitable[T], left: Callable[
         watch.end()
 
 
-class _Watch:
+class _DisconnectWatch:
     """Calls `left` if the client disconnects."""
 
     def __init__(self, exchange: Exchange, left: Callable[[], None]) -> None:

@@ -6,7 +6,10 @@ but the names, which `/metrics` has as labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
 
 from deployments.contract import errors
 from deployments.gateway.http.body import BodyLimits, BodyRoom
@@ -23,17 +26,36 @@ _INDEX_LIMITS = BodyLimits(
     max_inflated_bytes=4096,
     timeout_s=10.0,
     room=BodyRoom(1 << 20),
-    said_as="an index request's bound",
+    limit_name="an index request may be",
 )
+# Swagger UI, from a package that brings its files: clusters reach no CDN. The path is relative, for
+# gateways behind a prefix; the validator that it would ask by default is a service elsewhere.
+_DOCS = b"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Headrace</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="docs/favicon.png"><link rel="stylesheet" href="docs/swagger-ui.css">
+</head><body><div id="docs">Reading <a href="openapi.json">openapi.json</a></div>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script>SwaggerUIBundle({url: "openapi.json", dom_id: "#docs", validatorUrl: null})</script>
+</body></html>
+"""
+_DOCS_PACKAGE = "fastapi_offline"
 _HTML = b"text/html; charset=utf-8"
+_MEDIA = {".css": b"text/css", ".js": b"text/javascript; charset=utf-8", ".png": b"image/png"}
+_KEPT_A_DAY = [(b"cache-control", b"max-age=86400")]
 _RETRY_AFTER = [(b"retry-after", b"2")]
 Page = tuple[int, Encoded]
 
 
 class Pages:
-    def __init__(self, models: Catalogue, telemetry: GatewayTelemetry) -> None:
+    """`priorities`: the gateway's, which the OpenAPI document lists."""
+
+    def __init__(
+        self, models: Catalogue, telemetry: GatewayTelemetry, priorities: Sequence[str]
+    ) -> None:
         self._models = models
         self._telemetry = telemetry
+        self._priorities = priorities
         self._pages: dict[str, Callable[[Exchange, Route], Page]] = {
             "server_metadata": lambda e, r: (200, metadata.server_metadata()),
             "model_metadata": self._model_metadata,
@@ -44,7 +66,8 @@ class Pages:
             "ready": self._ready,
             "metrics": self._metrics,
             "openapi": self._openapi,
-            "docs": lambda e, r: (200, Encoded(openapi.docs_page(), _HTML)),
+            "docs": lambda e, r: (200, Encoded(_DOCS, _HTML)),
+            "docs_file": _docs_file,
         }
 
     async def answer(self, exchange: Exchange, route: Route) -> None:
@@ -65,12 +88,12 @@ class Pages:
             if d.name not in waiting
         ]
         return ready + [
-            ModelState(name, "", False, "declared and not ready yet") for name in sorted(waiting)
+            ModelState(name, "", False, "declared but not ready yet") for name in sorted(waiting)
         ]
 
     def _ready(self, exchange: Exchange, route: Route) -> Page:
         if self._models.draining:
-            states = [ModelState("", "", False, "the server is draining")]
+            states = [ModelState("", "", False, "the server is draining and takes no new requests")]
             return 503, metadata.server_ready(False, states)
         ready = self._models.all_ready
         waiting = [s for s in self._states() if not s.ready]
@@ -100,4 +123,20 @@ class Pages:
 
     def _openapi(self, exchange: Exchange, route: Route) -> Page:
         host = exchange.header(b"host") or "127.0.0.1"
-        return 200, Encoded(openapi.document(self._models.descriptions, f"http://{host}"))
+        document = openapi.document(self._models.descriptions, f"http://{host}", self._priorities)
+        return 200, Encoded(document)
+
+
+def _docs_file(exchange: Exchange, route: Route) -> Page:
+    """One of the router's names."""
+    name = PurePosixPath(exchange.path).name
+    body = (_docs_folder() / name).read_bytes()
+    return 200, Encoded(body, _MEDIA[PurePosixPath(name).suffix], _KEPT_A_DAY)
+
+
+@cache
+def _docs_folder() -> Path:
+    package = find_spec(_DOCS_PACKAGE)  # found, not imported: its files are all we want
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent / "static"

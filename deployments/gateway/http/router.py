@@ -1,8 +1,8 @@
 """Which endpoint does a path name? A table of the surface, matched without regular expressions.
 
 Paths: the Open Inference Protocol's (`/v2/...`), `:predict` and `:classify`, OpenAI's (`/v1/...`),
-and the operator's (`/metrics`, `/healthz`, `/readyz`, `/openapi.json`, `/docs`). Names of models
-may hold dots and dashes, never slashes.
+and the operator's (`/metrics`, `/healthz`, `/readyz`, `/openapi.json`, `/docs` and the files it
+shows itself with). Names of models may hold dots and dashes, never slashes.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ _FIXED = {
     "/readyz": Route("ready", ("GET", "HEAD")),
     "/openapi.json": Route("openapi", ("GET", "HEAD")),
     "/docs": Route("docs", ("GET", "HEAD")),
+    "/docs/swagger-ui.css": Route("docs_file", ("GET", "HEAD")),
+    "/docs/swagger-ui-bundle.js": Route("docs_file", ("GET", "HEAD")),
+    "/docs/favicon.png": Route("docs_file", ("GET", "HEAD")),
 }
 _ACTIONS = {
     "": ("model_metadata", ("GET", "HEAD")),

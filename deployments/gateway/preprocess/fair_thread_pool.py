@@ -150,7 +150,7 @@ class FairThreadPool:
             self._refused += 1
             wait_s = self._waiting_turns * self._mean_turn_s / self._workers
             raise Overloaded(
-                "too much input waits to be prepared",
+                "too many requests wait for tokenising or image preparation",
                 retry_after_s=max(1.0, wait_s),
                 reason="preprocess_full",
             )

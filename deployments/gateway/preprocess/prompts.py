@@ -77,14 +77,14 @@ def _check_together(call: GenerationCall, tokens: int, generating: Generating) -
     most = max(_SEQUENCES, _ROUNDS * generating.max_sequences)
     if call.sequences > most:
         raise BadRequest(
-            f"the request asks for {call.sequences} sequences (prompts times n); {most} are the "
-            "most. Send them in several requests.",
+            f"the request asks for {call.sequences} sequences (prompts times n); this model "
+            f"takes {most} at most. Send them in several requests.",
             param=call.param,
         )
     if tokens > generating.cache_tokens:
         raise BadRequest(
-            f"the prompts have {tokens} tokens together; {generating.cache_tokens} are the most. "
-            "Send them in several requests.",
+            f"the prompts have {tokens} tokens together; this model takes "
+            f"{generating.cache_tokens} at most. Send them in several requests.",
             param=call.param,
         )
 

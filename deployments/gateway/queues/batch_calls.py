@@ -11,9 +11,8 @@ different optional inputs: a batch has them all, zeros where a caller left one o
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
-from collections.abc import Coroutine, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
@@ -23,58 +22,64 @@ import numpy as np
 
 from deployments.contract import errors
 from deployments.contract.batch_wire import BatchCall, BatchReply, Column, pack, rows_of
-from deployments.gateway.queues.core_loop import Terms
-from deployments.gateway.queues.pending_requests import BatchEnd, Ticket
-from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Transport, Unreached
+from deployments.gateway.queues.core_loop import VersionTerms
+from deployments.gateway.queues.pending_requests import LEASE_COUNTS, BatchEnd, PendingBatchRequest
+from deployments.gateway.queues.transport import (
+    UNREACHED_RETRY_S,
+    LeaseTasks,
+    ReplicaDied,
+    ReplicaFault,
+    Transport,
+    Unreached,
+)
 from deployments.gateway.rows.types import RowAnswer, Rows
 from routers.staging import TELL_S
 from routers.types import Dispatch, FlowWork, LeaseEnd, Report
 from runtimes.datatypes import DTYPES
 
-_UNREACHED_RETRY_S = 0.01
-_COUNTED = {
-    LeaseEnd.DONE: BatchEnd.ANSWERED,
-    LeaseEnd.BUSY: BatchEnd.RETURNED,
-    LeaseEnd.ABORTED: BatchEnd.DROPPED,
-    LeaseEnd.LOST: BatchEnd.LOST,
-}
 logger = logging.getLogger("headrace.queue")
 
 
 @dataclass(slots=True)
 class _Peer:
-    told_at: float = -inf
-    heard: tuple[FlowWork, ...] = ()
+    last_reported: float = -inf
+    known: tuple[FlowWork, ...] = ()
 
 
 class PeerDemand:
-    """By replica id; times are the caller's clock, in seconds."""
+    """What other gateways have waiting at each replica, and when it was last told what waits here.
+
+    With hundreds of tenants the list of what waits is longer than the rest of a call, and batches
+    may be shorter than what it costs to send. So it is sent again only when it is old, or when
+    nothing waits any more; an answer without one means the last known. By replica id; times are
+    the caller's clock, in seconds.
+    """
 
     def __init__(self) -> None:
         self._peers: dict[str, _Peer] = {}
 
-    def tell(
+    def to_report(
         self, replica_id: str, waiting: tuple[FlowWork, ...], now: float
     ) -> tuple[FlowWork, ...] | None:
-        """What a call to this replica says of what waits here; None: nothing new."""
+        """What a call to this replica reports of what waits here; None: nothing new."""
         peer = self._peers.setdefault(replica_id, _Peer())
-        if waiting and now - peer.told_at < TELL_S:
+        if waiting and now - peer.last_reported < TELL_S:
             return None
-        peer.told_at = now
+        peer.last_reported = now
         return waiting
 
-    def not_heard(self, replica_id: str) -> None:
-        """A call may not have arrived."""
+    def report_lost(self, replica_id: str) -> None:
+        """A call may not have arrived: the next one reports again."""
         peer = self._peers.get(replica_id)
         if peer is not None:
-            peer.told_at = -inf
+            peer.last_reported = -inf
 
-    def hear(self, replica_id: str, waiting: tuple[FlowWork, ...] | None) -> tuple[FlowWork, ...]:
-        """What waits elsewhere, given what an answer says of it."""
+    def update(self, replica_id: str, waiting: tuple[FlowWork, ...] | None) -> tuple[FlowWork, ...]:
+        """What waits elsewhere, given what an answer reports of it."""
         peer = self._peers.setdefault(replica_id, _Peer())
         if waiting is not None:
-            peer.heard = waiting
-        return peer.heard
+            peer.known = waiting
+        return peer.known
 
     def forget(self, running: Set[str]) -> None:
         """Replicas that are gone."""
@@ -88,7 +93,7 @@ def build_call(
     budget_s: float,
     waiting: tuple[FlowWork, ...] | None = None,
 ) -> BatchCall:
-    """`members[i]` holds the payload of `lease.rows[i]`. `waiting`: see `wire.BatchCall`."""
+    """`members[i]` holds the payload of `lease.rows[i]`. `waiting`: see `BatchCall`."""
     rows = [(payload, row) for payload, (_, row) in zip(members, lease.rows, strict=True)]
     lengths = np.array([payload.lengths[row] for payload, row in rows], dtype=np.int32)
     names = dict.fromkeys(name for payload in members for name in payload.inputs)
@@ -152,90 +157,83 @@ def deliver_rows(
 def _row_error(callers_fault: bool, message: str) -> errors.HeadraceError:
     if callers_fault:
         return errors.BadRequest(message)
-    return errors.RowFailed(
-        "the model failed on this request, alone; it may be tried again", retry_after_s=1.0
-    )
+    return errors.RowFailed("the model failed on this request; send it again", retry_after_s=1.0)
 
 
 @dataclass(slots=True, eq=False)
-class Sent:
+class SentBatch:
     """A lease that is out. `members[i]` waits for `lease.rows[i]`; `at`: when it was dispatched, on
     the monotonic clock. `aborted`: nobody waits for it any more. `calling`: its call is out."""
 
     lease: Dispatch
-    members: Sequence[Ticket]
+    members: Sequence[PendingBatchRequest]
     at: float
     aborted: bool = False
     calling: bool = False
     watch: asyncio.Task[None] | None = None
 
 
-class LeaseOwner(Protocol):
+class BatchCallsOwner(Protocol):
     """The queue, as far as its leases' calls need it."""
 
-    terms: Terms
+    terms: VersionTerms
 
-    def may_send(self, sent: Sent) -> bool:
+    def may_send(self, sent: SentBatch) -> bool:
         """Whether the live version takes all members' rows."""
 
-    def answered(self, sent: Sent, version: str, round_trip_s: float, reply: BatchReply) -> bool:
+    def answered(
+        self, sent: SentBatch, version: str, round_trip_s: float, reply: BatchReply
+    ) -> bool:
         """Whether anybody still waited for any of it."""
 
-    def failed(self, sent: Sent) -> None:
+    def failed(self, sent: SentBatch) -> None:
         """A fault of ours: nobody may be left waiting."""
 
-    def opened(self, sent: Sent) -> None: ...
+    def opened(self, sent: SentBatch) -> None: ...
 
-    def closed(self, sent: Sent, end: LeaseEnd, report: Report) -> None: ...
+    def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None: ...
 
 
-class LeaseCalls:
+class BatchCalls(LeaseTasks):
     """The calls of one queue; `gateway` is its name at the replicas. `ends`: how many of them have
     ended how."""
 
-    def __init__(self, owner: LeaseOwner, transport: Transport, gateway: str) -> None:
+    def __init__(self, owner: BatchCallsOwner, transport: Transport, gateway: str) -> None:
+        super().__init__()
         self._owner = owner
         self._transport = transport
         self._gateway = gateway
-        self._loop = asyncio.get_running_loop()
-        self._sent: dict[int, Sent] = {}
-        self._hearsay = PeerDemand()
-        self.tasks: set[asyncio.Task[None]] = set()
+        self._sent: dict[int, SentBatch] = {}
+        self._peer_demand = PeerDemand()
         self.ends = dict.fromkeys(BatchEnd, 0)
 
-    def send(self, lease: Dispatch, members: Sequence[Ticket], now: float) -> None:
-        sent = self._sent[lease.lease_id] = Sent(lease, members, now)
-        self._begin(self._run(sent))
+    def send(self, lease: Dispatch, members: Sequence[PendingBatchRequest], now: float) -> None:
+        sent = self._sent[lease.lease_id] = SentBatch(lease, members, now)
+        self._start(self._run(sent))
         if lease.tied:
             self._watch(sent)
             if lease.copy_of in self._sent:
                 self._watch(self._sent[lease.copy_of])
 
-    def members(self, lease_id: int) -> dict[tuple[int, int], Ticket]:
+    def members(self, lease_id: int) -> dict[tuple[int, int], PendingBatchRequest]:
         """Who waits for which row of a lease that is out, also those who have left meanwhile."""
         sent = self._sent[lease_id]
         return dict(zip(sent.lease.rows, sent.members, strict=True))
 
     def forget(self, running: Set[str]) -> None:
         """Replicas that are gone."""
-        self._hearsay.forget(running)
+        self._peer_demand.forget(running)
 
     def abort(self, lease_id: int) -> None:
         """Nobody waits for this one: it is dropped unless it has started."""
         sent = self._sent[lease_id]
         if sent.calling and not sent.aborted:
-            self._begin(self._drop(sent.lease))
+            self._start(self._drop(sent.lease))
         sent.aborted = True
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work, context=contextvars.Context())
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
 
     # ---- a lease's own call -------------------------------------------------------------------
 
-    async def _run(self, sent: Sent) -> None:
+    async def _run(self, sent: SentBatch) -> None:
         end, report, used = LeaseEnd.LOST, Report(), True
         try:
             if sent.aborted or not self._owner.may_send(sent):
@@ -250,36 +248,36 @@ class LeaseCalls:
             if end is LeaseEnd.DONE:
                 used = self._owner.answered(sent, version, round_trip_s, reply)
         except Unreached:
-            end, report = LeaseEnd.BUSY, Report(retry_in_s=_UNREACHED_RETRY_S)
+            end, report = LeaseEnd.BUSY, Report(retry_in_s=UNREACHED_RETRY_S)
         except (ReplicaDied, ReplicaFault) as died:
             logger.warning("replica %s lost a batch: %s", sent.lease.replica_id, died)
         except Exception:
-            logger.exception("a batch could not be sent or taken in")
+            logger.exception("a batch could not be sent, or its reply not read")
             self._owner.failed(sent)
             end = LeaseEnd.DONE if end is LeaseEnd.DONE else LeaseEnd.ABORTED
         finally:
             if sent.calling:
-                self._hearsay.not_heard(sent.lease.replica_id)
+                self._peer_demand.report_lost(sent.lease.replica_id)
             del self._sent[sent.lease.lease_id]
             if sent.watch is not None:
                 sent.watch.cancel()
-            self.ends[_COUNTED[end] if used else BatchEnd.UNUSED] += 1
+            self.ends[LEASE_COUNTS[end] if used else BatchEnd.UNUSED] += 1
             self._owner.closed(sent, end, report)
 
-    async def _call(self, sent: Sent) -> BatchReply:
+    async def _call(self, sent: SentBatch) -> BatchReply:
         now, lease = monotonic(), sent.lease
         budget_s = max(m.request.expires for m in sent.members) - now
         waiting = None  # of which a copy says nothing
         if not lease.copy_of:
-            waiting = self._hearsay.tell(lease.replica_id, lease.waiting, now)
+            waiting = self._peer_demand.to_report(lease.replica_id, lease.waiting, now)
         payloads = [m.rows for m in sent.members]
         call = build_call(self._gateway, lease, payloads, budget_s, waiting)
         limit_s = self._owner.terms.call_limit_s
         return await self._transport.call(lease.replica_id, call, limit_s)
 
-    def _report(self, sent: Sent, reply: BatchReply, round_trip_s: float) -> Report:
+    def _report(self, sent: SentBatch, reply: BatchReply, round_trip_s: float) -> Report:
         transport_s = max(round_trip_s - reply.wait_s - reply.service_s, 0.0)
-        waiting = self._hearsay.hear(sent.lease.replica_id, reply.waiting)
+        waiting = self._peer_demand.update(sent.lease.replica_id, reply.waiting)
         return Report(
             reply.service_s, reply.padded_tokens, reply.inflight, reply.held, reply.seen,
             reply.retry_in_s, transport_s, reply.free_in_s, reply.virtual_time, reply.served,
@@ -294,18 +292,18 @@ class LeaseCalls:
         except (Unreached, ReplicaDied, ReplicaFault) as fault:
             logger.debug("lease %d was not dropped: %s", lease.lease_id, fault)
 
-    def _watch(self, sent: Sent) -> None:
+    def _watch(self, sent: SentBatch) -> None:
         if sent.watch is None:
-            sent.watch = self._begin(self._hear_of_start(sent))
+            sent.watch = self._start(self._until_opened(sent))
 
-    async def _hear_of_start(self, sent: Sent) -> None:
+    async def _until_opened(self, sent: SentBatch) -> None:
         lease = sent.lease
         try:
             started = await self._transport.opened(
                 lease.replica_id, self._gateway, lease.lease_id, self._owner.terms.call_limit_s
             )
         except (Unreached, ReplicaDied, ReplicaFault) as fault:
-            logger.debug("nothing is known of lease %d's start: %s", lease.lease_id, fault)
+            logger.debug("whether lease %d has started is unknown: %s", lease.lease_id, fault)
             return
         if started and lease.lease_id in self._sent:
             self._owner.opened(sent)

@@ -10,21 +10,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from deployments.contract import errors
 from deployments.contract.batch_wire import BatchReply
 from deployments.contract.replica_directory import RunningReplica
-from deployments.gateway.queues.batch_calls import LeaseCalls, Sent, deliver_rows
-from deployments.gateway.queues.core_loop import CoreLoop, Demand, Terms, changed, clock, refusal
-from deployments.gateway.queues.pending_requests import BatchRecord, Ticket
+from deployments.gateway.queues.batch_calls import BatchCalls, SentBatch, deliver_rows
+from deployments.gateway.queues.core_loop import (
+    CoreLoop,
+    Demand,
+    VersionTerms,
+    changed,
+    clock,
+    refusal,
+)
+from deployments.gateway.queues.pending_requests import BatchRecord, PendingBatchRequest
 from deployments.gateway.queues.transport import Transport
 from deployments.gateway.rows.types import RowAnswer, Rows
 from routers.settings import DispatcherSettings
 from routers.types import (
     Abort,
-    Arrive,
-    Cancel,
     Closed,
     Dispatch,
     LeaseEnd,
@@ -43,17 +48,19 @@ _IDLE_S = 20.0  # a replica that has not answered for so long is not busy
 class PendingRowFailure:
     """A row that failed with `error` on `replica_id`, and may be answered by the other lease."""
 
-    ticket: Ticket
-    of: tuple[int, int]
+    request: PendingBatchRequest
+    row: tuple[int, int]
     error: errors.HeadraceError
     replica_id: str
 
 
-class Copies:
+class LeaseCopies:
+    """Which open leases carry the same rows, and which of their rows have failed in one of them."""
+
     def __init__(self) -> None:
         self._open: dict[int, Dispatch] = {}
         self._other: dict[int, int] = {}
-        self._hopes: dict[int, list[PendingRowFailure]] = {}
+        self._pending_failures: dict[int, list[PendingRowFailure]] = {}
 
     def began(self, lease: Dispatch) -> None:
         self._open[lease.lease_id] = lease
@@ -62,26 +69,28 @@ class Copies:
             self._other[lease.copy_of] = lease.lease_id
 
     def ended(self, lease_id: int) -> list[PendingRowFailure]:
-        """What was hoped of this lease; its rows have been delivered."""
+        """Rows that failed in the other lease, for which this one was waited; its own rows have
+        been delivered."""
         self._open.pop(lease_id, None)
         other = self._other.pop(lease_id, None)
         if other is not None:
             del self._other[other]
-        return self._hopes.pop(lease_id, [])
+        return self._pending_failures.pop(lease_id, [])
 
-    def hope(self, lease_id: int, hope: PendingRowFailure) -> bool:
-        """A row failed in this lease; whether another one that carries it still runs."""
+    def defer(self, lease_id: int, failure: PendingRowFailure) -> bool:
+        """A row failed in this lease; whether another one that carries it still runs, which then
+        decides."""
         other = self._other.get(lease_id)
-        if other is None or hope.of not in self._open[other].rows:
+        if other is None or failure.row not in self._open[other].rows:
             return False
-        self._hopes.setdefault(other, []).append(hope)
+        self._pending_failures.setdefault(other, []).append(failure)
         return True
 
-    def is_hoped_for(self, lease_id: int) -> bool:
-        return lease_id in self._hopes
+    def has_pending_failures(self, lease_id: int) -> bool:
+        return lease_id in self._pending_failures
 
 
-class BatchQueue(CoreLoop[Ticket]):
+class BatchQueue(CoreLoop[PendingBatchRequest]):
     """`on_batch` hears of every batch that was answered."""
 
     output_tokens = 0
@@ -89,24 +98,24 @@ class BatchQueue(CoreLoop[Ticket]):
     def __init__(
         self,
         settings: DispatcherSettings,
-        terms: Terms,
+        terms: VersionTerms,
         transport: Transport,
         *,
         gateway: str,
         on_batch: Callable[[BatchRecord], None],
     ) -> None:
         super().__init__(settings, terms)
-        self.calls = LeaseCalls(self, transport, gateway)
-        self._copies = Copies()
+        self.calls = BatchCalls(self, transport, gateway)
+        self._copies = LeaseCopies()
         self._on_batch = on_batch
         self._duty: dict[str, tuple[float, float]] = {}
 
     # ---- what the gateway calls -----------------------------------------------------------
 
-    def submit(self, rows: Rows, terms: Terms, demand: Demand) -> Ticket:
+    def submit(self, rows: Rows, terms: VersionTerms, demand: Demand) -> PendingBatchRequest:
         """Queues a request whose rows were parsed under `terms`.
 
-        Raises the error of an immediate rejection. The ticket's future gets the row answers, in
+        Raises the error of an immediate rejection. The request's future gets the row answers, in
         order, or the error.
         """
         if not self.terms.take(terms):
@@ -115,17 +124,17 @@ class BatchQueue(CoreLoop[Ticket]):
         request = self._request(rows.lengths, terms, demand, now)
         count = len(rows.lengths)
         future: asyncio.Future[tuple[RowAnswer, ...]] = self._loop.create_future()
-        ticket = Ticket(request, rows, terms, future, [None] * count, count)
-        self._enter(ticket, now)
-        if ticket.future.done():
-            ticket.future.result()
-        return ticket
+        pending = PendingBatchRequest(request, rows, terms, future, [None] * count, count)
+        self._enter(pending, now)
+        if pending.future.done():
+            pending.future.result()
+        return pending
 
-    def cancel(self, ticket: Ticket) -> None:
-        """The caller left: its place is free, its future raises `CallerLeft`; idempotent."""
-        super().cancel(ticket)
-        if ticket.future.done():
-            ticket.future.exception()  # seen: perhaps nobody awaits it any more
+    def cancel(self, pending: PendingBatchRequest) -> None:
+        """The caller disconnected: its future raises `CallerLeft`; idempotent."""
+        super().cancel(pending)
+        if pending.future.done():
+            pending.future.exception()  # seen: perhaps nobody awaits it any more
 
     def set_replicas(self, replicas: Sequence[RunningReplica], slots: int) -> None:
         known = tuple(Replica(r.replica_id, slots) for r in replicas)
@@ -144,7 +153,7 @@ class BatchQueue(CoreLoop[Ticket]):
         """Engines' own accounts, which batch replicas have none of."""
         return {}
 
-    # ---- obeying ----------------------------------------------------------------------------
+    # ---- performing ----------------------------------------------------------------------------
 
     def _open(self, lease: Dispatch, now: float) -> None:
         self._copies.began(lease)
@@ -152,120 +161,109 @@ class BatchQueue(CoreLoop[Ticket]):
             known = self.calls.members(lease.copy_of)
             members = [known[row] for row in lease.rows]
         else:
-            members = [self._tickets[request_id] for request_id, _ in lease.rows]
+            members = [self._pending[request_id] for request_id, _ in lease.rows]
         self.calls.send(lease, members, now)
 
     def _abort(self, action: Abort) -> None:
-        if not self._copies.is_hoped_for(action.lease_id):
+        if not self._copies.has_pending_failures(action.lease_id):
             self.calls.abort(action.lease_id)
 
-    # ---- what becomes of leases (`LeaseOwner`) ------------------------------------------------
+    # ---- what becomes of leases (`BatchCallsOwner`) -----------------------------------------
 
-    def may_send(self, sent: Sent) -> bool:
+    def may_send(self, sent: SentBatch) -> bool:
         stale = [m for m in sent.members if not self.terms.take(m.terms)]
-        for ticket in stale:
-            self._finish(ticket, changed())
+        for pending in stale:
+            self._finish(pending, changed())
         return not stale
 
-    def opened(self, sent: Sent) -> None:
+    def opened(self, sent: SentBatch) -> None:
         self._step(Opened(sent.lease.lease_id), clock())
 
-    def answered(self, sent: Sent, version: str, round_trip_s: float, reply: BatchReply) -> bool:
+    def answered(
+        self, sent: SentBatch, version: str, round_trip_s: float, reply: BatchReply
+    ) -> bool:
         lease = sent.lease
         self._duty[lease.replica_id] = reply.duty, clock()
         self._on_batch(_record(sent, round_trip_s, reply))
         answers = deliver_rows(lease, sent.at, version, reply)
-        wanted = [
-            (ticket, of, answer)
-            for ticket, of, answer in zip(sent.members, lease.rows, answers, strict=True)
-            if _awaits(ticket, of)
+        awaited = [
+            (pending, row, answer)
+            for pending, row, answer in zip(sent.members, lease.rows, answers, strict=True)
+            if _awaits(pending, row)
         ]
-        for ticket, of, answer in wanted:
-            self._row_done(lease, ticket, of, answer)
-        return bool(wanted)
+        for pending, row, answer in awaited:
+            self._row_done(lease, pending, row, answer)
+        return bool(awaited)
 
-    def failed(self, sent: Sent) -> None:
+    def failed(self, sent: SentBatch) -> None:
         """Whoever has no answer yet gets an error, and no second try."""
-        for ticket, (request_id, _) in zip(sent.members, sent.lease.rows, strict=True):
-            if ticket.request.request_id == request_id:
-                self._finish(ticket, errors.RowFailed("the request could not be answered"))
+        for pending, (request_id, _) in zip(sent.members, sent.lease.rows, strict=True):
+            if pending.request.request_id == request_id:
+                self._finish(
+                    pending,
+                    errors.RowFailed(
+                        "the request could not be answered because of an internal error"
+                    ),
+                )
 
-    def closed(self, sent: Sent, end: LeaseEnd, report: Report) -> None:
+    def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None:
         lease_id = sent.lease.lease_id
-        hopes = self._copies.ended(lease_id)
+        failures = self._copies.ended(lease_id)
         self._step(Closed(lease_id, end, report), clock())
-        for hope in hopes:
-            if _awaits(hope.ticket, hope.of):
-                self._row_failed(hope)
+        for failure in failures:
+            if _awaits(failure.request, failure.row):
+                self._row_failed(failure)
 
     # ---- what becomes of rows -----------------------------------------------------------------
 
     def _row_done(
-        self, lease: Dispatch, ticket: Ticket, of: tuple[int, int], answer: RowAnswer
+        self, lease: Dispatch, pending: PendingBatchRequest, row: tuple[int, int], answer: RowAnswer
     ) -> None:
         """A row's answer or error; the last row resolves the caller's future."""
-        if not _awaits(ticket, of):
+        if not _awaits(pending, row):
             return
         if answer.error is not None:
-            failed = PendingRowFailure(ticket, of, answer.error, lease.replica_id)
-            if isinstance(answer.error, errors.RowFailed) and self._hope(lease, failed):
+            failed = PendingRowFailure(pending, row, answer.error, lease.replica_id)
+            if isinstance(answer.error, errors.RowFailed) and self._defer(lease, failed):
                 return
             self._row_failed(failed)
             return
-        ticket.answers[of[1]] = answer
-        ticket.missing -= 1
-        if ticket.missing == 0:
-            self._resolve(ticket)
+        pending.answers[row[1]] = answer
+        pending.missing -= 1
+        if pending.missing == 0:
+            self._resolve(pending)
 
-    def _hope(self, lease: Dispatch, failed: PendingRowFailure) -> bool:
+    def _defer(self, lease: Dispatch, failed: PendingRowFailure) -> bool:
         """Leaves a row to the other lease that carries it, if one still runs. The dispatcher deems
         it answered, so its time is kept here."""
-        if not self._copies.hope(lease.lease_id, failed):
+        if not self._copies.defer(lease.lease_id, failed):
             return False
-        ticket = failed.ticket
-        left_s = max(ticket.request.expires - clock(), 0.0)
-        self._loop.call_later(left_s, self._finish, ticket, refusal(Reason.EXPIRED, 0.0))
+        pending = failed.request
+        left_s = max(pending.request.expires - clock(), 0.0)
+        self._loop.call_later(left_s, self._finish, pending, refusal(Reason.EXPIRED, 0.0))
         return True
 
     def _row_failed(self, failed: PendingRowFailure) -> None:
-        ticket, error = failed.ticket, failed.error
-        if isinstance(error, errors.RowFailed) and self._retry(ticket, failed.replica_id):
+        pending, error = failed.request, failed.error
+        if isinstance(error, errors.RowFailed) and self._retry(pending, failed.replica_id):
             return
-        self._finish(ticket, error)
+        self._finish(pending, error)
 
-    def _resolve(self, ticket: Ticket) -> None:
-        self._leave(ticket)
-        ticket.future.set_result(tuple(a for a in ticket.answers if a is not None))
-
-    def _retry(self, ticket: Ticket, replica_id: str) -> bool:
-        """A row that a runtime failed on, alone, runs once more as a request of its own, on another
-        replica than `replica_id` where there is one."""
-        old = ticket.request
-        now = clock()
-        if ticket.retried or not old.retryable or old.expires <= now:
-            return False
-        ticket.retried = True
-        del self._tickets[old.request_id]
-        again = replace(old, request_id=next(self._ids), avoid=replica_id)
-        ticket.request = again
-        ticket.answers = [None] * len(old.lengths)
-        ticket.missing = len(old.lengths)
-        self._tickets[again.request_id] = ticket
-        self._step(Cancel(old.request_id), now)
-        self._step(Arrive(again), now)
-        return True
+    def _resolve(self, pending: PendingBatchRequest) -> None:
+        self._leave(pending)
+        pending.future.set_result(tuple(a for a in pending.answers if a is not None))
 
 
-def _awaits(ticket: Ticket, of: tuple[int, int]) -> bool:
+def _awaits(pending: PendingBatchRequest, of: tuple[int, int]) -> bool:
     """Whether an answer to this row, (request id, row) of a lease, is still wanted: not of one that
-    the other lease has answered, nor of what the ticket was before its retry."""
+    the other lease has answered, nor of what the request was before its retry."""
     request_id, row = of
-    if ticket.future.done() or ticket.request.request_id != request_id:
+    if pending.future.done() or pending.request.request_id != request_id:
         return False
-    return ticket.answers[row] is None
+    return pending.answers[row] is None
 
 
-def _record(sent: Sent, round_trip_s: float, reply: BatchReply) -> BatchRecord:
+def _record(sent: SentBatch, round_trip_s: float, reply: BatchReply) -> BatchRecord:
     lease, members = sent.lease, sent.members
     tokens = sum(m.request.lengths[row] for m, (_, row) in zip(members, lease.rows, strict=True))
     return BatchRecord(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from deployments.contract import errors
-from deployments.contract.app_names import book_key, model_app
+from deployments.contract.app_names import directory_key, model_app
 from deployments.contract.description import ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.registry import View
@@ -45,15 +45,15 @@ class SeededTransport(AnyTransport, Protocol):
 
 
 class Catalogue:
-    """`home`: this gateway, as its queues have to know it. `cache_bytes`: bound of each tokeniser's
-    cache of frequent texts. `connect(application)` makes the way to a model's replicas,
-    `connect_streams(application, gateway)` to those of one that generates. `on_change`
-    is called when the set of models changed, before the loop's next turn."""
+    """`identity`: this gateway, as its queues know it. `cache_bytes`: bound of each tokeniser's
+    cache of frequent texts. `connect(application)` makes the transport to a model's replicas,
+    `connect_streams(application, gateway)` to those of one that generates. `on_change` is called
+    when the set of models has changed, before the loop's next turn."""
 
     def __init__(
         self,
         registry: Any,
-        home: GatewayIdentity,
+        identity: GatewayIdentity,
         cache_bytes: int,
         on_batch: Callable[[str, BatchRecord], None],
         connect: Callable[[str], SeededTransport] = ServeTransport,
@@ -61,7 +61,7 @@ class Catalogue:
         connect_streams: Callable[[str, str], SeededTransport] = ServeStreamTransport,
     ) -> None:
         self._registry = registry
-        self._home = home
+        self._identity = identity
         self._cache_bytes = cache_bytes
         self._on_batch = on_batch
         self._connect, self._connect_streams = connect, connect_streams
@@ -101,7 +101,7 @@ class Catalogue:
         if model is None:
             if name in self._declared:
                 raise errors.NotReady(
-                    f"model {name} is declared and not ready yet", retry_after_s=_RETRY_AFTER_S
+                    f"model {name} is declared but not ready yet", retry_after_s=_RETRY_AFTER_S
                 )
             raise errors.NotFound(
                 f"unknown model {name[:_SHOWN]!r}; GET /v1/models lists the models", param="model"
@@ -109,11 +109,11 @@ class Catalogue:
         if version is not None and version != model.description.version:
             raise errors.NotFound(
                 f"model {name} has no version {version[:_SHOWN]!r}; "
-                f"{model.description.version} is live"
+                f"the live version is {model.description.version}"
             )
         if name not in self._live and not self._holds(name, model):
             raise errors.NotReady(
-                f"model {name} has no replica at the moment", retry_after_s=_RETRY_AFTER_S
+                f"model {name} has no running replica at the moment", retry_after_s=_RETRY_AFTER_S
             )
         return model
 
@@ -122,7 +122,7 @@ class Catalogue:
         served = self._served.get(name)
         if served is None:
             return self._fallbacks.get(name, "")
-        return served.description.ladder.fallback
+        return served.description.reuse.fallback
 
     def _holds(self, name: str, model: ServedModel) -> bool:
         """A model that changes hands keeps taking requests for a while."""
@@ -152,13 +152,13 @@ class Catalogue:
 
     @property
     def frozen(self) -> bool:
-        return self._home.frozen
+        return self._identity.frozen
 
     def freeze(self, frozen: bool) -> None:
         """Stops all that learns in every model's core, in those to come too, or lets it go on."""
-        if frozen == self._home.frozen:
+        if frozen == self._identity.frozen:
             return
-        self._home = replace(self._home, frozen=frozen)
+        self._identity = replace(self._identity, frozen=frozen)
         for served in self._served.values():
             served.freeze(frozen)
 
@@ -209,7 +209,7 @@ class Catalogue:
                 break
             except Exception:
                 logger.exception(
-                    "a model cannot be taken in; trying again", extra={"model": description.name}
+                    "a model cannot be served; trying again", extra={"model": description.name}
                 )
                 await asyncio.sleep(_PAUSE_S)
         del self._adopting[description.name]
@@ -228,20 +228,20 @@ class Catalogue:
         if served is not None and served.is_like(description):
             served.replace(description, tokenizer)
             return
-        transport = self._way_to(description)
+        transport = self._transport_for(description)
         await transport.seed(_SEED_S)
         if served is not None:
             served.close()
         self._served[name] = ServedModel(
-            description, tokenizer, transport, directory_for(book_key(name)), self._home,
+            description, tokenizer, transport, directory_for(directory_key(name)), self._identity,
             self._on_batch,
         )  # fmt: skip
 
-    def _way_to(self, description: ModelDescription) -> SeededTransport:
+    def _transport_for(self, description: ModelDescription) -> SeededTransport:
         application = model_app(description.name)
         if description.generating is None:
             return self._connect(application)
-        return self._connect_streams(application, self._home.gateway)
+        return self._connect_streams(application, self._identity.gateway)
 
     async def _tokenizer(self, d: ModelDescription) -> TextTokenizer | None:
         if not d.tokenizer_digest or d.task == "tensors":

@@ -1,8 +1,8 @@
-"""A model's dispatcher at work, whatever its replicas are: feeds it events, obeys its actions.
+"""A model's dispatcher at work, whatever its replicas are: feeds it events, performs its actions.
 
-What is the same for batches and for streams: the timer, the callers who wait by request id, how a
-request is refused, how settings and versions change. What a lease means, and how it becomes a call,
-is the queue's that builds on this.
+What is the same for batches and for streams: the timer, the pending requests by id, what a request
+demands and under which version's terms, how it is refused or retried, how settings and versions
+change. What a lease means, and how it becomes a call, is said by the queue that builds on this.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from deployments.contract import errors
@@ -39,7 +39,7 @@ clock = time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class VersionTerms:
     """What a version of a model promises the rows that are sent to it.
 
     `signature`: equal ones take the same rows and give the same outputs. `retryable`: a row may run
@@ -52,7 +52,7 @@ class Terms:
     retryable: bool = True
     call_limit_s: float = 35.0
 
-    def take(self, other: Terms) -> bool:
+    def take(self, other: VersionTerms) -> bool:
         """Whether rows that were parsed under `other` may be sent under these."""
         return other is self or other.signature == self.signature
 
@@ -80,7 +80,7 @@ class Demand:
 def changed() -> errors.HeadraceError:
     """For rows that were parsed for a version whose tensors are not the live one's."""
     return errors.NotReady(
-        "the model was replaced by a version with other inputs or outputs; ask again",
+        "the model was replaced by a version with other inputs or outputs; send the request again",
         retry_after_s=1.0,
     )
 
@@ -94,59 +94,65 @@ def refusal(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
 
 def _error(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
     if reason is Reason.EXPIRED:
-        return errors.Expired("the request's time was up before it could be answered")
+        return errors.Expired("the request's time limit passed before it was answered")
     if reason is Reason.TOO_LONG:
-        return errors.BadRequest("a row is longer than lengths.max of this model")
+        return errors.BadRequest("a row is longer than this model takes (lengths.max)")
     if reason is Reason.TOO_LARGE:
-        return errors.BadRequest("the request has more rows than queue.max_rows of this model")
+        return errors.BadRequest(
+            "the request has more rows than this model's queue takes (queue.max_rows)"
+        )
     if reason is Reason.LOST:
         return errors.ReplicaLost(
-            "the replica that worked on this was lost, and so was the retry", retry_after_s=1.0
+            "the replica that ran the request was lost, and no other replica answered it",
+            retry_after_s=1.0,
         )
     if reason is Reason.CLOSED:
         return errors.NotReady("the model is being withdrawn or replaced", retry_after_s=1.0)
     retry_after_s = max(retry_after_s, 0.05)
     if reason is Reason.TENANT_FULL:
         return errors.OverOwnLimit(
-            "as many of this tenant's rows wait as may (max_queue_rows)",
+            "too many rows of this tenant are waiting already (max_queue_rows)",
             retry_after_s=retry_after_s,
         )
     message = {
         Reason.QUEUE_FULL: "the model's queue is full (queue.max_rows, queue.max_work_s)",
-        Reason.LATE: "the request could no longer be answered within the model's SLO",
-        Reason.SHED: "the model has more requests than it can answer in time",
+        Reason.LATE: "the request cannot be answered before its deadline",
+        Reason.SHED: "the model gets more requests than it can answer in time",
     }[reason]
     return errors.Overloaded(message, retry_after_s=retry_after_s)
 
 
-class Waiting(Protocol):
-    """A caller's place. `fail` tells it, unless it has its answer already."""
+class PendingRequest(Protocol):
+    """A request that waits or runs. `fail` tells its caller, unless it has its answer already;
+    `restart` forgets what has come of it so far. `retried`: it runs for the second time."""
 
     request: Request
+    retried: bool
 
     def fail(self, error: errors.HeadraceError) -> None: ...
+    def restart(self) -> None: ...
 
 
-W = TypeVar("W", bound=Waiting)
+P = TypeVar("P", bound=PendingRequest)
 
 
-class CoreLoop(Generic[W]):
+class CoreLoop(Generic[P]):
     """`terms` are the live version's."""
 
-    def __init__(self, settings: DispatcherSettings, terms: Terms) -> None:
+    def __init__(self, settings: DispatcherSettings, terms: VersionTerms) -> None:
         self.terms = terms
         self._settings = settings
         self._dispatcher = Dispatcher(settings)
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
-        self._tickets: dict[int, W] = {}
+        self._pending: dict[int, P] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     # ---- what the gateway calls -----------------------------------------------------------
 
-    def cancel(self, ticket: W) -> None:
-        """The caller left: its place is free; idempotent."""
-        self._finish(ticket, errors.CallerLeft("the client left"))
+    def cancel(self, pending: P) -> None:
+        """The caller disconnected: its place is free; idempotent."""
+        self._finish(pending, errors.CallerLeft("the client disconnected"))
 
     def retune(self, settings: DispatcherSettings) -> None:
         """Goes on under other settings with the same version and replicas."""
@@ -156,7 +162,7 @@ class CoreLoop(Generic[W]):
         now = clock()
         self._perform(self._dispatcher.reconfigure(settings, now), now)
 
-    def adopt(self, settings: DispatcherSettings, terms: Terms) -> None:
+    def adopt(self, settings: DispatcherSettings, terms: VersionTerms) -> None:
         """Goes on under another version: what waits is queued anew, or refused where the version
         takes or gives other things. No replica is left to send to until the next list of them."""
         if terms == self.terms and settings == self._settings:
@@ -189,7 +195,7 @@ class CoreLoop(Generic[W]):
     @property
     def inflight(self) -> int:
         """Requests that wait or run."""
-        return len(self._tickets)
+        return len(self._pending)
 
     def check_room(self, demand: Demand) -> None:
         """Raises the refusal of a queue that is full, has as many of this tenant's rows as may
@@ -199,14 +205,14 @@ class CoreLoop(Generic[W]):
             raise refusal(Reason.TENANT_FULL, dispatcher.retry_after_s())
         if self.waiting_rows >= self._settings.max_queue_rows:
             raise refusal(Reason.QUEUE_FULL, dispatcher.retry_after_s())
-        wait_s = dispatcher.heard(
+        wait_s = dispatcher.fast_reject(
             demand.tenant, demand.priority, demand.deadline_s, demand.expires_s, clock()
         )
         if wait_s is not None:
             raise refusal(Reason.LATE, wait_s)
 
     def _request(
-        self, lengths: tuple[int, ...], terms: Terms, demand: Demand, now: float
+        self, lengths: tuple[int, ...], terms: VersionTerms, demand: Demand, now: float
     ) -> Request:
         """What the dispatcher is told of a newcomer, under an id of its own."""
         return Request(
@@ -223,7 +229,7 @@ class CoreLoop(Generic[W]):
             session=demand.session,
         )
 
-    # ---- obeying ----------------------------------------------------------------------------
+    # ---- performing ----------------------------------------------------------------------------
 
     def _open(self, lease: Dispatch, now: float) -> None:
         raise NotImplementedError
@@ -245,25 +251,40 @@ class CoreLoop(Generic[W]):
             else:
                 self._abort(action)
 
-    def _enter(self, ticket: W, now: float) -> None:
+    def _enter(self, pending: P, now: float) -> None:
         """A caller waits from now on, unless it is refused at once."""
-        self._tickets[ticket.request.request_id] = ticket
-        self._step(Arrive(ticket.request), now)
+        self._pending[pending.request.request_id] = pending
+        self._step(Arrive(pending.request), now)
 
-    def _leave(self, ticket: W) -> bool:
+    def _leave(self, pending: P) -> bool:
         """Whether it was waiting still; the dispatcher is to be told by the caller of this."""
-        return self._tickets.pop(ticket.request.request_id, None) is not None
+        return self._pending.pop(pending.request.request_id, None) is not None
 
-    def _finish(self, ticket: W, error: errors.HeadraceError) -> None:
-        """Ends a ticket with an error and tells the dispatcher that nobody waits any more."""
-        if self._leave(ticket):
-            ticket.fail(error)
-            self._step(Cancel(ticket.request.request_id), clock())
+    def _finish(self, pending: P, error: errors.HeadraceError) -> None:
+        """Ends a request with an error and tells the dispatcher that nobody waits any more."""
+        if self._leave(pending):
+            pending.fail(error)
+            self._step(Cancel(pending.request.request_id), clock())
+
+    def _retry(self, pending: P, replica_id: str) -> bool:
+        """What `replica_id` failed on, alone, runs once more as a request of its own, on another
+        replica where there is one. False where it may not."""
+        old, now = pending.request, clock()
+        if pending.retried or not old.retryable or old.expires <= now:
+            return False
+        self._leave(pending)
+        pending.retried = True
+        pending.request = replace(old, request_id=next(self._ids), avoid=replica_id)
+        pending.restart()
+        self._pending[pending.request.request_id] = pending
+        self._step(Cancel(old.request_id), now)
+        self._step(Arrive(pending.request), now)
+        return True
 
     def _refuse(self, action: Reject | Evict) -> None:
-        ticket = self._tickets.pop(action.request_id, None)
-        if ticket is not None:
-            ticket.fail(refusal(action.reason, action.retry_after_s))
+        pending = self._pending.pop(action.request_id, None)
+        if pending is not None:
+            pending.fail(refusal(action.reason, action.retry_after_s))
 
     def _wake_at(self, at: float) -> None:
         if self._timer is not None:

@@ -16,21 +16,21 @@ from enum import Enum
 from deployments.contract import errors
 from deployments.contract.batch_wire import BatchReply
 from deployments.contract.stream_wire import Piece
-from deployments.gateway.queues.core_loop import Terms
+from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.rows.types import RowAnswer, Rows
 from deployments.gateway.telemetry.tracing import TraceContext
-from routers.types import Generation, Request, Tokens
+from routers.types import Generation, LeaseEnd, Request, Tokens
 
 MOST_UNREAD_BYTES = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class PendingBatchRequest:
     """A caller waiting for all its rows. `future` resolves to the tuple of row answers."""
 
     request: Request
     rows: Rows
-    terms: Terms
+    terms: VersionTerms
     future: asyncio.Future[tuple[RowAnswer, ...]]
     answers: list[RowAnswer | None]
     missing: int
@@ -41,6 +41,10 @@ class Ticket:
         if not self.future.done():
             self.future.set_exception(error)
 
+    def restart(self) -> None:
+        self.missing = len(self.request.lengths)
+        self.answers = [None] * self.missing
+
 
 class BatchEnd(Enum):
     """What became of a batch that was sent, as metrics count it."""
@@ -50,6 +54,14 @@ class BatchEnd(Enum):
     RETURNED = "returned"  # not started: no room, or another's turn
     DROPPED = "dropped"  # not started, and nobody waits for it
     LOST = "lost"
+
+
+LEASE_COUNTS = {
+    LeaseEnd.DONE: BatchEnd.ANSWERED,
+    LeaseEnd.BUSY: BatchEnd.RETURNED,
+    LeaseEnd.ABORTED: BatchEnd.DROPPED,
+    LeaseEnd.LOST: BatchEnd.LOST,
+}
 
 
 @dataclass(slots=True)
@@ -82,14 +94,14 @@ class Prompt:
 
 
 @dataclass(slots=True, eq=False)
-class StreamTicket:
+class PendingStreamRequest:
     """`status`: HTTP's, of the first piece. Times are on the monotonic clock, 0.0: not yet;
     `first_at`, `last_at`: when its first and its last token came. `replica_id`: where it runs or
-    ran last. `told`: output tokens that the queue has passed on to the dispatcher."""
+    ran last. `last_reported`: output tokens that the queue has passed on to the dispatcher."""
 
     request: Request
     prompt: Prompt
-    terms: Terms
+    terms: VersionTerms
     trace: TraceContext | None = None
     retried: bool = False
     status: int = 200
@@ -99,7 +111,7 @@ class StreamTicket:
     first_at: float = 0.0
     last_at: float = 0.0
     replica_id: str = ""
-    told: int = 0
+    last_reported: int = 0
     _unread: list[bytes] = field(default_factory=list)
     _unread_bytes: int = 0
     _given: bool = False
@@ -163,10 +175,10 @@ class StreamTicket:
             self._awake()
         return True
 
-    def again(self) -> None:
+    def restart(self) -> None:
         """It runs once more from the start; nothing of it was given to anybody."""
         self._drop()
-        self.tokens, self.told = Tokens(), 0
+        self.tokens, self.last_reported = Tokens(), 0
         self.first_at = self.last_at = self.service_s = 0.0
 
     def finish(self) -> None:

@@ -19,7 +19,7 @@ from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
 from deployments.gateway.queues.batch_queue import BatchQueue
-from deployments.gateway.queues.core_loop import Terms
+from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.gateway.recording.recorder import Recorder
@@ -35,7 +35,7 @@ class AnyTransport(Protocol):
     def forget(self, running: set[str]) -> None: ...
 
 
-def terms(d: ModelDescription) -> Terms:
+def terms(d: ModelDescription) -> VersionTerms:
     """Rows of equal inputs, outputs, vocabulary, image operation and labels may go to either
     version, prompts of equal vocabulary and context. A call lasts as long as what runs and what
     this gateway has staged before it: behind another gateway's batch it is returned."""
@@ -45,7 +45,7 @@ def terms(d: ModelDescription) -> Terms:
         d.tokenizer_digest, d.image, d.classes, context,
     )  # fmt: skip
     s = d.scheduling
-    return Terms(d.version, signature, s.retry, s.hang_limit_s * s.slots + _CALL_MARGIN_S)
+    return VersionTerms(d.version, signature, s.retry, s.hang_limit_s * s.slots + _CALL_MARGIN_S)
 
 
 class ServedModel:
@@ -57,40 +57,40 @@ class ServedModel:
         description: ModelDescription,
         tokenizer: TextTokenizer | None,
         transport: AnyTransport,
-        book: ReplicaDirectory,
-        home: GatewayIdentity,
+        directory: ReplicaDirectory,
+        identity: GatewayIdentity,
         on_batch: Callable[[str, BatchRecord], None],
     ) -> None:
         self.description = description
         self.tokenizer = tokenizer
         self._transport = transport
-        self._home = home
+        self._identity = identity
         self._profile = description.profile
         self._running: tuple[RunningReplica, ...] = ()
-        self._rungs: AnswerReuse | None = None
+        self._reuse: AnswerReuse | None = None
         self.queue: BatchQueue | StreamQueue
         if description.generating is not None:
             self.queue = StreamQueue(
-                self._settings(), terms(description), cast(Any, transport), gateway=home.gateway
+                self._settings(), terms(description), cast(Any, transport), gateway=identity.gateway
             )
         else:
             self.queue = BatchQueue(
                 self._settings(),
                 terms(description),
                 cast(Any, transport),
-                gateway=home.gateway,
+                gateway=identity.gateway,
                 on_batch=lambda record: on_batch(description.name, record),
             )
-            self._rungs = AnswerReuse(description, self.queue.cancel)
+            self._reuse = AnswerReuse(description, self.queue.cancel)
         self.recorder = self._recorder()
-        self._stop_listening = book.listen(self._heard)
+        self._stop_listening = directory.listen(self._heard)
 
     @property
     def batches(self) -> BatchQueue:
         """Raises BadRequest of a model that generates."""
         if isinstance(self.queue, StreamQueue):
             raise errors.BadRequest(
-                f"model {self.description.name} generates text: ask it by POST "
+                f"model {self.description.name} generates text; send the request to POST "
                 "/v1/chat/completions or /v1/completions",
                 param="model",
             )
@@ -101,8 +101,8 @@ class ServedModel:
         """Raises BadRequest of a model that does not generate."""
         if isinstance(self.queue, BatchQueue):
             raise errors.BadRequest(
-                f"model {self.description.name} generates no text; GET /v1/models lists those "
-                "that do",
+                f"model {self.description.name} does not generate text; send the request to "
+                "a model that does",
                 param="model",
             )
         return self.queue
@@ -112,10 +112,10 @@ class ServedModel:
         return (description.generating is None) == (self.description.generating is None)
 
     @property
-    def rungs(self) -> AnswerReuse | None:
+    def reuse(self) -> AnswerReuse | None:
         """None where the model neither keeps nor shares answers."""
-        ladder = self.description.ladder
-        return self._rungs if ladder.cache_bytes or ladder.coalesce else None
+        reuse = self.description.reuse
+        return self._reuse if reuse.cache_bytes or reuse.coalesce else None
 
     def replace(self, description: ModelDescription, tokenizer: TextTokenizer | None) -> None:
         """A new version is live: what waits is queued again by its settings, or refused where the
@@ -125,8 +125,8 @@ class ServedModel:
             self._profile = description.profile
         self.description = description
         self.tokenizer = tokenizer
-        if self._rungs is not None:
-            self._rungs.adopt(description)
+        if self._reuse is not None:
+            self._reuse.adopt(description)
         if description.recording != known.recording:
             self.end_recording()
             self.recorder = self._recorder()
@@ -135,7 +135,7 @@ class ServedModel:
 
     def freeze(self, frozen: bool) -> None:
         """Stops all that learns in the model's core, or lets it go on; what waits stays."""
-        self._home = replace(self._home, frozen=frozen)
+        self._identity = replace(self._identity, frozen=frozen)
         self.queue.retune(self._settings())
 
     @property
@@ -151,7 +151,7 @@ class ServedModel:
     def _recorder(self) -> Recorder | None:
         """None where the model's settings do not ask for one."""
         recording = self.description.recording
-        return None if recording is None else Recorder(recording, self._home.gateway)
+        return None if recording is None else Recorder(recording, self._identity.gateway)
 
     def end_recording(self) -> None:
         """What was kept is written, in a while."""
@@ -162,7 +162,7 @@ class ServedModel:
     def _settings(self) -> DispatcherSettings:
         """A profile is kept as long as the model is the same: one that another replica measured
         says nothing new, and would cost what has been learnt since."""
-        return dispatcher_settings(replace(self.description, profile=self._profile), self._home)
+        return dispatcher_settings(replace(self.description, profile=self._profile), self._identity)
 
     def _live(self) -> tuple[RunningReplica, ...]:
         return tuple(r for r in self._running if r.digest() == self.description.digest)

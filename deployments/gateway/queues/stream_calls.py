@@ -1,4 +1,4 @@
-"""How do requests to generate reach a replica, and what comes back of them?
+"""Leases of streams as requests at replicas, and what comes back of them.
 
 One stream a replica, kept open; its messages bring what all of this gateway's requests there have
 had since the last one. A request begins and is aborted by short calls beside it. A replica is
@@ -12,14 +12,20 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncGenerator, Coroutine, Set
+from collections.abc import AsyncGenerator, Set
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from deployments.contract.stream_wire import GenerateCall, Piece, StepMessage, StreamEnd
-from deployments.gateway.queues.pending_requests import BatchEnd, StreamTicket
+from deployments.gateway.queues.pending_requests import (
+    LEASE_COUNTS,
+    BatchEnd,
+    PendingStreamRequest,
+)
 from deployments.gateway.queues.transport import (
+    UNREACHED_RETRY_S,
+    LeaseTasks,
     ReplicaDied,
     ReplicaFault,
     StreamTransport,
@@ -29,24 +35,17 @@ from routers.types import Dispatch, LeaseEnd, Report, Tokens
 from runtimes.types import EngineLoad
 
 _AGAIN_S = 0.2
-_UNREACHED_RETRY_S = 0.01
 _BUSY_RETRY_S = 0.05  # another gateway has filled it; a stream there ends now and then
 _BROKEN = (Unreached, ReplicaDied, ReplicaFault)
-_COUNTED = {
-    LeaseEnd.DONE: BatchEnd.ANSWERED,
-    LeaseEnd.BUSY: BatchEnd.RETURNED,
-    LeaseEnd.ABORTED: BatchEnd.DROPPED,
-    LeaseEnd.LOST: BatchEnd.LOST,
-}
 logger = logging.getLogger("headrace.queue")
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class StreamRun:
     """A lease that is out. `begun`: its call has come back; `aborted`: it is to be."""
 
     lease: Dispatch
-    ticket: StreamTicket
+    pending: PendingStreamRequest
     begun: bool = False
     aborted: bool = False
 
@@ -56,39 +55,38 @@ class _Link:
     replica_id: str
     listed: bool = True
     up: bool = False
-    runs: dict[int, Run] = field(default_factory=dict)
+    runs: dict[int, StreamRun] = field(default_factory=dict)
     load: EngineLoad = field(default_factory=EngineLoad)
     task: asyncio.Task[None] | None = None
 
 
-class RunOwner(Protocol):
+class StreamCallsOwner(Protocol):
     """The queue, as far as its requests' runs need it."""
 
-    def may_begin(self, run: Run) -> bool: ...
-    def call_of(self, run: Run) -> GenerateCall: ...
-    def opened(self, run: Run) -> None: ...
-    def progressed(self, run: Run, piece: Piece) -> None: ...
+    def may_begin(self, run: StreamRun) -> bool: ...
+    def call_of(self, run: StreamRun) -> GenerateCall: ...
+    def opened(self, run: StreamRun) -> None: ...
+    def progressed(self, run: StreamRun, piece: Piece) -> None: ...
 
-    def ended(self, run: Run, piece: Piece, report: Report) -> LeaseEnd:
+    def ended(self, run: StreamRun, piece: Piece, report: Report) -> LeaseEnd:
         """Its last piece; the dispatcher is told by this. How the lease ended."""
 
-    def closed(self, run: Run, end: LeaseEnd, report: Report) -> None:
+    def closed(self, run: StreamRun, end: LeaseEnd, report: Report) -> None:
         """It ended without one."""
 
     def links_changed(self) -> None: ...
 
 
-class StreamCalls:
+class StreamCalls(LeaseTasks):
     """The streams of one queue. `ends`: how many runs have ended how."""
 
-    def __init__(self, owner: RunOwner, transport: StreamTransport) -> None:
+    def __init__(self, owner: StreamCallsOwner, transport: StreamTransport) -> None:
+        super().__init__()
         self._owner = owner
         self._transport = transport
-        self._loop = asyncio.get_running_loop()
         self._links: dict[str, _Link] = {}
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, StreamRun] = {}
         self._unwanted: dict[str, list[int]] = {}  # leases to abort, by replica
-        self.tasks: set[asyncio.Task[None]] = set()
         self.ends = dict.fromkeys(BatchEnd, 0)
 
     @property
@@ -101,7 +99,7 @@ class StreamCalls:
         """Each replica's own account, as of its last message."""
         return {uid: link.load for uid, link in self._links.items() if link.up}
 
-    def run(self, lease_id: int) -> Run | None:
+    def run(self, lease_id: int) -> StreamRun | None:
         """None once it has ended."""
         return self._runs.get(lease_id)
 
@@ -114,7 +112,7 @@ class StreamCalls:
         """These replicas run: a stream to each; the others' end with what runs on them."""
         for replica_id in sorted(listed - self._links.keys()):
             link = self._links[replica_id] = _Link(replica_id)
-            link.task = self._spawn(self._keep(link))
+            link.task = self._start_lasting(self._keep(link))
         for replica_id, link in list(self._links.items()):
             link.listed = replica_id in listed
             if not link.listed and not link.runs:
@@ -125,13 +123,13 @@ class StreamCalls:
         for link in list(self._links.values()):
             self._end(link)
 
-    def begin(self, lease: Dispatch, ticket: StreamTicket) -> None:
-        run = Run(lease, ticket)
+    def begin(self, lease: Dispatch, pending: PendingStreamRequest) -> None:
+        run = StreamRun(lease, pending)
         self._runs[lease.lease_id] = run
         link = self._links.get(lease.replica_id)
         if link is not None:
             link.runs[lease.lease_id] = run
-        self._spawn_begun(self._begin(run))
+        self._start(self._begin(run))
 
     def abort(self, lease_id: int) -> None:
         run = self._runs.get(lease_id)
@@ -143,7 +141,7 @@ class StreamCalls:
 
     # ---- calls beside the stream --------------------------------------------------------------
 
-    async def _begin(self, run: Run) -> None:
+    async def _begin(self, run: StreamRun) -> None:
         replica_id, lease_id = run.lease.replica_id, run.lease.lease_id
         link = self._links.get(replica_id)
         if lease_id not in self._runs:
@@ -154,7 +152,7 @@ class StreamCalls:
                 return
             await self._transport.begin(replica_id, self._owner.call_of(run))
         except Unreached:
-            self._close(run, LeaseEnd.BUSY, Report(retry_in_s=_UNREACHED_RETRY_S))
+            self._close(run, LeaseEnd.BUSY, Report(retry_in_s=UNREACHED_RETRY_S))
             return
         except (ReplicaDied, ReplicaFault) as died:
             logger.warning("replica %s did not take a request: %s", replica_id, died)
@@ -181,7 +179,7 @@ class StreamCalls:
     def _abort_all(self) -> None:
         unwanted, self._unwanted = self._unwanted, {}
         for replica_id, lease_ids in unwanted.items():
-            self._spawn_begun(self._abort(replica_id, lease_ids))
+            self._start(self._abort(replica_id, lease_ids))
 
     async def _abort(self, replica_id: str, lease_ids: list[int]) -> None:
         try:
@@ -199,7 +197,7 @@ class StreamCalls:
             except _BROKEN as broken:
                 logger.warning("the stream of replica %s broke: %s", link.replica_id, broken)
             except Exception:
-                logger.exception("what replica %s said could not be taken in", link.replica_id)
+                logger.exception("a message of replica %s could not be read", link.replica_id)
             self._broke(link)
             await asyncio.sleep(_AGAIN_S)
         self._links.pop(link.replica_id, None)
@@ -228,7 +226,7 @@ class StreamCalls:
             else:
                 self._forget(run)
                 end = self._owner.ended(run, piece, _report(piece, message))
-                self.ends[_COUNTED[end]] += 1
+                self.ends[LEASE_COUNTS[end]] += 1
 
     def _broke(self, link: _Link) -> None:
         if link.up:
@@ -243,29 +241,20 @@ class StreamCalls:
         del self._links[link.replica_id]
         self._broke(link)
 
-    # ---- books --------------------------------------------------------------------------------
+    # ---- which runs are out -------------------------------------------------------------------
 
-    def _close(self, run: Run, end: LeaseEnd, report: Report | None = None) -> None:
+    def _close(self, run: StreamRun, end: LeaseEnd, report: Report | None = None) -> None:
         if run.lease.lease_id not in self._runs:
             return
         self._forget(run)
-        self.ends[_COUNTED[end]] += 1
+        self.ends[LEASE_COUNTS[end]] += 1
         self._owner.closed(run, end, report or Report())
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: StreamRun) -> None:
         del self._runs[run.lease.lease_id]
         link = self._links.get(run.lease.replica_id)
         if link is not None:
             link.runs.pop(run.lease.lease_id, None)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._loop.create_task(work, context=contextvars.Context())
-
-    def _spawn_begun(self, work: Coroutine[Any, Any, None]) -> None:
-        """A short call; whoever wants to see all of them ended finds them in `tasks`."""
-        task = self._spawn(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
 
 
 def _report(piece: Piece, message: StepMessage) -> Report:

@@ -11,7 +11,8 @@ stream, a single call that lasts: a call a message costs a quarter more
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextvars
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from deployments.contract.stream_wire import GenerateCall, StepMessage
 
 __all__ = ["ReplicaDied", "ReplicaFault", "ServeTransport", "Transport", "Unreached"]
 _DROP_LIMIT_S = 5.0
+UNREACHED_RETRY_S = 0.01  # an unstarted call is placed again, elsewhere, after so long
 CALL_LIMIT_S = 10.0
 SILENCE_S = 10.0  # the replica says something every second
 
@@ -40,6 +42,25 @@ class ReplicaDied(Exception):
 
 class ReplicaFault(Exception):
     """The replica's own code raised; it lives on."""
+
+
+class LeaseTasks:
+    """Tasks that carry leases to replicas, outside any request's context: inside one, a caller's
+    disconnect would cancel the whole batch (Serve cancels a request's children). `tasks`: those
+    that end by themselves."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._start_lasting(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def _start_lasting(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._loop.create_task(work, context=contextvars.Context())
 
 
 class PinnedHandles:

@@ -1,1 +1,1 @@
-"""The rungs before a refusal: a cached answer, an identical request's, a cheaper model."""
+"""What spares a request its own run: a cached answer, an identical request's, a cheaper model."""

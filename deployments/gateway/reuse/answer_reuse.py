@@ -1,7 +1,8 @@
 """What need not run for this request: rows that were answered before, a run that is under way.
 
-One model's cache and flights, as its settings have them. Each version starts them anew: an answer
-is looked for under the live version, and kept only if that very page is still live when it comes.
+One model's cache and shared runs, as its settings have them. Each version starts them anew: an
+answer is looked for under the live version, and kept only if that version is still live when it
+comes.
 Rows are answered from the cache one by one; those left are one run, which an identical request may
 share. Whether the queue takes it, and what else may happen, is not known here.
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from deployments.contract.description import ModelDescription
-from deployments.gateway.queues.pending_requests import Ticket
+from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.reuse.response_cache import (
     ResponseCache,
     ResponseCacheStatistics,
@@ -32,7 +33,7 @@ _EVERYBODY = ""
 
 
 @dataclass(frozen=True, slots=True)
-class RungLevels:
+class ReuseLevels:
     """`cache`: None where the model keeps no answers. `following_rows` wait for others' runs."""
 
     cache: ResponseCacheStatistics | None
@@ -41,12 +42,12 @@ class RungLevels:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReuseQuery:
     """One request's rows and their keys. `share`: it may be given what another's run made; `keep`:
     another may be given what its own makes."""
 
     tenant: str
-    page: ModelDescription
+    description: ModelDescription
     rows: Rows
     keys: Sequence[bytes]
     share: bool
@@ -54,7 +55,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ReusedAnswers:
     """All rows' answers. `kept`: how many came from the cache, None where it was not asked; the
     rest came from a run of another's if `coalesced`, else from one of its own."""
 
@@ -74,7 +75,7 @@ class Found:
 
 
 def sharing(headers: Mapping[bytes, bytes], repeatable: bool) -> tuple[bool, bool]:
-    """`Wanted.share` and `Wanted.keep` of a request; `repeatable` as of `x-idempotent`."""
+    """`ReuseQuery.share` and `ReuseQuery.keep` of a request; `repeatable` as of `x-idempotent`."""
     given = headers.get(b"cache-control")
     if given is None:
         return repeatable, repeatable
@@ -84,91 +85,101 @@ def sharing(headers: Mapping[bytes, bytes], repeatable: bool) -> tuple[bool, boo
 
 
 class AnswerReuse:
-    """`cancel` ends a ticket that nobody waits for. For the event loop's thread alone."""
+    """`cancel` ends a request that nobody waits for. For the event loop's thread alone."""
 
-    def __init__(self, page: ModelDescription, cancel: Callable[[Ticket], None]) -> None:
+    def __init__(
+        self, description: ModelDescription, cancel: Callable[[PendingBatchRequest], None]
+    ) -> None:
         self._cache: ResponseCache | None = None
-        self._flights = SingleFlight(cancel, page.scheduling.core.max_queue_rows)
-        self._begin(page)
+        self._single_flight = SingleFlight(cancel, description.scheduling.core.max_queue_rows)
+        self._begin(description)
 
-    def adopt(self, page: ModelDescription) -> None:
-        """A page is live: unless it is the same model announced again, nothing that another made
-        is given for it."""
-        if self._is_live(page):
-            self._page = page
+    def adopt(self, description: ModelDescription) -> None:
+        """A version is live: unless it is the same model announced again, nothing that another
+        made is given for it."""
+        if self._is_live(description):
+            self._description = description
         else:
-            self._begin(page)
+            self._begin(description)
 
-    def _begin(self, page: ModelDescription) -> None:
-        self._page, ladder = page, page.ladder
-        self._flights.adopt(page.scheduling.core.max_queue_rows)
-        if not ladder.cache_bytes:
+    def _begin(self, description: ModelDescription) -> None:
+        self._description, reuse = description, description.reuse
+        self._single_flight.adopt(description.scheduling.core.max_queue_rows)
+        if not reuse.cache_bytes:
             self._cache = None
         elif self._cache is None:
-            self._cache = ResponseCache(ladder.cache_bytes, ladder.cache_ttl_s)
+            self._cache = ResponseCache(reuse.cache_bytes, reuse.cache_ttl_s)
         else:
-            self._cache.adopt(ladder.cache_bytes, ladder.cache_ttl_s)
+            self._cache.adopt(reuse.cache_bytes, reuse.cache_ttl_s)
 
-    def levels(self) -> RungLevels:
+    def levels(self) -> ReuseLevels:
         cache = None if self._cache is None else self._cache.statistics()
-        return RungLevels(cache, self._flights.coalesced_total, self._flights.following_rows)
+        return ReuseLevels(
+            cache, self._single_flight.coalesced_total, self._single_flight.following_rows
+        )
 
     async def answers(
-        self, wanted: Wanted, seat: Follower, submit: Callable[[Rows], Ticket]
-    ) -> Found:
-        """By the cache, by another's run, or by a ticket for what is left. Raises as
+        self, query: ReuseQuery, follower: Follower, submit: Callable[[Rows], PendingBatchRequest]
+    ) -> ReusedAnswers:
+        """By the cache, by another's run, or by a new request for what is left. Raises as
         `SingleFlight.answers`."""
-        asks = self._cache is not None and wanted.share
-        known = self._known(wanted)
+        asks = self._cache is not None and query.share
+        known = self._known(query)
         left = [row for row, answer in enumerate(known) if answer is None]
         kept = len(known) - len(left)
         if left:
-            rows = wanted.rows.only(left) if kept else wanted.rows
-            keys = [wanted.keys[row] for row in left]
-            ran = await self._flights.answers(
-                self._key(wanted, keys), seat, lambda: self._kept_from(submit(rows), wanted, keys)
+            rows = query.rows.only(left) if kept else query.rows
+            keys = [query.keys[row] for row in left]
+            ran = await self._single_flight.answers(
+                self._key(query, keys), follower, lambda: self._kept_from(submit(rows), query, keys)
             )
             for row, answer in zip(left, ran, strict=True):
                 known[row] = answer
         answers = tuple([answer for answer in known if answer is not None])
-        return Found(answers, kept if asks else None, bool(left) and seat.followed)
+        return ReusedAnswers(answers, kept if asks else None, bool(left) and follower.followed)
 
-    def _known(self, wanted: Wanted) -> list[RowAnswer | None]:
+    def _known(self, query: ReuseQuery) -> list[RowAnswer | None]:
         cache = self._cache
-        if cache is None or not wanted.share or not self._is_live(wanted.page):
-            return [None] * wanted.rows.count
-        holder, now = _holder(wanted), clock()
-        return [cache.get(holder, key, now) for key in wanted.keys]
+        if cache is None or not query.share or not self._is_live(query.description):
+            return [None] * query.rows.count
+        holder, now = _holder(query), clock()
+        return [cache.get(holder, key, now) for key in query.keys]
 
-    def _is_live(self, page: ModelDescription) -> bool:
-        return page is self._page or _identity(page) == _identity(self._page)
+    def _is_live(self, description: ModelDescription) -> bool:
+        return description is self._description or _identity(description) == _identity(
+            self._description
+        )
 
-    def _key(self, wanted: Wanted, keys: Sequence[bytes]) -> object:
+    def _key(self, query: ReuseQuery, keys: Sequence[bytes]) -> object:
         """What nobody may share has a key that nobody else has."""
-        page = wanted.page
-        if not wanted.share or not page.ladder.coalesce or not self._is_live(page):
+        description = query.description
+        if not query.share or not description.reuse.coalesce or not self._is_live(description):
             return object()
-        return wanted.tenant, joint_key(keys)
+        return query.tenant, joint_key(keys)
 
-    def _kept_from(self, ticket: Ticket, wanted: Wanted, keys: Sequence[bytes]) -> Ticket:
-        if self._cache is not None and wanted.keep:
-            ticket.future.add_done_callback(partial(self._keep, wanted, keys))
-        return ticket
+    def _kept_from(
+        self, pending: PendingBatchRequest, query: ReuseQuery, keys: Sequence[bytes]
+    ) -> PendingBatchRequest:
+        if self._cache is not None and query.keep:
+            pending.future.add_done_callback(partial(self._keep, query, keys))
+        return pending
 
-    def _keep(self, wanted: Wanted, keys: Sequence[bytes], ended: asyncio.Future[Answers]) -> None:
-        cache, page = self._cache, wanted.page
-        if cache is None or ended.exception() is not None or not self._is_live(page):
+    def _keep(
+        self, query: ReuseQuery, keys: Sequence[bytes], ended: asyncio.Future[Answers]
+    ) -> None:
+        cache, description = self._cache, query.description
+        if cache is None or ended.exception() is not None or not self._is_live(description):
             return
-        holder, now = _holder(wanted), clock()
+        holder, now = _holder(query), clock()
         for key, answer in zip(keys, ended.result(), strict=True):
-            if answer.version == page.version:
-                cache.put(holder, key, answer, wanted.rows.outputs or answer.outputs, now)
+            if answer.version == description.version:
+                cache.put(holder, key, answer, query.rows.outputs or answer.outputs, now)
 
 
-def _identity(page: ModelDescription) -> tuple[object, ...]:
+def _identity(description: ModelDescription) -> tuple[object, ...]:
     """What stays when a model is announced again, with another replica's measurements."""
-    return page.generation, page.version, page.digest, page.ladder
+    return description.generation, description.version, description.digest, description.reuse
 
 
-def _holder(wanted: Wanted) -> str:
-    return _EVERYBODY if wanted.page.ladder.cache_public else wanted.tenant
+def _holder(query: ReuseQuery) -> str:
+    return _EVERYBODY if query.description.reuse.cache_public else query.tenant

@@ -4,7 +4,7 @@ The cheaper one gets what the asked one turns away because of load, or cannot ta
 ready: not what failed, and not what a tenant's own bound refuses. One hop: whatever the cheaper one
 turns away is refused as the asked one did. It takes nothing from a tenant that may not use it, from
 a caller who asks for a version, or where what was sent, or is expected back, would mean something
-else to it. Its queue, admission and ladder are its own; the promise (deadline and timeout, counted
+else to it. Its queue, admission and cache are its own; the promise (deadline and timeout, counted
 from the request's arrival) stays the asked one's.
 """
 
@@ -27,9 +27,9 @@ _NOT_TAKEN = (errors.BadRequest, errors.NotReady, errors.Overloaded)
 
 
 class ModelSelection:
-    """Where one request goes at the moment: `model`, under the `promise` of the asked one."""
+    """Where one request goes at the moment: `model`, under the `promise` of the requested one."""
 
-    __slots__ = ("_asked", "_models", "_name", "_pinned", "_refusal", "_tenant", "model")
+    __slots__ = ("_models", "_name", "_pinned", "_refusal", "_requested", "_tenant", "model")
 
     def __init__(self, models: Catalogue, tenant: Tenant, name: str, version: str | None) -> None:
         """Raises NotFound, and NotReady where no cheaper model stands in."""
@@ -37,17 +37,17 @@ class ModelSelection:
         self._pinned = version is not None
         self._refusal: errors.HeadraceError | None = None
         known = models.served.get(name)
-        self._asked = known.description if known is not None else None
+        self._requested = known.description if known is not None else None
         try:
             self.model = models.find(name, version)
-            self._asked = self.model.description
+            self._requested = self.model.description
         except errors.NotReady as refusal:
-            self.turn(refusal)
+            self.fall_back(refusal)
 
     @property
     def promise(self) -> Scheduling:
         """The cheaper model's own while the asked one's is not known: it was never ready."""
-        return (self._asked or self.model.description).scheduling
+        return (self._requested or self.model.description).scheduling
 
     @property
     def fallback(self) -> str:
@@ -55,16 +55,16 @@ class ModelSelection:
         return "" if self._refusal is None else self.model.description.name
 
     def check_room(self, demand: Demand) -> None:
-        """Refuses, or turns, by a look at the queue; what has rungs before its queue is let on."""
-        if self.model.rungs is not None:
+        """Refuses, or falls back, by a look at the queue; a model that reuses answers is let on."""
+        if self.model.reuse is not None:
             return
         try:
             self.model.queue.check_room(demand)
         except errors.Overloaded as refusal:
-            self.turn(refusal)
+            self.fall_back(refusal)
             self.check_room(demand)
 
-    def turn(self, refusal: errors.HeadraceError) -> None:
+    def fall_back(self, refusal: errors.HeadraceError) -> None:
         """Goes to the cheaper model, or raises what the caller is to be told."""
         if self._refusal is not None:
             raise self._refusal if isinstance(refusal, _NOT_TAKEN) else refusal
@@ -73,15 +73,15 @@ class ModelSelection:
             raise refusal
         self.model, self._refusal = cheaper, refusal
 
-    def check_meaning(self, *, texts: bool, named: bool) -> None:
+    def check_same_meaning(self, *, texts: bool, named: bool) -> None:
         """`texts`: the model makes the tokens; `named`: answers name the model's tensors."""
         if self._refusal is None:
             return
-        if not _same_meaning(self._asked, self.model.description, texts, named):
+        if not _same_meaning(self._requested, self.model.description, texts, named):
             raise self._refusal
 
-    def only_asked(self) -> None:
-        """What the cheaper model has no equal of is refused as the asked one did."""
+    def require_requested(self) -> None:
+        """For what the cheaper model has no equal of: raises the requested one's refusal."""
         if self._refusal is not None:
             raise self._refusal
 
@@ -96,17 +96,19 @@ class ModelSelection:
 
 
 def _same_meaning(
-    asked: ModelDescription | None, cheaper: ModelDescription, texts: bool, named: bool
+    requested: ModelDescription | None, cheaper: ModelDescription, texts: bool, named: bool
 ) -> bool:
-    if not texts and (asked.tokenizer_digest if asked else "") != cheaper.tokenizer_digest:
+    if not texts and (requested.tokenizer_digest if requested else "") != cheaper.tokenizer_digest:
         return False  # token ids of another vocabulary
-    if asked is None:
+    if requested is None:
         return True
     if not named:
-        return asked.embed_width == cheaper.embed_width and _labels(asked) == _labels(cheaper)
+        return requested.embed_width == cheaper.embed_width and _labels(requested) == _labels(
+            cheaper
+        )
     given = {spec.name: spec for spec in cheaper.outputs}
-    return asked.task == cheaper.task and all(
-        spec.name in given and _alike(spec, given[spec.name]) for spec in asked.outputs
+    return requested.task == cheaper.task and all(
+        spec.name in given and _alike(spec, given[spec.name]) for spec in requested.outputs
     )
 
 

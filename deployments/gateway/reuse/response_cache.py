@@ -36,9 +36,9 @@ def row_keys(rows: Rows, version: str, outputs: Iterable[str]) -> list[bytes]:
     """One key a row, in order. `outputs`: names of all that the model gives, for rows that want
     all. Takes about 1 ns a byte: large inputs belong in a thread."""
     names = sorted(rows.inputs)
-    wanted = sorted(outputs if rows.outputs is None else rows.outputs)
+    query = sorted(outputs if rows.outputs is None else rows.outputs)
     start = blake2b(key=_SECRET, digest_size=_KEY_BYTES)
-    start.update(_texts([version]) + _texts(wanted) + _texts(names))
+    start.update(_texts([version]) + _texts(query) + _texts(names))
     start.update(_texts([rows.inputs[name].datatype for name in names]))
     columns = [rows.inputs[name] for name in names]
     keys = []

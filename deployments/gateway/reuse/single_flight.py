@@ -1,16 +1,15 @@
 """Is an identical request under way? Then its answer will do: one run, many callers.
 
-The first caller queues; those who come while it waits or runs take a seat beside it. From then on
-nobody owns the run: who leaves gives up a seat, the last one to leave cancels it. Each caller has
-its own clock. What concerns one caller alone (its time was up, it was late and turned away) is not
+The first caller queues; those who come while it waits or runs follow it. From then on nobody owns
+the run: a caller that leaves stops following, the last one to leave cancels it. Each caller has its
+own clock. What concerns one caller alone (its time limit passed, it was late and refused) is not
 handed to the others: one of them queues anew and the rest follow that one, so that a failure starts
 one run, never as many as there are callers. A fault of the input or of the model is everybody's.
 
-A caller does not sit down beside a run that would be worse than its own, of less urgent priority
-or past its deadline while the caller is not, unless the queue refuses its own; and it leaves a run
-that passes its deadline. Keys are to tell tenants apart, public answers or not: a run waits in its
-own tenant's queue, and nobody is to wait there for another's burst. Those who follow are bounded in
-rows.
+A caller does not follow a run that would be worse than its own, of less urgent priority or past its
+deadline while the caller is not, unless the queue refuses its own; and it leaves a run that passes
+its deadline. Keys are to tell tenants apart, public answers or not: a run waits in its own tenant's
+queue, and nobody is to wait there for another's burst. Those who follow are bounded in rows.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from deployments.contract import errors
-from deployments.gateway.queues.pending_requests import Ticket
+from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.rows.types import RowAnswer
 from routers.types import Reason
 
@@ -31,20 +30,20 @@ _NEVER = float("inf")
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
-    """One ticket in the queue and everybody who waits for it."""
+class _SharedRun:
+    """One request in the queue and everybody who waits for it."""
 
     key: Hashable
-    ticket: Ticket
-    seats: dict[Follower, None] = field(default_factory=dict)
+    pending: PendingBatchRequest
+    followers: dict[Follower, None] = field(default_factory=dict)
 
     @property
     def deadline(self) -> float:
-        return self.ticket.request.deadline
+        return self.pending.request.deadline
 
 
 class Follower:
-    """One caller's stay: its clock, and where it waits at the moment. `deadline` and `expires`:
+    """One caller: its clock, and the run it waits for at the moment. `deadline` and `expires`:
     absolute, monotonic. `followed`: the last run it waited for was begun by another."""
 
     __slots__ = ("deadline", "expires", "followed", "future", "gone", "priority", "rows", "timer")
@@ -58,7 +57,7 @@ class Follower:
         self.timer: asyncio.TimerHandle | None = None
 
     def leave(self) -> None:
-        """The caller left: its wait ends with `CallerLeft`."""
+        """The caller disconnected: its wait ends with `CallerLeft`."""
         self.gone = True
         self._end(_left())
 
@@ -80,21 +79,21 @@ class Follower:
         else:
             self.future.set_exception(error)
 
-    def time_is_up(self) -> None:
+    def deadline_passed(self) -> None:
         """Its own time, or that of the run, which is now late."""
         if clock() >= self.expires:
-            self._end(errors.Expired("the request's time was up before it could be answered"))
+            self._end(errors.Expired("the request's time limit passed before it was answered"))
         else:
             self.look_again()
 
 
 class SingleFlight:
-    """One model's runs by what they answer. `cancel` ends a ticket that nobody waits for."""
+    """One model's runs by what they answer. `cancel` ends a request that nobody waits for."""
 
-    def __init__(self, cancel: Callable[[Ticket], None], most_rows: int) -> None:
+    def __init__(self, cancel: Callable[[PendingBatchRequest], None], most_rows: int) -> None:
         self._cancel = cancel
         self._most_rows = most_rows
-        self._running: dict[Hashable, _Run] = {}
+        self._running: dict[Hashable, _SharedRun] = {}
         self._following_rows = 0
         self.coalesced_total = 0
 
@@ -107,26 +106,30 @@ class SingleFlight:
     def following_rows(self) -> int:
         return self._following_rows
 
-    async def answers(self, key: Hashable, seat: Follower, submit: Callable[[], Ticket]) -> Answers:
-        """The answers to what `key` stands for, by a run that is under way or by a new ticket.
+    async def answers(
+        self, key: Hashable, follower: Follower, submit: Callable[[], PendingBatchRequest]
+    ) -> Answers:
+        """The answers to what `key` stands for, by a run that is under way or by a new request.
 
         Raises what `submit` raises, what ended the run, `Expired` or `CallerLeft`.
         """
         while True:
-            if seat.gone:
+            if follower.gone:
                 raise _left()
-            run = self._find_or_begin(key, seat, submit)
-            answers = await self._sit(run, seat)
+            run = self._find_or_begin(key, follower, submit)
+            answers = await self._wait(run, follower)
             if answers is not None:
-                self.coalesced_total += seat.followed
+                self.coalesced_total += follower.followed
                 return answers
 
-    def _find_or_begin(self, key: Hashable, seat: Follower, submit: Callable[[], Ticket]) -> _Run:
+    def _find_or_begin(
+        self, key: Hashable, follower: Follower, submit: Callable[[], PendingBatchRequest]
+    ) -> _SharedRun:
         there = self._running.get(key)
-        if there is not None and self._following_rows + seat.rows > self._most_rows:
+        if there is not None and self._following_rows + follower.rows > self._most_rows:
             there = None
-        seat.followed = True
-        if there is not None and not _worse(there, seat):
+        follower.followed = True
+        if there is not None and not _is_worse(there, follower):
             return there
         try:
             run = self._begin(key, submit())
@@ -134,59 +137,59 @@ class SingleFlight:
             if there is None:
                 raise
             return there
-        seat.followed = False
+        follower.followed = False
         return run
 
-    def _begin(self, key: Hashable, ticket: Ticket) -> _Run:
+    def _begin(self, key: Hashable, pending: PendingBatchRequest) -> _SharedRun:
         """The newest run is the one to join: it is more urgent, or has more time."""
-        run = self._running[key] = _Run(key, ticket)
-        ticket.future.add_done_callback(lambda ended: self._ended(run, ended))
+        run = self._running[key] = _SharedRun(key, pending)
+        pending.future.add_done_callback(lambda ended: self._ended(run, ended))
         return run
 
-    async def _sit(self, run: _Run, seat: Follower) -> Answers | None:
+    async def _wait(self, run: _SharedRun, follower: Follower) -> Answers | None:
         loop = asyncio.get_running_loop()
-        seat.future = loop.create_future()
-        run.seats[seat] = None
-        following = seat.rows if seat.followed else 0
+        follower.future = loop.create_future()
+        run.followers[follower] = None
+        following = follower.rows if follower.followed else 0
         self._following_rows += following
-        if seat.followed:
+        if follower.followed:
             now = clock()
-            worse_at = run.deadline if now < run.deadline < seat.deadline else _NEVER
-            until = min(seat.expires, worse_at)
-            seat.timer = loop.call_later(max(until - now, 0.0), seat.time_is_up)
+            worse_at = run.deadline if now < run.deadline < follower.deadline else _NEVER
+            until = min(follower.expires, worse_at)
+            follower.timer = loop.call_later(max(until - now, 0.0), follower.deadline_passed)
         try:
-            return await seat.future
+            return await follower.future
         finally:
             self._following_rows -= following
-            if seat.timer is not None:
-                seat.timer.cancel()
-            self._rise(run, seat)
+            if follower.timer is not None:
+                follower.timer.cancel()
+            self._stop_waiting(run, follower)
 
-    def _rise(self, run: _Run, seat: Follower) -> None:
-        del run.seats[seat]
-        if not run.seats and not run.ticket.future.done():
+    def _stop_waiting(self, run: _SharedRun, follower: Follower) -> None:
+        del run.followers[follower]
+        if not run.followers and not run.pending.future.done():
             self._forget(run)
-            self._cancel(run.ticket)
+            self._cancel(run.pending)
 
-    def _ended(self, run: _Run, ended: asyncio.Future[Answers]) -> None:
+    def _ended(self, run: _SharedRun, ended: asyncio.Future[Answers]) -> None:
         self._forget(run)
         own = _concerns_one(ended.exception())
-        for seat in run.seats:
-            if own and seat.followed:
-                seat.look_again()
+        for follower in run.followers:
+            if own and follower.followed:
+                follower.look_again()
             else:
-                seat.take(ended)
+                follower.take(ended)
 
-    def _forget(self, run: _Run) -> None:
+    def _forget(self, run: _SharedRun) -> None:
         if self._running.get(run.key) is run:
             del self._running[run.key]
 
 
-def _worse(run: _Run, seat: Follower) -> bool:
+def _is_worse(run: _SharedRun, follower: Follower) -> bool:
     """Whether the caller does better with a run of its own."""
-    if run.ticket.request.priority > seat.priority:
+    if run.pending.request.priority > follower.priority:
         return True
-    return run.deadline <= clock() < seat.deadline
+    return run.deadline <= clock() < follower.deadline
 
 
 def _concerns_one(error: BaseException | None) -> bool:
@@ -197,4 +200,4 @@ def _concerns_one(error: BaseException | None) -> bool:
 
 
 def _left() -> errors.HeadraceError:
-    return errors.CallerLeft("the client left")
+    return errors.CallerLeft("the client disconnected")

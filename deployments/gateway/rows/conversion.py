@@ -311,7 +311,7 @@ def _joined(
     extent: int | None,
 ) -> Tensor:
     if name not in rows_out:
-        raise RowFailed(f"The model '{d.name}' gave no output '{name}'.")
+        raise RowFailed(f"The model '{d.name}' returned no output '{name}'.")
     datatype, rows = rows_out[name]
     if extent is None or not _keeps_length(name, rows, d, lengths):
         return Tensor(name, datatype, _dense(rows, None, datatype))
@@ -335,7 +335,7 @@ def _dense(rows: Sequence[Array], stretch: tuple[int, int] | None, datatype: str
     if stretch is None and all(row.shape == first for row in rows[1:]):
         return rows[0][None] if len(rows) == 1 else np.stack(rows)
     if any(row.ndim != len(first) for row in rows):
-        raise RowFailed("The model's rows differ in rank and make no tensor.")
+        raise RowFailed("The model's rows differ in rank, so they cannot be one tensor.")
     shape = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
     if stretch is not None:
         shape[stretch[0]] = stretch[1]

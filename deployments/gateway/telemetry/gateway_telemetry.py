@@ -283,7 +283,7 @@ def _line(context: RequestContext, tenant: str, total_s: float) -> AccessLine:
 
 
 def _model_levels(name: str, model: ServedModel) -> ModelLevels:
-    queue, tokenizer, rungs = model.queue, model.tokenizer, model.rungs
+    queue, tokenizer, rungs = model.queue, model.tokenizer, model.reuse
     return ModelLevels(
         name,
         queue.snapshot(),

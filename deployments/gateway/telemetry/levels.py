@@ -15,7 +15,7 @@ from typing import Any
 
 from deployments.contract.preprocess.tokenizer import CacheStatistics
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
-from deployments.gateway.reuse.answer_reuse import RungLevels
+from deployments.gateway.reuse.answer_reuse import ReuseLevels
 from routers.cost.model import Coefficients, CostError
 from routers.types import Snapshot
 from runtimes.types import EngineLoad
@@ -40,7 +40,7 @@ class ModelLevels:
     duty: Mapping[str, float] = field(default_factory=dict)
     text_cache: CacheStatistics | None = None
     batch_ends: Mapping[str, int] = field(default_factory=dict)
-    rungs: RungLevels | None = None
+    rungs: ReuseLevels | None = None
     engines: Mapping[str, EngineLoad] = field(default_factory=dict)
     output_tokens: int = 0
 

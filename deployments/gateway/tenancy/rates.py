@@ -42,8 +42,8 @@ class Rates:
         wait_s = self._limit(tenant, now).take(1, 0, now)
         if wait_s > 0.0:
             raise errors.OverOwnLimit(
-                f"this tenant may send {tenant.rate.requests_per_s:g} requests a second "
-                "(rate.requests_per_s)",
+                f"this tenant has used its rate of {tenant.rate.requests_per_s:g} requests a "
+                "second (rate.requests_per_s)",
                 retry_after_s=wait_s,
                 reason="request_rate",
             )
@@ -56,7 +56,7 @@ class Rates:
         wait_s = self._limit(tenant, now).take(0, tokens, now)
         if wait_s > 0.0:
             raise errors.OverOwnLimit(
-                f"this tenant may send {tenant.rate.tokens_per_s:g} tokens a second "
+                f"this tenant has used its rate of {tenant.rate.tokens_per_s:g} tokens a second "
                 "(rate.tokens_per_s)",
                 retry_after_s=wait_s,
                 reason="token_rate",

@@ -122,24 +122,24 @@ class Tenants:
     def _by_authorization(self, authorization: bytes | None) -> Tenant:
         if authorization is None:
             if self._default is None:
-                raise Unauthorized("a key is needed: send `Authorization: Bearer <key>`")
+                raise Unauthorized("an API key is required: send `Authorization: Bearer <key>`")
             return self._default
         scheme, _, key = authorization.strip().partition(b" ")
         if scheme.lower() != b"bearer" or not key:
             raise Unauthorized("the Authorization header must be `Bearer <key>`")
         tenant = self._by_key.get(hash_key(key.strip()))
         if tenant is None:
-            raise Unauthorized("unknown key")
+            raise Unauthorized("the API key is unknown")
         return tenant
 
     def _by_x_tenant(self, x_tenant: bytes | None) -> Tenant:
         if x_tenant is None:
             if self._default is None:
-                raise Unauthorized("a tenant is needed: name it in the x-tenant header")
+                raise Unauthorized("a tenant is required: name it in the x-tenant header")
             return self._default
         tenant = self._by_name.get(x_tenant.decode("latin-1").strip())
         if tenant is None:
-            raise Unauthorized("unknown tenant in the x-tenant header")
+            raise Unauthorized("the x-tenant header names an unknown tenant")
         return tenant
 
 

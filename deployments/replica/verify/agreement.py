@@ -1,9 +1,13 @@
-"""Do two runs of the same samples agree, output by output and length by length?
+"""How far two runs of the same samples agree, output by output and length by length.
 
 Errors are gathered for each output in each length bucket, so that damage at the long end, where few
 rows are, is not averaged away by the many short ones; every stated tolerance holds in every bucket.
 A bound that is not stated is not asked for; with none stated, the largest absolute and the largest
 relative error may be 1e-3. What cannot be measured at all is no agreement.
+
+Absolute errors are in the output's own unit. Relative ones are to the element itself or, where that
+is smaller, to the row's root mean square: a value that happens to lie near zero is no reason to
+call a good row bad. What is not a number, or infinite, on one side only is infinitely wrong.
 
 Pure: arrays in, a verdict out. Who ran them, and on what, is not known here.
 """
@@ -12,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from math import inf
 from typing import Any
 
 import numpy as np
 
-from deployments.replica.verify.row_error import RowError, row_error
-
+Array = np.ndarray[Any, Any]
 DEFAULT_ERROR = 1e-3
 AT_LEAST = frozenset({"cosine", "top1"})  # the others are allowed at most
 
@@ -115,6 +119,24 @@ class Verdict:
         return not self.breaches
 
 
+@dataclass(frozen=True, slots=True)
+class RowDifference:
+    """`cosine`: of the flattened rows, None where they are no vectors of real numbers. `asked`: how
+    many choices between classes (along the last axis) the row holds, `hits`: those alike.
+    `odd`: elements that are finite on one side only. `note`: what cannot be said in numbers."""
+
+    elements: int
+    max_abs: float
+    sum_abs: float
+    max_rel: float
+    sum_rel: float
+    cosine: float | None = None
+    asked: int = 0
+    hits: int = 0
+    odd: int = 0
+    note: str = ""
+
+
 @dataclass(slots=True)
 class _Sum:
     rows: int = 0
@@ -127,21 +149,21 @@ class _Sum:
     note: str = ""
     worst: dict[str, tuple[float, tuple[int, int]]] = field(default_factory=dict)
 
-    def add(self, error: RowError, sample: tuple[int, int]) -> None:
+    def add(self, row: RowDifference, sample: tuple[int, int]) -> None:
         self.rows += 1
-        self.elements += error.elements
-        self.sum_abs += error.sum_abs
-        self.sum_rel += error.sum_rel
-        self.asked += error.asked
-        self.hits += error.hits
-        self.odd += error.odd
-        self.note = self.note or error.note
-        self._keep("max_abs", error.max_abs, sample)
-        self._keep("max_rel", error.max_rel, sample)
-        if error.cosine is not None:
-            self._keep("cosine", -error.cosine, sample)
-        if error.asked:
-            self._keep("top1", error.asked - error.hits, sample)
+        self.elements += row.elements
+        self.sum_abs += row.sum_abs
+        self.sum_rel += row.sum_rel
+        self.asked += row.asked
+        self.hits += row.hits
+        self.odd += row.odd
+        self.note = self.note or row.note
+        self._keep("max_abs", row.max_abs, sample)
+        self._keep("max_rel", row.max_rel, sample)
+        if row.cosine is not None:
+            self._keep("cosine", -row.cosine, sample)
+        if row.asked:
+            self._keep("top1", row.asked - row.hits, sample)
 
     def _keep(self, measure: str, badness: float, sample: tuple[int, int]) -> None:
         if measure not in self.worst or badness > self.worst[measure][0]:
@@ -160,13 +182,13 @@ class Gathered:
         output: str,
         interval: Interval,
         sample: tuple[int, int],
-        reference: np.ndarray[Any, Any],
-        candidate: np.ndarray[Any, Any],
+        reference: Array,
+        candidate: Array,
     ) -> None:
         """One row of one output; `sample`: its number and its length."""
         self._samples.add(sample[0])
         found = self._sums.setdefault((output, interval), _Sum())
-        found.add(row_error(reference, candidate), sample)
+        found.add(row_difference(reference, candidate), sample)
 
     def verdict(self, tolerances: Tolerances) -> Verdict:
         order = {name: at for at, name in enumerate(dict.fromkeys(name for name, _ in self._sums))}
@@ -218,3 +240,86 @@ def _unmeasured(measured: tuple[Measured, ...], bounds: Mapping[str, float]) -> 
         if all(each.of(measure) is None for each in measured):
             nobody = "no output of real numbers has it"
             yield Breach("", Interval(0, 0), measure, None, allowed, None, nobody)
+
+
+def row_difference(reference: Array, candidate: Array) -> RowDifference:
+    """Both in the output's shape without the batch axis; texts are alike or not."""
+    if reference.shape != candidate.shape:
+        note = f"has the shape {list(candidate.shape)} for {list(reference.shape)}"
+        return RowDifference(1, inf, inf, inf, inf, 0.0, asked=1, note=note)
+    if reference.dtype.kind == "O":
+        unlike = np.atleast_1d(reference != candidate).astype(np.float64)
+        return _of(unlike, unlike)
+    real = _is_real(reference)
+    # A row may be a single number.
+    left, right = (np.atleast_1d(side.astype(np.float64)) for side in (reference, candidate))
+    errors = _absolute(left, right)
+    found = _of(errors, _relative(errors, left))
+    if not real or not left.size:
+        return found
+    asked, hits = _choices(left, right)
+    odd = int(np.count_nonzero(np.isfinite(left) != np.isfinite(right)))
+    return RowDifference(
+        found.elements, found.max_abs, found.sum_abs, found.max_rel, found.sum_rel,
+        _cosine(left, right), asked, hits, odd,
+    )  # fmt: skip
+
+
+def _of(errors: Array, relative: Array) -> RowDifference:
+    if not errors.size:
+        return RowDifference(0, 0.0, 0.0, 0.0, 0.0)
+    return RowDifference(
+        errors.size,
+        float(errors.max()),
+        float(errors.sum()),
+        float(relative.max()),
+        float(relative.sum()),
+    )
+
+
+def _is_real(array: Array) -> bool:
+    # bfloat16 is no kind of numpy's own.
+    return array.dtype.kind in "fV" or "float" in array.dtype.name
+
+
+def _absolute(left: Array, right: Array) -> Array:
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors: Array = np.abs(left - right)
+    same = (left == right) | (np.isnan(left) & np.isnan(right))
+    errors[np.isnan(errors)] = inf
+    errors[same] = 0.0
+    return errors
+
+
+def _relative(errors: Array, left: Array) -> Array:
+    finite = np.where(np.isfinite(left), left, 0.0)
+    size = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+    floor = np.maximum(np.abs(finite), size)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative: Array = np.where(errors == 0.0, 0.0, errors / floor)
+    return relative
+
+
+def _cosine(left: Array, right: Array) -> float:
+    """1 for two rows of zeros, 0 where only one is, or where a number is not finite."""
+    left, right = left.reshape(-1), right.reshape(-1)
+    if np.array_equal(left, right, equal_nan=True):
+        return 1.0
+    if not (np.isfinite(left).all() and np.isfinite(right).all()):
+        return 0.0
+    # Scaled first: squares of what is near the largest float would overflow.
+    left = left / (np.abs(left).max() or 1.0)
+    right = right / (np.abs(right).max() or 1.0)
+    norms = float(np.linalg.norm(left) * np.linalg.norm(right))
+    return float(np.clip(left @ right / norms, -1.0, 1.0)) if norms else 0.0
+
+
+def _choices(left: Array, right: Array) -> tuple[int, int]:
+    """A choice that is as good in the reference's eyes counts as the same."""
+    if left.ndim == 0 or left.shape[-1] < 2:
+        return 0, 0
+    left, right = left.reshape(-1, left.shape[-1]), right.reshape(-1, right.shape[-1])
+    known = ~np.isnan(left).any(axis=1) & ~np.isnan(right).any(axis=1)
+    chosen = np.take_along_axis(left, right.argmax(axis=1, keepdims=True), axis=1)[:, 0]
+    hits = known & (chosen >= left.max(axis=1))
+    return len(left), int(np.count_nonzero(hits))

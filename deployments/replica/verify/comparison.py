@@ -28,7 +28,7 @@ class NotAccepted(LoadError):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ComparisonPlan:
     """What is run, in which batches, and what is allowed."""
 
     samples: Sequence[Sample]
@@ -39,7 +39,7 @@ class Plan:
 
 
 def compare(
-    reference: Runtime, candidate: Runtime, plan: Plan, progress: Callable[[float], None]
+    reference: Runtime, candidate: Runtime, plan: ComparisonPlan, progress: Callable[[float], None]
 ) -> Verdict:
     """Both loaded. `progress`: share of the samples that have run. Raises `CannotVerify` where one
     side does not take them, `NotAccepted` where the candidate fails on them."""

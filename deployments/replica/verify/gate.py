@@ -1,4 +1,4 @@
-"""May a starting replica serve? Only if its model agrees with its reference as `accept` asks.
+"""The gate of a starting replica: it serves if its model agrees with its reference.
 
 A verdict is kept in the cache folder under everything that it depends on, and found there by the
 model's other replicas, by the next start, and by a start that is tried again after a refusal: one
@@ -15,10 +15,14 @@ from pathlib import Path
 
 from deployments.replica.describe import tokenizer_bytes
 from deployments.replica.verify.comparison import NotAccepted
-from deployments.replica.verify.options import of_settings
 from deployments.replica.verify.reference import reference_for
 from deployments.replica.verify.sample_file import Reading
-from deployments.replica.verify.verification import Asked, as_json, verify
+from deployments.replica.verify.verification import (
+    VerificationOptions,
+    as_json,
+    of_settings,
+    verify,
+)
 from deployments.settings import ModelSettings
 from runtimes import calibration, catalog, fingerprint, source, staging
 from runtimes.cuda.driver import gpus
@@ -34,29 +38,29 @@ def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> 
     not hold, `CannotVerify` where there is nothing to compare with, and what loading raises."""
     if not model.accept.asked:
         return
-    asked = of_settings(model.accept)
+    options = of_settings(model.accept)
     settings.progress("verifying", 0.0)
 
     def build(folder: Path) -> None:
         reading = Reading(tokenizer_bytes(settings.source), model.image)
         report = verify(
-            settings, runtime, asked, reading, lambda share: settings.progress("verifying", share)
+            settings, runtime, options, reading, lambda share: settings.progress("verifying", share)
         )
         (folder / FILE).write_text(as_json(report), encoding="utf-8")
 
     entry = staging.staged(
-        settings.cache_dir, parts(settings, asked, runtime.limits(), model), build
+        settings.cache_dir, parts(settings, options, runtime.limits(), model), build
     )
     settings.progress("verifying", 1.0)
     _refuse(settings.name, json.loads((entry / FILE).read_text(encoding="utf-8")))
 
 
 def parts(
-    settings: RuntimeSettings, asked: Asked, limits: Limits, model: ModelSettings
+    settings: RuntimeSettings, options: VerificationOptions, limits: Limits, model: ModelSettings
 ) -> list[str]:
     """All that a verdict depends on, on this host."""
-    reference = reference_for(settings, asked.against, asked.artifact)
-    files = [file for file in (asked.file,) if file is not None]
+    reference = reference_for(settings, options.against, options.artifact)
+    files = [file for file in (options.file,) if file is not None]
     return [
         "verdict",
         LAYOUT,
@@ -68,7 +72,7 @@ def parts(
         ", ".join(str(each) for each in gpus()),
         repr(settings.row_shapes),
         model.image.model_dump_json() if model.image is not None else "",
-        json.dumps([asked.count, asked.seed, asdict(asked.tolerances)]),
+        json.dumps([options.count, options.seed, asdict(options.tolerances)]),
         json.dumps([settings.edges, settings.max_size, settings.max_tokens, settings.max_length]),
         json.dumps([settings.length_input, settings.length_axis, settings.mask_input]),
         staging.processor(),
@@ -79,12 +83,12 @@ def _side(settings: RuntimeSettings) -> list[str]:
     """One side's artifact, tokeniser, backend and what shapes its answers."""
     assert settings.source is not None
     artifact = source.inspect(settings.source, settings.cache_dir).digest
-    options = json.dumps(dict(settings.options), sort_keys=True, default=str)
+    tuning = json.dumps(dict(settings.options), sort_keys=True, default=str)
     version = catalog.version(settings.runtime)
     texts = str(fingerprint.tokenizer(settings.source))
     ranges = _ranges(settings)
     how = [settings.runtime, version, settings.precision, settings.task]
-    return [artifact, texts, ranges, options, *how]
+    return [artifact, texts, ranges, tuning, *how]
 
 
 def _ranges(settings: RuntimeSettings) -> str:

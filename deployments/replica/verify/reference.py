@@ -1,4 +1,4 @@
-"""What is a model compared with, where nobody says?
+"""What a model is compared with, where nobody says.
 
 The most trusted way to run the same artifact that is not the one to be judged: torch in fp32 for a
 folder, ONNX Runtime in fp32 for an ONNX file. `RUNTIME` or `RUNTIME:PRECISION` names another.

@@ -1,4 +1,4 @@
-"""Which rows did the user give to be compared?
+"""The rows that the user gives to be compared.
 
 Three kinds: JSON lines, each `{"text": …}` or `{"image": file}` (made into tensors as the service
 would), `{"ids": […]}` or `{"inputs": {name: nested lists}}`; `.npz` with an array of rows for each

@@ -1,4 +1,4 @@
-"""Which rows are both sides shown? Some of every length, the longest among them.
+"""The rows that both sides are shown: some of every length, the longest among them.
 
 A sample is one row of every input that must be given. Drawn ones are spread evenly over the length
 buckets, each with its shortest and its longest row, ids evenly over the model's table: a fault that

@@ -8,7 +8,7 @@ loaded here and closed again. Nothing is printed or stored.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 
 from deployments.replica.verify.agreement import MEASURES, Interval, Measured, Tolerances, Verdict
-from deployments.replica.verify.comparison import Plan, compare
+from deployments.replica.verify.comparison import ComparisonPlan, compare
 from deployments.replica.verify.reference import reference_for, said
 from deployments.replica.verify.sample_file import Reading, SampleFile
 from deployments.replica.verify.samples import LEAST, Sample, completed, drawn, intervals
+from deployments.settings import AcceptSettings, source_path
 from deployments.settings.reference import CannotVerify
 from runtimes import catalog
 from runtimes.types import Limits, Runtime, RuntimeSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class VerificationOptions:
     """against, artifact: as in `reference_for`. file: the user's samples, None to draw. count: how
     many to draw, 200 at least; a file must have as many. seed: of all that is drawn."""
 
@@ -40,7 +41,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerificationReport:
     """`candidate`, `reference`: "RUNTIME PRECISION". `given`: samples from the user's file."""
 
     model: str
@@ -51,57 +52,91 @@ class Report:
     given: int
 
 
+def of_settings(accept: AcceptSettings) -> VerificationOptions:
+    """What a model's `accept` section asks for. Raises SourceError for a named file that is not
+    here."""
+    return VerificationOptions(
+        against=accept.against,
+        artifact=_path(accept.artifact),
+        file=_path(accept.samples_file),
+        count=accept.samples,
+        tolerances=Tolerances(**{name: getattr(accept, name) for name in MEASURES}),
+    )
+
+
+def of_command_line(accept: AcceptSettings, given: Mapping[str, Any]) -> VerificationOptions:
+    """`given`: the options by name, None where left out. Bounds that are given replace all of the
+    section's, so that what was not asked for there does not come from elsewhere."""
+    base = of_settings(accept)
+    bounds = {name: given[name] for name in MEASURES}
+    stated = any(bound is not None for bound in bounds.values())
+    return VerificationOptions(
+        against=given["against"] or base.against,
+        artifact=given["artifact"] or base.artifact,
+        file=given["samples_file"] or base.file,
+        count=given["samples"] or base.count,
+        seed=given["seed"] or base.seed,
+        tolerances=Tolerances(**bounds) if stated else base.tolerances,
+    )
+
+
+def _path(named: str | None) -> Path | None:
+    return None if named is None else source_path(named)
+
+
 def verify(
     settings: RuntimeSettings,
     candidate: Runtime,
-    asked: Asked,
+    options: VerificationOptions,
     reading: Reading,
     progress: Callable[[float], None] = lambda share: None,
-) -> Report:
+) -> VerificationReport:
     """`candidate` is loaded from `settings`. `reading`: what samples of a file become.
     `progress`: share done. Raises `CannotVerify`, and what loading the reference raises."""
     quiet = replace(settings, progress=lambda phase, fraction: None)
-    wanted = reference_for(quiet, asked.against, asked.artifact)
+    wanted = reference_for(quiet, options.against, options.artifact)
     reference = catalog.create(wanted)
     reference.load()
     try:
         limits = _known_bounds(reference.limits(), candidate.limits())
         among = intervals(limits, settings.edges)
-        samples = samples_for(asked, limits, among, reading)
+        samples = samples_for(options, limits, among, reading)
         size = min(settings.max_size, limits.max_rows or settings.max_size)
-        plan = Plan(samples, among, size, settings.max_tokens, asked.tolerances)
+        plan = ComparisonPlan(samples, among, size, settings.max_tokens, options.tolerances)
         verdict = compare(reference, candidate, plan, progress)
     finally:
         reference.close()
     given = sum(not sample.drawn for sample in samples)
-    return Report(settings.name, said(settings), said(wanted), verdict, asked.tolerances, given)
+    return VerificationReport(
+        settings.name, said(settings), said(wanted), verdict, options.tolerances, given
+    )
 
 
 def samples_of(
-    settings: RuntimeSettings, candidate: Runtime, asked: Asked, reading: Reading
+    settings: RuntimeSettings, candidate: Runtime, options: VerificationOptions, reading: Reading
 ) -> tuple[Limits, list[Sample]]:
     """What `verify` runs, in its order, with limits that hold for both sides."""
-    wanted = reference_for(settings, asked.against, asked.artifact)
+    wanted = reference_for(settings, options.against, options.artifact)
     reference = catalog.create(wanted)
     reference.load()
     try:
         limits = _known_bounds(reference.limits(), candidate.limits())
     finally:
         reference.close()
-    return limits, samples_for(asked, limits, intervals(limits, settings.edges), reading)
+    return limits, samples_for(options, limits, intervals(limits, settings.edges), reading)
 
 
 def samples_for(
-    asked: Asked, limits: Limits, among: Sequence[Interval], reading: Reading
+    options: VerificationOptions, limits: Limits, among: Sequence[Interval], reading: Reading
 ) -> list[Sample]:
     """The file's, with drawn ones where it leaves a length bucket empty; or drawn ones alone."""
-    rng = np.random.default_rng(asked.seed)
-    if asked.file is None:
-        return drawn(limits, among, asked.count, rng)
-    given = SampleFile(limits, reading).read(asked.file)
-    if len(given) < asked.count:
+    rng = np.random.default_rng(options.seed)
+    if options.file is None:
+        return drawn(limits, among, options.count, rng)
+    given = SampleFile(limits, reading).read(options.file)
+    if len(given) < options.count:
         raise CannotVerify(
-            f"{asked.file} has {len(given)} samples, a verdict takes {asked.count} at least"
+            f"{options.file} has {len(given)} samples, a verdict takes {options.count} at least"
         )
     return completed(given, limits, among, rng)
 
@@ -115,7 +150,7 @@ def _known_bounds(reference: Limits, candidate: Limits) -> Limits:
     return replace(candidate, id_bounds=bounds, max_rows=min(rows, default=None))
 
 
-def as_json(report: Report) -> str:
+def as_json(report: VerificationReport) -> str:
     """Numbers that are not finite are written as texts: JSON has none."""
     verdict = report.verdict
     return json.dumps(

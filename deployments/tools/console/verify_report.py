@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.replica.verify.agreement import MEASURES, Measured
-from deployments.replica.verify.verification import Report, as_json
+from deployments.replica.verify.verification import VerificationReport, as_json
 
 HEADINGS = ("output", "tokens", "rows", *(name.replace("_", " ") for name in MEASURES))
 
 
-def show(report: Report, console: Console | None = None) -> None:
+def show(report: VerificationReport, console: Console | None = None) -> None:
     """The table, and below it the verdict."""
     target = console or Console()
     target.print(Text(title(report), style="bold"))
@@ -32,7 +32,7 @@ def show(report: Report, console: Console | None = None) -> None:
         target.print(Text(line, style=style), soft_wrap=True)
 
 
-def _table(report: Report, output: str) -> Table:
+def _table(report: VerificationReport, output: str) -> Table:
     table = Table(title=output, title_justify="left", box=None, pad_edge=False)
     for place, heading in enumerate(HEADINGS[1:]):
         table.add_column(heading, justify="right" if place else "left", no_wrap=True)
@@ -47,7 +47,7 @@ def _table(report: Report, output: str) -> Table:
     return table
 
 
-def title(report: Report) -> str:
+def title(report: VerificationReport) -> str:
     verdict = report.verdict
     given = f", {report.given} of them given" if report.given else ""
     return (
@@ -56,7 +56,7 @@ def title(report: Report) -> str:
     )
 
 
-def verdict_lines(report: Report) -> list[str]:
+def verdict_lines(report: VerificationReport) -> list[str]:
     """The verdict, then a sentence for each tolerance that does not hold."""
     bounds = ", ".join(f"{name} {bound:g}" for name, bound in report.tolerances.stated().items())
     if report.verdict.accepted:
@@ -65,7 +65,7 @@ def verdict_lines(report: Report) -> list[str]:
     return [f"not accepted: {len(breaches)} beyond what is allowed ({bounds})", *breaches]
 
 
-def as_markdown(report: Report) -> str:
+def as_markdown(report: VerificationReport) -> str:
     rows = [_line(HEADINGS), _line(["---"] * len(HEADINGS))]
     rows += [_line(_cells(found)) for found in report.verdict.measured]
     first, *others = verdict_lines(report)
@@ -74,7 +74,7 @@ def as_markdown(report: Report) -> str:
     return "\n".join([*head, *sentences, *([""] if sentences else []), *rows, ""])
 
 
-def write(report: Report, file: Path) -> None:
+def write(report: VerificationReport, file: Path) -> None:
     """Markdown into a `.md`, JSON into whatever else."""
     text = as_markdown(report) if file.suffix == ".md" else as_json(report) + "\n"
     file.write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ from statistics import median
 
 from deployments.tools.profile.sweep import TimedBatch, TimedRun
 from routers.buckets.edges import lattice, least_padding, least_seconds
-from routers.buckets.prices import BatchBounds, BatchPrices, Lengths
+from routers.buckets.prices import BatchBounds, BatchPrices, LengthShares
 from routers.cost.model import Coefficients, CostError, CostModel
 from routers.cost.residuals import at_quantile
 from routers.settings import DispatcherSettings
@@ -163,7 +163,7 @@ def edges_for(
     weights = [0.0] * len(points)
     for length in lengths:
         weights[min(bisect_left(points, length), len(points) - 1)] += 1.0
-    known = Lengths.of(points, weights)
+    known = LengthShares.of(points, weights)
     if buckets.minimise == "padding":
         return least_padding(known, edges, buckets.max_edges).edges
     cost = fitted.model.predict

@@ -12,8 +12,7 @@ from pathlib import Path
 from deployments.tools.profile.findings import Findings
 from deployments.tools.profile.tables import stages, tables
 from loadtests.report import page
-from loadtests.report.figure import Figure
-from loadtests.report.plots import Axis, Series, bars, lines
+from loadtests.report.plots import Axis, Figure, Series, bars, lines
 from loadtests.report.scale import linear, logarithmic
 from loadtests.results.report_table import Table, number, this_machine, today
 

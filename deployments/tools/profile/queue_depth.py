@@ -14,7 +14,7 @@ from random import Random
 
 from routers.cost.residuals import at_quantile
 from routers.settings import DispatcherSettings
-from routers.simulation.simulator import Arrival, Device, SimOutcome, World, run
+from routers.simulation.simulator import Arrival, SimDevice, SimOutcome, World, run
 from routers.simulation.traffic import SimLease
 
 CLIENTS = (50, 100, 200)
@@ -60,13 +60,13 @@ def depth(service: Service, clients: int, lengths: Sequence[int], rng: Random) -
     def arrival(at: float) -> Arrival:
         return Arrival(at, (rng.choice(lengths),), core.slo_s, service.timeout_s)
 
-    def follow(fate: SimOutcome, now: float) -> Arrival | None:
-        answered = fate.answered_at is not None
-        pause_s = 0.0 if answered else max(fate.retry_after_s, _LEAST_PAUSE_S)
+    def follow(outcome: SimOutcome, now: float) -> Arrival | None:
+        answered = outcome.answered_at is not None
+        pause_s = 0.0 if answered else max(outcome.retry_after_s, _LEAST_PAUSE_S)
         return arrival(now + pause_s) if now + pause_s < count.end_s else None
 
     devices = tuple(
-        Device(f"r{n}", service.seconds, service.slots, 0.0) for n in range(service.replicas)
+        SimDevice(f"r{n}", service.seconds, service.slots, 0.0) for n in range(service.replicas)
     )
     # A hair apart, as no two requests reach a process at the same instant.
     run(core, [arrival(n * 1e-6) for n in range(clients)], World(devices, follow=follow), count)
@@ -83,7 +83,7 @@ def _share_of_time(service: Service, longest: int) -> float:
 
 @dataclass(slots=True)
 class _Count:
-    """A witness from `begin_s` until `end_s`."""
+    """A observer from `begin_s` until `end_s`."""
 
     begin_s: float
     end_s: float
@@ -98,28 +98,28 @@ class _Count:
     rows: int = 0
     since: float = 0.0
 
-    def arrived(self, fate: SimOutcome, now: float) -> None:
+    def arrived(self, outcome: SimOutcome, now: float) -> None:
         self._pass(now)
-        self.waiting[id(fate)] = fate
+        self.waiting[id(outcome)] = outcome
 
-    def ended(self, fate: SimOutcome, now: float) -> None:
+    def ended(self, outcome: SimOutcome, now: float) -> None:
         self._pass(now)
-        self.waiting.pop(id(fate), None)
+        self.waiting.pop(id(outcome), None)
         if self._counts(now):
             self.ends += 1
-            self.answered += fate.answered_at is not None
-            self.in_time += fate.in_slo
+            self.answered += outcome.answered_at is not None
+            self.in_time += outcome.in_slo
 
-    def sent(self, parcel: SimLease, now: float) -> None:
+    def sent(self, sim_lease: SimLease, now: float) -> None:
         self._pass(now)
-        for fate, _ in parcel.members:
-            if self.waiting.pop(id(fate), None) is not None and self._counts(now):
-                self.waits.append(now - fate.arrival.at)
+        for outcome, _ in sim_lease.members:
+            if self.waiting.pop(id(outcome), None) is not None and self._counts(now):
+                self.waits.append(now - outcome.arrival.at)
         if self._counts(now):
             self.batches += 1
-            self.rows += len(parcel.members)
+            self.rows += len(sim_lease.members)
 
-    def served(self, parcel: SimLease, service_s: float, now: float) -> None:
+    def served(self, sim_lease: SimLease, service_s: float, now: float) -> None:
         pass
 
     def _counts(self, now: float) -> bool:

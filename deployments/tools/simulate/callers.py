@@ -55,12 +55,12 @@ class Callers:
     def arrivals(self) -> Iterator[Arrival]:
         return map(self._arrival, (each for each in self._plan.requests() if not each.malformed))
 
-    def follow(self, fate: SimOutcome, now: float) -> Arrival | None:
-        planned = fate.arrival.caller
+    def follow(self, outcome: SimOutcome, now: float) -> Arrival | None:
+        planned = outcome.arrival.caller
         assert isinstance(planned, Planned)
         following = None
-        if fate.reason is not None and fate.reason not in _CALLERS_FAULT:
-            following = self._plan.again(planned, now, _header_s(fate.retry_after_s))
+        if outcome.reason is not None and outcome.reason not in _CALLERS_FAULT:
+            following = self._plan.again(planned, now, _header_s(outcome.retry_after_s))
         following = following or self._plan.next_in_loop(planned, now)
         return None if following is None else self._arrival(following)
 
@@ -110,38 +110,42 @@ class SummaryObserver:
         self._row_cost_s = lru_cache(maxsize=65_536)(setup.row_cost_s)
         self._requests = 0
 
-    def arrived(self, fate: SimOutcome, now: float) -> None:
-        arrival = fate.arrival
+    def arrived(self, outcome: SimOutcome, now: float) -> None:
+        arrival = outcome.arrival
         self._summary.sent(arrival.tenant, arrival.at, self._cost_s(arrival), arrival.attempt)
         self._requests += 1
         if self._requests % 1000 == 0:
             self._on_progress(now, self._requests)
 
-    def ended(self, fate: SimOutcome, now: float) -> None:
-        arrival = fate.arrival
+    def ended(self, outcome: SimOutcome, now: float) -> None:
+        arrival = outcome.arrival
         ending = Ending(
             arrival.tenant, arrival.at, max(arrival.lengths), arrival.slo_s, self._cost_s(arrival)
         )
-        if fate.answered_at is not None:
-            ending.latency_s = fate.answered_at - arrival.at + self._network_s
-            started_at = now if fate.started_at is None else fate.started_at
+        if outcome.answered_at is not None:
+            ending.latency_s = outcome.answered_at - arrival.at + self._network_s
+            started_at = now if outcome.started_at is None else outcome.started_at
             ending.wait_s = started_at - arrival.at
-            if fate.first_at is not None:
-                ending.first_s = fate.first_at - arrival.at + self._network_s
-                ending.per_token_s = fate.token_s
+            if outcome.first_at is not None:
+                ending.first_s = outcome.first_at - arrival.at + self._network_s
+                ending.per_token_s = outcome.token_s
         else:
-            ending.reason = _LEFT if fate.reason is None else fate.reason.value
-            ending.refused = fate.reason in _REFUSED
+            ending.reason = _LEFT if outcome.reason is None else outcome.reason.value
+            ending.refused = outcome.reason in _REFUSED
         self._summary.ended(ending, now)
 
-    def sent(self, parcel: SimLease, now: float) -> None:
+    def sent(self, sim_lease: SimLease, now: float) -> None:
         pass
 
-    def served(self, parcel: SimLease, service_s: float, now: float) -> None:
-        lease = parcel.lease
+    def served(self, sim_lease: SimLease, service_s: float, now: float) -> None:
+        lease = sim_lease.dispatch
         whole_s = sum([seconds for _, _, seconds in lease.charges])
         batch = MeasuredBatch(
-            len(parcel.members), parcel.tokens, parcel.padded_tokens, service_s, bool(lease.copy_of)
+            len(sim_lease.members),
+            sim_lease.tokens,
+            sim_lease.padded_tokens,
+            service_s,
+            bool(lease.copy_of),
         )
         if whole_s > 0.0:
             batch.paid = [(who, service_s * part / whole_s) for _, who, part in lease.charges]

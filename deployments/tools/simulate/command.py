@@ -21,7 +21,7 @@ def simulate(
 ) -> int:
     """The exit code. Raises ScenarioErrors, SettingsErrors, TraceError and NoPlots."""
     if plot is not None:
-        from deployments.tools.simulate.plots import draw, must_be_there
+        from deployments.tools.simulate.plots import must_be_there, write
 
         must_be_there(plot)
     simulation = prepare(path, options)
@@ -38,5 +38,5 @@ def simulate(
     else:
         show(simulation.title, result, beside)
     if plot is not None:
-        draw(result.summary, plot, simulation.path.stem)
+        write(result.summary, plot, simulation.path.stem)
     return 0

@@ -14,9 +14,8 @@ from random import Random
 
 from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError
 from loadtests.traffic.scenario import Scenario
-from routers.simulation.drag import Drag, Ramp, Slow
-from routers.simulation.simulator import Device
-from routers.types import ReplicaKind
+from routers.simulation.devices import Drag, Ramp, Slow
+from routers.simulation.simulator import SimDevice
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class _Death:
     hangs: bool
 
 
-def devices(scenario: Scenario, setup: SimSetup) -> tuple[Device, ...]:
+def devices(scenario: Scenario, setup: SimSetup) -> tuple[SimDevice, ...]:
     """Raises SimSetupError for a fault of a replica that there is not."""
     starts = [0.0] * setup.replicas
     for join in scenario.joins:
@@ -78,11 +77,11 @@ def _replaced_at(death: _Death, hang_limit_s: float) -> float:
 
 def _lives(
     scenario: Scenario, setup: SimSetup, place: int, start: float, deaths: list[_Death]
-) -> Iterator[Device]:
+) -> Iterator[SimDevice]:
     for life, death in enumerate([*deaths, None]):
         if start == inf:
             return
-        yield Device(
+        yield SimDevice(
             f"r{place}" if not life else f"r{place}.{life}",
             setup.service_s,
             setup.slots,
@@ -92,7 +91,6 @@ def _lives(
             hangs_at=inf if death is None or not death.hangs else death.at_s,
             hang_limit_s=setup.hang_limit_s,
             drag=_drag(scenario, place, life, start),
-            kind=ReplicaKind.BATCH if setup.engine is None else ReplicaKind.STREAM,
             engine=setup.engine,
         )
         start = inf if death is None else _replaced_at(death, setup.hang_limit_s)

@@ -23,7 +23,7 @@ from deployments.tools.simulate.engines import row_cost_s as generation_cost_s
 from loadtests.results.fairness import TenantShare
 from loadtests.traffic.scenario import Scenario
 from routers.settings import DispatcherSettings
-from routers.simulation.devices import Engine
+from routers.simulation.devices import SimEngine
 from runtimes import options
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile, measure
@@ -67,20 +67,20 @@ class SimSetup:
     slots: int
     hang_limit_s: float
     slo_share: float
-    engine: Engine | None = None
+    engine: SimEngine | None = None
     prompts: Prompts | None = None
 
     def claims(self) -> dict[str, TenantShare]:
         return {name: TenantShare(each.weight, each.priority) for name, each in self.terms.items()}
 
     def generation_cost_s(self, prompt: int, output: int) -> float:
-        """Device seconds that a generation is worth."""
+        """SimDevice seconds that a generation is worth."""
         assert self.engine is not None
         assert self.core.generation is not None
         return generation_cost_s(self.core.generation, self.engine, prompt, output)
 
     def row_cost_s(self, length: int) -> float:
-        """Device seconds of a row that is one of a full batch of its length."""
+        """SimDevice seconds of a row that is one of a full batch of its length."""
         core = self.core
         rows = core.fixed_size or max(1, min(core.max_size, core.max_tokens // length))
         most_s = core.max_slo_share * core.slo_s

@@ -23,14 +23,13 @@ from loadtests.traffic.scenario import Scenario
 from loadtests.traffic.scenario_file import ScenarioErrors
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
-from routers.simulation.fifo import Fifo
-from routers.simulation.round_robin import RoundRobin
-from routers.simulation.simulator import Core, Device, World, run
+from routers.simulation.baselines import Fifo, RoundRobin
+from routers.simulation.simulator import Core, SimDevice, World, run
 from routers.types import Snapshot
 
 _OF_SETTINGS = "settings."
 _COUNTS = (
-    "hedges", "hedges_won", "ties", "probes", "retries", "pushed_out", "preempted", "edge_switches",
+    "hedges", "hedges_won", "ties", "probes", "retries", "evictions", "preempted", "edge_switches",
 )  # fmt: skip
 
 
@@ -97,7 +96,7 @@ class Simulation:
     path: Path
     scenario: Scenario
     setup: SimSetup
-    devices: tuple[Device, ...]
+    devices: tuple[SimDevice, ...]
 
     @property
     def title(self) -> str:

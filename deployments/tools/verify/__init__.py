@@ -1,1 +1,1 @@
-"""May this model serve? The same samples through it and a reference, and what became of them."""
+"""The comparison of a model with its reference on the command line, and its fingerprint."""

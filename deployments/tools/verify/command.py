@@ -20,9 +20,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deployments.replica import describe
 from deployments.replica.verify.agreement import MEASURES
-from deployments.replica.verify.options import of_command_line
 from deployments.replica.verify.sample_file import Reading
-from deployments.replica.verify.verification import Asked, Report, as_json, verify
+from deployments.replica.verify.verification import (
+    VerificationOptions,
+    VerificationReport,
+    as_json,
+    of_command_line,
+    verify,
+)
 from deployments.settings import ModelSettings, load
 from deployments.settings.made import cache_dir
 from deployments.settings.reference import CannotVerify
@@ -50,13 +55,13 @@ def run(file: Path, name: str, given: Mapping[str, Any], written: Written) -> in
     loading raises."""
     model = chosen(file, name)
     _check(given, written)
-    asked = of_command_line(model.accept, given)
+    options = of_command_line(model.accept, given)
     with shown_progress(name) as note:
         settings = describe.runtime_settings(name, model, cache_dir(), note)
         reading = Reading(describe.tokenizer_bytes(settings.source), model.image)
-        report = verified(settings, asked, reading)
+        report = verified(settings, options, reading)
         note("layers", 0.0)
-        looked = look(settings, report, asked, reading) if written.layers else None
+        looked = look(settings, report, options, reading) if written.layers else None
     if written.report is not None:
         verify_report.write(report, written.report)
     if written.as_json:
@@ -86,12 +91,14 @@ def chosen(file: Path, name: str) -> ModelSettings:
     return models[name]
 
 
-def verified(settings: RuntimeSettings, asked: Asked, reading: Reading) -> Report:
+def verified(
+    settings: RuntimeSettings, options: VerificationOptions, reading: Reading
+) -> VerificationReport:
     candidate = catalog.create(settings)
     candidate.load()
     try:
         progress = partial(settings.progress, "verifying")
-        return verify(settings, candidate, asked, reading, progress)
+        return verify(settings, candidate, options, reading, progress)
     finally:
         candidate.close()
 

@@ -1,4 +1,4 @@
-"""Where inside a graph does a candidate leave its reference, and what would keep it there?
+"""Where inside a graph a candidate leaves its reference, and what would keep it there.
 
 A tensor's error is the root mean square of the difference over the reference's own; it drifts where
 that is more than ten roundings of the number format. Error that came in with an operation's inputs

@@ -1,9 +1,10 @@
-"""Which tensor inside the graph drifts first, and does keeping its origin in fp32 heal the model?
+"""The search for the tensor that drifts first, and for what to keep in fp32 against it.
 
 Traces the worst sample (or the longest) through candidate and reference, names the first tensor
 that drifts and the operations whose error is their own, then builds the model with these in fp32
 and verifies it again: a proposal is only as good as what it leads to. Tensors are laid side by side
-by name, so the reference is the same backend in fp32, or another that runs the same ONNX graph.
+by name, so the reference is the same backend in fp32, or another that runs the same ONNX graph,
+which that of a folder is too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ import numpy as np
 from deployments.replica.verify.reference import GRAPH_RUNTIMES, reference_for, said
 from deployments.replica.verify.sample_file import Reading
 from deployments.replica.verify.samples import Sample, batch_of
-from deployments.replica.verify.verification import Asked, Report, samples_of, verify
+from deployments.replica.verify.verification import (
+    VerificationOptions,
+    VerificationReport,
+    samples_of,
+    verify,
+)
 from deployments.settings.reference import CannotVerify
 from deployments.tools.verify.drift import Drift, Drifts, around, drifts
 from runtimes import catalog, layers, source
@@ -44,20 +50,25 @@ class Looked:
     sample: tuple[int, int]
     drifts: Drifts
     keep: tuple[str, ...]
-    healed: Report | None
+    healed: VerificationReport | None
 
 
-def look(settings: RuntimeSettings, report: Report, asked: Asked, reading: Reading) -> Looked:
+def look(
+    settings: RuntimeSettings,
+    report: VerificationReport,
+    options: VerificationOptions,
+    reading: Reading,
+) -> Looked:
     """`report`: of the candidate, which is closed by now. Raises `CannotVerify` where tensors
     cannot be laid side by side, and what loading raises."""
     quiet = replace(settings, progress=lambda phase, fraction: None)
-    wanted = _side(quiet, asked)
-    limits, number, sample = _sample(quiet, report, asked, reading)
+    wanted = _side(quiet, options)
+    limits, number, sample = _sample(quiet, report, options, reading)
     arrays = _arrays(limits, sample)
     reference = layers.trace(wanted, arrays)
     traced = layers.trace(quiet, arrays)
     found = drifts(reference, traced, quiet.precision)
-    keep, healed = _healing(quiet, list(_proposals(found, traced)), asked, reading)
+    keep, healed = _healing(quiet, list(_proposals(found, traced)), options, reading)
     return Looked(said(wanted), (number, sample.length), found, keep, healed)
 
 
@@ -90,15 +101,15 @@ def _said(drift: Drift) -> str:
     )
 
 
-def _side(settings: RuntimeSettings, asked: Asked) -> RuntimeSettings:
-    wanted = reference_for(settings, asked.against, asked.artifact)
+def _side(settings: RuntimeSettings, options: VerificationOptions) -> RuntimeSettings:
+    wanted = reference_for(settings, options.against, options.artifact)
     alike = wanted.runtime == settings.runtime
-    both = {wanted.runtime, settings.runtime} <= set(GRAPH_RUNTIMES) and _is_graph(wanted)
+    both = {wanted.runtime, settings.runtime} <= set(GRAPH_RUNTIMES) and _is_onnx(wanted)
     if wanted.runtime in layers.TRACERS and (alike or both):
         return wanted
     plain = {KEEP, "calibration", "short_calibration"}
-    options = {name: value for name, value in settings.options.items() if name not in plain}
-    own = replace(settings, precision="fp32", options=options)
+    kept = {name: value for name, value in settings.options.items() if name not in plain}
+    own = replace(settings, precision="fp32", options=kept)
     if (settings.runtime, settings.precision) == ("openvino", "int8"):
         raise CannotVerify(
             "openvino int8 computes another graph than openvino fp32: look at the layers of "
@@ -113,19 +124,26 @@ def _side(settings: RuntimeSettings, asked: Asked) -> RuntimeSettings:
     return own
 
 
-def _is_graph(settings: RuntimeSettings) -> bool:
+def _is_onnx(settings: RuntimeSettings) -> bool:
+    """Whether both backends run one ONNX graph: stored as such, or built of a folder."""
     assert settings.source is not None
-    return source.inspect(settings.source, settings.cache_dir).kind is SourceKind.ONNX
+    return source.inspect(settings.source, settings.cache_dir).kind in (
+        SourceKind.ONNX,
+        SourceKind.HUGGING_FACE,
+    )
 
 
 def _sample(
-    settings: RuntimeSettings, report: Report, asked: Asked, reading: Reading
+    settings: RuntimeSettings,
+    report: VerificationReport,
+    options: VerificationOptions,
+    reading: Reading,
 ) -> tuple[Limits, int, Sample]:
     """The sample in which the first broken tolerance is broken most, else the longest."""
     candidate = catalog.create(settings)
     candidate.load()
     try:
-        limits, samples = samples_of(settings, candidate, asked, reading)
+        limits, samples = samples_of(settings, candidate, options, reading)
     finally:
         candidate.close()
     worst = [breach.sample[0] for breach in report.verdict.breaches if breach.sample]
@@ -155,8 +173,11 @@ def _proposals(found: Drifts, traced: list[layers.Layer]) -> Iterator[tuple[str,
 
 
 def _healing(
-    settings: RuntimeSettings, proposals: list[tuple[str, ...]], asked: Asked, reading: Reading
-) -> tuple[tuple[str, ...], Report | None]:
+    settings: RuntimeSettings,
+    proposals: list[tuple[str, ...]],
+    options: VerificationOptions,
+    reading: Reading,
+) -> tuple[tuple[str, ...], VerificationReport | None]:
     """The first proposal with which the model is accepted, else the last; with its report."""
     tried: tuple[str, ...] = ()
     report = None
@@ -165,7 +186,7 @@ def _healing(
     for nodes in proposals:
         tried = tuple(dict.fromkeys((*settings.options.get(KEEP, ()), *nodes)))
         try:
-            report = _verified(settings, tried, asked, reading)
+            report = _verified(settings, tried, options, reading)
         except LoadError:
             return tried, None
         if report.verdict.accepted:
@@ -174,12 +195,12 @@ def _healing(
 
 
 def _verified(
-    settings: RuntimeSettings, keep: tuple[str, ...], asked: Asked, reading: Reading
-) -> Report:
+    settings: RuntimeSettings, keep: tuple[str, ...], options: VerificationOptions, reading: Reading
+) -> VerificationReport:
     kept = replace(settings, options={**settings.options, KEEP: list(keep)})
     candidate = catalog.create(kept)
     candidate.load()
     try:
-        return verify(kept, candidate, asked, reading)
+        return verify(kept, candidate, options, reading)
     finally:
         candidate.close()

@@ -14,8 +14,7 @@ from math import log
 
 from loadtests.benches.compare.rounds import Round
 from loadtests.benches.compare.works import Workload
-from loadtests.report.picture import picture
-from loadtests.report.plots import Axis, Point, Series
+from loadtests.report.plots import Axis, Point, Series, picture
 from loadtests.report.scale import linear
 from loadtests.results.report_table import Picture
 

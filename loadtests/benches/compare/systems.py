@@ -16,16 +16,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from loadtests.benches.compare.model_files import model_environ
 from loadtests.benches.compare.works import Workload
 from loadtests.benches.launched import Launch, RunningServer, ServerTrouble, free_port, launched
-from loadtests.benches.server import Settings, changed, headrace
+from loadtests.benches.reference_embeddings import model_folder
+from loadtests.benches.server import HOME_DIR, Settings, changed, headrace
 from loadtests.peers.adapters import Item, PeerAdapter
 from loadtests.peers.catalogue import PEERS, command_of, environ_of
+from loadtests.peers.minilm_files import MODEL, TOKENIZER
 from loadtests.peers.options import DEVICE, MINILM
 
 HEADRACE = "headrace"
@@ -77,6 +79,24 @@ def settings_of(work: Workload) -> Settings:
     found: Settings = yaml.safe_load(work.settings.read_text())
     tenants = {f"tenants.{name}.weight": 1 for name in TENANTS}
     return changed(found, {**work.changes, **tenants, "gateway.host": "127.0.0.1"})
+
+
+def model_environ(settings: Settings) -> dict[str, str]:
+    """Peers embed with Headrace's own staged graph, so that all run the same. Staged by starting
+    Headrace once where no earlier start has left it under `out/bench/home`."""
+    if not staged():
+        with headrace(settings, name="staging"):
+            pass
+    return {
+        MODEL: str(staged()[-1].absolute()),
+        TOKENIZER: str(model_folder() / "tokenizer.json"),
+    }
+
+
+def staged() -> list[Path]:
+    """Folders with a graph, the newest last."""
+    files = HOME_DIR.glob("cache/headrace/staged/*/model.xml")
+    return [file.parent for file in sorted(files, key=lambda file: file.stat().st_mtime)]
 
 
 class Server:

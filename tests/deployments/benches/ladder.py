@@ -1,6 +1,6 @@
 """What do the rungs before the queue cost a request, and what do they spare?
 
-`python -m tests.deployments.benches.ladder`. The whole gateway and one replica in this process, no
+`python -m tests.deployments.benches.reuse`. The whole gateway and one replica in this process, no
 network: processor time of the event loop's thread a request, the least of `--rounds` rounds, each
 after the other in turn so that a busy machine hurts all alike. The device takes no time, so what a
 hit spares of it is not in the numbers.

@@ -9,7 +9,7 @@ import pytest
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import GATHERS_S, LEASE_S, SNAPSHOT_KEEPS_S, Progress, Registry
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 
 
 @pytest.fixture
@@ -20,9 +20,9 @@ def registry() -> Registry:
 
 
 def test_an_announced_model_is_in_the_view_until_its_lease_ends(
-    registry: Registry, page: Page
+    registry: Registry, description: Describe
 ) -> None:
-    registry.announce(page(), b"", 10.0)
+    registry.announce(description(), b"", 10.0)
     assert not registry.sweep(10.0 + LEASE_S)
     assert list(registry.view().models) == ["device"]
     assert registry.sweep(10.001 + LEASE_S)
@@ -30,8 +30,10 @@ def test_an_announced_model_is_in_the_view_until_its_lease_ends(
     assert registry.view().declared == {"device"}
 
 
-def test_a_renewed_lease_lives_on_and_changes_no_revision(registry: Registry, page: Page) -> None:
-    registry.announce(page(), b"", 10.0)
+def test_a_renewed_lease_lives_on_and_changes_no_revision(
+    registry: Registry, description: Describe
+) -> None:
+    registry.announce(description(), b"", 10.0)
     revision = registry.revision
     assert registry.renew("device", 1, 12.0)
     assert not registry.sweep(12.0 + LEASE_S)
@@ -50,9 +52,11 @@ def test_generations_grow_even_within_a_millisecond_and_across_restarts(
     assert first < second < again
 
 
-def test_an_old_anchor_never_withdraws_its_successor(registry: Registry, page: Page) -> None:
-    registry.announce(page(generation=1), b"", 0.0)
-    registry.announce(page(generation=2), b"", 0.0)
+def test_an_old_anchor_never_withdraws_its_successor(
+    registry: Registry, description: Describe
+) -> None:
+    registry.announce(description(generation=1), b"", 0.0)
+    registry.announce(description(generation=2), b"", 0.0)
     assert registry.view().models["device"].generation == 2
     assert registry.withdraw("device", 1)
     assert registry.view().models["device"].generation == 2
@@ -60,31 +64,31 @@ def test_an_old_anchor_never_withdraws_its_successor(registry: Registry, page: P
 
 
 def test_the_predecessor_counts_again_when_its_successor_goes(
-    registry: Registry, page: Page
+    registry: Registry, description: Describe
 ) -> None:
-    registry.announce(page(generation=1), b"", 0.0)
-    registry.announce(page(generation=2), b"", 0.0)
+    registry.announce(description(generation=1), b"", 0.0)
+    registry.announce(description(generation=2), b"", 0.0)
     registry.withdraw("device", 2)
     assert registry.view().models["device"].generation == 1
 
 
 def test_a_model_that_is_no_longer_declared_is_not_in_the_view(
-    registry: Registry, page: Page
+    registry: Registry, description: Describe
 ) -> None:
-    registry.announce(page(), b"", 0.0)
+    registry.announce(description(), b"", 0.0)
     registry.declare(["other"])
     view = registry.view()
     assert (view.models, view.declared) == ({}, {"other"})
 
 
 def test_every_change_that_gateways_must_hear_of_has_a_new_revision(
-    registry: Registry, page: Page
+    registry: Registry, description: Describe
 ) -> None:
     seen = [registry.revision]
     for change in (
         lambda: registry.declare(["device"]),
         lambda: registry.begin("device", 1.0),
-        lambda: registry.announce(page(), b"", 1.0),
+        lambda: registry.announce(description(), b"", 1.0),
         lambda: registry.drain(True),
         lambda: registry.withdraw("device", 1),
     ):
@@ -94,18 +98,20 @@ def test_every_change_that_gateways_must_hear_of_has_a_new_revision(
     assert registry.view().draining
 
 
-def test_tokenisers_are_kept_while_somebody_uses_them(registry: Registry, page: Page) -> None:
-    registry.announce(page(generation=1, tokenizer_digest="a"), b"bytes", 0.0)
-    registry.announce(page(generation=2, tokenizer_digest="a"), b"bytes", 1.0)
+def test_tokenisers_are_kept_while_somebody_uses_them(
+    registry: Registry, description: Describe
+) -> None:
+    registry.announce(description(generation=1, tokenizer_digest="a"), b"bytes", 0.0)
+    registry.announce(description(generation=2, tokenizer_digest="a"), b"bytes", 1.0)
     registry.withdraw("device", 1)
     assert registry.blobs == {"a": b"bytes"}
     registry.sweep(1.001 + LEASE_S)
     assert registry.blobs == {}
 
 
-def test_a_view_is_whole_once_all_were_declared(page: Page) -> None:
+def test_a_view_is_whole_once_all_were_declared(description: Describe) -> None:
     registry = Registry(born_s=100.0)
-    registry.announce(page(), b"", 100.0)
+    registry.announce(description(), b"", 100.0)
     assert not registry.view().whole
     registry.declare(["device"])
     assert registry.view().whole
@@ -148,14 +154,16 @@ def test_notes_of_progress_are_bounded(registry: Registry) -> None:
     assert ("device", "r2999") in registry.progress
 
 
-def test_an_anchor_adds_no_name_to_a_declared_list(registry: Registry, page: Page) -> None:
+def test_an_anchor_adds_no_name_to_a_declared_list(
+    registry: Registry, description: Describe
+) -> None:
     registry.begin("stray", 1.0)
-    registry.announce(page(name="stray"), b"", 10.0)
+    registry.announce(description(name="stray"), b"", 10.0)
     assert registry.view().declared == {"device"}
     assert registry.view().models == {}
 
 
-def test_anchors_declare_their_models_where_nobody_else_does(page: Page) -> None:
+def test_anchors_declare_their_models_where_nobody_else_does(description: Describe) -> None:
     registry = Registry(born_s=0.0)
     registry.begin("device", 1.0)
     assert registry.view().declared == {"device"}

@@ -36,7 +36,7 @@ WRITTEN: dict[str, Any] = {
         "ageing_ms": 300,
     },
     "admission": {
-        "feasibility": {"mode": "observe", "margin_ms": 5, "late_room_s": 0.5},
+        "feasibility": {"mode": "observe", "margin_ms": 5, "best_effort_capacity_s": 0.5},
         "codel": {"mode": "enforce", "target_ms": 10, "interval_ms": 100},
         "limit": {"mode": "enforce", "fixed": 64, "least": 4, "most": 400},
     },
@@ -62,12 +62,12 @@ NOT_WRITTEN = {
 }
 
 HOME = GatewayIdentity("g")
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 
 
-def told(page: Page, **written: Any) -> DispatcherSettings:
+def told(description: Describe, **written: Any) -> DispatcherSettings:
     model = ModelSettings.model_validate({"runtime": "synthetic"} | written)
-    return dispatcher_settings(page(scheduling=scheduling(model)), HOME)
+    return dispatcher_settings(description(scheduling=scheduling(model)), HOME)
 
 
 def unchanged(value: Any, default: Any, at: str = "") -> set[str]:
@@ -81,43 +81,47 @@ def unchanged(value: Any, default: Any, at: str = "") -> set[str]:
     return found
 
 
-def test_every_setting_of_the_core_is_reached_by_one_that_users_write(page: Page) -> None:
+def test_every_setting_of_the_core_is_reached_by_one_that_users_write(
+    description: Describe,
+) -> None:
     model = ModelSettings.model_validate(WRITTEN)
-    home = GatewayIdentity("g", priorities=5, frozen=True)
-    found = dispatcher_settings(page(scheduling=scheduling(model)), home)
+    identity = GatewayIdentity("g", priorities=5, frozen=True)
+    found = dispatcher_settings(description(scheduling=scheduling(model)), identity)
     assert unchanged(found, DispatcherSettings((512,))) == NOT_WRITTEN
 
 
-def test_streams_of_a_model_that_generates_may_be_preempted(page: Page) -> None:
-    assert told(page, task="generate", queue={"preempt_streams": True}).preempt_streams
+def test_streams_of_a_model_that_generates_may_be_preempted(description: Describe) -> None:
+    assert told(description, task="generate", queue={"preempt_streams": True}).preempt_streams
 
 
-def test_defaults_are_the_cores_own(page: Page) -> None:
-    found = told(page)
+def test_defaults_are_the_cores_own(description: Describe) -> None:
+    found = told(description)
     own = DispatcherSettings(found.bucket_edges, max_tokens=8192)
     differs = {f.name for f in fields(own) if getattr(found, f.name) != getattr(own, f.name)}
     assert differs == {"buckets"}
     assert found.buckets.adaptive
 
 
-def test_the_core_starts_from_the_replicas_profile(page: Page) -> None:
+def test_the_core_starts_from_the_replicas_profile(description: Describe) -> None:
     profile = ((1, 16, 0.005), (8, 16, 0.007))
-    described = page(scheduling=scheduling(ModelSettings(runtime="synthetic")), profile=profile)
+    described = description(
+        scheduling=scheduling(ModelSettings(runtime="synthetic")), profile=profile
+    )
     assert dispatcher_settings(described, HOME).profile == profile
 
 
-def test_the_core_takes_what_users_may_write(page: Page) -> None:
-    validate(told(page))
-    validate(told(page, **WRITTEN))
+def test_the_core_takes_what_users_may_write(description: Describe) -> None:
+    validate(told(description))
+    validate(told(description, **WRITTEN))
 
 
 @pytest.mark.parametrize(
     ("buckets", "adaptive", "most"), [("auto", True, 8), (3, True, 3), ([4, 512], False, 8)]
 )
 def test_listed_edges_stay_and_others_follow_the_lengths(
-    page: Page, buckets: Any, adaptive: bool, most: int
+    description: Describe, buckets: Any, adaptive: bool, most: int
 ) -> None:
-    found = told(page, lengths={"buckets": buckets}).buckets
+    found = told(description, lengths={"buckets": buckets}).buckets
     assert (found.adaptive, found.max_edges) == (adaptive, most)
 
 
@@ -128,21 +132,23 @@ def test_shapes_that_a_backend_was_compiled_for_stay_and_switching_costs() -> No
     assert (free.adaptive, free.fixed_shapes, free.switch_s) == (True, False, 0.0)
 
 
-def test_a_model_that_may_not_run_twice_is_not_hedged(page: Page) -> None:
-    assert told(page, hedge={"mode": "hedge"}).hedge.mode == "hedge"
-    assert told(page, hedge={"mode": "hedge"}, retry=False).hedge.mode == "off"
+def test_a_model_that_may_not_run_twice_is_not_hedged(description: Describe) -> None:
+    assert told(description, hedge={"mode": "hedge"}).hedge.mode == "hedge"
+    assert told(description, hedge={"mode": "hedge"}, retry=False).hedge.mode == "off"
 
 
-def test_no_outlier_is_ejected_when_that_is_off(page: Page) -> None:
-    assert told(page, outliers={"mode": "off"}).outliers.eject_ratio == float("inf")
+def test_no_outlier_is_ejected_when_that_is_off(description: Describe) -> None:
+    assert told(description, outliers={"mode": "off"}).outliers.eject_ratio == float("inf")
 
 
-def test_modes_are_the_cores(page: Page) -> None:
-    found = told(page, admission={"codel": {"mode": False}, "feasibility": {"mode": "observe"}})
+def test_modes_are_the_cores(description: Describe) -> None:
+    found = told(
+        description, admission={"codel": {"mode": False}, "feasibility": {"mode": "observe"}}
+    )
     assert found.admission.codel.mode is Mode.OFF
     assert found.admission.feasibility is Mode.OBSERVE
 
 
-def test_the_models_own_bound_on_rows_wins(page: Page) -> None:
-    assert dispatcher_settings(page(max_rows=8), HOME).max_size == 8
-    assert dispatcher_settings(page(max_rows=64), HOME).max_size == 32
+def test_the_models_own_bound_on_rows_wins(description: Describe) -> None:
+    assert dispatcher_settings(description(max_rows=8), HOME).max_size == 8
+    assert dispatcher_settings(description(max_rows=64), HOME).max_size == 32

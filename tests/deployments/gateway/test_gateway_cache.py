@@ -14,7 +14,7 @@ from fake_runtimes import Encoder, Moody
 from held_calls import INFER, body_of, data
 from in_process import Answer, Stand, ask, standing
 
-from deployments.contract.description import Ladder
+from deployments.contract.description import ReuseSettings
 from deployments.gateway.reuse.response_cache import row_keys
 from runtimes.errors import BadRows
 
@@ -218,7 +218,7 @@ async def test_a_request_that_meets_two_versions_is_asked_to_come_again(stand: S
 
 async def test_turning_the_cache_off_forgets_it(stand: Stand) -> None:
     await post(stand, 1)
-    stand.swap("device", ladder=Ladder())
+    stand.swap("device", reuse=ReuseSettings())
     assert cached(await post(stand, 1)) is None
 
 
@@ -226,7 +226,7 @@ async def test_turning_the_cache_off_under_a_request_harms_it_not(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def keys(*given: Any) -> list[bytes]:
-        stand.swap("device", ladder=Ladder())
+        stand.swap("device", reuse=ReuseSettings())
         return row_keys(*given)
 
     monkeypatch.setattr("deployments.gateway.pipeline.row_keys", keys)

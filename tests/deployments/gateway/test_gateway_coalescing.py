@@ -48,13 +48,13 @@ def send(
 
 async def following(stand: Stand, rows: int) -> None:
     """Returns once so many rows wait for another's run."""
-    rungs = stand.models.served["device"].rungs
-    assert rungs is not None
+    reuse = stand.models.served["device"].reuse
+    assert reuse is not None
     for _ in range(1000):
-        if rungs.levels().following_rows == rows:
+        if reuse.levels().following_rows == rows:
             return
         await asyncio.sleep(0)
-    raise AssertionError(f"{rungs.levels().following_rows} rows follow, not {rows}")
+    raise AssertionError(f"{reuse.levels().following_rows} rows follow, not {rows}")
 
 
 async def test_identical_requests_are_one_run(stand: Stand) -> None:
@@ -141,10 +141,10 @@ async def test_a_leader_that_expires_leaves_its_followers_a_run(stand: Stand) ->
     leader = send(stand, 7)
     await stand.waiting("device", 1)
     queue = stand.models.served["device"].queue
-    ticket = max(queue._tickets.values(), key=lambda each: each.request.request_id)
+    pending = max(queue._pending.values(), key=lambda each: each.request.request_id)
     followers = [send(stand, 7) for _ in range(5)]
     await following(stand, 5)
-    queue._finish(ticket, errors.Expired("its time was up"))
+    queue._finish(pending, errors.Expired("its time was up"))
     assert (await leader).status == 504
     await following(stand, 4)
     await stand.waiting("device", 1)

@@ -15,7 +15,7 @@ from fake_runtimes import Encoder
 from held_calls import INFER, body_of, data
 from in_process import Answer, Stand, ask, standing
 
-from deployments.contract.description import Ladder
+from deployments.contract.description import ReuseSettings
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.gateway.queues.core_loop import Demand, refusal
 from deployments.gateway.reuse.fallback import ModelSelection
@@ -131,15 +131,15 @@ async def test_without_leave_or_with_a_version_the_refusal_stands(
 async def test_only_load_and_readiness_are_reasons_to_go_elsewhere(
     stand: Stand, reason: Reason
 ) -> None:
-    way = ModelSelection(stand.models, Tenant("t"), "device", None)
+    selection = ModelSelection(stand.models, Tenant("t"), "device", None)
     error = refusal(reason, 1.0)
     if reason in (Reason.QUEUE_FULL, Reason.LATE, Reason.SHED, Reason.CLOSED):
-        way.turn(error)
-        assert way.fallback == "small"
+        selection.fall_back(error)
+        assert selection.fallback == "small"
         return
     with pytest.raises(type(error)):
-        way.turn(error)
-    assert way.fallback == ""
+        selection.fall_back(error)
+    assert selection.fallback == ""
 
 
 async def test_one_hop_and_no_further(tmp_path: Path) -> None:
@@ -291,18 +291,18 @@ async def test_tokens_are_counted_once_at_a_tenants_rate(tmp_path: Path) -> None
 
 
 async def test_a_way_holds_on_to_the_asked_models_promise(stand: Stand) -> None:
-    way = ModelSelection(stand.models, Tenant("t"), "device", None)
+    selection = ModelSelection(stand.models, Tenant("t"), "device", None)
     asked = stand.models.find("device").description.scheduling
-    assert way.promise is asked
+    assert selection.promise is asked
     held = await fill(stand)
-    way.check_room(Demand("t", 1, 1.0, 1.0))
-    assert way.fallback == "small"
-    assert way.promise is asked
+    selection.check_room(Demand("t", 1, 1.0, 1.0))
+    assert selection.fallback == "small"
+    assert selection.promise is asked
     await drained(stand, held)
 
 
 async def test_a_fallback_that_is_gone_is_none(stand: Stand) -> None:
-    stand.swap("device", ladder=Ladder(fallback="gone"))
+    stand.swap("device", reuse=ReuseSettings(fallback="gone"))
     stand.models._live.pop("device")
     stand.run_replicas("device", [])
     assert (await post(stand)).status == 503

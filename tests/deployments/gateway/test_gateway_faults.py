@@ -180,7 +180,7 @@ async def test_a_reply_that_makes_no_sense_is_503_and_nothing_is_left(
     nonsense = busy()._replace(busy=False, outputs=column)
     stand.transports["device"].script = [nonsense]
     assert (await send(stand, 1)).status == 503
-    assert "could not be sent or taken in" in caplog.text
+    assert "could not be sent, or its reply not read" in caplog.text
     assert data(await send(stand, 2)) == [2]
 
 

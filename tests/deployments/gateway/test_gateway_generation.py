@@ -22,7 +22,7 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.stream_wire import StreamEnd
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}}
 DONE = b"data: [DONE]\n\n"
 
@@ -35,8 +35,8 @@ async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
 
 
 @pytest.fixture
-async def engines(stand: Stand, page: Page) -> Played:
-    return add(stand, page, replicas=2)
+async def engines(stand: Stand, description: Describe) -> Played:
+    return add(stand, description, replicas=2)
 
 
 @pytest.fixture
@@ -96,9 +96,9 @@ async def test_an_adapter_is_asked_of_the_model_it_belongs_to(
 
 
 async def test_a_request_that_does_not_say_how_much_gets_the_models_own_bound(
-    stand: Stand, page: Page
+    stand: Stand, description: Describe
 ) -> None:
-    engines = add(stand, page, generation={"max_output_tokens": 7})
+    engines = add(stand, description, generation={"max_output_tokens": 7})
     client = Client(stand, CHAT, chat())
     (_, call) = await engines.until_begun(1)
     assert json.loads(call.body)["max_tokens"] == 7
@@ -174,7 +174,7 @@ async def test_texts_are_not_generated_by_a_model_of_tensors(stand: Stand) -> No
     client = Client(stand, CHAT, {**chat(), "model": "device"})
     error = await client.error()
     assert (client.status, error["param"]) == (400, "model")
-    assert "generates no text" in error["message"]
+    assert "does not generate text" in error["message"]
 
 
 async def test_an_unknown_model_is_openais_404(stand: Stand) -> None:
@@ -294,10 +294,12 @@ async def test_a_tenants_rate_counts_prompts_at_once_and_output_as_it_comes(
     await client.end()
 
 
-async def test_a_cheaper_model_takes_what_the_asked_one_refuses(stand: Stand, page: Page) -> None:
+async def test_a_cheaper_model_takes_what_the_asked_one_refuses(
+    stand: Stand, description: Describe
+) -> None:
     one = replace(SHAPE, max_sequences=1)
-    full = add(stand, page, shape=one, fallback="small", queue={"max_rows": 1})
-    small = add(stand, page, "small")
+    full = add(stand, description, shape=one, fallback="small", queue={"max_rows": 1})
+    small = add(stand, description, "small")
     held = [Client(stand, CHAT, chat("a" * 360)) for _ in range(2)]
     await begun(full)
     await stand.waiting("chat", 1)
@@ -320,10 +322,10 @@ async def test_several_prompts_and_sequences_are_one_row_of_all_their_tokens(
     body = {"model": "chat", "prompt": ["aaaa" * 5, "aaaa" * 6], "n": 2, "max_tokens": 3}
     client = Client(stand, COMPLETIONS, body)
     lease = await begun(engines)
-    (ticket,) = stand.models.served["chat"].queue._tickets.values()
-    assert ticket.request.lengths == (11,)
-    assert ticket.request.generation is not None
-    assert (ticket.request.generation.sequences, ticket.request.generation.max_tokens) == (4, 12)
+    (pending,) = stand.models.served["chat"].queue._pending.values()
+    assert pending.request.lengths == (11,)
+    assert pending.request.generation is not None
+    assert (pending.request.generation.sequences, pending.request.generation.max_tokens) == (4, 12)
     engines.say(lease, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
     await client.end()
 
@@ -335,32 +337,34 @@ def words() -> TextTokenizer:
     return TextTokenizer(made.to_str().encode(), 100, False, 1 << 16)
 
 
-async def test_prompts_are_measured_by_the_models_own_tokeniser(stand: Stand, page: Page) -> None:
-    engines = add(stand, page, tokenizer=words())
+async def test_prompts_are_measured_by_the_models_own_tokeniser(
+    stand: Stand, description: Describe
+) -> None:
+    engines = add(stand, description, tokenizer=words())
     client = Client(stand, COMPLETIONS, {"model": "chat", "prompt": ["a b " * 4, "", "b"]})
     lease = await begun(engines)
-    (ticket,) = stand.models.served["chat"].queue._tickets.values()
-    assert ticket.request.lengths == (9,)
-    assert ticket.request.generation is not None
-    assert len(ticket.request.generation.blocks) == 2
+    (pending,) = stand.models.served["chat"].queue._pending.values()
+    assert pending.request.lengths == (9,)
+    assert pending.request.generation is not None
+    assert len(pending.request.generation.blocks) == 2
     engines.say(lease, b"{}", tokens=(9, 0, 1), end=StreamEnd.DONE)
     await client.end()
 
 
 @pytest.mark.parametrize("count", [101, 5000])
 async def test_a_text_that_is_too_long_is_refused_in_openais_words(
-    stand: Stand, page: Page, count: int
+    stand: Stand, description: Describe, count: int
 ) -> None:
-    add(stand, page, tokenizer=words())
+    add(stand, description, tokenizer=words())
     error = await Client(stand, CHAT, chat("a " * count)).error()
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
     assert "maximum context length is 100 tokens" in error["message"]
 
 
 async def test_a_text_that_no_tokeniser_looks_at_is_refused_by_the_parameters_name(
-    stand: Stand, page: Page
+    stand: Stand, description: Describe
 ) -> None:
-    add(stand, page, tokenizer=words())
+    add(stand, description, tokenizer=words())
     body = {"model": "chat", "prompt": ["", "a" * (1 << 20) + "a"]}
     error = await Client(stand, COMPLETIONS, body).error()
     assert error["param"] == "prompt"
@@ -368,9 +372,9 @@ async def test_a_text_that_no_tokeniser_looks_at_is_refused_by_the_parameters_na
 
 
 async def test_whether_nothing_is_a_prompt_is_for_the_engine_to_say(
-    stand: Stand, page: Page
+    stand: Stand, description: Describe
 ) -> None:
-    engines = add(stand, page, tokenizer=words())
+    engines = add(stand, description, tokenizer=words())
     client = Client(stand, CHAT, chat("  "))
     engines.say(await begun(engines), b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
     await client.end()
@@ -380,7 +384,7 @@ async def test_whether_nothing_is_a_prompt_is_for_the_engine_to_say(
 async def test_a_users_requests_are_one_session(stand: Stand, engines: Played) -> None:
     client = Client(stand, CHAT, chat(user="ann"))
     lease = await begun(engines)
-    (ticket,) = stand.models.served["chat"].queue._tickets.values()
-    assert ticket.request.session == "default/ann"
+    (pending,) = stand.models.served["chat"].queue._pending.values()
+    assert pending.request.session == "default/ann"
     engines.say(lease, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
     await client.end()

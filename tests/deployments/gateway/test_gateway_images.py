@@ -151,7 +151,7 @@ async def test_a_bad_image_among_good_ones_is_named_by_its_place(stand: Stand) -
     ("body", "content_type", "status", "said"),
     [
         (b'{"instances": ["a text"]}', b"application/json", 400, "takes images"),
-        (b"GIF89a", b"image/png", 400, "image 0 is no JPEG or PNG"),
+        (b"GIF89a", b"image/png", 400, "image 0 is not a JPEG or PNG"),
         (b"x", b"image/webp", 415, "image/jpeg"),
         (b"{", b"application/json", 400, "malformed"),
     ],

@@ -189,7 +189,7 @@ async def test_a_small_gzip_body_is_inflated_off_the_loop(
         threads.append(threading.current_thread().name)
         return GOOD
 
-    monkeypatch.setattr("deployments.gateway.pipeline.inflate", inflated)
+    monkeypatch.setattr("deployments.gateway.request_context.inflate", inflated)
     answer = await ask(stand.app, "POST", INFER, [(b"content-encoding", b"gzip")], b"x" * 100)
     assert answer.status == 200
     assert [name.rpartition("-")[0] for name in threads] == ["preprocess"]

@@ -23,10 +23,10 @@ async def queued(stand: Stand, *headers: tuple[bytes, bytes]) -> Request:
     transport.hold()
     asked = asyncio.create_task(ask(stand.app, "POST", INFER, headers, GOOD))
     await transport.sent(len(transport.calls) + 1)
-    (ticket,) = queue._tickets.values()
+    (pending,) = queue._pending.values()
     transport.release()
     assert (await asked).status == 200
-    return ticket.request
+    return pending.request
 
 
 async def test_weight_priority_and_bound_are_the_tenants(tmp_path: Path) -> None:

@@ -90,12 +90,12 @@ async def engines(stand: Stand, folder: Path, count: int) -> tuple[Cores, list[A
         await runtime.load()
         runtimes.append(runtime)
         cores.streams[f"chat-{index}"] = StreamCore(runtime, 64)
-    page, _ = describe.describe_stream("chat", model, "digest", runtimes[0])
-    book = ReplicaDirectory()
-    served = ServedModel(page, None, cores, book, stand.home, stand.telemetry.batch)
-    stand.models._served["chat"], stand.models._live["chat"] = served, page
-    stand.transports["chat"], stand.books["chat"] = cores, book  # type: ignore[assignment]
-    book.update([RunningReplica(name, (("digest", "digest"),)) for name in cores.streams])
+    description, _ = describe.describe_stream("chat", model, "digest", runtimes[0])
+    directory = ReplicaDirectory()
+    served = ServedModel(description, None, cores, directory, stand.identity, stand.telemetry.batch)
+    stand.models._served["chat"], stand.models._live["chat"] = served, description
+    stand.transports["chat"], stand.books["chat"] = cores, directory  # type: ignore[assignment]
+    directory.update([RunningReplica(name, (("digest", "digest"),)) for name in cores.streams])
     stand.telemetry.refresh()
     return cores, runtimes
 

@@ -46,41 +46,49 @@ def test_replicas_share_the_processors(
     assert found.threads == threads
 
 
-def test_the_page_joins_settings_and_limits() -> None:
+def test_the_description_joins_settings_and_limits() -> None:
     settings = model(
         slo={"latency_ms": 50, "late": "refuse"}, queue={"max_rows": 9}, retry=False, version="1.2"
     )
-    page, tokenizer = describe.describe("m", settings, "digest", Encoder())  # type: ignore[arg-type]
-    assert (page.name, page.version, page.digest, page.generation) == ("m", "1.2", "digest", 0)
-    assert (page.inputs, page.lengths_input) == (Encoder.LIMITS.inputs, "ids")
-    s = page.scheduling
+    description, tokenizer = describe.describe("m", settings, "digest", Encoder())  # type: ignore[arg-type]
+    assert (description.name, description.version, description.digest, description.generation) == (
+        "m",
+        "1.2",
+        "digest",
+        0,
+    )
+    assert (description.inputs, description.lengths_input) == (Encoder.LIMITS.inputs, "ids")
+    s = description.scheduling
     assert (s.slo_s, s.timeout_s, s.core.late, s.core.max_queue_rows) == (0.05, 0.5, "refuse", 9)
-    assert (s.retry, tokenizer, page.tokenizer_digest) == (False, b"", "")
+    assert (s.retry, tokenizer, description.tokenizer_digest) == (False, b"", "")
 
 
-def test_the_page_carries_the_profile() -> None:
+def test_the_description_carries_the_profile() -> None:
     profile = ((1, 16, 0.005),)
     costs = KnownCosts(profile, "stored, yesterday")
-    page, _ = describe.describe("m", model(), "d", Encoder(), costs)  # type: ignore[arg-type]
-    assert (page.profile, page.profile_from) == (profile, "stored, yesterday")
+    description, _ = describe.describe("m", model(), "d", Encoder(), costs)  # type: ignore[arg-type]
+    assert (description.profile, description.profile_from) == (profile, "stored, yesterday")
 
 
 @pytest.mark.parametrize(("target", "rows"), [(None, 32), (8, 8), (64, 32)])
 def test_a_batch_target_is_one_more_bound_on_rows(target: int | None, rows: int) -> None:
     costs = KnownCosts(((1, 16, 0.005),), "stored", None, target)
-    page, _ = describe.describe("m", model(), "d", Encoder(), costs)  # type: ignore[arg-type]
-    assert (page.scheduling.core.max_size, page.scheduling.core.fixed_size) == (rows, None)
+    description, _ = describe.describe("m", model(), "d", Encoder(), costs)  # type: ignore[arg-type]
+    assert (description.scheduling.core.max_size, description.scheduling.core.fixed_size) == (
+        rows,
+        None,
+    )
 
 
 def test_stored_edges_are_those_to_start_from() -> None:
     costs = KnownCosts(((1, 16, 0.005),), "stored", (40, 512))
-    page, _ = describe.describe("m", model(), "d", Encoder(), costs)  # type: ignore[arg-type]
-    assert page.bucket_edges == (40, 512)
+    description, _ = describe.describe("m", model(), "d", Encoder(), costs)  # type: ignore[arg-type]
+    assert description.bucket_edges == (40, 512)
 
 
 def test_a_model_without_lengths_has_one_bucket() -> None:
-    page, _ = describe.describe("m", model(), "d", Moody(lambda v: None))  # type: ignore[arg-type]
-    assert (page.bucket_edges, page.lengths_input) == ((1,), None)
+    description, _ = describe.describe("m", model(), "d", Moody(lambda v: None))  # type: ignore[arg-type]
+    assert (description.bucket_edges, description.lengths_input) == ((1,), None)
 
 
 def test_a_backend_compiled_for_some_lengths_sets_the_buckets() -> None:
@@ -89,13 +97,13 @@ def test_a_backend_compiled_for_some_lengths_sets_the_buckets() -> None:
         inputs=Encoder.LIMITS.inputs, outputs=Encoder.LIMITS.outputs, length_input="ids",
         fixed_edges=(32, 128),
     )  # fmt: skip
-    page, _ = describe.describe("m", model(lengths={"max": 128}), "d", runtime)  # type: ignore[arg-type]
-    assert page.bucket_edges == (32, 128)
+    description, _ = describe.describe("m", model(lengths={"max": 128}), "d", runtime)  # type: ignore[arg-type]
+    assert description.bucket_edges == (32, 128)
 
 
 def test_the_embedding_is_the_first_output_of_a_fixed_width() -> None:
-    page, _ = describe.describe("m", model(task="embed"), "d", Encoder())  # type: ignore[arg-type]
-    assert (page.embed_output, page.embed_width) == ("sums", 2)
+    description, _ = describe.describe("m", model(task="embed"), "d", Encoder())  # type: ignore[arg-type]
+    assert (description.embed_output, description.embed_width) == ("sums", 2)
 
 
 def test_a_model_without_such_an_output_embeds_nothing() -> None:
@@ -105,8 +113,8 @@ def test_a_model_without_such_an_output_embeds_nothing() -> None:
 
 def test_the_version_changes_with_what_shapes_the_answers() -> None:
     def version(**fields: Any) -> str:
-        page, _ = describe.describe("m", model(**fields), "d", Encoder())  # type: ignore[arg-type]
-        return page.version
+        description, _ = describe.describe("m", model(**fields), "d", Encoder())  # type: ignore[arg-type]
+        return description.version
 
     assert version() == version(queue={"max_rows": 3})
     assert version() != version(options={"base_ms": 7})
@@ -143,23 +151,25 @@ def test_a_model_made_for_another_tokenizer_is_refused_before_it_is_loaded(tmp_p
 
 
 class Engine:
-    """A loaded engine, as far as its page needs it."""
+    """A loaded engine, as far as its description needs it."""
 
     def limits(self) -> StreamLimits:
         return StreamLimits(256, 4096, 8, 16, device="cpu", platform="headrace_synthetic")
 
 
-def test_the_page_of_a_model_that_generates_says_what_its_engine_holds(tmp_path: Path) -> None:
+def test_the_description_of_a_model_that_generates_says_what_its_engine_holds(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_bytes(b"{}")
     settings = model(
         task="generate", source=str(tmp_path), lengths={"max": 256, "buckets": [64, 256]}
     )
     profile = ((1, 1, 0.002),)
-    page, tokenizer = describe.describe_stream("m", settings, "d", Engine(), profile)
-    assert page.generating == Generating(256, 4096, 8, 16, profile)
-    assert (page.inputs, page.outputs, page.max_length) == ((), (), 256)
-    assert page.bucket_edges == (64, 256)
+    description, tokenizer = describe.describe_stream("m", settings, "d", Engine(), profile)
+    assert description.generating == Generating(256, 4096, 8, 16, profile)
+    assert (description.inputs, description.outputs, description.max_length) == ((), (), 256)
+    assert description.bucket_edges == (64, 256)
     assert tokenizer == b"{}"
-    assert page.tokenizer_digest
-    assert page.scheduling.core.generation is not None
+    assert description.tokenizer_digest
+    assert description.scheduling.core.generation is not None

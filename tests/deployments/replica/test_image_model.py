@@ -48,7 +48,7 @@ def test_the_folder_says_what_the_settings_leave_open(folder: Path) -> None:
 
 
 def test_the_settings_come_before_the_folder(folder: Path) -> None:
-    own = settings(labels=["x", "y"], temperature=3, threshold=0, gives="probabilities")
+    own = settings(labels=["x", "y"], temperature=3, threshold=0, output="probabilities")
     found = classes(own, limits(), folder)
     assert (found.labels, found.temperature, found.threshold) == (("x", "y"), 3, 0)
     assert found.probabilities is True
@@ -72,7 +72,7 @@ def test_hugging_faces_names_are_taken(tmp_path: Path) -> None:
         ("{", "classify.json"),
         ('{"temprature": 2}', "temprature"),
         ('{"temperature": -1}', "temperature"),
-        ('{"gives": "scores"}', "gives"),
+        ('{"output": "scores"}', "output"),
     ],
 )
 def test_a_mistaken_file_is_named(tmp_path: Path, stored: str, said: str) -> None:
@@ -88,11 +88,11 @@ def test_as_many_labels_as_classes(tmp_path: Path) -> None:
 
 def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
     two = limits(LOGITS, TensorSpec("aux", "FP32", (-1, 4)))
-    with pytest.raises(LoadError, match=r"classify\.output must name it"):
+    with pytest.raises(LoadError, match=r"classify\.output_name must name it"):
         classes(settings(), two, tmp_path)
-    assert classes(settings(output="aux"), two, tmp_path).labels == ("0", "1", "2", "3")
+    assert classes(settings(output_name="aux"), two, tmp_path).labels == ("0", "1", "2", "3")
     with pytest.raises(LoadError, match="one 'none'"):
-        classes(settings(output="none"), two, tmp_path)
+        classes(settings(output_name="none"), two, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -5,31 +5,37 @@ whoever is answered asks again at once, so that always as many wait. The events 
 recorded and replayed into a fresh dispatcher, whose processor time alone is counted: enqueue,
 choice and completion of a request, the pool's events and timers included. Nothing turns late or is
 refused: those ways out are shorter. Levels alternate within a repeat; medians are reported.
-Besides, what a refusal takes under standing overload, see `refusals`.
+
+Besides, what a refusal takes under standing overload: one simulated replica and ten times what it
+could answer within the SLO; counted is the time of those arrivals alone that end in a refusal. With
+one tenant most refusals are told again what the like of them was told a moment ago
+(`admission/rejection_cache.py`), with many each is judged by itself.
+
 Promise: at most 20 µs a request with 10,000 waiting, and growth from 100 to 100,000 waiting no
 faster than their logarithms.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from math import log
-from statistics import median
 
-from loadtests.results.report_table import BenchReport, Table, at_most, publish, spread_of
+from loadtests.benches.runner import Bench, Option, Options, Run, Runs
+from loadtests.results.report_table import BenchVerdict, Table, at_most
+from loadtests.traffic.workload import poisson_times
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
-from routers.simulation.simulator import Arrival, Device, World, run
-from routers.types import Action, Event
-from tests.simulation.benches import refusals
+from routers.simulation.simulator import Arrival, SimDevice, World
+from routers.simulation.simulator import run as simulate
+from routers.types import Action, Event, Reject
 from tests.simulation.benches.in_time import Tallied, service_s
-from tests.simulation.benches.lengths import mix
+from tests.simulation.benches.lengths import MIX, mix
 
 LEVELS = (100, 1_000, 10_000, 100_000)
 TENANTS = 100
@@ -44,27 +50,51 @@ SETTINGS = DispatcherSettings(
     max_queue_rows=1_000_000,
     profile=tuple((rows, edge, service_s(rows, edge)) for rows in (1, 8, 32) for edge in EDGES),
 )
+REFUSED_TENANTS = (1, 100)
+REFUSED_RATE = 9_000.0
+REFUSED_S = 3.0
+WARM_UP_S = 1.0
+REFUSING = DispatcherSettings((32, 128, 512), slo_s=MIX.slo_s, max_queue_rows=1_000_000)
+LEVEL, REFUSALS = "level", "refusals"
 
 
-@dataclass(slots=True)
-class Recording:
-    """What the core was told. The first `filling` events bring the level about, the rest serve
-    `requests` at it."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the core was told, when, and whether it ended in a refusal."""
 
-    events: list[tuple[Event, float]]
-    filling: int
-    requests: int
-    rows_a_batch: float
+    event: Event
+    now: float
+    refused: bool
 
 
 class Recorder(Dispatcher):
     def __init__(self, settings: DispatcherSettings) -> None:
         super().__init__(settings)
-        self.events: list[tuple[Event, float]] = []
+        self.told: list[Told] = []
 
     def step(self, event: Event, now: float) -> list[Action]:
-        self.events.append((event, now))
-        return super().step(event, now)
+        actions = super().step(event, now)
+        refused = any(isinstance(action, Reject) for action in actions)
+        self.told.append(Told(event, now, refused))
+        return actions
+
+
+def record(
+    settings: DispatcherSettings, arrivals: Iterable[Arrival], world: World
+) -> tuple[list[Told], Tallied]:
+    """What one core was told in a simulation, and what came of it."""
+    cores: list[Recorder] = []
+
+    def core(given: DispatcherSettings) -> Recorder:
+        cores.append(Recorder(given))
+        return cores[-1]
+
+    tally = Tallied()
+    simulate(settings, arrivals, replace(world, core=core), tally)
+    return cores[0].told, tally
+
+
+# ---- a request, by what waits --------------------------------------------------------------------
 
 
 class Callers:
@@ -89,108 +119,142 @@ class Callers:
         return Arrival(now, lengths, PATIENCE_S, PATIENCE_S, tenant=f"t{tenant}", weight=weight)
 
 
-def recorded(level: int, requests: int) -> Recording:
+@dataclass(frozen=True, slots=True)
+class Level:
+    """The first `filling` events bring the level about, the rest serve `requests` at it."""
+
+    told: list[Told]
+    filling: int
+    requests: int
+    rows_a_batch: float
+
+
+def level_of(waiting: int, requests: int) -> Level:
     """Replicas join once all callers wait; the level holds until `requests` were answered."""
-    cores: list[Recorder] = []
-
-    def core(settings: DispatcherSettings) -> Recorder:
-        cores.append(Recorder(settings))
-        return cores[-1]
-
-    callers, tally = Callers(level, requests), Tallied()
-    devices = [Device(f"r{n}", service_s, joins_at=1e-6) for n in range(REPLICAS)]
-    run(SETTINGS, callers.first(), World(tuple(devices), follow=callers.follow, core=core), tally)
-    events = cores[0].events
+    callers = Callers(waiting, requests)
+    devices = tuple(SimDevice(f"r{n}", service_s, joins_at=1e-6) for n in range(REPLICAS))
+    told, tally = record(SETTINGS, callers.first(), World(devices, follow=callers.follow))
     arrivals = 0
-    for number, (event, _) in enumerate(events):
-        arrivals += type(event).__name__ == "Arrive"
-        if arrivals == level + requests:
-            return Recording(events[: number + 1], level, requests, tally.rows / tally.batches)
+    for number, each in enumerate(told):
+        arrivals += type(each.event).__name__ == "Arrive"
+        if arrivals == waiting + requests:
+            return Level(told[: number + 1], waiting, requests, tally.rows / tally.batches)
     raise AssertionError("the simulation lost a request")
 
 
-def replayed_us(recording: Recording) -> float:
+def request_us(level: Level) -> float:
     """Microseconds of processor time a request in a fresh dispatcher."""
     step = Dispatcher(SETTINGS).step
-    for event, now in recording.events[: recording.filling]:
-        step(event, now)
-    rest = recording.events[recording.filling :]
+    for each in level.told[: level.filling]:
+        step(each.event, each.now)
+    rest = level.told[level.filling :]
     gc.collect()
     began = time.process_time()
-    for event, now in rest:
-        step(event, now)
-    return 1e6 * (time.process_time() - began) / recording.requests
+    for each in rest:
+        step(each.event, each.now)
+    return 1e6 * (time.process_time() - began) / level.requests
+
+
+# ---- a refusal -----------------------------------------------------------------------------------
+
+
+def refused_arrivals(tenants: int) -> Iterator[Arrival]:
+    rng = random.Random(1)
+    for at in poisson_times(REFUSED_RATE, REFUSED_S, rng):
+        tenant = f"t{rng.randrange(tenants)}"
+        yield Arrival(at, (MIX.draw(rng),), MIX.slo_s, 10 * MIX.slo_s, tenant=tenant)
+
+
+def refusal_us(told: list[Told]) -> float:
+    """Microseconds of processor time a refusal in a fresh dispatcher; refusals that follow each
+    other are timed together."""
+    step, spent_s, refusals = Dispatcher(REFUSING).step, 0.0, 0
+    alike = [(refused, list(each)) for refused, each in groupby(told, key=counts)]
+    gc.collect()
+    for refused, events in alike:
+        began = time.process_time()
+        for each in events:
+            step(each.event, each.now)
+        if refused:
+            spent_s += time.process_time() - began
+            refusals += len(events)
+    return 1e6 * spent_s / refusals
+
+
+def counts(each: Told) -> bool:
+    return each.refused and each.now >= WARM_UP_S
+
+
+def refused_share(told: list[Told], tenants: int) -> float:
+    came = sum(arrival.at >= WARM_UP_S for arrival in refused_arrivals(tenants))
+    return sum(map(counts, told)) / came
+
+
+# ---- the bench -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    level: int
-    us: tuple[float, ...]
-    rows_a_batch: float
-
-    @property
-    def median_us(self) -> float:
-        return median(self.us)
+    us: float
+    rows_a_batch: float = 0.0
+    refused: float = 0.0
 
 
-def measured(levels: tuple[int, ...], requests: int, repeats: int) -> list[Speed]:
-    recordings = {level: recorded(level, requests) for level in levels}
-    times: dict[int, list[float]] = {level: [] for level in levels}
-    for _ in range(repeats):
-        for level, recording in recordings.items():
-            times[level].append(replayed_us(recording))
-    return [
-        Speed(level, tuple(times[level]), recording.rows_a_batch)
-        for level, recording in recordings.items()
-    ]
+def runs(options: Options) -> Iterator[Run]:
+    levels = {waiting: level_of(waiting, options.requests) for waiting in options.levels}
+    for _ in range(options.repeats):
+        for waiting, level in levels.items():
+            yield Run(LEVEL, Speed(request_us(level), level.rows_a_batch), waiting)
+    for tenants in REFUSED_TENANTS:
+        told, _ = record(REFUSING, refused_arrivals(tenants), World((SimDevice("r", service_s),)))
+        share = refused_share(told, tenants)
+        for _ in range(options.repeats):
+            yield Run(REFUSALS, Speed(refusal_us(told), refused=share), tenants)
 
 
-def report(speeds: list[Speed], refused: list[refusals.Refusals]) -> BenchReport:
-    least, most = speeds[0], speeds[-1]
+def tables(done: Runs, options: Options) -> Iterator[Table]:
     rows = tuple(
-        (each.level, each.median_us, spread_of(each.us, float), each.rows_a_batch)
-        for each in speeds
+        (waiting, mine.median("us"), mine.spread("us"), mine.median("rows_a_batch"))
+        for waiting in options.levels
+        for mine in (done.of(LEVEL, waiting),)
     )
     headers = ("waiting", "µs a request", "least–most", "rows a batch")
-    caption = f"{TENANTS} tenants, {len(EDGES)} buckets, {REPLICAS} replicas"
-    verdicts = [
-        at_most(f"at most {MOST_US:.0f} µs with {AT:,} waiting", each.median_us, MOST_US, " µs")
-        for each in speeds
-        if each.level == AT
-    ]
-    verdicts.append(
-        at_most(
-            f"{least.level:,} to {most.level:,} waiting: no faster than their logarithms",
-            most.median_us / least.median_us,
-            log(most.level) / log(least.level),
-            " ×",
-        )
+    yield Table(f"{TENANTS} tenants, {len(EDGES)} buckets, {REPLICAS} replicas", headers, rows)
+    refused = tuple(
+        (tenants, mine.median("us"), mine.spread("us"), f"{100 * mine.median('refused'):.0f} %")
+        for tenants in REFUSED_TENANTS
+        for mine in (done.of(REFUSALS, tenants),)
     )
-    return BenchReport(
-        name="core_speed",
-        title="Speed of the core alone",
-        tables=(Table(caption, headers, rows), refusals.table(refused)),
-        verdicts=tuple(verdicts),
-        notes=("Processor time of one thread; the garbage collector runs as always.",),
-        raw={
-            "speeds": [asdict(each) for each in speeds],
-            "refusals": [asdict(each) for each in refused],
-        },
-    )
+    headers = ("tenants", "µs a refusal", "least–most", "refused")
+    yield Table("Ten times what one replica can serve in time", headers, refused)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.simulation.benches.core_speed", description=__doc__
-    )
-    parser.add_argument("--levels", nargs="+", type=int, default=list(LEVELS))
-    parser.add_argument("--requests", type=int, default=20_000, help="a repeat")
-    parser.add_argument("--repeats", type=int, default=5)
-    asked = parser.parse_args(argv)
-    speeds = measured(tuple(asked.levels), asked.requests, asked.repeats)
-    refused = refusals.measured(asked.repeats)
-    return publish(report(speeds, refused), argv, "tests.simulation.benches")
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    us = {waiting: done.of(LEVEL, waiting).median("us") for waiting in options.levels}
+    if AT in us:
+        yield at_most(f"at most {MOST_US:.0f} µs with {AT:,} waiting", us[AT], MOST_US, " µs")
+    least, most = options.levels[0], options.levels[-1]
+    claim = f"{least:,} to {most:,} waiting: no faster than their logarithms"
+    yield at_most(claim, us[most] / us[least], log(most) / log(least), " ×")
+
+
+BENCH = Bench(
+    name="core_speed",
+    about=__doc__,
+    title="Speed of the core alone",
+    options={
+        "levels": Option(list(LEVELS)),
+        "requests": Option(20_000, "a repeat"),
+        "repeats": Option(5),
+    },
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    notes=("Processor time of one thread; the garbage collector runs as always.",),
+    record=asdict,
+    package="tests.simulation.benches",
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

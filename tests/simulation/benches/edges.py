@@ -9,14 +9,14 @@ decided by seeds, whatever the machine.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
 
-from loadtests.results.report_table import BenchReport, Table, at_most, number, publish
+from loadtests.benches.runner import Bench, Option, Options, Run, Runs
+from loadtests.results.report_table import BenchVerdict, Table, at_most, number
 from routers.buckets.edges import EdgeSolver
 from routers.settings import BucketSettings
 from tests.simulation.benches.in_time import (
@@ -42,6 +42,7 @@ from tests.simulation.benches.lengths import (
 
 STREAM_ROWS = 20_000
 MOST_OF_EXACT = 1.1
+PADDING, IN_TIME = "padding", "in time"
 COMPARED = (MIX, LOG_NORMAL, EXPONENTIAL)
 ROUNDS = 5  # each solves anew from the edges found before, as every minute of traffic does
 
@@ -111,12 +112,12 @@ def kinds(lengths: Lengths, given: list[int]) -> dict[str, tuple[int, ...]]:
     return found | ({"given": tuple(given)} if given[-1:] == [lengths.longest] else {})
 
 
-def compared(lengths: Lengths, asked: argparse.Namespace) -> list[InTime]:
+def compared(lengths: Lengths, options: Options) -> list[InTime]:
     full = sorted_rate(lengths)
-    rates = asked.rates if lengths is MIX else [float(f"{s * full:.2g}") for s in (0.7, 0.8, 0.9)]
-    found = kinds(lengths, asked.also)
+    rates = options.rates if lengths is MIX else [float(f"{s * full:.2g}") for s in (0.7, 0.8, 0.9)]
+    found = kinds(lengths, options.also)
     return [
-        in_time(Traffic(lengths, rate, asked.requests), kind, edges, asked.seeds)
+        in_time(Traffic(lengths, rate, options.requests), kind, edges, options.seeds)
         for rate in rates
         for kind, edges in found.items()
     ]
@@ -176,43 +177,47 @@ def in_time_table(lengths: Lengths, found: Sequence[InTime]) -> Table:
     return Table(caption, headers, rows)
 
 
-def report(pads: list[Padded], times: list[InTime]) -> BenchReport:
-    return BenchReport(
-        name="edges",
-        title="Bucket edges: padding, and the share within the SLO",
-        tables=(padding_table(pads), *(in_time_table(each, times) for each in COMPARED)),
-        verdicts=tuple(
-            at_most(
-                f"{each.lengths}: at most {MOST_OF_EXACT} × the exact padding",
-                each.of_exact,
-                MOST_OF_EXACT,
-                " ×",
-            )
-            for each in pads
-        ),
-        notes=(
-            "Answered requests only in p50 and p99. Batches are padded to their longest row, so "
-            "their padding is below that of rows padded to edges.",
-        ),
-        raw={"padding": [asdict(p) for p in pads], "in_time": [asdict(t) for t in times]},
-    )
+def runs(options: Options) -> Iterator[Run]:
+    for lengths in ALL:
+        yield Run(PADDING, padded(lengths))
+    for lengths in COMPARED:
+        for each in compared(lengths, options):
+            yield Run(IN_TIME, each)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.simulation.benches.edges", description=__doc__
-    )
-    parser.add_argument("--rates", nargs="+", type=float, default=[600.0, 800.0, 900.0])
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=12_000, help="a run")
-    parser.add_argument(
-        "--also", nargs="+", type=int, default=[], metavar="EDGE", help="edges to compare with"
-    )
-    asked = parser.parse_args(argv)
-    pads = [padded(lengths) for lengths in ALL]
-    times = [each for lengths in COMPARED for each in compared(lengths, asked)]
-    return publish(report(pads, times), argv, "tests.simulation.benches")
+def tables(done: Runs, options: Options) -> Iterator[Table]:
+    yield padding_table(done.of(PADDING).results)
+    for lengths in COMPARED:
+        yield in_time_table(lengths, done.of(IN_TIME).results)
+
+
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    for each in done.of(PADDING).results:
+        claim = f"{each.lengths}: at most {MOST_OF_EXACT} × the exact padding"
+        yield at_most(claim, each.of_exact, MOST_OF_EXACT, " ×")
+
+
+BENCH = Bench(
+    name="edges",
+    about=__doc__,
+    title="Bucket edges: padding, and the share within the SLO",
+    options={
+        "rates": Option([600.0, 800.0, 900.0]),
+        "seeds": Option(5),
+        "requests": Option(12_000, "a run"),
+        "also": Option([], "edges to compare with", parse=int, metavar="EDGE"),
+    },
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    notes=(
+        "Answered requests only in p50 and p99. Batches are padded to their longest row, so "
+        "their padding is below that of rows padded to edges.",
+    ),
+    record=asdict,
+    package="tests.simulation.benches",
+)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(BENCH.main())

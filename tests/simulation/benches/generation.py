@@ -114,9 +114,9 @@ def overload(seeds: Seeds) -> None:
             runs = [play(kinds, 1, 60, seed=seed, in_turn=in_turn) for seed in seeds]
             cells = []
             for each in kinds:
-                fates = [ran.of(each.tenant, after=10.0) for ran in runs]
-                in_time = mean(sum(fate.in_slo for fate in some) for some in fates)
-                cells += [f"{in_time / 50:.1f}", f"{in_time / mean(map(len, fates)):.2f}"]
+                outcomes = [ran.of(each.tenant, after=10.0) for ran in runs]
+                in_time = mean(sum(outcome.in_slo for outcome in some) for some in outcomes)
+                cells += [f"{in_time / 50:.1f}", f"{in_time / mean(map(len, outcomes)):.2f}"]
             row(load, way, *cells)
 
 

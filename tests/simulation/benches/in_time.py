@@ -15,8 +15,8 @@ from statistics import mean
 from loadtests.traffic.workload import poisson_times
 from routers.dispatcher import Dispatcher
 from routers.settings import BucketSettings, DispatcherSettings
-from routers.simulation.fifo import Fifo
-from routers.simulation.simulator import Arrival, Device, World, run
+from routers.simulation.baselines import Fifo
+from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.simulation.traffic import SimLease, SimOutcome
 from tests.simulation.benches.lengths import FRESH_ROWS, Lengths
 
@@ -36,7 +36,7 @@ def settings_of(
 
 @dataclass(slots=True)
 class Tallied:
-    """A witness that counts; times in ms, of requests that were answered."""
+    """A observer that counts; times in ms, of requests that were answered."""
 
     offered: int = 0
     in_slo: int = 0
@@ -46,22 +46,22 @@ class Tallied:
     rows: int = 0
     waits_ms: list[float] = field(default_factory=list)
 
-    def arrived(self, fate: SimOutcome, now: float) -> None:
+    def arrived(self, outcome: SimOutcome, now: float) -> None:
         self.offered += 1
 
-    def ended(self, fate: SimOutcome, now: float) -> None:
-        self.in_slo += fate.in_slo
-        if fate.answered_at is not None:
-            self.waits_ms.append(1e3 * (fate.answered_at - fate.arrival.at))
+    def ended(self, outcome: SimOutcome, now: float) -> None:
+        self.in_slo += outcome.in_slo
+        if outcome.answered_at is not None:
+            self.waits_ms.append(1e3 * (outcome.answered_at - outcome.arrival.at))
 
-    def sent(self, parcel: SimLease, now: float) -> None:
+    def sent(self, sim_lease: SimLease, now: float) -> None:
         pass
 
-    def served(self, parcel: SimLease, service_s: float, now: float) -> None:
+    def served(self, sim_lease: SimLease, service_s: float, now: float) -> None:
         self.batches += 1
-        self.rows += len(parcel.members)
-        self.tokens += parcel.tokens
-        self.padded_tokens += parcel.padded_tokens
+        self.rows += len(sim_lease.members)
+        self.tokens += sim_lease.tokens
+        self.padded_tokens += sim_lease.padded_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Traffic:
 
 def tallied(traffic: Traffic, kind: str, edges: tuple[int, ...], seed: int) -> Tallied:
     tally = Tallied()
-    world = World((Device("a", service_s),), core=Fifo if kind == FIFO else Dispatcher)
+    world = World((SimDevice("a", service_s),), core=Fifo if kind == FIFO else Dispatcher)
     run(settings_of(traffic.lengths, edges), traffic.arrivals(seed), world, tally)
     return tally
 

@@ -18,7 +18,7 @@ from math import inf
 from statistics import mean
 
 from routers.settings import DispatcherSettings, HedgeSettings, OutlierSettings
-from routers.simulation.simulator import Arrival, Device, World, run
+from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.simulation.traffic import SimLease, SimOutcome
 from routers.types import Snapshot
 
@@ -51,25 +51,25 @@ SLOW_REPLICA = Trouble("slow replica", slow_replica=5.0)
 
 @dataclass(slots=True)
 class Tail:
-    """A witness; times in ms of what arrived after the warm-up, seconds of device time."""
+    """A observer; times in ms of what arrived after the warm-up, seconds of device time."""
 
     times: list[float] = field(default_factory=list)
     device_s: float = 0.0
     offered: int = 0
     in_slo: int = 0
 
-    def arrived(self, fate: SimOutcome, now: float) -> None:
+    def arrived(self, outcome: SimOutcome, now: float) -> None:
         self.offered += 1
 
-    def ended(self, fate: SimOutcome, now: float) -> None:
-        self.in_slo += fate.in_slo
-        if fate.answered_at is not None and fate.arrival.at >= WARM_UP_S:
-            self.times.append(1000.0 * (fate.answered_at - fate.arrival.at))
+    def ended(self, outcome: SimOutcome, now: float) -> None:
+        self.in_slo += outcome.in_slo
+        if outcome.answered_at is not None and outcome.arrival.at >= WARM_UP_S:
+            self.times.append(1000.0 * (outcome.answered_at - outcome.arrival.at))
 
-    def sent(self, parcel: SimLease, now: float) -> None:
+    def sent(self, sim_lease: SimLease, now: float) -> None:
         pass
 
-    def served(self, parcel: SimLease, service_s: float, now: float) -> None:
+    def served(self, sim_lease: SimLease, service_s: float, now: float) -> None:
         self.device_s += service_s
 
     def ms(self, share: float) -> float:
@@ -103,7 +103,8 @@ def simulated(
     trouble: Trouble, settings: DispatcherSettings, rate: float, seconds: float, seed: int
 ) -> tuple[Tail, Snapshot]:
     devices = tuple(
-        Device(f"r{index}", service_s, drag=drag(trouble, index, seed)) for index in range(REPLICAS)
+        SimDevice(f"r{index}", service_s, drag=drag(trouble, index, seed))
+        for index in range(REPLICAS)
     )
     tail = Tail()
     ends = run(settings, arrivals(trouble, rate, seconds, seed), World(devices), tail)

@@ -27,7 +27,7 @@ import orjson
 from deployments.contract.description import Classes, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed, UnsupportedMedia
 from deployments.gateway.http.protocols import malformed
-from deployments.gateway.http.protocols.types import ClassifyCall, Encoded
+from deployments.gateway.http.protocols.types import ClassifyCall, Encoded, documented
 
 MAX_INSTANCES = 2048
 _JSON = ("", "application/json", "application/x-www-form-urlencoded")  # the last is curl's own
@@ -39,17 +39,22 @@ _HAS_FILE = re.compile(rb"(?:^|\n)content-disposition:[^\r\n]*;\s*filename", re.
 _FIELD = re.compile(rb'(?:^|\n)content-disposition:[^\r\n]*;\s*name="?top_k"?', re.IGNORECASE)
 
 
-class _Instance(msgspec.Struct, forbid_unknown_fields=True):
-    b64: str | None = None
-    text: str | None = None
+_FILE = documented("A JPEG or PNG file.", contentEncoding="base64")
+_TEXT = documented(minLength=1)
+_INSTANCES = documented("All images or all texts.", minItems=1, maxItems=MAX_INSTANCES)
 
 
-class _Body(msgspec.Struct):
-    instances: list[str | _Instance]
+class Instance(msgspec.Struct, forbid_unknown_fields=True):
+    b64: Annotated[str | None, _FILE] = None
+    text: Annotated[str | None, _TEXT] = None
+
+
+class ClassifyRequest(msgspec.Struct):
+    instances: Annotated[list[Annotated[str, _TEXT] | Instance], _INSTANCES]
     top_k: _TopK | None = None
 
 
-_bodies = msgspec.json.Decoder(_Body)
+_bodies = msgspec.json.Decoder(ClassifyRequest)
 
 
 def decode(body: bytes, content_type: str, query: bytes) -> ClassifyCall:
@@ -84,10 +89,10 @@ def _from_json(body: bytes) -> ClassifyCall:
     return ClassifyCall(texts, None, found.top_k)
 
 
-def _pair(index: int, instance: str | _Instance) -> tuple[str | None, str | None]:
+def _pair(index: int, instance: str | Instance) -> tuple[str | None, str | None]:
     """(text, base64), one of them."""
     if isinstance(instance, str):
-        instance = _Instance(text=instance)
+        instance = Instance(text=instance)
     if (instance.b64 is None) == (instance.text is None):
         raise BadRequest(
             f"instances[{index}] must be a text, {{'text': ...}} or {{'b64': ...}}",
@@ -102,7 +107,7 @@ def _bytes(index: int, b64: str) -> bytes:
     try:
         return base64.b64decode(b64, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise BadRequest(f"instances[{index}].b64 is no base64: {error}", param="b64") from None
+        raise BadRequest(f"instances[{index}].b64 is not base64: {error}", param="b64") from None
 
 
 def from_base64(data: bytes) -> bytes:
@@ -142,9 +147,12 @@ def _from_form(body: bytes, content_type: str, top_k: int | None) -> ClassifyCal
     for section in sections[1:-1]:
         head, blank, content = section.partition(b"\r\n\r\n")
         if not blank:
-            raise BadRequest("a part of the multipart body has no end of its headers")
+            raise BadRequest("the headers of a part of the multipart body do not end")
         if len(head) > MOST_HEAD_BYTES:
-            raise BadRequest(f"a part's headers are over {MOST_HEAD_BYTES} bytes")
+            raise BadRequest(
+                "the headers of a part of the multipart body are longer than "
+                f"{MOST_HEAD_BYTES} bytes"
+            )
         if _HAS_FILE.search(head):
             images.append(content)
         elif _FIELD.search(head):
@@ -157,7 +165,7 @@ def _from_form(body: bytes, content_type: str, top_k: int | None) -> ClassifyCal
 def _check_count(count: int) -> None:
     if not 1 <= count <= MAX_INSTANCES:
         raise BadRequest(
-            f"instances has {count} entries; 1 to {MAX_INSTANCES} are right", param="instances"
+            f"instances has {count} entries; it must have 1 to {MAX_INSTANCES}", param="instances"
         )
 
 

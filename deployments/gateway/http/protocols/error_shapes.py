@@ -20,20 +20,32 @@ _BY_STATUS = {
 }
 
 
+class Error(msgspec.Struct):
+    """Open Inference's."""
+
+    error: str
+
+
+class OpenAIErrorDetail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIError(msgspec.Struct):
+    error: OpenAIErrorDetail
+
+
 def oip_error(error: HeadraceError) -> Encoded:
     """`{"error": message}`; also the shape of `:predict` and of the health endpoints."""
-    return Encoded(msgspec.json.encode({"error": error.message}))
+    return Encoded(msgspec.json.encode(Error(error.message)))
 
 
 def openai_error(error: HeadraceError) -> Encoded:
     """`{"error": {"message", "type", "param", "code"}}`."""
-    detail = {
-        "message": error.message,
-        "type": openai_type(error.status),
-        "param": error.param,
-        "code": _code(error),
-    }
-    return Encoded(msgspec.json.encode({"error": detail}))
+    detail = OpenAIErrorDetail(error.message, openai_type(error.status), error.param, _code(error))
+    return Encoded(msgspec.json.encode(OpenAIError(detail)))
 
 
 def openai_type(status: int) -> str:

@@ -15,13 +15,13 @@ import importlib.metadata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from deployments.contract.description import ModelDescription
 from deployments.gateway.http.protocols import malformed
-from deployments.gateway.http.protocols.types import Encoded
+from deployments.gateway.http.protocols.types import Datatype, Encoded
 from runtimes.types import TensorSpec
 
 MOST_LABELS = 1000
@@ -38,11 +38,74 @@ class ModelState:
     reason: str = ""
 
 
-class _IndexRequest(msgspec.Struct):
+class IndexRequest(msgspec.Struct):
+    """`ready`: only those that are."""
+
     ready: bool = False
 
 
-_index_requests = msgspec.json.Decoder(_IndexRequest)
+class IndexEntry(msgspec.Struct):
+    name: str
+    version: str
+    state: Literal["READY", "UNAVAILABLE"]
+    reason: str
+
+
+class ServerMetadata(msgspec.Struct):
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+class TensorMetadata(msgspec.Struct):
+    """-1 stands for an axis of any length."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+
+
+class ModelMetadata(msgspec.Struct):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    parameters: dict[str, Any]
+
+
+class OpenAIModel(msgspec.Struct):
+    """`created` is 0; `max_model_len`: tokens of one that generates, prompt and answer."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class OpenAIModels(msgspec.Struct):
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+class Live(msgspec.Struct):
+    live: bool
+
+
+class Ready(msgspec.Struct):
+    """`waiting`: why each model that is waited for is not ready, by its name."""
+
+    ready: bool
+    waiting: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ModelReady(msgspec.Struct):
+    name: str
+    ready: bool
+
+
+_index_requests = msgspec.json.Decoder(IndexRequest)
 
 
 @cache
@@ -56,25 +119,17 @@ def server_version() -> str:
 
 def server_metadata() -> Encoded:
     """`GET /v2`."""
-    return _json({"name": "headrace", "version": server_version(), "extensions": EXTENSIONS})
+    return _json(ServerMetadata("headrace", server_version(), EXTENSIONS))
 
 
 def model_metadata(d: ModelDescription) -> Encoded:
-    """`GET /v2/models/{name}[/versions/{version}]`; -1 stands for an axis of any length."""
-    return _json(
-        {
-            "name": d.name,
-            "versions": [d.version],
-            "platform": d.platform,
-            "inputs": [_tensor(spec) for spec in d.inputs],
-            "outputs": [_tensor(spec) for spec in d.outputs],
-            "parameters": _parameters(d),
-        }
-    )
+    """`GET /v2/models/{name}[/versions/{version}]`."""
+    inputs, outputs = ([_tensor(spec) for spec in specs] for specs in (d.inputs, d.outputs))
+    return _json(ModelMetadata(d.name, [d.version], d.platform, inputs, outputs, _parameters(d)))
 
 
-def _tensor(spec: TensorSpec) -> dict[str, Any]:
-    return {"name": spec.name, "datatype": spec.datatype, "shape": spec.shape}
+def _tensor(spec: TensorSpec) -> TensorMetadata:
+    return TensorMetadata(spec.name, spec.datatype, spec.shape)
 
 
 def _parameters(d: ModelDescription) -> dict[str, Any]:
@@ -134,13 +189,10 @@ def repository_index(states: Iterable[ModelState], *, only_ready: bool = False) 
     return _json([_index_entry(state) for state in states if state.ready or not only_ready])
 
 
-def _index_entry(state: ModelState) -> dict[str, str]:
-    return {
-        "name": state.name,
-        "version": state.version,
-        "state": "READY" if state.ready else "UNAVAILABLE",
-        "reason": "" if state.ready else state.reason,
-    }
+def _index_entry(state: ModelState) -> IndexEntry:
+    if state.ready:
+        return IndexEntry(state.name, state.version, "READY", "")
+    return IndexEntry(state.name, state.version, "UNAVAILABLE", state.reason)
 
 
 def openai_model(d: ModelDescription) -> Encoded:
@@ -150,31 +202,28 @@ def openai_model(d: ModelDescription) -> Encoded:
 
 def openai_models(descriptions: Iterable[ModelDescription]) -> Encoded:
     """`GET /v1/models`."""
-    return _json({"object": "list", "data": [_openai(d) for d in descriptions]})
+    return _json(OpenAIModels("list", [_openai(d) for d in descriptions]))
 
 
-def _openai(d: ModelDescription) -> dict[str, Any]:
-    model: dict[str, Any] = {"id": d.name, "object": "model", "created": 0, "owned_by": "headrace"}
-    if d.generating is not None:
-        model["max_model_len"] = d.generating.context_tokens
-    return model
+def _openai(d: ModelDescription) -> OpenAIModel:
+    longest = msgspec.UNSET if d.generating is None else d.generating.context_tokens
+    return OpenAIModel(d.name, "model", 0, "headrace", longest)
 
 
 def live(alive: bool = True) -> Encoded:
     """`GET /v2/health/live` and `/healthz`."""
-    return _json({"live": alive})
+    return _json(Live(alive))
 
 
 def server_ready(ready: bool, waiting: Iterable[ModelState] = ()) -> Encoded:
     """`GET /v2/health/ready` and `/readyz`; names the models that are still waited for."""
-    body: dict[str, Any] = {"ready": ready}
     reasons = {state.name: state.reason for state in waiting if not state.ready}
-    return _json({**body, "waiting": reasons} if reasons else body)
+    return _json(Ready(ready, reasons or msgspec.UNSET))
 
 
 def model_ready(name: str, ready: bool) -> Encoded:
     """`GET /v2/models/{name}[/versions/{version}]/ready`."""
-    return _json({"name": name, "ready": ready})
+    return _json(ModelReady(name, ready))
 
 
 def _json(value: Any) -> Encoded:

@@ -24,11 +24,13 @@ import orjson
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import malformed, tensors
 from deployments.gateway.http.protocols.types import (
+    Datatype,
     Encoded,
     InferAnswer,
     InferCall,
     RequestedOutput,
     Tensor,
+    documented,
 )
 
 OCTET_STREAM = b"application/octet-stream"
@@ -38,26 +40,30 @@ _Axis = Annotated[int, msgspec.Meta(ge=1, le=tensors.MAX_DIM)]
 _Shape = Annotated[list[_Axis], msgspec.Meta(min_length=1, max_length=tensors.MAX_RANK)]
 _Parameters = dict[str, Any]
 _NOTHING = memoryview(b"")
+_VALUES = documented("Flat in row-major order, or nested as the shape is.", type="array")
+_SIZE = documented("`binary_data_size`: bytes after the JSON, in place of `data`.")
+_BINARY = documented("`binary_data`: whether it is answered as bytes after the JSON.")
+_ALL_BINARY = documented("`binary_data_output`: whether outputs are, where they do not say.")
 
 
-class _Input(msgspec.Struct, gc=False):
+class InputTensor(msgspec.Struct, gc=False):
     name: str
     shape: _Shape
-    datatype: str
-    data: msgspec.Raw = msgspec.Raw()
-    parameters: _Parameters | None = None
+    datatype: Datatype
+    data: Annotated[msgspec.Raw, _VALUES] = msgspec.field(default_factory=msgspec.Raw)
+    parameters: Annotated[_Parameters | None, _SIZE] = None
 
 
-class _Output(msgspec.Struct, gc=False):
+class RequestedTensor(msgspec.Struct, gc=False):
     name: str
-    parameters: _Parameters | None = None
+    parameters: Annotated[_Parameters | None, _BINARY] = None
 
 
-class _Request(msgspec.Struct, gc=False):
-    inputs: Annotated[list[_Input], msgspec.Meta(min_length=1)]
-    outputs: list[_Output] | None = None
+class InferRequest(msgspec.Struct, gc=False):
+    inputs: Annotated[list[InputTensor], msgspec.Meta(min_length=1)]
+    outputs: list[RequestedTensor] | None = None
     id: str | None = None
-    parameters: _Parameters | None = None
+    parameters: Annotated[_Parameters | None, _ALL_BINARY] = None
 
 
 class _Named(msgspec.Struct):
@@ -68,7 +74,7 @@ class _Names(msgspec.Struct):
     inputs: list[_Named]
 
 
-_requests = msgspec.json.Decoder(_Request)
+_requests = msgspec.json.Decoder(InferRequest)
 _names = msgspec.json.Decoder(_Names)
 
 
@@ -112,7 +118,7 @@ def _name_of(header: bytes | memoryview, index: int) -> str | None:
 
 
 def _tensors(
-    inputs: list[_Input], tail: memoryview | None, check_rows: Callable[[int], None] | None
+    inputs: list[InputTensor], tail: memoryview | None, check_rows: Callable[[int], None] | None
 ) -> list[Tensor]:
     decoded = []
     at = 0
@@ -136,11 +142,11 @@ def _tensors(
     return decoded
 
 
-def _head(item: _Input) -> tuple[str, str, list[int]]:
+def _head(item: InputTensor) -> tuple[str, str, list[int]]:
     return item.name, item.datatype, item.shape
 
 
-def _from_json(item: _Input) -> tensors.Array:
+def _from_json(item: InputTensor) -> tensors.Array:
     if item.datatype in tensors.HALVES:
         raise BadRequest(
             f"Tensor '{item.name}': {item.datatype} has no JSON form; send it as binary data "
@@ -151,12 +157,12 @@ def _from_json(item: _Input) -> tensors.Array:
     return tensors.from_json(item.data, *_head(item))
 
 
-def _binary_size(item: _Input, tail: memoryview | None) -> int | None:
+def _binary_size(item: InputTensor, tail: memoryview | None) -> int | None:
     """The tensor's `binary_data_size`, None if it has none."""
     for key in item.parameters or ():
         if key.startswith("shared_memory"):
             raise BadRequest(
-                f"Tensor '{item.name}': shared memory is not offered; send the data in the body."
+                f"Tensor '{item.name}': shared memory is not supported; send the data in the body."
             )
     size = (item.parameters or {}).get("binary_data_size")
     if size is None:
@@ -169,11 +175,13 @@ def _binary_size(item: _Input, tail: memoryview | None) -> int | None:
             f"Inference-Header-Content-Length."
         )
     if len(memoryview(item.data)):
-        raise BadRequest(f"Tensor '{item.name}' has both data and binary_data_size; one is right.")
+        raise BadRequest(
+            f"Tensor '{item.name}' has both data and binary_data_size; send only one of them."
+        )
     return size
 
 
-def _cut(item: _Input, tail: memoryview | None, at: int, size: int) -> memoryview:
+def _cut(item: InputTensor, tail: memoryview | None, at: int, size: int) -> memoryview:
     tail = _NOTHING if tail is None else tail
     if at + size > len(tail):
         raise BadRequest(
@@ -183,12 +191,12 @@ def _cut(item: _Input, tail: memoryview | None, at: int, size: int) -> memoryvie
     return tail[at : at + size]
 
 
-def _requested(output: _Output, default: bool) -> RequestedOutput:
+def _requested(output: RequestedTensor, default: bool) -> RequestedOutput:
     if output.parameters is None:
         return RequestedOutput(output.name, default)
     for key in output.parameters:
         if key == "classification" or key.startswith("shared_memory"):
-            raise BadRequest(f"Output '{output.name}': the parameter {key} is not offered.")
+            raise BadRequest(f"Output '{output.name}': the parameter {key} is not supported.")
     binary = _flag(output.parameters, "binary_data", f"Output '{output.name}'")
     return RequestedOutput(output.name, default if binary is None else binary)
 
@@ -204,7 +212,7 @@ def _refuse_duplicates(what: str, names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise BadRequest(f"'{name}' stands more than once in {what}; names must differ.")
+            raise BadRequest(f"'{name}' appears more than once in {what}; names must be unique.")
         seen.add(name)
 
 
@@ -279,6 +287,6 @@ def decode_binary(
     if not 0 < header_length <= len(view):
         raise BadRequest(
             f"Inference-Header-Content-Length is {header_length}; "
-            f"1 to the body's {len(view)} bytes are right."
+            f"it must be 1 to {len(view)}, the body's bytes."
         )
     return parse(view[:header_length], view[header_length:], check_rows)

@@ -21,23 +21,30 @@ import orjson
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import malformed
-from deployments.gateway.http.protocols.types import EmbeddingsCall, Encoded
+from deployments.gateway.http.protocols.types import (
+    EmbeddingsCall,
+    Encoded,
+    any_of,
+    documented,
+)
 
 MAX_INPUTS = 2048
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 _Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Tokens = Annotated[list[_Token], msgspec.Meta(min_length=1)]
+_MANY = msgspec.Meta(min_length=1, max_length=MAX_INPUTS)
+_INPUTS = any_of(_Text, Annotated[list[_Text], _MANY], _Tokens, Annotated[list[_Tokens], _MANY])
 
 
-class _Body(msgspec.Struct, gc=False):
+class EmbeddingsRequest(msgspec.Struct, gc=False):
     model: str
-    input: msgspec.Raw
+    input: Annotated[msgspec.Raw, documented(**_INPUTS)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
-_bodies = msgspec.json.Decoder(_Body)
+_bodies = msgspec.json.Decoder(EmbeddingsRequest)
 _text = msgspec.json.Decoder(_Text)
 _texts = msgspec.json.Decoder(list[_Text])
 _tokens = msgspec.json.Decoder(_Tokens)
@@ -81,7 +88,9 @@ def _inputs(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None]
 
 def _check_count(count: int) -> None:
     if not 1 <= count <= MAX_INPUTS:
-        raise BadRequest(f"input has {count} entries; 1 to {MAX_INPUTS} are right.", param="input")
+        raise BadRequest(
+            f"input has {count} entries; it must have 1 to {MAX_INPUTS}.", param="input"
+        )
 
 
 def check_dimensions(call: EmbeddingsCall, d: ModelDescription) -> None:

@@ -20,6 +20,7 @@ import msgspec
 
 from deployments.contract.errors import BadRequest, HeadraceError
 from deployments.gateway.http.protocols import error_shapes, malformed
+from deployments.gateway.http.protocols.types import any_of, documented
 
 MAX_PROMPTS = 2048
 MAX_SEQUENCES = 128  # of one prompt, as at OpenAI
@@ -33,37 +34,45 @@ _Token = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Tokens = Annotated[list[_Token], msgspec.Meta(min_length=1)]
 
 
-_ABSENT = msgspec.Raw()
+_Prompts = Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_PROMPTS)]
+_TokenLists = Annotated[list[_Tokens], msgspec.Meta(min_length=1, max_length=MAX_PROMPTS)]
+_PROMPT = documented(**any_of(str, _Prompts, _Tokens, _TokenLists))
+_MODEL = msgspec.Meta(min_length=1, description="A model, or `model:adapter`.")
+_USER = documented("A session, where x-session-id names none.")
+_CUT = msgspec.Meta(
+    ge=-1, le=2**31 - 1, description="The engine cuts prompts to so many; -1: to what fits."
+)
+_TOOLS = documented("Left to the engine.", type=["array", "null"], items={"type": "object"})
 
 
-class _Part(msgspec.Struct, gc=False):
+class ContentPart(msgspec.Struct, gc=False):
     text: str | None = None
 
 
-class _Message(msgspec.Struct, gc=False):
+class Message(msgspec.Struct, gc=False):
     role: str
-    content: str | list[_Part] | None = None
-    tool_calls: msgspec.Raw = _ABSENT
+    content: str | list[ContentPart] | None = None
+    tool_calls: Annotated[msgspec.Raw, _TOOLS] = msgspec.field(default_factory=msgspec.Raw)
 
 
-class _Body(msgspec.Struct, gc=False):
-    model: Annotated[str, msgspec.Meta(min_length=1)]
+class _Generation(msgspec.Struct, gc=False):
+    model: Annotated[str, _MODEL]
     stream: bool | None = None
     n: _Many | None = None
     max_tokens: _Size | None = None
-    user: str | None = None
-    truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
+    user: Annotated[str | None, _USER] = None
+    truncate_prompt_tokens: Annotated[int, _CUT] | None = None
 
 
-class _Completion(_Body, gc=False):
-    prompt: msgspec.Raw = _ABSENT
+class CompletionRequest(_Generation, gc=False):
+    prompt: Annotated[msgspec.Raw, _PROMPT] = msgspec.field(default_factory=msgspec.Raw)
     best_of: _Many | None = None
 
 
-class _Chat(_Body, gc=False):
-    messages: list[_Message] = msgspec.field(default_factory=list)
+class ChatRequest(_Generation, gc=False):
+    messages: Annotated[list[Message], documented(minItems=1)] = msgspec.field(default_factory=list)
     max_completion_tokens: _Size | None = None
-    tools: msgspec.Raw = _ABSENT
+    tools: Annotated[msgspec.Raw, _TOOLS] = msgspec.field(default_factory=msgspec.Raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +100,8 @@ class GenerationCall:
         return "messages" if self.endpoint == "chat" else "prompt"
 
 
-_completions = msgspec.json.Decoder(_Completion)
-_chats = msgspec.json.Decoder(_Chat)
+_completions = msgspec.json.Decoder(CompletionRequest)
+_chats = msgspec.json.Decoder(ChatRequest)
 _text = msgspec.json.Decoder(str)
 _texts = msgspec.json.Decoder(list[str])
 _token_list = msgspec.json.Decoder(_Tokens)
@@ -144,7 +153,7 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         raise malformed.fault(error, body) from None
 
 
-def _truncated(found: _Body) -> int | None:
+def _truncated(found: _Generation) -> int | None:
     """-1 stands for the longest prompt that leaves room for the answer."""
     cut = found.truncate_prompt_tokens
     return None if cut is None or cut == 0 or cut < -1 else cut
@@ -161,14 +170,14 @@ def _prompts(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None
     count = len(_entries.decode(raw))
     if not 1 <= count <= MAX_PROMPTS:
         raise BadRequest(
-            f"prompt has {count} entries; 1 to {MAX_PROMPTS} are right.", param="prompt"
+            f"prompt has {count} entries; it must have 1 to {MAX_PROMPTS}.", param="prompt"
         )
     if start["inner"] == b'"':
         return _texts.decode(raw), None
     return None, _token_lists.decode(raw)
 
 
-def _conversation(found: _Chat) -> str:
+def _conversation(found: ChatRequest) -> str:
     """What a template makes a prompt of: tools come first in all that are in use, then messages."""
     parts = [_text_of(found.tools)] if _given(found.tools) else []
     for message in found.messages:

@@ -1,8 +1,7 @@
 """The OpenAPI 3.1 document of everything the gateway answers, with an example per ready model.
 
 Written anew for the models at hand; bodies' schemas stand in `openapi_schemas`, examples in
-`openapi_examples`, the page that shows the document in `docs_page`. It describes; it routes and
-validates nothing.
+`openapi_examples`. It describes; it routes and validates nothing.
 
 Source: OpenAPI Specification 3.1.0.
 """
@@ -15,38 +14,68 @@ from typing import Any
 import msgspec
 
 from deployments.contract.description import ModelDescription
-from deployments.gateway.http.protocols import openapi_examples, openapi_generation
+from deployments.gateway.http.protocols import openapi_examples
 from deployments.gateway.http.protocols.classify import IMAGE_MEDIA
-from deployments.gateway.http.protocols.docs_page import docs_page
 from deployments.gateway.http.protocols.metadata import server_version
 from deployments.gateway.http.protocols.openapi_schemas import STRING, ref, schemas
-
-__all__ = ["docs_page", "document"]
+from deployments.settings import PRIORITIES
 
 Node = dict[str, Any]
 Descriptions = Sequence[ModelDescription]
 
-_REQUEST_HEADERS = {
-    "x-tenant": "The tenant, where no tenant has keys.",
-    "x-priority": "The request's priority, no higher than its tenant's.",
-    "x-timeout-ms": "Milliseconds until nobody waits for the answer; also its deadline.",
-    "x-session-id": "Prefers the replica that served this session last.",
-    "x-idempotent": "`false`: runs once and by itself: no retry, no hedge, no kept answer.",
-    "cache-control": "`no-cache`: runs by itself. `no-store`: and its answer is not kept.",
-    "x-request-id": "Comes back with the answer; made up when missing.",
-    "traceparent": "W3C trace context.",
+_COUNT: Node = {"type": "integer", "minimum": 1}
+_MILLISECONDS: Node = {"type": "number", "minimum": 0}
+_NAME: Node = {"type": "string", "minLength": 1, "maxLength": 128}
+_REQUEST_HEADERS: dict[str, tuple[str, Node]] = {
+    "x-tenant": ("The tenant, where no tenant has keys.", STRING),
+    "x-priority": ("The request's priority, no higher than its tenant's.", STRING),
+    "x-timeout-ms": (
+        "Milliseconds until nobody waits for the answer; also its deadline.",
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e9},
+    ),
+    "x-session-id": ("Prefers the replica that served this session last.", _NAME),
+    "x-idempotent": (
+        "`false`: runs once and by itself: no retry, no hedge, no kept answer.",
+        {"type": "string", "enum": ["true", "false"]},
+    ),
+    "cache-control": (
+        "`no-cache`: runs by itself. `no-store`: and its answer is not kept.",
+        STRING,
+    ),
+    "x-request-id": ("Comes back with the answer; made up when missing.", STRING),
+    "traceparent": ("W3C trace context.", STRING),
 }
-_ANSWER_HEADERS = {
-    "x-request-id": "The request's id.",
-    "x-queue-wait-ms": "Milliseconds from arrival to the device.",
-    "x-service-time-ms": "Milliseconds on the device.",
-    "x-batch-size": "Rows in the batch that answered.",
-    "x-bucket": "Upper edge of the batch's length bucket, tokens.",
-    "x-cache": "Whether rows were answered before: hit (all), partial or miss.",
-    "x-coalesced": "`true`: answered by an identical request's run.",
-    "x-served-by": "The fallback that answered for the model that was asked.",
+_ANSWER_HEADERS: dict[str, tuple[str, Node]] = {
+    "x-request-id": ("The request's id.", STRING),
+    "x-queue-wait-ms": ("Milliseconds from arrival to the device.", _MILLISECONDS),
+    "x-service-time-ms": ("Milliseconds on the device.", _MILLISECONDS),
+    "x-batch-size": ("Rows in the batch that answered.", _COUNT),
+    "x-bucket": ("Upper edge of the batch's length bucket, tokens.", _COUNT),
+    "x-cache": (
+        "Whether rows were answered before: all, some or none.",
+        {"type": "string", "enum": ["hit", "partial", "miss"]},
+    ),
+    "x-coalesced": (
+        "`true`: answered by an identical request's run.",
+        {"type": "string", "enum": ["true"]},
+    ),
+    "x-served-by": ("The fallback that answered for the model that was asked.", STRING),
 }
-_RETRY_AFTER = {"description": "Whole seconds.", "schema": {"type": "integer", "minimum": 1}}
+_GENERATES = {  # by path: operation, summary, schema, example
+    "/v1/chat/completions": (
+        *("chatCompletions", "Answer a conversation (OpenAI's form).", "Chat"),
+        openapi_examples.chat,
+    ),
+    "/v1/completions": (
+        *("completions", "Go on with a text (OpenAI's form).", "Completion"),
+        openapi_examples.completion,
+    ),
+}
+_EVENTS = (
+    "Where `stream` is true: an event a step of the engine, `data: [DONE]` last. An answer that "
+    "cannot go on ends with an event that holds an OpenAIError, and without `[DONE]`."
+)
+_RETRY_AFTER = {"description": "Whole seconds.", "schema": _COUNT}
 _REFUSALS = {
     400: "The request is malformed or does not fit the model.",
     401: "The tenant's key is missing or unknown.",
@@ -63,8 +92,11 @@ _INFERENCE = (400, 401, 403, 404, 408, 413, 415, 429, 503, 504)
 _MAY_RETRY = (429, 503)
 
 
-def document(descriptions: Descriptions, server_url: str) -> bytes:
-    """The document for these models, `server_url` being where clients reach the gateway."""
+def document(
+    descriptions: Descriptions, server_url: str, priorities: Sequence[str] = PRIORITIES
+) -> bytes:
+    """The document for these models. `server_url`: where clients reach the gateway; `priorities`:
+    the gateway's, the most urgent first."""
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -78,19 +110,22 @@ def document(descriptions: Descriptions, server_url: str) -> bytes:
             "security": [{}, {"key": []}],
             "tags": [{"name": name} for name in ("inference", "models", "server")],
             "paths": {**_inference(descriptions), **_models(descriptions), **_server()},
-            "components": _components(),
+            "components": _components(priorities),
         }
     )
 
 
-def _components() -> Node:
+def _components(priorities: Sequence[str]) -> Node:
+    taken = {name: _header(name, *header) for name, header in _REQUEST_HEADERS.items()}
+    taken["x-priority"]["schema"] = {**STRING, "enum": list(priorities)}
+    given = {
+        name: {"description": text, "schema": schema}
+        for name, (text, schema) in _ANSWER_HEADERS.items()
+    }
     return {
-        "schemas": {**schemas(), **openapi_generation.schemas()},
-        "parameters": {name: _header(name, text) for name, text in _REQUEST_HEADERS.items()},
-        "headers": {
-            **{name: {"description": t, "schema": STRING} for name, t in _ANSWER_HEADERS.items()},
-            "retry-after": _RETRY_AFTER,
-        },
+        "schemas": schemas(),
+        "parameters": taken,
+        "headers": {**given, "retry-after": _RETRY_AFTER},
         "responses": {
             **{f"oip{status}": _refusal(status, "Error") for status in _REFUSALS},
             **{f"openai{status}": _refusal(status, "OpenAIError") for status in _REFUSALS},
@@ -99,8 +134,8 @@ def _components() -> Node:
     }
 
 
-def _header(name: str, text: str) -> Node:
-    return {"name": name, "in": "header", "description": text, "schema": STRING}
+def _header(name: str, text: str, schema: Node) -> Node:
+    return {"name": name, "in": "header", "description": text, "schema": schema}
 
 
 def _refusal(status: int, schema: str) -> Node:
@@ -180,9 +215,7 @@ def _inference(descriptions: Descriptions) -> Node:
         "/v1/models/{model}:predict": {"parameters": plain, "post": predict},
         "/v1/models/{model}:classify": {"parameters": plain, "post": _classify(descriptions)},
         "/v1/embeddings": {"post": _embeddings(descriptions)},
-        **{
-            path: {"post": _generates(path, descriptions)} for path in openapi_generation.OPERATIONS
-        },
+        **{path: {"post": _generates(path, descriptions)} for path in _GENERATES},
     }
 
 
@@ -199,9 +232,11 @@ def _infer(descriptions: Descriptions, operation: str) -> Node:
     length = _header(
         "inference-header-content-length",
         "Bytes of JSON before the binary tensors; needed by application/octet-stream only.",
+        {"type": "integer", "minimum": 0},
     )
     found["parameters"].append(length)
-    answer["headers"][length["name"]] = {"description": length["description"], "schema": STRING}
+    given = {key: length[key] for key in ("description", "schema")}
+    answer["headers"][length["name"]] = given
     return found
 
 
@@ -222,7 +257,7 @@ def _classify(descriptions: Descriptions) -> Node:
         "name": "top_k",
         "in": "query",
         "description": "Labels wanted, where the body is no JSON; unset, the model's own number.",
-        "schema": {"type": "integer", "minimum": 1},
+        "schema": _COUNT,
     }
     found["parameters"].append(top_k)
     return found
@@ -243,10 +278,10 @@ def _embeddings(descriptions: Descriptions) -> Node:
 
 
 def _generates(path: str, descriptions: Descriptions) -> Node:
-    name, summary, schema = openapi_generation.OPERATIONS[path]
-    examples = _examples(descriptions, lambda d: openapi_generation.example(path, d))
-    answer = openapi_generation.with_events(_answer(f"{schema}Response", timed=True))
-    body = _json_body(f"{schema}Request", examples)
+    name, summary, schema, example = _GENERATES[path]
+    answer = _answer(f"{schema}Response", timed=True)
+    answer["content"]["text/event-stream"] = {"schema": {**STRING, "description": _EVENTS}}
+    body = _json_body(f"{schema}Request", _examples(descriptions, example))
     operation = _inference_operation(name, summary, body, answer)
     operation["responses"] = {"200": answer, **_refusals("openai", _INFERENCE)}
     return operation

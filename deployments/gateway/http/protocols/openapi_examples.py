@@ -66,6 +66,21 @@ def embeddings(d: ModelDescription) -> dict[str, Any] | None:
     return {"model": d.name, "input": given}
 
 
+def completion(d: ModelDescription) -> dict[str, Any] | None:
+    """A completion, None for a model that does not generate."""
+    if d.generating is None:
+        return None
+    return {"model": d.name, "prompt": "Once upon a time", "max_tokens": 16}
+
+
+def chat(d: ModelDescription) -> dict[str, Any] | None:
+    """A chat whose answer streams, None for a model that does not generate."""
+    if d.generating is None:
+        return None
+    said = [{"role": "user", "content": "Say hello."}]
+    return {"model": d.name, "messages": said, "max_tokens": 16, "stream": True}
+
+
 def _needed(d: ModelDescription) -> list[TensorSpec]:
     spare = {*d.optional_inputs, d.mask_input} - {d.lengths_input}
     return [spec for spec in d.inputs if spec.name not in spare]

@@ -12,7 +12,7 @@ Source: TensorFlow Serving, "RESTful API", predict.
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -22,18 +22,23 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
 from deployments.gateway.http.protocols import malformed
 from deployments.gateway.http.protocols.tensors import HALVES, Array, row_from_json
-from deployments.gateway.http.protocols.types import Encoded, PredictCall
+from deployments.gateway.http.protocols.types import Encoded, PredictCall, documented
 from deployments.gateway.rows.conversion import RowsOut, check_count, from_rows
 from deployments.gateway.rows.types import Rows
 from runtimes.types import TensorSpec
 
+_ROWS = documented(
+    "Rows: values, or objects of them by input. They may differ in length.", minItems=1
+)
+_COLUMNS = documented("Columns: each input's rows, by its name where there are several.")
 
-class _Body(msgspec.Struct, gc=False):
-    instances: list[msgspec.Raw] | None = None
-    inputs: msgspec.Raw = msgspec.Raw()
+
+class PredictRequest(msgspec.Struct, gc=False):
+    instances: Annotated[list[Annotated[msgspec.Raw, documented()]] | None, _ROWS] = None
+    inputs: Annotated[msgspec.Raw, _COLUMNS] = msgspec.field(default_factory=msgspec.Raw)
 
 
-_bodies = msgspec.json.Decoder(_Body)
+_bodies = msgspec.json.Decoder(PredictRequest)
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _lists = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -48,7 +53,7 @@ def decode(body: bytes) -> PredictCall:
     if columnar == (found.instances is not None):
         raise BadRequest("The body must have either 'instances' (rows) or 'inputs' (columns).")
     if found.instances is not None and not found.instances:
-        raise BadRequest("'instances' is empty; at least one is needed.", param="instances")
+        raise BadRequest("'instances' is empty; it must have at least one.", param="instances")
     return PredictCall(found.instances, found.inputs if columnar else None)
 
 
@@ -68,7 +73,7 @@ def _instances(instances: list[msgspec.Raw], d: ModelDescription) -> dict[str, l
         if index and named.keys() != columns.keys():
             raise BadRequest(
                 f"instances[{index}] has the inputs {', '.join(named) or 'none'}, "
-                f"instances[0] has {', '.join(columns)}; all must be equal.",
+                f"instances[0] has {', '.join(columns)}; all instances must have the same inputs.",
                 param="instances",
             )
         for name, raw in named.items():
@@ -87,7 +92,8 @@ def _columns(inputs: msgspec.Raw, d: ModelDescription) -> dict[str, list[Array]]
             raise malformed.element(error, f"Input '{name}'", "value") from None
         if not values or len(values) != (count or len(values)):
             raise BadRequest(
-                f"Input '{name}' has {len(values)} rows; all inputs need equally many, at least 1."
+                f"Input '{name}' has {len(values)} rows; "
+                "all inputs must have the same number of rows, at least 1."
             )
         count = len(values)
         check_count(count, d)
@@ -127,7 +133,7 @@ def encode(call: PredictCall, rows_out: RowsOut, d: ModelDescription) -> Encoded
     """Every row as nested lists of its own shape; a single output stands without its name."""
     missing = [spec.name for spec in d.outputs if spec.name not in rows_out]
     if missing:
-        raise RowFailed(f"The model '{d.name}' gave no output '{missing[0]}'.")
+        raise RowFailed(f"The model '{d.name}' returned no output '{missing[0]}'.")
     columns = {
         spec.name: [_json(row, spec.datatype) for row in rows_out[spec.name][1]]
         for spec in d.outputs

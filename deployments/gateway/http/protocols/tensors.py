@@ -50,7 +50,8 @@ def dtype_of(datatype: str, name: str) -> np.dtype[Any]:
         return DTYPES[datatype]
     except KeyError:
         raise BadRequest(
-            f"Tensor '{name}': unknown datatype '{datatype}'; known are {', '.join(DTYPES)}."
+            f"Tensor '{name}': unknown datatype '{datatype}'; "
+            f"known datatypes are {', '.join(DTYPES)}."
         ) from None
 
 
@@ -58,7 +59,7 @@ def element_count(name: str, shape: Sequence[int]) -> int:
     """Π shape as an exact integer; `BadRequest` for axes below 1, above 2^31 - 1 or over 16."""
     if not 1 <= len(shape) <= MAX_RANK:
         raise BadRequest(
-            f"Tensor '{name}': shape has {len(shape)} axes; 1 to {MAX_RANK} are right."
+            f"Tensor '{name}': shape has {len(shape)} axes; it must have 1 to {MAX_RANK}."
         )
     if min(shape) < 1 or max(shape) > MAX_DIM:
         raise BadRequest(
@@ -108,7 +109,8 @@ def _from_nested(
     array = _array(values, name, dtype, datatype)
     if array.shape != tuple(shape):
         raise BadRequest(
-            f"Tensor '{name}': data is nested as {list(array.shape)}, its shape says {list(shape)}."
+            f"Tensor '{name}': data is nested as {list(array.shape)}, "
+            f"but its shape is {list(shape)}."
         )
     return array
 
@@ -192,7 +194,7 @@ def unpack(view: memoryview, name: str, datatype: str, shape: list[int]) -> Arra
             f"binary_data_size is {len(view)}."
         )
     if datatype == "BOOL" and np.frombuffer(view, dtype=np.uint8).max() > 1:
-        raise BadRequest(f"Tensor '{name}': a BOOL element is the byte 0 or 1.")
+        raise BadRequest(f"Tensor '{name}': a BOOL element must be the byte 0 or 1.")
     flat = np.frombuffer(view, dtype=dtype)
     return (flat if flat.flags.aligned else flat.copy()).reshape(shape)
 

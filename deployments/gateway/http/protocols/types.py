@@ -7,10 +7,25 @@ Tensors are dense, C-contiguous arrays of the declared shape (dtype object of by
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+
+from runtimes.datatypes import DTYPES
+
+# Checked after decoding, so that an error can name the tensor.
+Datatype = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(DTYPES)})]
+
+
+def documented(description: str = "", **schema: Any) -> msgspec.Meta:
+    """What the OpenAPI document says of a field that its type does not; decoding ignores it."""
+    return msgspec.Meta(description=description or None, extra_json_schema=schema)
+
+
+def any_of(*types: Any) -> dict[str, Any]:
+    """The JSON Schema of a field that is decoded as one of these once its form is known."""
+    return {"anyOf": [msgspec.json.schema(each) for each in types]}
 
 
 @dataclass(slots=True)

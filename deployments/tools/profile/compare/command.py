@@ -24,8 +24,7 @@ from deployments.tools.profile.compare.contest import ROUNDS, ROWS, Contest, Ran
 from deployments.tools.profile.errors import CannotProfile, WrongArguments
 from deployments.tools.profile.subject import ChosenModel, ProfileOptions, chosen
 from loadtests.report import page
-from loadtests.report.figure import Figure
-from loadtests.report.plots import Axis, MarkRow, rows
+from loadtests.report.plots import Axis, Figure, MarkRow, rows
 from loadtests.report.scale import linear
 from loadtests.report.table import aligned
 from loadtests.results.report_table import Table, number, this_machine, today

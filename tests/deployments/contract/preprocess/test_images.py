@@ -80,11 +80,11 @@ def test_a_cut_off_file_is_the_callers_fault(kind):
     "data", [b"", b"\x00" * 100, b"GIF89a" + b"\x00" * 50, b"\x89PNG\r\n\x1a\n"]
 )
 def test_what_is_no_image_is_refused(data):
-    assert "no JPEG or PNG" in refusal(data) or "cannot be decoded" in refusal(data)
+    assert "not a JPEG or PNG" in refusal(data) or "cannot be decoded" in refusal(data)
 
 
 def test_other_formats_are_refused():
-    assert refusal(saved(colours(), "BMP")) == "image 3 is no JPEG or PNG image"
+    assert refusal(saved(colours(), "BMP")) == "image 3 is not a JPEG or PNG image"
 
 
 @pytest.mark.parametrize(("pixels", "taken"), [(25, True), (24, True), (23, False)])
@@ -271,7 +271,7 @@ async def test_the_image_at_fault_is_named_by_its_place_and_hurts_nobody_else():
         return_exceptions=True,
     )
     assert isinstance(bad, BadRequest)
-    assert bad.message == "image 2 is no JPEG or PNG image"
+    assert bad.message == "image 2 is not a JPEG or PNG image"
     assert isinstance(other, list)
     pool.close()
 

@@ -15,14 +15,14 @@ from deployments.gateway.http.protocols.openai_generation import GenerationCall
 from deployments.gateway.preprocess.prompts import prompt_of, pseudo_ids
 from routers.types import Generation
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 CALL = GenerationCall("completions", "m", b"{}", True, None, [[1]], 1, 8)
 
 
 @pytest.fixture
-def d(page: Page) -> ModelDescription:
+def d(description: Describe) -> ModelDescription:
     shape = Generating(context_tokens=64, cache_tokens=256, max_sequences=4, block_tokens=4)
-    return page(task="generate", generating=shape, max_length=64)
+    return description(task="generate", generating=shape, max_length=64)
 
 
 def generation(d: ModelDescription, ids: list[Any], **changes: Any) -> Generation:

@@ -102,42 +102,42 @@ def test_a_reply_of_another_number_of_rows_is_refused_whole(values: list[float])
 
 
 def test_what_waits_is_told_again_only_when_it_is_old() -> None:
-    hearsay = PeerDemand()
-    assert hearsay.tell("r", SOME, 0.0) == SOME
-    assert hearsay.tell("r", OTHER, TELL_S / 2) is None
-    assert hearsay.tell("r", OTHER, TELL_S) == OTHER
+    peer_demand = PeerDemand()
+    assert peer_demand.to_report("r", SOME, 0.0) == SOME
+    assert peer_demand.to_report("r", OTHER, TELL_S / 2) is None
+    assert peer_demand.to_report("r", OTHER, TELL_S) == OTHER
 
 
 def test_each_replica_is_told() -> None:
-    hearsay = PeerDemand()
-    assert hearsay.tell("r", SOME, 0.0) == hearsay.tell("s", SOME, 0.0) == SOME
+    peer_demand = PeerDemand()
+    assert peer_demand.to_report("r", SOME, 0.0) == peer_demand.to_report("s", SOME, 0.0) == SOME
 
 
 def test_that_nothing_waits_is_told_at_once() -> None:
-    hearsay = PeerDemand()
-    hearsay.tell("r", SOME, 0.0)
-    assert hearsay.tell("r", (), 0.001) == ()
+    peer_demand = PeerDemand()
+    peer_demand.to_report("r", SOME, 0.0)
+    assert peer_demand.to_report("r", (), 0.001) == ()
 
 
 def test_what_may_not_have_arrived_is_told_again() -> None:
-    hearsay = PeerDemand()
-    hearsay.tell("r", SOME, 0.0)
-    hearsay.not_heard("r")
-    hearsay.not_heard("nobody")
-    assert hearsay.tell("r", SOME, 0.001) == SOME
+    peer_demand = PeerDemand()
+    peer_demand.to_report("r", SOME, 0.0)
+    peer_demand.report_lost("r")
+    peer_demand.report_lost("nobody")
+    assert peer_demand.to_report("r", SOME, 0.001) == SOME
 
 
 def test_an_answer_that_says_nothing_means_what_was_heard_before() -> None:
-    hearsay = PeerDemand()
-    assert hearsay.hear("r", None) == ()
-    assert hearsay.hear("r", SOME) == SOME
-    assert hearsay.hear("r", None) == SOME
-    assert hearsay.hear("r", ()) == ()
-    assert hearsay.hear("s", None) == ()
+    peer_demand = PeerDemand()
+    assert peer_demand.update("r", None) == ()
+    assert peer_demand.update("r", SOME) == SOME
+    assert peer_demand.update("r", None) == SOME
+    assert peer_demand.update("r", ()) == ()
+    assert peer_demand.update("s", None) == ()
 
 
 def test_replicas_that_are_gone_are_forgotten() -> None:
-    hearsay = PeerDemand()
-    hearsay.hear("r", SOME)
-    hearsay.forget({"s"})
-    assert hearsay.hear("r", None) == ()
+    peer_demand = PeerDemand()
+    peer_demand.update("r", SOME)
+    peer_demand.forget({"s"})
+    assert peer_demand.update("r", None) == ()

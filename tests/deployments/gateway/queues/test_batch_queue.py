@@ -11,9 +11,9 @@ import pytest
 
 from deployments.contract import errors
 from deployments.contract.batch_wire import BatchCall, BatchReply, RowError, from_ragged
-from deployments.gateway.queues.batch_queue import BatchQueue, Copies, PendingRowFailure
-from deployments.gateway.queues.core_loop import Demand, Terms
-from deployments.gateway.queues.pending_requests import BatchEnd, Ticket
+from deployments.gateway.queues.batch_queue import BatchQueue, LeaseCopies, PendingRowFailure
+from deployments.gateway.queues.core_loop import Demand, VersionTerms
+from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
 from deployments.gateway.queues.transport import ReplicaDied
 from deployments.gateway.rows.types import RowColumn, Rows
 from routers.settings import DispatcherSettings
@@ -26,7 +26,7 @@ STUMBLED = (RowError(0, False, "stumbled"),)
 
 
 def began(
-    copies: Copies, lease_id: int, copy_of: int = 0, rows: tuple[tuple[int, int], ...] = BOTH
+    copies: LeaseCopies, lease_id: int, copy_of: int = 0, rows: tuple[tuple[int, int], ...] = BOTH
 ) -> None:
     copies.began(Dispatch(lease_id, f"r{lease_id}", rows, 8, 0.1, copy_of=copy_of))
 
@@ -36,59 +36,59 @@ def failed(row: int = 0) -> PendingRowFailure:
     return PendingRowFailure(nobody, (1, row), errors.RowFailed("stumbled"), "r1")
 
 
-def test_a_row_that_the_copy_does_not_carry_is_not_hoped_for_there() -> None:
-    copies = Copies()
+def test_a_row_that_the_copy_does_not_carry_is_not_left_to_it() -> None:
+    copies = LeaseCopies()
     began(copies, 1)
     began(copies, 2, copy_of=1, rows=((1, 0),))
-    assert not copies.hope(1, failed(row=1))
-    assert copies.hope(1, failed(row=0))
+    assert not copies.defer(1, failed(row=1))
+    assert copies.defer(1, failed(row=0))
 
 
-def test_a_row_that_failed_in_the_only_lease_is_not_hoped_for() -> None:
-    copies = Copies()
+def test_a_row_that_failed_in_the_only_lease_is_final() -> None:
+    copies = LeaseCopies()
     began(copies, 1)
-    assert not copies.hope(1, failed())
+    assert not copies.defer(1, failed())
     assert copies.ended(1) == []
 
 
-def test_a_row_that_failed_in_either_is_hoped_for_until_the_other_ends() -> None:
+def test_a_row_that_failed_in_either_is_pending_until_the_other_ends() -> None:
     for first, second in ((1, 2), (2, 1)):
-        copies, hope = Copies(), failed()
+        copies, failure = LeaseCopies(), failed()
         began(copies, 1)
         began(copies, 2, copy_of=1)
-        assert copies.hope(first, hope)
+        assert copies.defer(first, failure)
         assert copies.ended(first) == []
-        assert copies.is_hoped_for(second)
-        assert copies.ended(second) == [hope]
-        assert not copies.is_hoped_for(second)
+        assert copies.has_pending_failures(second)
+        assert copies.ended(second) == [failure]
+        assert not copies.has_pending_failures(second)
 
 
 def test_a_row_that_fails_when_the_other_has_ended_is_lost() -> None:
-    copies = Copies()
+    copies = LeaseCopies()
     began(copies, 1)
     began(copies, 2, copy_of=1)
     copies.ended(1)
-    assert not copies.hope(2, failed())
+    assert not copies.defer(2, failed())
 
 
 def test_a_copy_of_what_has_ended_stands_alone() -> None:
-    copies = Copies()
+    copies = LeaseCopies()
     began(copies, 1)
     copies.ended(1)
     began(copies, 2, copy_of=1)
-    assert not copies.hope(2, failed())
+    assert not copies.defer(2, failed())
 
 
 def test_nothing_is_kept_of_leases_that_have_ended() -> None:
-    copies = Copies()
+    copies = LeaseCopies()
     began(copies, 1)
     began(copies, 2, copy_of=1)
-    copies.hope(1, failed())
+    copies.defer(1, failed())
     copies.ended(2)
     copies.ended(1)
     assert not copies._open
     assert not copies._other
-    assert not copies._hopes
+    assert not copies._pending_failures
 
 
 class Racing:
@@ -159,22 +159,24 @@ class Race:
         self.wire, self.dispatcher = Wire(), Racing(**dispatcher)
         settings = DispatcherSettings(bucket_edges=(8,))
         self.queue = BatchQueue(
-            settings, Terms("v", "s"), self.wire, gateway="g", on_batch=lambda record: None
+            settings, VersionTerms("v", "s"), self.wire, gateway="g", on_batch=lambda record: None
         )
         self.queue._dispatcher = self.dispatcher  # type: ignore[assignment]
 
-    def ask(self, *, rows: int = 1, expires_s: float = 60.0, retry: bool = True) -> Ticket:
+    def ask(
+        self, *, rows: int = 1, expires_s: float = 60.0, retry: bool = True
+    ) -> PendingBatchRequest:
         arrays = [np.array([n], dtype=np.int64) for n in range(rows)]
         columns = {"x": RowColumn("INT64", arrays, [(1,)] * rows)}
         asked = Rows(rows, (1,) * rows, columns, None)
         demand = Demand("t", 0, deadline_s=1.0, expires_s=expires_s)
-        return self.queue.submit(asked, Terms("v", "s", retry), demand)
+        return self.queue.submit(asked, VersionTerms("v", "s", retry), demand)
 
-    async def submit(self, **request: Any) -> Ticket:
+    async def submit(self, **request: Any) -> PendingBatchRequest:
         """A request whose two leases are out."""
-        ticket = self.ask(**request)
+        pending = self.ask(**request)
         await turns()
-        return ticket
+        return pending
 
     async def reply(self, lease_id: int, *values: float, **more: Any) -> None:
         self.wire.replies[lease_id].set_result(reply_of(*values, **more))
@@ -196,8 +198,8 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def value(ticket: Ticket) -> list[float]:
-    return [float(answer.outputs["y"][1]) for answer in ticket.future.result()]
+def value(pending: PendingBatchRequest) -> list[float]:
+    return [float(answer.outputs["y"][1]) for answer in pending.future.result()]
 
 
 @pytest.mark.parametrize(("winner", "loser"), [(1, 2), (2, 1)])
@@ -205,9 +207,9 @@ async def test_the_first_answer_counts_and_the_other_lease_is_dropped(
     winner: int, loser: int
 ) -> None:
     race = Race()
-    ticket = await race.submit()
+    pending = await race.submit()
     await race.reply(winner, 5.0)
-    assert value(ticket) == [5.0]
+    assert value(pending) == [5.0]
     assert race.wire.dropped == [loser]
     assert race.ends() == {winner: LeaseEnd.DONE, loser: LeaseEnd.ABORTED}
     assert race.queue.calls.ends[BatchEnd.DROPPED] == race.queue.calls.ends[BatchEnd.ANSWERED] == 1
@@ -217,80 +219,80 @@ async def test_the_first_answer_counts_and_the_other_lease_is_dropped(
 async def test_a_second_answer_is_ignored_and_counted() -> None:
     race = Race()
     race.wire.heeds = False
-    ticket = await race.submit()
+    pending = await race.submit()
     await race.reply(1, 5.0)
     await race.reply(2, 6.0)
-    assert value(ticket) == [5.0]
+    assert value(pending) == [5.0]
     assert race.ends() == {1: LeaseEnd.DONE, 2: LeaseEnd.DONE}
     assert race.queue.calls.ends[BatchEnd.UNUSED] == race.queue.calls.ends[BatchEnd.ANSWERED] == 1
 
 
 async def test_a_row_that_failed_in_one_is_answered_by_the_other() -> None:
     race = Race()
-    ticket = await race.submit()
+    pending = await race.submit()
     await race.reply(1, failed=STUMBLED)
-    assert not ticket.future.done()
+    assert not pending.future.done()
     assert race.wire.dropped == []
     await race.reply(2, 6.0)
-    assert value(ticket) == [6.0]
+    assert value(pending) == [6.0]
     assert len(race.arrivals()) == 1
 
 
 async def test_of_several_rows_each_is_answered_by_whichever_could() -> None:
     race = Race()
-    ticket = await race.submit(rows=2)
+    pending = await race.submit(rows=2)
     await race.reply(1, 5.0, failed=STUMBLED)
     await race.reply(2, 6.0, 7.0)
-    assert value(ticket) == [6.0, 5.0]
+    assert value(pending) == [6.0, 5.0]
 
 
 @pytest.mark.parametrize("ending", ["fails", "busy", "lost"])
 async def test_when_the_other_brings_nothing_either_the_row_is_retried(ending: str) -> None:
     race = Race()
-    ticket = await race.submit()
+    pending = await race.submit()
     await race.reply(1, failed=STUMBLED)
     if ending == "lost":
         await race.lose(2)
     else:
         await race.reply(2, failed=STUMBLED if ending == "fails" else (), busy=ending == "busy")
-    assert not ticket.future.done()
+    assert not pending.future.done()
     first, again = (arrival.request for arrival in race.arrivals())
     assert again.request_id != first.request_id
     assert again.avoid == ("r2" if ending == "fails" else "r1")
     await race.reply(3, 8.0)
-    assert value(ticket) == [8.0]
+    assert value(pending) == [8.0]
 
 
 async def test_without_a_retry_the_failure_is_told_once_both_have_ended() -> None:
     race = Race()
-    ticket = await race.submit(retry=False)
+    pending = await race.submit(retry=False)
     await race.reply(2, failed=STUMBLED)
     await race.lose(1)
-    assert isinstance(ticket.future.exception(), errors.RowFailed)
+    assert isinstance(pending.future.exception(), errors.RowFailed)
 
 
 async def test_what_is_the_callers_fault_is_told_at_once() -> None:
     race = Race()
-    ticket = await race.submit()
+    pending = await race.submit()
     await race.reply(1, failed=(RowError(0, True, "bad id"),))
-    assert isinstance(ticket.future.exception(), errors.BadRequest)
+    assert isinstance(pending.future.exception(), errors.BadRequest)
     assert race.wire.dropped == [2]
 
 
 async def test_a_row_that_is_hoped_for_expires() -> None:
     race = Race()
-    ticket = await race.submit(expires_s=0.005)
+    pending = await race.submit(expires_s=0.005)
     await race.reply(1, failed=STUMBLED)
     with pytest.raises(errors.Expired):
-        await asyncio.wait_for(asyncio.shield(ticket.future), 5.0)
+        await asyncio.wait_for(asyncio.shield(pending.future), 5.0)
     await race.reply(2, 6.0)
     assert race.queue.inflight == 0
 
 
 async def test_a_caller_that_leaves_has_both_dropped() -> None:
     race = Race()
-    ticket = await race.submit()
-    race.queue.cancel(ticket)
+    pending = await race.submit()
+    race.queue.cancel(pending)
     await turns()
     assert sorted(race.wire.dropped) == [1, 2]
     assert set(race.ends().values()) == {LeaseEnd.ABORTED}
@@ -336,16 +338,16 @@ async def test_leases_that_race_no_other_ask_for_no_start() -> None:
 async def test_a_copy_that_is_wanted_while_answers_are_taken_in_has_its_rows() -> None:
     """The dispatcher hears of an answer after its rows: in between it may still copy the lease."""
     race = Race()
-    ticket = await race.submit(rows=2)
+    pending = await race.submit(rows=2)
     original: Callable[..., Any] = race.queue._resolve
 
-    def resolve(resolved: Ticket) -> None:
+    def resolve(resolved: PendingBatchRequest) -> None:
         original(resolved)
         race.queue._perform([Dispatch(9, "r2", ((1, 0), (1, 1)), 8, 0.1, copy_of=1)], 0.0)
         race.dispatcher.open[9] = 1
 
     race.queue._resolve = resolve  # type: ignore[method-assign]
     await race.reply(1, 5.0, 6.0)
-    assert value(ticket) == [5.0, 6.0]
+    assert value(pending) == [5.0, 6.0]
     assert race.ends()[9] is LeaseEnd.ABORTED
     assert 9 not in race.wire.replies

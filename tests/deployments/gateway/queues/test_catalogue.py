@@ -11,14 +11,14 @@ import pytest
 from fake_engines import Engines
 
 from deployments.contract import errors
-from deployments.contract.app_names import book_key
+from deployments.contract.app_names import directory_key
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.registry import View
 from deployments.contract.replica_directory import RunningReplica, directory_for
 from deployments.contract.scheduling import GatewayIdentity
 from deployments.gateway.queues.catalogue import Catalogue
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 
 
 class FakeRegistry:
@@ -37,10 +37,10 @@ class FakeRegistry:
             raise told
         return told
 
-    async def tell(self, *pages: ModelDescription, declared: str = "", **more: Any) -> None:
+    async def tell(self, *descriptions: ModelDescription, declared: str = "", **more: Any) -> None:
         self._revision += 1
-        names = frozenset(declared.split()) | {page.name for page in pages}
-        models = {page.name: page for page in pages}
+        names = frozenset(declared.split()) | {description.name for description in descriptions}
+        models = {description.name: description for description in descriptions}
         view = View(self._revision, models, names, more.pop("draining", False), **more)
         await self.tell_raw(view)
 
@@ -87,14 +87,16 @@ class Following:
         self.streams_to.append((application, gateway))
         return Engines()
 
-    def run(self, page: ModelDescription) -> None:
-        metadata = (("digest", page.digest),)
-        directory_for(book_key(page.name)).update([RunningReplica(f"{page.name}-0", metadata)])
+    def run(self, description: ModelDescription) -> None:
+        metadata = (("digest", description.digest),)
+        directory_for(directory_key(description.name)).update(
+            [RunningReplica(f"{description.name}-0", metadata)]
+        )
 
 
 @pytest.fixture
 async def following(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Following]:
-    monkeypatch.setattr("deployments.contract.replica_directory._BOOKS", {})
+    monkeypatch.setattr("deployments.contract.replica_directory._DIRECTORIES", {})
     monkeypatch.setattr("deployments.gateway.queues.catalogue._PAUSE_S", 0.0)
     found = Following()
     task = asyncio.create_task(found.catalogue.follow())
@@ -105,11 +107,11 @@ async def following(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Following]
 
 
 async def test_an_announced_model_is_found_and_ready_once_a_replica_runs(
-    following: Following, page: Page
+    following: Following, description: Describe
 ) -> None:
-    following.run(page())
-    await following.registry.tell(page())
-    assert following.catalogue.find("device").description == page()
+    following.run(description())
+    await following.registry.tell(description())
+    assert following.catalogue.find("device").description == description()
     assert following.catalogue.ready("device")
     assert following.catalogue.all_ready
 
@@ -125,29 +127,29 @@ async def test_a_declared_model_is_503_and_an_undeclared_one_404(following: Foll
 
 
 async def test_who_stands_in_is_known_before_a_model_was_ready(
-    following: Following, page: Page
+    following: Following, description: Describe
 ) -> None:
     await following.registry.tell(declared="device", fallbacks={"device": "small"})
     assert following.catalogue.fallback_of("device") == "small"
     assert following.catalogue.fallback_of("other") == ""
     await following.registry.tell(declared="device", whole=False)
     assert following.catalogue.fallback_of("device") == "small"
-    following.run(page())
-    await following.registry.tell(page(), fallbacks={"device": "small"})
-    assert following.catalogue.fallback_of("device") == page().ladder.fallback
+    following.run(description())
+    await following.registry.tell(description(), fallbacks={"device": "small"})
+    assert following.catalogue.fallback_of("device") == description().reuse.fallback
 
 
 async def test_the_switch_reaches_the_models_that_are_there_and_those_to_come(
-    following: Following, page: Page
+    following: Following, description: Describe
 ) -> None:
     def frozen() -> list[bool]:
         return [m.queue._settings.frozen for m in following.catalogue.served.values()]
 
-    following.run(page())
-    await following.registry.tell(page())
+    following.run(description())
+    await following.registry.tell(description())
     following.catalogue.freeze(True)
-    following.run(page(name="later"))
-    await following.registry.tell(page(), page(name="later"))
+    following.run(description(name="later"))
+    await following.registry.tell(description(), description(name="later"))
     assert frozen() == [True, True]
     following.catalogue.freeze(False)
     assert frozen() == [False, False]
@@ -160,14 +162,14 @@ async def test_nothing_is_ready_before_anything_was_declared(following: Followin
 
 
 async def test_a_model_that_does_not_answer_holds_up_no_other(
-    following: Following, page: Page
+    following: Following, description: Describe
 ) -> None:
     following.seeds["model-slow"] = asyncio.Event()
-    following.run(page())
-    await following.registry.tell(page(name="slow"), page())
+    following.run(description())
+    await following.registry.tell(description(name="slow"), description())
     assert following.catalogue.ready("device")
     assert not following.catalogue.ready("slow")
-    await following.registry.tell(page(name="slow"), page(), draining=True)
+    await following.registry.tell(description(name="slow"), description(), draining=True)
     assert following.catalogue.draining
     following.seeds["model-slow"].set()
     await asyncio.sleep(0)
@@ -176,7 +178,7 @@ async def test_a_model_that_does_not_answer_holds_up_no_other(
 
 
 async def test_a_model_that_cannot_be_taken_in_is_tried_again(
-    following: Following, page: Page, monkeypatch: pytest.MonkeyPatch
+    following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect, failures = following._connect, [RuntimeError("no route"), RuntimeError("no route")]
 
@@ -186,32 +188,32 @@ async def test_a_model_that_cannot_be_taken_in_is_tried_again(
         return connect(application)
 
     monkeypatch.setattr(following.catalogue, "_connect", stumble)
-    await following.registry.tell(page())
-    await following.registry.tell(page())
+    await following.registry.tell(description())
+    await following.registry.tell(description())
     assert following.catalogue.find("device")
 
 
 async def test_a_new_version_replaces_the_page_and_keeps_the_queue(
-    following: Following, page: Page
+    following: Following, description: Describe
 ) -> None:
-    following.run(page())
-    await following.registry.tell(page())
+    following.run(description())
+    await following.registry.tell(description())
     queue = following.catalogue.find("device").queue
-    await following.registry.tell(page(version="2", digest="d2", generation=2))
+    await following.registry.tell(description(version="2", digest="d2", generation=2))
     assert following.catalogue.find("device").description.version == "2"
     assert following.catalogue.find("device").queue is queue
     assert not following.catalogue.ready("device")  # no replica of it runs yet
-    following.run(page(version="2", digest="d2"))
+    following.run(description(version="2", digest="d2"))
     assert following.catalogue.ready("device")
     with pytest.raises(errors.NotFound):
         following.catalogue.find("device", "1")
 
 
 async def test_a_profile_is_kept_until_another_version_brings_its_own(
-    following: Following, page: Page
+    following: Following, description: Describe
 ) -> None:
     async def told(**changes: Any) -> Any:
-        await following.registry.tell(page(**changes))
+        await following.registry.tell(description(**changes))
         return following.catalogue.find("device").queue._settings.profile
 
     first, second = ((1, 8, 0.1),), ((1, 8, 0.2),)
@@ -221,71 +223,75 @@ async def test_a_profile_is_kept_until_another_version_brings_its_own(
 
 
 async def test_a_model_that_is_no_longer_declared_is_closed(
-    following: Following, page: Page
+    following: Following, description: Describe
 ) -> None:
-    following.run(page())
-    await following.registry.tell(page(), page(name="other"))
-    await following.registry.tell(page(name="other"))
+    following.run(description())
+    await following.registry.tell(description(), description(name="other"))
+    await following.registry.tell(description(name="other"))
     assert list(following.catalogue.served) == ["other"]
     with pytest.raises(errors.NotFound):
         following.catalogue.find("device")
 
 
 async def test_a_model_that_is_awaited_and_then_withdrawn_is_not_waited_for(
-    following: Following, page: Page
+    following: Following, description: Describe
 ) -> None:
-    following.run(page())
-    await following.registry.tell(page(), declared="broken")
+    following.run(description())
+    await following.registry.tell(description(), declared="broken")
     assert not following.catalogue.all_ready
-    await following.registry.tell(page())
+    await following.registry.tell(description())
     assert following.catalogue.all_ready
 
 
 async def test_a_model_between_anchors_keeps_taking_requests_while_its_replicas_run(
-    following: Following, page: Page
+    following: Following, description: Describe
 ) -> None:
-    following.run(page())
-    await following.registry.tell(page())
+    following.run(description())
+    await following.registry.tell(description())
     await following.registry.tell(declared="device")
     assert following.catalogue.find("device")
     assert not following.catalogue.ready("device")
 
 
 async def test_a_registry_that_starts_anew_takes_nothing_away(
-    following: Following, page: Page
+    following: Following, description: Describe
 ) -> None:
-    following.run(page())
-    await following.registry.tell(page(), draining=True)
+    following.run(description())
+    await following.registry.tell(description(), draining=True)
     await following.registry.tell(whole=False)
     assert following.catalogue.ready("device")
     assert following.catalogue.draining
-    await following.registry.tell(page(version="2"), whole=False)
+    await following.registry.tell(description(version="2"), whole=False)
     assert following.catalogue.find("device").description.version == "2"
     await following.registry.tell(draining=False)
     assert following.catalogue.served == {}
 
 
-async def test_a_registry_that_fails_is_asked_again(following: Following, page: Page) -> None:
+async def test_a_registry_that_fails_is_asked_again(
+    following: Following, description: Describe
+) -> None:
     await following.registry.tell_raw(RuntimeError("the actor died"))
-    await following.registry.tell(page())
+    await following.registry.tell(description())
     assert following.catalogue.find("device")
 
 
-async def test_a_superseded_announcement_is_given_up(following: Following, page: Page) -> None:
+async def test_a_superseded_announcement_is_given_up(
+    following: Following, description: Describe
+) -> None:
     following.seeds["model-device"] = asyncio.Event()
-    await following.registry.tell(page(version="1"))
-    await following.registry.tell(page(version="2"))
+    await following.registry.tell(description(version="1"))
+    await following.registry.tell(description(version="2"))
     following.seeds["model-device"].set()
-    await following.registry.tell(page(version="2"), draining=True)
+    await following.registry.tell(description(version="2"), draining=True)
     assert following.catalogue.find("device").description.version == "2"
     await following.registry.tell()
     assert following.catalogue.served == {}
 
 
 async def test_a_model_that_generates_is_reached_by_streams(
-    following: Following, page: Page
+    following: Following, description: Describe
 ) -> None:
-    chat = page(name="chat", task="generate", generating=Generating(8, 64, 4))
+    chat = description(name="chat", task="generate", generating=Generating(8, 64, 4))
     following.run(chat)
     await following.registry.tell(chat)
     assert following.streams_to == [("model-chat", "g")]
@@ -293,16 +299,16 @@ async def test_a_model_that_generates_is_reached_by_streams(
 
 
 async def test_a_model_that_begins_to_generate_has_a_queue_of_the_other_kind(
-    following: Following, page: Page
+    following: Following, description: Describe
 ) -> None:
-    following.run(page())
-    await following.registry.tell(page())
+    following.run(description())
+    await following.registry.tell(description())
     assert following.catalogue.find("device").batches.waiting_rows == 0
-    other = page(version="2", task="generate", generating=Generating(8, 64, 4))
+    other = description(version="2", task="generate", generating=Generating(8, 64, 4))
     await following.registry.tell(other)
     served = following.catalogue.find("device")
     assert served.streams.waiting_rows == 0
     with pytest.raises(errors.BadRequest):
         _ = served.batches
-    await following.registry.tell(page(version="3"))
+    await following.registry.tell(description(version="3"))
     assert following.catalogue.find("device").batches.waiting_rows == 0

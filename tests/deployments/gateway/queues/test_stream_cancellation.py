@@ -14,11 +14,11 @@ from deployments.contract.description import ModelDescription
 from deployments.contract.stream_wire import StreamEnd
 from deployments.gateway.queues.pending_requests import BatchEnd
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 
 
-async def test_a_caller_that_leaves_the_queue_frees_its_place(page: Page) -> None:
-    async with bench(page) as b:
+async def test_a_caller_that_leaves_the_queue_frees_its_place(description: Describe) -> None:
+    async with bench(description) as b:
         full = b.submit(tokens=950)
         lease = await b.begun(1)
         waiting = b.submit(tokens=900)
@@ -32,8 +32,10 @@ async def test_a_caller_that_leaves_the_queue_frees_its_place(page: Page) -> Non
         assert not b.engines.aborted
 
 
-async def test_a_caller_that_leaves_before_its_call_is_out_is_never_sent(page: Page) -> None:
-    async with bench(page) as b:
+async def test_a_caller_that_leaves_before_its_call_is_out_is_never_sent(
+    description: Describe,
+) -> None:
+    async with bench(description) as b:
         b.queue.cancel(b.submit())
         await b.settled()
         assert not b.engines.begun
@@ -41,67 +43,73 @@ async def test_a_caller_that_leaves_before_its_call_is_out_is_never_sent(page: P
 
 
 async def test_a_caller_that_leaves_before_the_first_piece_has_its_run_aborted(
-    page: Page,
+    description: Describe,
 ) -> None:
-    async with bench(page) as b:
-        ticket = b.submit()
+    async with bench(description) as b:
+        pending = b.submit()
         lease = await b.begun(1)
-        b.queue.cancel(ticket)
+        b.queue.cancel(pending)
         await b.engines.until_aborted(1)
         assert b.engines.aborted == [("r0", lease)]
         with pytest.raises(errors.CallerLeft):
-            await ticket.next()
+            await pending.next()
 
 
-async def test_callers_that_leave_together_are_one_call_to_their_replica(page: Page) -> None:
-    async with bench(page) as b:
-        tickets = [b.submit() for _ in range(4)]
+async def test_callers_that_leave_together_are_one_call_to_their_replica(
+    description: Describe,
+) -> None:
+    async with bench(description) as b:
+        pending_requests = [b.submit() for _ in range(4)]
         await b.begun(4)
-        for ticket in tickets:
-            b.queue.cancel(ticket)
+        for pending in pending_requests:
+            b.queue.cancel(pending)
         await b.engines.until_aborted(4)
         assert b.engines.abort_calls == 1
         assert len({lease for _, lease in b.engines.aborted}) == 4
 
 
-async def test_a_caller_that_leaves_in_the_middle_frees_its_tokens(page: Page) -> None:
-    async with bench(page) as b:
-        ticket = b.submit(tokens=100)
+async def test_a_caller_that_leaves_in_the_middle_frees_its_tokens(description: Describe) -> None:
+    async with bench(description) as b:
+        pending = b.submit(tokens=100)
         b.engines.say(await b.begun(1), b"half", tokens=(100, 0, 1))
-        assert await ticket.next() == b"half"
+        assert await pending.next() == b"half"
         (replica,) = b.queue.snapshot().replicas
         assert replica.held >= 100
-        b.queue.cancel(ticket)
+        b.queue.cancel(pending)
         await b.settled()
         (replica,) = b.queue.snapshot().replicas
         assert replica.held == 0
         assert b.queue.calls.ends[BatchEnd.DROPPED] == 1
 
 
-async def test_a_caller_that_leaves_after_the_last_piece_aborts_nothing(page: Page) -> None:
-    async with bench(page) as b:
-        ticket = b.submit()
+async def test_a_caller_that_leaves_after_the_last_piece_aborts_nothing(
+    description: Describe,
+) -> None:
+    async with bench(description) as b:
+        pending = b.submit()
         b.engines.say(await b.begun(1), b"all", tokens=(1, 0, 1), end=StreamEnd.DONE)
-        assert await read(ticket) == b"all"
-        b.queue.cancel(ticket)
+        assert await read(pending) == b"all"
+        b.queue.cancel(pending)
         await b.settled()
         assert not b.engines.aborted
 
 
-async def test_a_run_that_ends_while_its_abort_is_on_the_way_is_ended_once(page: Page) -> None:
-    async with bench(page) as b:
+async def test_a_run_that_ends_while_its_abort_is_on_the_way_is_ended_once(
+    description: Describe,
+) -> None:
+    async with bench(description) as b:
         b.engines.deaf.add("r0")
-        ticket = b.submit()
+        pending = b.submit()
         lease = await b.begun(1)
-        b.queue.cancel(ticket)
+        b.queue.cancel(pending)
         b.engines.say(lease, b"all", tokens=(1, 0, 1), end=StreamEnd.DONE)
         await b.engines.until_aborted(1)
         await b.settled()
         assert b.queue.calls.ends[BatchEnd.DROPPED] == 1
 
 
-async def test_a_request_expires_while_it_waits(page: Page) -> None:
-    async with bench(page) as b:
+async def test_a_request_expires_while_it_waits(description: Describe) -> None:
+    async with bench(description) as b:
         full = b.submit(tokens=950)
         lease = await b.begun(1)
         late = b.submit(tokens=900, expires_s=0.005)
@@ -111,19 +119,21 @@ async def test_a_request_expires_while_it_waits(page: Page) -> None:
         await read(full)
 
 
-async def test_a_request_expires_while_it_streams(page: Page) -> None:
-    async with bench(page) as b:
-        ticket = b.submit(expires_s=0.02)
+async def test_a_request_expires_while_it_streams(description: Describe) -> None:
+    async with bench(description) as b:
+        pending = b.submit(expires_s=0.02)
         b.engines.say(await b.begun(1), b"half", tokens=(1, 0, 1))
-        assert await ticket.next() == b"half"
+        assert await pending.next() == b"half"
         with pytest.raises(errors.Expired):
-            await asyncio.wait_for(ticket.next(), 5.0)
+            await asyncio.wait_for(pending.next(), 5.0)
         await b.engines.until_aborted(1)
 
 
-async def test_what_a_lost_run_still_says_is_stopped_and_given_to_nobody(page: Page) -> None:
-    async with bench(page, 2) as b:
-        ticket = b.submit()
+async def test_what_a_lost_run_still_says_is_stopped_and_given_to_nobody(
+    description: Describe,
+) -> None:
+    async with bench(description, 2) as b:
+        pending = b.submit()
         lease, replica = await b.begun(1), b.engines.begun[0][0]
         b.queue.calls._broke(b.queue.calls._links[replica])
         second = await b.begun(2)
@@ -131,13 +141,13 @@ async def test_what_a_lost_run_still_says_is_stopped_and_given_to_nobody(page: P
         await b.engines.until_aborted(1)
         assert b.engines.aborted == [(replica, lease)]
         b.engines.say(second, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
-        assert await read(ticket) == b"x"
+        assert await read(pending) == b"x"
 
 
 async def test_a_model_that_is_withdrawn_refuses_what_waits_and_ends_what_runs(
-    page: Page,
+    description: Describe,
 ) -> None:
-    async with bench(page) as b:
+    async with bench(description) as b:
         running = b.submit(tokens=950)
         lease = await b.begun(1)
         waiting = b.submit(tokens=900)

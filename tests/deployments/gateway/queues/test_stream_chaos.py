@@ -14,9 +14,9 @@ from stream_bench import Bench, bench
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.contract.stream_wire import StreamEnd
-from deployments.gateway.queues.pending_requests import StreamTicket
+from deployments.gateway.queues.pending_requests import PendingStreamRequest
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 REQUESTS = 120
 END = b"END"
 
@@ -39,27 +39,27 @@ class Chaos:
 
     async def _call(self) -> None:
         try:
-            ticket = self.b.submit(
+            pending = self.b.submit(
                 tokens=self.random.randrange(1, 300), streams=self.random.random() < 0.7
             )
         except errors.HeadraceError as refused:
             self.ended.append(refused.outcome)
             return
         leaves = self.random.randrange(200) if self.random.random() < 0.3 else None
-        leaver = None if leaves is None else asyncio.create_task(self._leave(ticket, leaves))
-        self.ended.append(await self._read(ticket))
+        leaver = None if leaves is None else asyncio.create_task(self._leave(pending, leaves))
+        self.ended.append(await self._read(pending))
         if leaver is not None:
             await leaver
 
-    async def _leave(self, ticket: StreamTicket, turns: int) -> None:
+    async def _leave(self, pending: PendingStreamRequest, turns: int) -> None:
         for _ in range(turns):
             await asyncio.sleep(0)
-        self.b.queue.cancel(ticket)
+        self.b.queue.cancel(pending)
 
-    async def _read(self, ticket: StreamTicket) -> str:
+    async def _read(self, pending: PendingStreamRequest) -> str:
         heard = b""
         try:
-            while part := await ticket.next():
+            while part := await pending.next():
                 heard += part
         except errors.HeadraceError as error:
             return error.outcome
@@ -99,10 +99,10 @@ class Chaos:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_each_request_ends_once_and_nothing_is_left(
-    page: Page, seed: int, monkeypatch: pytest.MonkeyPatch
+    description: Describe, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.gateway.queues.stream_calls._AGAIN_S", 0.0)
-    async with bench(page, 3) as b:
+    async with bench(description, 3) as b:
         chaos = Chaos(b, Random(seed))
         await asyncio.gather(chaos.calls(), chaos.engines())
         assert len(chaos.ended) == REQUESTS

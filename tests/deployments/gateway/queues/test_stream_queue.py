@@ -14,134 +14,134 @@ from stream_bench import SHAPE, bench, read
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.contract.stream_wire import StreamEnd
-from deployments.gateway.queues.core_loop import Terms
+from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import MOST_UNREAD_BYTES, BatchEnd
 from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Unreached
 from routers.types import Tokens
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 
 
-async def test_pieces_are_given_as_they_come(page: Page) -> None:
-    async with bench(page) as b:
-        ticket = b.submit()
+async def test_pieces_are_given_as_they_come(description: Describe) -> None:
+    async with bench(description) as b:
+        pending = b.submit()
         lease = await b.begun(1)
         b.engines.say(lease, b"one ", tokens=(10, 4, 1))
-        assert await ticket.next() == b"one "
+        assert await pending.next() == b"one "
         b.engines.say(lease, b"two", tokens=(10, 4, 2), end=StreamEnd.DONE)
-        assert await read(ticket) == b"two"
-        assert (ticket.tokens, ticket.status) == (Tokens(10, 4, 2), 200)
-        assert ticket.first_at < ticket.last_at
+        assert await read(pending) == b"two"
+        assert (pending.tokens, pending.status) == (Tokens(10, 4, 2), 200)
+        assert pending.first_at < pending.last_at
         assert b.queue.calls.ends[BatchEnd.ANSWERED] == 1
 
 
-async def test_an_answer_that_is_not_streamed_is_given_whole(page: Page) -> None:
-    async with bench(page) as b:
-        ticket = b.submit(streams=False)
+async def test_an_answer_that_is_not_streamed_is_given_whole(description: Describe) -> None:
+    async with bench(description) as b:
+        pending = b.submit(streams=False)
         lease = await b.begun(1)
-        reading = asyncio.create_task(ticket.next())
+        reading = asyncio.create_task(pending.next())
         b.engines.say(lease, tokens=(10, 0, 1))
         b.engines.say(lease, b"all of it", tokens=(10, 0, 9), end=StreamEnd.DONE)
         assert await reading == b"all of it"
-        assert await ticket.next() == b""
+        assert await pending.next() == b""
 
 
-async def test_the_engines_refusal_is_its_status_and_words(page: Page) -> None:
-    async with bench(page) as b:
-        ticket = b.submit()
+async def test_the_engines_refusal_is_its_status_and_words(description: Describe) -> None:
+    async with bench(description) as b:
+        pending = b.submit()
         b.engines.say(await b.begun(1), b'{"error": {}}', status=400, end=StreamEnd.DONE)
-        assert await read(ticket) == b'{"error": {}}'
-        assert ticket.status == 400
+        assert await read(pending) == b'{"error": {}}'
+        assert pending.status == 400
 
 
-async def test_what_was_not_begun_waits_for_another_replica(page: Page) -> None:
-    async with bench(page, 2) as b:
-        ticket = b.submit()
+async def test_what_was_not_begun_waits_for_another_replica(description: Describe) -> None:
+    async with bench(description, 2) as b:
+        pending = b.submit()
         b.engines.say(await b.begun(1), end=StreamEnd.BUSY)
         lease = await b.begun(2)
         assert b.engines.begun[0][0] != b.engines.begun[1][0]
         b.engines.say(lease, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
-        assert await read(ticket) == b"x"
+        assert await read(pending) == b"x"
 
 
 @pytest.mark.parametrize("streams", [True, False])
 async def test_a_request_whose_replica_dies_before_its_first_piece_runs_elsewhere(
-    page: Page, streams: bool
+    description: Describe, streams: bool
 ) -> None:
-    async with bench(page, 2) as b:
-        ticket = b.submit(streams=streams)
+    async with bench(description, 2) as b:
+        pending = b.submit(streams=streams)
         await b.begun(1)
         b.engines.kill(b.engines.begun[0][0])
         lease = await b.begun(2)
         b.engines.say(lease, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
-        assert await read(ticket) == b"x"
+        assert await read(pending) == b"x"
         assert b.queue.calls.ends[BatchEnd.LOST] == 1
 
 
-async def test_a_request_that_was_lost_twice_ends_with_an_error(page: Page) -> None:
-    async with bench(page, 3) as b:
-        ticket = b.submit()
+async def test_a_request_that_was_lost_twice_ends_with_an_error(description: Describe) -> None:
+    async with bench(description, 3) as b:
+        pending = b.submit()
         for count in (1, 2):
             await b.begun(count)
             b.engines.kill(b.engines.begun[-1][0])
         with pytest.raises(errors.ReplicaLost):
-            await read(ticket)
+            await read(pending)
 
 
 async def test_an_answer_that_has_begun_ends_with_an_error_when_its_replica_dies(
-    page: Page,
+    description: Describe,
 ) -> None:
-    async with bench(page, 2) as b:
-        ticket = b.submit()
+    async with bench(description, 2) as b:
+        pending = b.submit()
         b.engines.say(await b.begun(1), b"half", tokens=(1, 0, 1))
-        assert await ticket.next() == b"half"
+        assert await pending.next() == b"half"
         b.engines.kill(b.engines.begun[0][0])
         with pytest.raises(errors.ReplicaLost):
-            await ticket.next()
+            await pending.next()
         assert len(b.engines.begun) == 1
 
 
-async def test_what_came_before_the_error_is_given_first(page: Page) -> None:
-    async with bench(page, 1) as b:
-        ticket = b.submit()
+async def test_what_came_before_the_error_is_given_first(description: Describe) -> None:
+    async with bench(description, 1) as b:
+        pending = b.submit()
         b.engines.say(await b.begun(1), b"half", tokens=(1, 0, 1))
         b.engines.kill("r0")
-        await until(lambda: ticket.done)
-        assert await ticket.next() == b"half"
+        await until(lambda: pending.done)
+        assert await pending.next() == b"half"
         with pytest.raises(errors.ReplicaLost):
-            await ticket.next()
+            await pending.next()
 
 
-async def test_what_the_engine_failed_on_runs_once_more_elsewhere(page: Page) -> None:
-    async with bench(page, 2) as b:
-        ticket = b.submit()
+async def test_what_the_engine_failed_on_runs_once_more_elsewhere(description: Describe) -> None:
+    async with bench(description, 2) as b:
+        pending = b.submit()
         b.engines.say(await b.begun(1), end=StreamEnd.FAILED)
         lease = await b.begun(2)
         assert b.engines.begun[0][0] != b.engines.begun[1][0]
         b.engines.say(lease, end=StreamEnd.FAILED)
         with pytest.raises(errors.RowFailed):
-            await read(ticket)
+            await read(pending)
         assert len(b.engines.begun) == 2
 
 
-async def test_an_engines_own_words_on_its_failure_are_passed_on(page: Page) -> None:
-    async with bench(page) as b:
-        ticket = b.submit(repeatable=False)
+async def test_an_engines_own_words_on_its_failure_are_passed_on(description: Describe) -> None:
+    async with bench(description) as b:
+        pending = b.submit(repeatable=False)
         b.engines.say(await b.begun(1), b"{}", status=500, end=StreamEnd.FAILED)
-        assert await read(ticket) == b"{}"
-        assert ticket.status == 500
+        assert await read(pending) == b"{}"
+        assert pending.status == 500
 
 
 async def test_a_replica_that_takes_its_stream_back_loses_what_ran_and_is_asked_again(
-    page: Page,
+    description: Describe,
 ) -> None:
-    async with bench(page) as b:
-        ticket = b.submit()
+    async with bench(description) as b:
+        pending = b.submit()
         await b.begun(1)
         b.engines.engine("r0").said.put_nowait(None)
         lease = await b.begun(2)
         b.engines.say(lease, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
-        assert await read(ticket) == b"x"
+        assert await read(pending) == b"x"
 
 
 @pytest.mark.parametrize(
@@ -153,18 +153,18 @@ async def test_a_replica_that_takes_its_stream_back_loses_what_ran_and_is_asked_
     ],
 )
 async def test_a_call_that_does_not_arrive_is_made_again(
-    page: Page, refusal: Exception, end: BatchEnd
+    description: Describe, refusal: Exception, end: BatchEnd
 ) -> None:
-    async with bench(page, 2) as b:
+    async with bench(description, 2) as b:
         b.engines.refusal = refusal
-        ticket = b.submit()
+        pending = b.submit()
         b.engines.say(await b.begun(1), b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
-        assert await read(ticket) == b"x"
+        assert await read(pending) == b"x"
         assert b.queue.calls.ends[end] == 1
 
 
-async def test_no_replica_is_given_work_before_its_stream_stands(page: Page) -> None:
-    async with bench(page) as b:
+async def test_no_replica_is_given_work_before_its_stream_stands(description: Describe) -> None:
+    async with bench(description) as b:
         b.run(["r0", "r1"])
         assert [r.replica_id for r in b.queue.snapshot().replicas] == ["r0"]
         b.names.append("r1")
@@ -172,8 +172,10 @@ async def test_no_replica_is_given_work_before_its_stream_stands(page: Page) -> 
         assert len(b.queue.snapshot().replicas) == 2
 
 
-async def test_a_replica_that_is_to_go_ends_what_it_has_and_gets_no_more(page: Page) -> None:
-    async with bench(page, 2) as b:
+async def test_a_replica_that_is_to_go_ends_what_it_has_and_gets_no_more(
+    description: Describe,
+) -> None:
+    async with bench(description, 2) as b:
         first = b.submit()
         lease, going = await b.begun(1), b.engines.begun[0][0]
         (staying,) = {"r0", "r1"} - {going}
@@ -186,8 +188,8 @@ async def test_a_replica_that_is_to_go_ends_what_it_has_and_gets_no_more(page: P
         await until(lambda: not b.engines.engine(going).streams)
 
 
-async def test_a_reader_that_stops_loses_its_answer_and_nobody_elses(page: Page) -> None:
-    async with bench(page) as b:
+async def test_a_reader_that_stops_loses_its_answer_and_nobody_elses(description: Describe) -> None:
+    async with bench(description) as b:
         slow, other = b.submit(), b.submit()
         lease, second = await b.begun(1), await b.begun(2)
         half = bytes(MOST_UNREAD_BYTES // 2 + 1)
@@ -200,59 +202,61 @@ async def test_a_reader_that_stops_loses_its_answer_and_nobody_elses(page: Page)
         assert await read(other) == b"x"
 
 
-async def test_a_single_large_piece_is_no_slow_reader(page: Page) -> None:
-    async with bench(page) as b:
-        ticket, large = b.submit(streams=False), bytes(2 * MOST_UNREAD_BYTES)
+async def test_a_single_large_piece_is_no_slow_reader(description: Describe) -> None:
+    async with bench(description) as b:
+        pending, large = b.submit(streams=False), bytes(2 * MOST_UNREAD_BYTES)
         b.engines.say(await b.begun(1), large, tokens=(1, 0, 1), end=StreamEnd.DONE)
-        assert await read(ticket) == large
+        assert await read(pending) == large
 
 
 async def test_another_version_with_another_context_refuses_what_was_measured_for_the_old(
-    page: Page,
+    description: Describe,
 ) -> None:
-    async with bench(page) as b:
+    async with bench(description) as b:
         old = b.terms
-        b.queue.adopt(b.queue._settings, Terms("2", "other"))
+        b.queue.adopt(b.queue._settings, VersionTerms("2", "other"))
         b.run(["r0"])
         with pytest.raises(errors.NotReady):
             b.submit()
         b.queue.adopt(b.queue._settings, replace(old, version="3"))
         b.run(["r0"])
-        ticket = b.submit()
+        pending = b.submit()
         b.engines.say(await b.begun(1), b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
-        assert await read(ticket) == b"x"
+        assert await read(pending) == b"x"
 
 
-async def test_each_replica_holds_as_many_as_its_shape_says(page: Page) -> None:
-    async with bench(page) as b:
+async def test_each_replica_holds_as_many_as_its_shape_says(description: Describe) -> None:
+    async with bench(description) as b:
         (replica,) = b.queue.snapshot().replicas
         assert replica.capacity == SHAPE.cache_tokens
 
 
-async def test_the_engines_own_account_is_kept(page: Page) -> None:
-    async with bench(page) as b:
+async def test_the_engines_own_account_is_kept(description: Describe) -> None:
+    async with bench(description) as b:
         b.engines.load = replace(b.engines.load, running=3, cache_used=0.25, preemptions=2)
-        ticket = b.submit()
+        pending = b.submit()
         b.engines.say(await b.begun(1), b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
-        await read(ticket)
+        await read(pending)
         assert b.queue.loads["r0"].preemptions == 2
         assert b.queue.duty == {"r0": 0.25}
 
 
-async def test_an_engine_that_fails_once_it_began_ends_with_an_error(page: Page) -> None:
-    async with bench(page) as b:
-        ticket = b.submit()
+async def test_an_engine_that_fails_once_it_began_ends_with_an_error(description: Describe) -> None:
+    async with bench(description) as b:
+        pending = b.submit()
         lease = await b.begun(1)
         b.engines.say(lease, b"one ", tokens=(10, 0, 1))
-        assert await ticket.next() == b"one "
+        assert await pending.next() == b"one "
         b.engines.say(lease, b"two", tokens=(10, 0, 2), end=StreamEnd.FAILED)
         with pytest.raises(errors.RowFailed):
-            await read(ticket)
+            await read(pending)
 
 
-async def test_a_run_that_was_wanted_back_gives_nothing_and_runs_again(page: Page) -> None:
-    async with bench(page) as b:
-        ticket = b.submit()
+async def test_a_run_that_was_wanted_back_gives_nothing_and_runs_again(
+    description: Describe,
+) -> None:
+    async with bench(description) as b:
+        pending = b.submit()
         lease = await b.begun(1)
         await until(lambda: b.queue.calls.run(lease) is not None)
         run = b.queue.calls.run(lease)
@@ -261,6 +265,6 @@ async def test_a_run_that_was_wanted_back_gives_nothing_and_runs_again(page: Pag
         b.engines.say(lease, b"never given", tokens=(10, 0, 1))
         b.engines.say(lease, end=StreamEnd.ABORTED)
         await until(lambda: b.queue.calls.run(lease) is None)
-        assert not ticket.begun
-        assert not ticket.done
-        b.queue.cancel(ticket)
+        assert not pending.begun
+        assert not pending.done
+        b.queue.cancel(pending)

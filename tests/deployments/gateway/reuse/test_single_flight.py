@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deployments.contract import errors
-from deployments.gateway.queues.core_loop import Terms, refusal
-from deployments.gateway.queues.pending_requests import Ticket
+from deployments.gateway.queues.core_loop import VersionTerms, refusal
+from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.reuse.single_flight import Follower, SingleFlight
 from deployments.gateway.rows.types import RowAnswer, Rows
 from routers.types import Reason, Request
@@ -29,41 +29,43 @@ class Queue:
     """Takes every ticket until told otherwise; the test ends them."""
 
     def __init__(self) -> None:
-        self.tickets: list[Ticket] = []
-        self.cancelled: list[Ticket] = []
+        self.pending_requests: list[PendingBatchRequest] = []
+        self.cancelled: list[PendingBatchRequest] = []
         self.full = False
         self.why = Reason.QUEUE_FULL
 
-    def submit(self, seat: Follower) -> Ticket:
+    def submit(self, follower: Follower) -> PendingBatchRequest:
         if self.full:
             raise refusal(self.why, 1.0)
         now = clock()
         request = Request(
-            len(self.tickets), (1,) * seat.rows, now, seat.deadline, seat.expires,
-            priority=seat.priority,
+            len(self.pending_requests), (1,) * follower.rows, now, follower.deadline,
+            follower.expires, priority=follower.priority,
         )  # fmt: skip
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        rows = Rows(seat.rows, request.lengths, {})
-        ticket = Ticket(request, rows, Terms("1", ()), future, [None] * seat.rows, seat.rows)
-        self.tickets.append(ticket)
-        return ticket
+        rows = Rows(follower.rows, request.lengths, {})
+        pending = PendingBatchRequest(
+            request, rows, VersionTerms("1", ()), future, [None] * follower.rows, follower.rows
+        )
+        self.pending_requests.append(pending)
+        return pending
 
-    def cancel(self, ticket: Ticket) -> None:
-        self.cancelled.append(ticket)
-        self.end(ticket, errors.CallerLeft("the client left"))
+    def cancel(self, pending: PendingBatchRequest) -> None:
+        self.cancelled.append(pending)
+        self.end(pending, errors.CallerLeft("the client disconnected"))
 
-    def answer(self, ticket: Ticket, value: float = 1.0) -> None:
-        ticket.future.set_result((RowAnswer(service_s=value),) * ticket.missing)
+    def answer(self, pending: PendingBatchRequest, value: float = 1.0) -> None:
+        pending.future.set_result((RowAnswer(service_s=value),) * pending.missing)
 
-    def end(self, ticket: Ticket, error: errors.HeadraceError) -> None:
-        ticket.future.set_exception(error)
-        ticket.future.exception()
+    def end(self, pending: PendingBatchRequest, error: errors.HeadraceError) -> None:
+        pending.future.set_exception(error)
+        pending.future.exception()
 
 
 class Callers:
     def __init__(self, most_rows: int = 100) -> None:
         self.queue = Queue()
-        self.flights = SingleFlight(self.queue.cancel, most_rows)
+        self.single_flight = SingleFlight(self.queue.cancel, most_rows)
         self.tasks: list[asyncio.Task[Any]] = []
 
     async def come(
@@ -76,12 +78,12 @@ class Callers:
         rows: int = 1,
     ) -> tuple[Follower, asyncio.Task[Any]]:
         now = clock()
-        seat = Follower(rows, priority, now + deadline_s, now + expires_s)
-        call = self.flights.answers(key, seat, lambda: self.queue.submit(seat))
+        follower = Follower(rows, priority, now + deadline_s, now + expires_s)
+        call = self.single_flight.answers(key, follower, lambda: self.queue.submit(follower))
         task = asyncio.create_task(call)
         self.tasks.append(task)
         await asyncio.sleep(0)
-        return seat, task
+        return follower, task
 
     async def turns(self) -> None:
         for _ in range(10):
@@ -89,8 +91,8 @@ class Callers:
 
     def assert_empty(self) -> None:
         assert all(task.cancelled() or task.exception() or task.done() for task in self.tasks)
-        assert not self.flights._running
-        assert self.flights.following_rows == 0
+        assert not self.single_flight._running
+        assert self.single_flight.following_rows == 0
 
 
 @pytest.fixture
@@ -106,28 +108,28 @@ def value(answers: tuple[RowAnswer, ...]) -> float:
 
 async def test_those_who_ask_the_same_share_one_run(callers: Callers) -> None:
     tasks = [(await callers.come())[1] for _ in range(5)]
-    assert len(callers.queue.tickets) == 1
-    callers.queue.answer(callers.queue.tickets[0], 7.0)
+    assert len(callers.queue.pending_requests) == 1
+    callers.queue.answer(callers.queue.pending_requests[0], 7.0)
     assert [value(await task) for task in tasks] == [7.0] * 5
-    assert callers.flights.coalesced_total == 4
+    assert callers.single_flight.coalesced_total == 4
 
 
 @pytest.mark.parametrize("other", [("tenant", b"other"), ("another", b"key")])
 async def test_another_key_or_tenant_runs_by_itself(callers: Callers, other: Any) -> None:
     await callers.come()
     await callers.come(other)
-    assert len(callers.queue.tickets) == 2
-    for ticket in callers.queue.tickets:
-        callers.queue.answer(ticket)
+    assert len(callers.queue.pending_requests) == 2
+    for pending in callers.queue.pending_requests:
+        callers.queue.answer(pending)
     await callers.turns()
 
 
 async def test_after_an_answer_the_next_caller_runs_anew(callers: Callers) -> None:
     _, first = await callers.come()
-    callers.queue.answer(callers.queue.tickets[0], 1.0)
+    callers.queue.answer(callers.queue.pending_requests[0], 1.0)
     assert value(await first) == 1.0
     _, second = await callers.come()
-    callers.queue.answer(callers.queue.tickets[1], 2.0)
+    callers.queue.answer(callers.queue.pending_requests[1], 2.0)
     assert value(await second) == 2.0
 
 
@@ -138,20 +140,20 @@ async def test_a_leader_that_leaves_cancels_nobody_elses_run(callers: Callers) -
     with pytest.raises(errors.CallerLeft):
         await left
     assert not callers.queue.cancelled
-    callers.queue.answer(callers.queue.tickets[0], 3.0)
+    callers.queue.answer(callers.queue.pending_requests[0], 3.0)
     assert value(await stays) == 3.0
-    assert len(callers.queue.tickets) == 1
+    assert len(callers.queue.pending_requests) == 1
 
 
 async def test_the_last_to_leave_cancels_the_run(callers: Callers) -> None:
-    seats = [(await callers.come())[0] for _ in range(3)]
-    for seat in seats[:2]:
-        seat.leave()
+    followers = [(await callers.come())[0] for _ in range(3)]
+    for follower in followers[:2]:
+        follower.leave()
     await callers.turns()
     assert not callers.queue.cancelled
-    seats[2].leave()
+    followers[2].leave()
     await callers.turns()
-    assert callers.queue.cancelled == callers.queue.tickets
+    assert callers.queue.cancelled == callers.queue.pending_requests
 
 
 async def test_a_caller_cancelled_from_outside_gives_up_its_seat(callers: Callers) -> None:
@@ -162,32 +164,32 @@ async def test_a_caller_cancelled_from_outside_gives_up_its_seat(callers: Caller
     assert not callers.queue.cancelled
     second.cancel()
     await callers.turns()
-    assert callers.queue.cancelled == callers.queue.tickets
+    assert callers.queue.cancelled == callers.queue.pending_requests
 
 
 async def test_a_leader_whose_time_is_up_hands_that_to_nobody(callers: Callers) -> None:
     _, leader = await callers.come()
-    followers = [(await callers.come())[1] for _ in range(4)]
-    callers.queue.end(callers.queue.tickets[0], errors.Expired("its time was up"))
+    follower_tasks = [(await callers.come())[1] for _ in range(4)]
+    callers.queue.end(callers.queue.pending_requests[0], errors.Expired("its time was up"))
     with pytest.raises(errors.Expired):
         await leader
     await callers.turns()
     # One of them queued anew, the others follow that one.
-    assert len(callers.queue.tickets) == 2
-    callers.queue.answer(callers.queue.tickets[1], 5.0)
-    assert [value(await task) for task in followers] == [5.0] * 4
-    assert callers.flights.coalesced_total == 3
+    assert len(callers.queue.pending_requests) == 2
+    callers.queue.answer(callers.queue.pending_requests[1], 5.0)
+    assert [value(await task) for task in follower_tasks] == [5.0] * 4
+    assert callers.single_flight.coalesced_total == 3
 
 
 async def test_a_late_leader_that_is_turned_away_takes_nobody_with_it(callers: Callers) -> None:
     _, leader = await callers.come()
-    _, follower = await callers.come()
-    callers.queue.end(callers.queue.tickets[0], refusal(Reason.LATE, 1.0))
+    _, follower_task = await callers.come()
+    callers.queue.end(callers.queue.pending_requests[0], refusal(Reason.LATE, 1.0))
     with pytest.raises(errors.Overloaded):
         await leader
     await callers.turns()
-    callers.queue.answer(callers.queue.tickets[1])
-    assert value(await follower) == 1.0
+    callers.queue.answer(callers.queue.pending_requests[1])
+    assert value(await follower_task) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -204,20 +206,20 @@ async def test_what_would_befall_everybody_is_everybodys(
     callers: Callers, fault: errors.HeadraceError
 ) -> None:
     tasks = [(await callers.come())[1] for _ in range(4)]
-    callers.queue.end(callers.queue.tickets[0], fault)
+    callers.queue.end(callers.queue.pending_requests[0], fault)
     for task in tasks:
         with pytest.raises(type(fault)):
             await task
-    assert len(callers.queue.tickets) == 1
+    assert len(callers.queue.pending_requests) == 1
 
 
 async def test_a_follower_has_its_own_timeout(callers: Callers) -> None:
     _, leader = await callers.come()
-    _, follower = await callers.come(deadline_s=0.0, expires_s=0.001)
+    _, follower_task = await callers.come(deadline_s=0.0, expires_s=0.001)
     with pytest.raises(errors.Expired):
-        await follower
+        await follower_task
     assert not callers.queue.cancelled
-    callers.queue.answer(callers.queue.tickets[0])
+    callers.queue.answer(callers.queue.pending_requests[0])
     assert value(await leader) == 1.0
 
 
@@ -225,43 +227,43 @@ async def test_the_more_urgent_run_by_themselves_and_lead_from_then_on(callers: 
     _, bulk = await callers.come(priority=2)
     _, urgent = await callers.come(priority=0)
     _, also_bulk = await callers.come(priority=2)
-    assert len(callers.queue.tickets) == 2
-    callers.queue.answer(callers.queue.tickets[1], 2.0)
+    assert len(callers.queue.pending_requests) == 2
+    callers.queue.answer(callers.queue.pending_requests[1], 2.0)
     assert [value(await task) for task in (urgent, also_bulk)] == [2.0, 2.0]
     assert not bulk.done()
-    callers.queue.answer(callers.queue.tickets[0], 1.0)
+    callers.queue.answer(callers.queue.pending_requests[0], 1.0)
     assert value(await bulk) == 1.0
 
 
 async def test_nobody_who_is_on_time_joins_a_run_that_is_late(callers: Callers) -> None:
     _, late = await callers.come(deadline_s=0.0)
     _, fresh = await callers.come(deadline_s=FAR_S)
-    assert len(callers.queue.tickets) == 2
-    callers.queue.answer(callers.queue.tickets[1], 2.0)
+    assert len(callers.queue.pending_requests) == 2
+    callers.queue.answer(callers.queue.pending_requests[1], 2.0)
     assert value(await fresh) == 2.0
-    callers.queue.answer(callers.queue.tickets[0], 1.0)
+    callers.queue.answer(callers.queue.pending_requests[0], 1.0)
     assert value(await late) == 1.0
 
 
 async def test_who_is_late_too_joins_a_run_that_is_late(callers: Callers) -> None:
     _, first = await callers.come(deadline_s=0.0)
     _, second = await callers.come(deadline_s=0.0)
-    assert len(callers.queue.tickets) == 1
-    callers.queue.answer(callers.queue.tickets[0])
+    assert len(callers.queue.pending_requests) == 1
+    callers.queue.answer(callers.queue.pending_requests[0])
     await asyncio.gather(first, second)
 
 
 async def test_followers_leave_a_run_that_turns_late_and_share_the_next(callers: Callers) -> None:
     _, leader = await callers.come(deadline_s=0.05)
-    followers = [(await callers.come())[1] for _ in range(3)]
-    assert len(callers.queue.tickets) == 1
-    while len(callers.queue.tickets) < 2:  # noqa: ASYNC110 - the run has to turn late
+    follower_tasks = [(await callers.come())[1] for _ in range(3)]
+    assert len(callers.queue.pending_requests) == 1
+    while len(callers.queue.pending_requests) < 2:  # noqa: ASYNC110 - the run has to turn late
         await asyncio.sleep(0.001)
     await callers.turns()
-    assert len(callers.queue.tickets) == 2
-    callers.queue.answer(callers.queue.tickets[1], 2.0)
-    assert [value(await task) for task in followers] == [2.0] * 3
-    callers.queue.answer(callers.queue.tickets[0], 1.0)
+    assert len(callers.queue.pending_requests) == 2
+    callers.queue.answer(callers.queue.pending_requests[1], 2.0)
+    assert [value(await task) for task in follower_tasks] == [2.0] * 3
+    callers.queue.answer(callers.queue.pending_requests[0], 1.0)
     assert value(await leader) == 1.0
 
 
@@ -272,7 +274,7 @@ async def test_when_the_queue_refuses_a_worse_run_is_better_than_none(
     await callers.come(deadline_s=0.0, priority=2)
     callers.queue.full, callers.queue.why = True, why
     _, fresh = await callers.come(priority=0)
-    callers.queue.answer(callers.queue.tickets[0], 4.0)
+    callers.queue.answer(callers.queue.pending_requests[0], 4.0)
     assert value(await fresh) == 4.0
 
 
@@ -288,34 +290,34 @@ async def test_those_who_follow_are_bounded_in_rows(rows: int, runs: int) -> Non
     callers = Callers(most_rows=2)
     await callers.come(rows=rows)
     await callers.come(rows=rows)
-    assert len(callers.queue.tickets) == runs
-    for ticket in callers.queue.tickets:
-        callers.queue.answer(ticket)
+    assert len(callers.queue.pending_requests) == runs
+    for pending in callers.queue.pending_requests:
+        callers.queue.answer(pending)
     await callers.turns()
     callers.assert_empty()
 
 
 async def test_nobody_joins_a_run_of_an_earlier_version(callers: Callers) -> None:
     _, before = await callers.come()
-    callers.flights.adopt(100)
+    callers.single_flight.adopt(100)
     _, after = await callers.come()
-    assert len(callers.queue.tickets) == 2
-    callers.queue.answer(callers.queue.tickets[0], 1.0)
-    callers.queue.answer(callers.queue.tickets[1], 2.0)
+    assert len(callers.queue.pending_requests) == 2
+    callers.queue.answer(callers.queue.pending_requests[0], 1.0)
+    callers.queue.answer(callers.queue.pending_requests[1], 2.0)
     assert [value(await task) for task in (before, after)] == [1.0, 2.0]
 
 
 async def test_who_left_while_a_run_ended_does_not_begin_another(callers: Callers) -> None:
     _, leader = await callers.come()
-    seat, follower = await callers.come()
-    callers.queue.end(callers.queue.tickets[0], errors.Expired("its time was up"))
+    follower, follower_task = await callers.come()
+    callers.queue.end(callers.queue.pending_requests[0], errors.Expired("its time was up"))
     # Between the run's end and the follower's look for another.
-    asyncio.get_running_loop().call_soon(seat.leave)
+    asyncio.get_running_loop().call_soon(follower.leave)
     with pytest.raises(errors.Expired):
         await leader
     with pytest.raises(errors.CallerLeft):
-        await follower
-    assert len(callers.queue.tickets) == 1
+        await follower_task
+    assert len(callers.queue.pending_requests) == 1
 
 
 class FlightMachine(RuleBasedStateMachine):
@@ -337,24 +339,24 @@ class FlightMachine(RuleBasedStateMachine):
     def on_loop(self, work: Any) -> Any:
         return self.loop.run_until_complete(work)
 
-    def live(self) -> list[Ticket]:
-        return [t for t in self.callers.queue.tickets if not t.future.done()]
+    def live(self) -> list[PendingBatchRequest]:
+        return [t for t in self.callers.queue.pending_requests if not t.future.done()]
 
     async def arrive(self, key: str, late: bool, priority: int, rows: int) -> None:
-        known = len(self.callers.queue.tickets)
+        known = len(self.callers.queue.pending_requests)
         deadline_s = -1.0 if late else FAR_S
-        seat, task = await self.callers.come(
+        follower, task = await self.callers.come(
             key, deadline_s=deadline_s, priority=priority, rows=rows
         )
-        self.there.append((key, seat, task))
-        if len(self.callers.queue.tickets) > known:
+        self.there.append((key, follower, task))
+        if len(self.callers.queue.pending_requests) > known:
             self.asked[known] = key
         await self.settle()
 
     async def settle(self) -> None:
-        known = len(self.callers.queue.tickets)
+        known = len(self.callers.queue.pending_requests)
         await self.callers.turns()
-        for number in range(known, len(self.callers.queue.tickets)):
+        for number in range(known, len(self.callers.queue.pending_requests)):
             self.asked.setdefault(number, self.again)
 
     again = ""
@@ -366,9 +368,9 @@ class FlightMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.there)
     @rule(data=st.data(), politely=st.booleans())
     def leaves(self, data: st.DataObject, politely: bool) -> None:
-        _, seat, task = data.draw(st.sampled_from(self.there))
+        _, follower, task = data.draw(st.sampled_from(self.there))
         if politely:
-            seat.leave()
+            follower.leave()
         else:
             task.cancel()
         self.on_loop(self.settle())
@@ -376,18 +378,18 @@ class FlightMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live())
     @rule(data=st.data(), how=st.sampled_from(["answer", "expire", "late", "fail"]))
     def ends(self, data: st.DataObject, how: str) -> None:
-        ticket = data.draw(st.sampled_from(self.live()))
-        number = self.callers.queue.tickets.index(ticket)
+        pending = data.draw(st.sampled_from(self.live()))
+        number = self.callers.queue.pending_requests.index(pending)
         self.again = self.asked[number]
         if how == "answer":
-            self.callers.queue.answer(ticket, float(ord(self.asked[number])))
+            self.callers.queue.answer(pending, float(ord(self.asked[number])))
         else:
             error = {
                 "expire": errors.Expired("its time was up"),
                 "late": refusal(Reason.LATE, 1.0),
                 "fail": errors.RowFailed("the model failed on it"),
             }[how]
-            self.callers.queue.end(ticket, error)
+            self.callers.queue.end(pending, error)
         self.on_loop(self.settle())
 
     @rule(full=st.booleans())
@@ -396,23 +398,23 @@ class FlightMachine(RuleBasedStateMachine):
 
     @rule()
     def another_version(self) -> None:
-        self.callers.flights.adopt(5)
+        self.callers.single_flight.adopt(5)
 
     @invariant()
     def nobody_waits_for_nothing_and_nothing_runs_for_nobody(self) -> None:
         waiting = [task for _, _, task in self.there if not task.done()]
         assert bool(waiting) == bool(self.live())
         assert len(self.live()) <= len(waiting)
-        assert 0 <= self.callers.flights.following_rows <= 5
+        assert 0 <= self.callers.single_flight.following_rows <= 5
         for key, _, task in self.there:
             if task.done() and not task.cancelled() and task.exception() is None:
                 assert value(task.result()) == float(ord(key))
 
     def teardown(self) -> None:
         self.callers.queue.full = False
-        for ticket in self.live():
-            self.again = self.asked[self.callers.queue.tickets.index(ticket)]
-            self.callers.queue.answer(ticket, float(ord(self.again)))
+        for pending in self.live():
+            self.again = self.asked[self.callers.queue.pending_requests.index(pending)]
+            self.callers.queue.answer(pending, float(ord(self.again)))
         self.on_loop(self.settle())
         self.nobody_waits_for_nothing_and_nothing_runs_for_nobody()
         self.callers.assert_empty()

@@ -17,7 +17,7 @@ from deployments.gateway.rows.conversion import RowsOut, from_rows, from_tokens,
 from deployments.gateway.rows.types import Rows
 from runtimes.types import TensorSpec
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 
 
 def call(outputs: tuple[str, ...] = (), **inputs: Any) -> InferCall:
@@ -36,9 +36,9 @@ def values(rows: Rows, name: str) -> list[list[int]]:
     return [row.tolist() for row in rows.inputs[name].rows]
 
 
-def test_one_row_goes_through_without_a_copy(page: Page) -> None:
+def test_one_row_goes_through_without_a_copy(description: Describe) -> None:
     request = call(ids=[[1, 2, 3]])
-    rows = split(request, page())
+    rows = split(request, description())
     assert rows.count == 1
     assert rows.lengths == (3,)
     assert rows.outputs is None
@@ -46,13 +46,13 @@ def test_one_row_goes_through_without_a_copy(page: Page) -> None:
     assert np.shares_memory(rows.inputs["ids"].rows[0], request.tensors[0].data)
 
 
-def test_rows_without_a_mask_keep_their_full_length(page: Page) -> None:
-    rows = split(call(ids=[[1, 2], [3, 0]]), page())
+def test_rows_without_a_mask_keep_their_full_length(description: Describe) -> None:
+    rows = split(call(ids=[[1, 2], [3, 0]]), description())
     assert rows.lengths == (2, 2)
     assert values(rows, "ids") == [[1, 2], [3, 0]]
 
 
-def test_mask_cuts_every_input_of_that_length_and_is_dropped(encoder: Page) -> None:
+def test_mask_cuts_every_input_of_that_length_and_is_dropped(encoder: Describe) -> None:
     rows = split(
         call(ids=[[1, 2, 9], [3, 9, 9]], mask=[[1, 1, 0], [1, 0, 0]], types=[[0, 1, 0], [1, 0, 0]]),
         encoder(),
@@ -75,36 +75,36 @@ def test_mask_cuts_every_input_of_that_length_and_is_dropped(encoder: Page) -> N
         ([[1, 1, 0], [1, 1, 0]], "2 rows"),
     ],
 )
-def test_mask_that_is_no_prefix_is_refused(encoder: Page, mask: Any, says: str) -> None:
+def test_mask_that_is_no_prefix_is_refused(encoder: Describe, mask: Any, says: str) -> None:
     message = refusal(call(ids=[[1, 2, 3]], mask=mask), encoder())
     assert "'mask'" in message
     assert says in message
 
 
-def test_full_mask_cuts_nothing(encoder: Page) -> None:
+def test_full_mask_cuts_nothing(encoder: Describe) -> None:
     rows = split(call(ids=[[1, 2]], mask=[[1, 1]]), encoder())
     assert rows.lengths == (2,)
     assert values(rows, "ids") == [[1, 2]]
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 8])
-def test_row_up_to_the_limit_is_taken(page: Page, length: int) -> None:
-    assert split(call(ids=[[1] * length]), page()).lengths == (length,)
+def test_row_up_to_the_limit_is_taken(description: Describe, length: int) -> None:
+    assert split(call(ids=[[1] * length]), description()).lengths == (length,)
 
 
-def test_row_over_the_limit_is_refused_by_number(page: Page) -> None:
-    message = refusal(call(ids=[[1] * 9]), page())
+def test_row_over_the_limit_is_refused_by_number(description: Describe) -> None:
+    message = refusal(call(ids=[[1] * 9]), description())
     assert "Row 0 is 9 long" in message
     assert "at most 8" in message
 
 
-def test_row_over_the_limit_is_cut_where_the_model_truncates(page: Page) -> None:
-    rows = split(call(ids=[list(range(9))]), page(truncate=True))
+def test_row_over_the_limit_is_cut_where_the_model_truncates(description: Describe) -> None:
+    rows = split(call(ids=[list(range(9))]), description(truncate=True))
     assert rows.lengths == (8,)
     assert values(rows, "ids") == [list(range(8))]
 
 
-def test_padding_behind_a_mask_does_not_count_towards_the_limit(encoder: Page) -> None:
+def test_padding_behind_a_mask_does_not_count_towards_the_limit(encoder: Describe) -> None:
     rows = split(call(ids=[[1] * 20], mask=[[1] * 8 + [0] * 12]), encoder())
     assert rows.lengths == (8,)
 
@@ -119,45 +119,47 @@ def test_padding_behind_a_mask_does_not_count_towards_the_limit(encoder: Page) -
         ({"ids": [[1]], "types": [[1], [1]]}, "'types' has 2 rows, 'ids' has 1"),
     ],
 )
-def test_inputs_unlike_the_models_are_refused(encoder: Page, inputs: Any, says: str) -> None:
+def test_inputs_unlike_the_models_are_refused(encoder: Describe, inputs: Any, says: str) -> None:
     assert says in refusal(call(**inputs), encoder())
 
 
-def test_datatype_unlike_the_models_is_refused(page: Page) -> None:
+def test_datatype_unlike_the_models_is_refused(description: Describe) -> None:
     request = InferCall([Tensor("ids", "INT32", np.ones((1, 2), dtype=np.int32))])
-    assert "'ids' is INT32; 'device' takes INT64" in refusal(request, page())
+    assert "'ids' is INT32; 'device' takes INT64" in refusal(request, description())
 
 
-def test_fixed_axis_must_fit(page: Page) -> None:
-    d = page(inputs=(TensorSpec("ids", "INT64", (-1, 3)),), lengths_input=None)
+def test_fixed_axis_must_fit(description: Describe) -> None:
+    d = description(inputs=(TensorSpec("ids", "INT64", (-1, 3)),), lengths_input=None)
     assert "[-1, 3]" in refusal(call(ids=[[1, 2]]), d)
     rows = split(call(ids=[[1, 2, 3], [4, 5, 6]]), d)
     assert rows.lengths == (1, 1)
 
 
-def test_scalar_rows_have_no_axes(page: Page) -> None:
-    d = page(inputs=(TensorSpec("ids", "INT64", (-1,)),), lengths_input=None)
+def test_scalar_rows_have_no_axes(description: Describe) -> None:
+    d = description(inputs=(TensorSpec("ids", "INT64", (-1,)),), lengths_input=None)
     rows = split(call(ids=[7, 8]), d)
     assert rows.inputs["ids"].shapes == [(), ()]
     assert values(rows, "ids") == [[7], [8]]
 
 
-def test_length_is_read_on_its_axis(page: Page) -> None:
-    d = page(inputs=(TensorSpec("ids", "INT64", (-1, 2, -1)),), lengths_axis=2, truncate=True)
+def test_length_is_read_on_its_axis(description: Describe) -> None:
+    d = description(
+        inputs=(TensorSpec("ids", "INT64", (-1, 2, -1)),), lengths_axis=2, truncate=True
+    )
     rows = split(call(ids=[[list(range(9)), list(range(9))]]), d)
     assert rows.lengths == (8,)
     assert rows.inputs["ids"].shapes == [(2, 8)]
     assert values(rows, "ids") == [[*range(8), *range(8)]]
 
 
-def test_wanted_outputs_are_kept_and_unknown_ones_refused(encoder: Page) -> None:
+def test_wanted_outputs_are_kept_and_unknown_ones_refused(encoder: Describe) -> None:
     assert split(call(("pooled",), ids=[[1]]), encoder()).outputs == ("pooled",)
     assert "Unknown output 'x'; 'encoder' has hidden, pooled" in refusal(
         call(("x",), ids=[[1]]), encoder()
     )
 
 
-def test_token_lists_become_rows_of_their_own_length(encoder: Page) -> None:
+def test_token_lists_become_rows_of_their_own_length(encoder: Describe) -> None:
     rows = from_tokens([[1, 2, 3], np.array([4], dtype=np.int32)], encoder())
     assert rows.lengths == (3, 1)
     assert values(rows, "ids") == [[1, 2, 3], [4]]
@@ -165,17 +167,17 @@ def test_token_lists_become_rows_of_their_own_length(encoder: Page) -> None:
 
 
 @pytest.mark.parametrize("tokens", [[[]], [[2**70]], [[1] * 9]])
-def test_token_lists_that_cannot_be_rows_are_refused(encoder: Page, tokens: Any) -> None:
+def test_token_lists_that_cannot_be_rows_are_refused(encoder: Describe, tokens: Any) -> None:
     with pytest.raises(BadRequest):
         from_tokens(tokens, encoder())
 
 
-def test_token_lists_are_refused_by_a_model_without_lengths(page: Page) -> None:
+def test_token_lists_are_refused_by_a_model_without_lengths(description: Describe) -> None:
     with pytest.raises(BadRequest, match="takes no token lists"):
-        from_tokens([[1]], page(lengths_input=None))
+        from_tokens([[1]], description(lengths_input=None))
 
 
-def test_ragged_rows_are_cut_by_ragged_masks(encoder: Page) -> None:
+def test_ragged_rows_are_cut_by_ragged_masks(encoder: Describe) -> None:
     ids = [np.arange(3), np.arange(2)]
     masks = [np.array([1, 0, 0]), np.array([1, 1])]
     rows = from_rows({"ids": ids, "mask": masks}, encoder())
@@ -183,15 +185,15 @@ def test_ragged_rows_are_cut_by_ragged_masks(encoder: Page) -> None:
     assert values(rows, "ids") == [[0], [0, 1]]
 
 
-def test_ragged_row_of_the_wrong_rank_is_refused_by_number(page: Page) -> None:
+def test_ragged_row_of_the_wrong_rank_is_refused_by_number(description: Describe) -> None:
     with pytest.raises(BadRequest, match="'ids', row 1 has shape"):
-        from_rows({"ids": [np.arange(2), np.ones((1, 1), dtype=np.int64)]}, page())
+        from_rows({"ids": [np.arange(2), np.ones((1, 1), dtype=np.int64)]}, description())
 
 
 @settings(max_examples=50, deadline=None)
 @given(lengths=st.lists(st.integers(1, 8), min_size=1, max_size=6), extra=st.integers(0, 3))
 def test_padded_and_masked_rows_equal_the_rows_sent_ragged(
-    encoder: Page, lengths: list[int], extra: int
+    encoder: Describe, lengths: list[int], extra: int
 ) -> None:
     longest = max(lengths) + extra
     ids = np.full((len(lengths), longest), 99)
@@ -213,19 +215,19 @@ def joined(request: InferCall, d: ModelDescription, **outputs: list[Any]) -> lis
     return join(request, split(request, d), given, d)
 
 
-def test_one_row_is_a_batch_of_one(page: Page) -> None:
-    (tensor,) = joined(call(ids=[[1, 2]]), page(), sum=[3.0])
+def test_one_row_is_a_batch_of_one(description: Describe) -> None:
+    (tensor,) = joined(call(ids=[[1, 2]]), description(), sum=[3.0])
     assert (tensor.name, tensor.datatype) == ("sum", "FP32")
     assert tensor.data.tolist() == [3.0]
     assert tensor.data.shape == (1,)
 
 
-def test_equal_rows_are_stacked_in_order(page: Page) -> None:
-    (tensor,) = joined(call(ids=[[1], [2]]), page(), sum=[1.0, 2.0])
+def test_equal_rows_are_stacked_in_order(description: Describe) -> None:
+    (tensor,) = joined(call(ids=[[1], [2]]), description(), sum=[1.0, 2.0])
     assert tensor.data.tolist() == [1.0, 2.0]
 
 
-def test_cut_rows_are_padded_to_the_callers_own_length(encoder: Page) -> None:
+def test_cut_rows_are_padded_to_the_callers_own_length(encoder: Describe) -> None:
     request = call(ids=[[1, 2, 0, 0], [3, 0, 0, 0]], mask=[[1, 1, 0, 0], [1, 0, 0, 0]])
     hidden, pooled = joined(
         request, encoder(), hidden=[np.ones((2, 2)), np.ones((1, 2))], pooled=[[1, 2], [3, 4]]
@@ -235,40 +237,42 @@ def test_cut_rows_are_padded_to_the_callers_own_length(encoder: Page) -> None:
     assert pooled.data.tolist() == [[1, 2], [3, 4]]
 
 
-def test_one_cut_row_is_padded_too(encoder: Page) -> None:
+def test_one_cut_row_is_padded_too(encoder: Describe) -> None:
     request = call(("hidden",), ids=[[1, 0, 0]], mask=[[1, 0, 0]])
     (hidden,) = joined(request, encoder(), hidden=[np.ones((1, 2))])
     assert hidden.data[0, :, 0].tolist() == [1, 0, 0]
 
 
-def test_truncated_row_is_padded_to_what_was_sent(encoder: Page) -> None:
+def test_truncated_row_is_padded_to_what_was_sent(encoder: Describe) -> None:
     request = call(("hidden",), ids=[[1] * 10])
     (hidden,) = joined(request, encoder(truncate=True), hidden=[np.ones((8, 2))])
     assert hidden.data.shape == (1, 10, 2)
     assert hidden.data[0, 8:].any() == np.False_
 
 
-def test_ragged_output_of_another_axis_is_padded_to_its_longest_row(page: Page) -> None:
-    d = page(outputs=(TensorSpec("sum", "FP32", (-1, -1)),))
+def test_ragged_output_of_another_axis_is_padded_to_its_longest_row(description: Describe) -> None:
+    d = description(outputs=(TensorSpec("sum", "FP32", (-1, -1)),))
     (tensor,) = joined(call(ids=[[1, 2, 3], [4, 5, 6]]), d, sum=[[1.0], [2.0, 3.0]])
     assert tensor.data.tolist() == [[1.0, 0.0], [2.0, 3.0]]
 
 
-def test_ragged_byte_strings_are_padded_with_empty_ones(page: Page) -> None:
-    d = page(outputs=(TensorSpec("sum", "BYTES", (-1, -1)),))
+def test_ragged_byte_strings_are_padded_with_empty_ones(description: Describe) -> None:
+    d = description(outputs=(TensorSpec("sum", "BYTES", (-1, -1)),))
     request = call(ids=[[1], [2]])
     rows = [np.array([b"a"], dtype=object), np.array([b"b", b"c"], dtype=object)]
     (tensor,) = join(request, split(request, d), {"sum": ("BYTES", rows)}, d)
     assert tensor.data.tolist() == [[b"a", b""], [b"b", b"c"]]
 
 
-def test_only_wanted_outputs_come_in_the_order_asked_for(encoder: Page) -> None:
+def test_only_wanted_outputs_come_in_the_order_asked_for(encoder: Describe) -> None:
     request = call(("pooled", "hidden"), ids=[[1]])
     tensors = joined(request, encoder(), hidden=[np.ones((1, 2))], pooled=[[1, 2]], more=[1.0])
     assert [tensor.name for tensor in tensors] == ["pooled", "hidden"]
 
 
 @pytest.mark.parametrize("rows", [{}, {"sum": [1.0, [2.0]]}])
-def test_model_that_breaks_its_word_fails_the_request_alone(page: Page, rows: Any) -> None:
+def test_model_that_breaks_its_word_fails_the_request_alone(
+    description: Describe, rows: Any
+) -> None:
     with pytest.raises(RowFailed):
-        joined(call(ids=[[1], [2]]), page(), **rows)
+        joined(call(ids=[[1], [2]]), description(), **rows)

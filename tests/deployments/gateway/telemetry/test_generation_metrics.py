@@ -18,7 +18,7 @@ from deployments.contract.stream_wire import StreamEnd
 from deployments.gateway.telemetry.levels import TokenPace
 from runtimes.types import EngineLoad
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 DONE = b"data: [DONE]\n\n"
 
 
@@ -50,9 +50,9 @@ async def streams_once(stand: Stand, engines: Played, pause_s: float = 0.0) -> N
 
 
 async def test_a_stream_is_counted_by_its_tokens_and_timed_by_its_first_and_further_ones(
-    stand: Stand, page: Page
+    stand: Stand, description: Describe
 ) -> None:
-    await streams_once(stand, add(stand, page))
+    await streams_once(stand, add(stand, description))
     seen = await values(stand)
     assert seen["headrace_input_tokens_total"] == 10
     assert seen["headrace_cached_tokens_total"] == 4
@@ -62,8 +62,8 @@ async def test_a_stream_is_counted_by_its_tokens_and_timed_by_its_first_and_furt
     assert seen["headrace_slo_kept_total"] == 1
 
 
-async def test_a_promise_is_kept_only_if_both_are(stand: Stand, page: Page) -> None:
-    engines = add(stand, page, slo={"ttft_ms": 5000, "tpot_ms": 1})
+async def test_a_promise_is_kept_only_if_both_are(stand: Stand, description: Describe) -> None:
+    engines = add(stand, description, slo={"ttft_ms": 5000, "tpot_ms": 1})
     await streams_once(stand, engines, pause_s=0.01)
     seen = await values(stand)
     assert seen["headrace_output_tokens_total"] == 3
@@ -71,9 +71,9 @@ async def test_a_promise_is_kept_only_if_both_are(stand: Stand, page: Page) -> N
 
 
 async def test_an_answer_that_came_whole_is_no_sample_of_times_to_tokens(
-    stand: Stand, page: Page
+    stand: Stand, description: Describe
 ) -> None:
-    engines = add(stand, page)
+    engines = add(stand, description)
     client = Client(stand, CHAT, chat())
     (_, call) = await engines.until_begun(1)
     engines.say(call.lease_id, b"{}", tokens=(10, 0, 5), end=StreamEnd.DONE)
@@ -84,8 +84,10 @@ async def test_an_answer_that_came_whole_is_no_sample_of_times_to_tokens(
     assert "headrace_time_to_first_token_seconds_count" not in seen
 
 
-async def test_what_the_engine_refuses_counts_no_tokens(stand: Stand, page: Page) -> None:
-    engines = add(stand, page)
+async def test_what_the_engine_refuses_counts_no_tokens(
+    stand: Stand, description: Describe
+) -> None:
+    engines = add(stand, description)
     client = Client(stand, CHAT, chat())
     (_, call) = await engines.until_begun(1)
     engines.say(call.lease_id, b"{}", status=400, tokens=(10, 0, 0), end=StreamEnd.DONE)
@@ -95,8 +97,8 @@ async def test_what_the_engine_refuses_counts_no_tokens(stand: Stand, page: Page
     assert "headrace_input_tokens_total" not in await values(stand)
 
 
-async def test_an_engines_own_account_is_passed_on(stand: Stand, page: Page) -> None:
-    engines = add(stand, page)
+async def test_an_engines_own_account_is_passed_on(stand: Stand, description: Describe) -> None:
+    engines = add(stand, description)
     engines.load = EngineLoad(3, 2, 0.5, 7, 100, 90, 1000)
     await streams_once(stand, engines)
     seen = await values(stand)
@@ -110,10 +112,10 @@ async def test_an_engines_own_account_is_passed_on(stand: Stand, page: Page) -> 
 
 
 async def test_a_cancelled_stream_is_counted_as_such(
-    stand: Stand, page: Page, monkeypatch: pytest.MonkeyPatch
+    stand: Stand, description: Describe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.gateway.http.exchange._WATCH_AFTER_S", 0.0)
-    engines = add(stand, page)
+    engines = add(stand, description)
     client = Client(stand, CHAT, streamed())
     (_, call) = await engines.until_begun(1)
     engines.say(call.lease_id, b"data: a\n\n", tokens=(10, 0, 1))
@@ -130,12 +132,12 @@ async def test_a_cancelled_stream_is_counted_as_such(
 
 
 async def test_an_answer_that_was_cut_off_has_its_line_with_its_tokens(
-    stand: Stand, page: Page, monkeypatch: pytest.MonkeyPatch
+    stand: Stand, description: Describe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[logging.LogRecord] = []
     access = logging.getLogger("headrace.access")
     monkeypatch.setattr(access, "handle", lines.append)
-    engines = add(stand, page)
+    engines = add(stand, description)
     client = Client(stand, CHAT, streamed())
     (_, call) = await engines.until_begun(1)
     engines.say(call.lease_id, b"data: a\n\n", tokens=(10, 0, 2))

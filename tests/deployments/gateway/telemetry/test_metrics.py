@@ -43,10 +43,10 @@ CORE = Snapshot(
     drift=0, rows_by_bucket=((64, 7), (512, 0)), backlog_s=0.25,
     replicas=(
         ReplicaSnapshot("r#1", 2, 1, 1, False, 0),
-        ReplicaSnapshot("r#2", 2, 0, 0, False, 0, sick=True, ejected=True, ratio=5.0),
+        ReplicaSnapshot("r#2", 2, 0, 0, False, 0, unhealthy=True, ejected=True, slowdown=5.0),
     ),
     edges=(64, 512), batch_targets=((64, 32), (512, 9)), edge_switches=3,
-    hedges=12, hedges_won=8, ties=2, probes=5, retries=4, pushed_out=6, preempted=1,
+    hedges=12, hedges_won=8, ties=2, probes=5, retries=4, evictions=6, preempted=1,
     budget_s=0.75, utilisation=0.6, idle_gap_s=0.001, early_binding_s=0.002,
     controllers=(
         ControllerSnapshot("feasibility", "enforce", False, 0.03, 40, 0, ((0, "acme", 0.02),)),
@@ -258,10 +258,10 @@ def test_buckets_are_those_in_force_and_those_where_rows_wait(metrics):
         assert value(metrics, "headrace_bucket_queue_rows", model="m", bucket=bucket) == rows
 
 
-def test_slow_replicas_are_shown_with_their_pace(metrics):
-    for replica, ejected, pace in (("r#1", 0, 1.0), ("r#2", 1, 5.0)):
+def test_slow_replicas_are_shown_with_their_slowdown(metrics):
+    for replica, ejected, slowdown in (("r#1", 0, 1.0), ("r#2", 1, 5.0)):
         assert value(metrics, "headrace_replica_ejected", model="m", replica=replica) == ejected
-        assert value(metrics, "headrace_replica_pace", model="m", replica=replica) == pace
+        assert value(metrics, "headrace_replica_slowdown", model="m", replica=replica) == slowdown
 
 
 def test_controllers_show_their_mode_what_they_learnt_and_what_they_refused(metrics):
@@ -289,7 +289,7 @@ def test_levels_are_read_when_the_page_is_asked_for(metrics):
         ("queue_oldest_wait_seconds", 0.05), ("cost_error_median", 0.1), ("cost_error_p99", 0.9),
         ("replicas", 2), ("bucket_switches_total", 3), ("hedges_total", 12),
         ("hedges_won_total", 8), ("ties_total", 2), ("probes_total", 5), ("retries_total", 4),
-        ("pushed_out_total", 6), ("preempted_total", 1), ("copy_budget_seconds", 0.75),
+        ("evictions_total", 6), ("preempted_total", 1), ("copy_budget_seconds", 0.75),
         ("utilisation", 0.6), ("idle_gap_seconds", 0.001), ("early_binding_seconds", 0.002),
     ]:  # fmt: skip
         assert value(metrics, f"headrace_{name}", model="m") == expected

@@ -63,7 +63,7 @@ def test_without_keys_the_header_chooses_and_authorization_is_ignored() -> None:
 
 @pytest.mark.parametrize("header", [b"nobody", b"", b"\xff\xfe", b"ACME"])
 def test_unknown_tenant_is_refused(header: bytes) -> None:
-    with pytest.raises(Unauthorized, match="unknown tenant"):
+    with pytest.raises(Unauthorized, match="an unknown tenant"):
         named(OPEN, header=header)
 
 
@@ -78,7 +78,7 @@ def test_with_keys_the_key_alone_says_who() -> None:
 
 
 def test_with_keys_the_header_opens_nothing() -> None:
-    with pytest.raises(Unauthorized, match="a key is needed"):
+    with pytest.raises(Unauthorized, match="an API key is required"):
         named(CLOSED, header=b"acme")
     assert named(HALF, header=b"acme") == "default"
     assert named(HALF, header=b"keyless") == "default"
@@ -89,7 +89,7 @@ def test_with_keys_the_header_opens_nothing() -> None:
 )
 def test_unknown_key_is_refused_even_where_default_is_open(authorization: bytes) -> None:
     for found in (CLOSED, HALF):
-        with pytest.raises(Unauthorized, match=r"^unknown key$"):
+        with pytest.raises(Unauthorized, match=r"^the API key is unknown$"):
             named(found, authorization)
 
 

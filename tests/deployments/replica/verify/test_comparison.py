@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deployments.replica.verify.agreement import Interval, Tolerances
-from deployments.replica.verify.comparison import NotAccepted, Plan, compare, matched
+from deployments.replica.verify.comparison import ComparisonPlan, NotAccepted, compare, matched
 from deployments.replica.verify.samples import Sample
 from deployments.settings.reference import CannotVerify
 from runtimes.errors import BadRows, RunError
@@ -42,9 +42,9 @@ class Summing:
     load = warm = health = close = lambda self: None
 
 
-def plan(max_size: int = 2) -> Plan:
+def plan(max_size: int = 2) -> ComparisonPlan:
     samples = [Sample({"ids": np.ones(n, np.int64)}, n) for n in (3, 9, 1, 16, 2)]
-    return Plan(samples, (SHORT, LONG), max_size, 32, Tolerances())
+    return ComparisonPlan(samples, (SHORT, LONG), max_size, 32, Tolerances())
 
 
 def test_both_sides_get_the_same_batches_bucket_by_bucket_with_progress():

@@ -134,10 +134,10 @@ def callers(**changed):
 
 
 def ended(arrival, reason=None, retry_after_s=0.0):
-    fate = SimOutcome(arrival, reason=reason, retry_after_s=retry_after_s)
+    outcome = SimOutcome(arrival, reason=reason, retry_after_s=retry_after_s)
     if reason is None:
-        fate.answered_at = arrival.at
-    return fate
+        outcome.answered_at = arrival.at
+    return outcome
 
 
 def test_arrivals_carry_the_tenants_terms_and_truncated_rows():

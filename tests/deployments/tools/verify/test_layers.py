@@ -114,7 +114,16 @@ def test_torch_names_its_tensors_by_operation_and_weight_and_can_keep_none(setti
 
 
 @pytest.mark.usefixtures("bert")
-def test_a_folder_s_tensors_have_names_of_their_own_in_each_backend(settings_file):
+def test_a_folder_s_tensors_have_the_same_names_in_the_backends_that_run_its_graph(settings_file):
+    file = settings_file(source="bert", task="embed")
+    done = verify(file, "--layers", "--against", "onnxruntime")
+    assert done.exit_code == 0, done.output
+    assert "against onnxruntime fp32" in done.output
+    assert "none drifts" in done.output
+
+
+@pytest.mark.usefixtures("bert")
+def test_a_folder_s_tensors_have_names_of_their_own_in_torch(settings_file):
     file = settings_file(source="bert", task="embed")
     done = verify(file, "--layers")
     assert done.exit_code == 2

@@ -14,7 +14,7 @@ from deployments.contract.errors import BadRequest, RowFailed, UnsupportedMedia
 from deployments.gateway.http.protocols import classify
 from deployments.gateway.http.protocols.types import ClassifyCall
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 CLASSES = Classes("logits", ("cat", "dog", "eel"), 2, 1.0, 0.0, False)
 JSON = "application/json"
 
@@ -94,7 +94,7 @@ def test_a_wrong_top_k_of_the_path_is_refused(query):
         (b"", "multipart/form-data; boundary=xx", "does not end"),
         (form(("; name=a", b"1")), "multipart/form-data; boundary=xx", "no file"),
         (form(("; filename=a", b"1"))[:-8], "multipart/form-data; boundary=xx", "does not end"),
-        (b"--xx\r\nnothing\r\n--xx--", "multipart/form-data; boundary=xx", "end of its headers"),
+        (b"--xx\r\nnothing\r\n--xx--", "multipart/form-data; boundary=xx", "headers of a part"),
         (b"", "image/png", "empty"),
     ],
 )
@@ -109,14 +109,16 @@ def test_other_bodies_are_415(media):
         classify.decode(b"x", media, b"")
 
 
-def answered(logits: list[float], page: ModelDescription, top_k: int | None = None) -> Any:
+def answered(logits: list[float], description: ModelDescription, top_k: int | None = None) -> Any:
     call = ClassifyCall(["a"], None, top_k)
-    (prediction,) = json.loads(classify.encode(call, [np.array(logits)], page).body)["predictions"]
+    (prediction,) = json.loads(classify.encode(call, [np.array(logits)], description).body)[
+        "predictions"
+    ]
     return prediction
 
 
-def test_scores_are_a_softmax_best_first(page: Page):
-    found = answered([1.0, 3.0, 2.0], page(classes=CLASSES))
+def test_scores_are_a_softmax_best_first(description: Describe):
+    found = answered([1.0, 3.0, 2.0], description(classes=CLASSES))
     exact = np.exp([3.0, 2.0]) / np.exp([1.0, 3.0, 2.0]).sum()
     assert [each["label"] for each in found["labels"]] == ["dog", "eel"]
     assert [each["score"] for each in found["labels"]] == pytest.approx(exact.tolist(), rel=1e-12)
@@ -124,43 +126,45 @@ def test_scores_are_a_softmax_best_first(page: Page):
 
 
 @pytest.mark.parametrize(("top_k", "count"), [(None, 2), (1, 1), (3, 3), (99, 3)])
-def test_as_many_labels_as_asked_for_and_there_are(page: Page, top_k, count):
-    assert len(answered([1.0, 3.0, 2.0], page(classes=CLASSES), top_k)["labels"]) == count
+def test_as_many_labels_as_asked_for_and_there_are(description: Describe, top_k, count):
+    assert len(answered([1.0, 3.0, 2.0], description(classes=CLASSES), top_k)["labels"]) == count
 
 
-def test_a_temperature_softens_scores_and_keeps_their_order(page: Page):
-    sharp = answered([1.0, 3.0, 2.0], page(classes=CLASSES))["labels"]
-    soft = answered([1.0, 3.0, 2.0], page(classes=replace(CLASSES, temperature=4.0)))["labels"]
+def test_a_temperature_softens_scores_and_keeps_their_order(description: Describe):
+    sharp = answered([1.0, 3.0, 2.0], description(classes=CLASSES))["labels"]
+    soft = answered([1.0, 3.0, 2.0], description(classes=replace(CLASSES, temperature=4.0)))[
+        "labels"
+    ]
     assert [each["label"] for each in soft] == [each["label"] for each in sharp]
     assert soft[0]["score"] < sharp[0]["score"]
 
 
 @pytest.mark.parametrize(("threshold", "abstains"), [(0.66, False), (0.67, True)])
 def test_under_the_threshold_it_abstains_and_names_its_best_guess_apart(
-    page: Page, threshold, abstains
+    description: Describe, threshold, abstains
 ):
-    found = answered([1.0, 3.0, 2.0], page(classes=replace(CLASSES, threshold=threshold)))
+    found = answered([1.0, 3.0, 2.0], description(classes=replace(CLASSES, threshold=threshold)))
     assert found["abstained"] is abstains
     assert (found["labels"] == []) is abstains
     if abstains:
         assert found["best_guess"] == {"label": "dog", "score": pytest.approx(0.6652, abs=1e-4)}
 
 
-def test_probabilities_stay_what_they_are_at_temperature_one(page: Page):
+def test_probabilities_stay_what_they_are_at_temperature_one(description: Describe):
     classes = replace(CLASSES, probabilities=True)
-    found = answered([0.2, 0.7, 0.1], page(classes=classes), 3)["labels"]
+    found = answered([0.2, 0.7, 0.1], description(classes=classes), 3)["labels"]
     assert [each["score"] for each in found] == pytest.approx([0.7, 0.2, 0.1])
 
 
-def test_huge_logits_overflow_nothing(page: Page):
-    found = answered([1e30, -1e30, 0.0], page(classes=CLASSES), 1)["labels"]
+def test_huge_logits_overflow_nothing(description: Describe):
+    found = answered([1e30, -1e30, 0.0], description(classes=CLASSES), 1)["labels"]
     assert found == [{"label": "cat", "score": 1.0}]
 
 
 @pytest.mark.parametrize("logits", [[1.0], [1.0, 2.0, float("nan")]])
-def test_an_output_that_is_no_score_a_class_is_the_models_fault(page: Page, logits):
+def test_an_output_that_is_no_score_a_class_is_the_models_fault(description: Describe, logits):
     with pytest.raises(RowFailed):
-        answered(logits, page(classes=CLASSES))
+        answered(logits, description(classes=CLASSES))
 
 
 def test_base64_of_an_image_is_known_by_its_first_bytes():
@@ -173,7 +177,7 @@ def test_base64_of_an_image_is_known_by_its_first_bytes():
 def test_a_part_with_endless_headers_is_refused_before_it_is_searched():
     head = b"content-disposition:" * 5000
     body = b"--b\r\n" + head + b"\r\n\r\nx\r\n--b--"
-    with pytest.raises(BadRequest, match="headers are over"):
+    with pytest.raises(BadRequest, match="headers of a part of the multipart body are longer"):
         classify.decode(body, "multipart/form-data; boundary=b", b"")
 
 

@@ -10,7 +10,7 @@ from deployments.contract.errors import BadRequest
 from deployments.gateway.http.protocols import metadata
 from deployments.gateway.http.protocols.metadata import ModelState
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 STATES = [ModelState("a", "1", True), ModelState("b", "", False, "warming")]
 
 
@@ -20,7 +20,7 @@ def test_server_names_the_binary_extension() -> None:
     assert "binary_tensor_data" in body["extensions"]
 
 
-def test_model_names_its_tensors_and_what_may_be_left_out(encoder: Page) -> None:
+def test_model_names_its_tensors_and_what_may_be_left_out(encoder: Describe) -> None:
     body = json.loads(metadata.model_metadata(encoder()).body)
     assert (body["name"], body["versions"], body["platform"]) == ("encoder", ["1"], "synthetic")
     assert body["inputs"][0] == {"name": "ids", "datatype": "INT64", "shape": [-1, -1]}
@@ -54,10 +54,13 @@ def test_index_request_of_another_kind_is_refused(body: bytes) -> None:
         metadata.ready_only(body)
 
 
-def test_openai_lists_models_and_shows_one(page: Page) -> None:
-    one = json.loads(metadata.openai_model(page()).body)
+def test_openai_lists_models_and_shows_one(description: Describe) -> None:
+    one = json.loads(metadata.openai_model(description()).body)
     assert one == {"id": "device", "object": "model", "created": 0, "owned_by": "headrace"}
-    assert json.loads(metadata.openai_models([page()]).body) == {"object": "list", "data": [one]}
+    assert json.loads(metadata.openai_models([description()]).body) == {
+        "object": "list",
+        "data": [one],
+    }
 
 
 def test_readiness_names_what_it_waits_for() -> None:

@@ -206,8 +206,8 @@ def test_broken_json_is_refused_with_its_place(raw: bytes, says: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"datatype": "FP8"}, "unknown datatype 'FP8'; known are BOOL"),
-        ({"parameters": {"shared_memory_region": "r"}}, "shared memory is not offered"),
+        ({"datatype": "FP8"}, "unknown datatype 'FP8'; known datatypes are BOOL"),
+        ({"parameters": {"shared_memory_region": "r"}}, "shared memory is not supported"),
         ({"parameters": {"binary_data_size": 24}}, "lacks the header"),
         ({"parameters": {"binary_data_size": "24"}}, "whole number"),
         ({"parameters": []}, "expected object"),

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError
+from openapi_spec_validator import validate
 
 from deployments.contract.description import Classes, Generating, ImageInput, ModelDescription
 from deployments.contract.errors import BadRequest
@@ -24,9 +25,11 @@ from deployments.gateway.http.protocols import (
 from deployments.gateway.http.protocols.error_shapes import oip_error, openai_error
 from deployments.gateway.http.protocols.types import ClassifyCall, InferAnswer, InferCall, Tensor
 from deployments.gateway.rows.conversion import split
+from deployments.settings import PRIORITIES
+from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 
 PATHS = {
     "/v2",
@@ -54,24 +57,26 @@ PATHS = {
 }
 
 
-def half(page: Page) -> ModelDescription:
+def half(description: Describe) -> ModelDescription:
     inputs = (TensorSpec("x", "FP16", (-1, 3)),)
-    return page(name="half", inputs=inputs, lengths_input=None)
+    return description(name="half", inputs=inputs, lengths_input=None)
 
 
-def classifiers(page: Page) -> list[ModelDescription]:
+def classifiers(description: Describe) -> list[ModelDescription]:
     """One of images, one of texts."""
     classes = Classes("sum", ("a", "b"), 2, 1.0, 0.9, False)
     image = ImageInput(
         "image", "FP32", ((8, 8),), "bilinear", True, True, None, (0.0,), (1.0,), "RGB", "NCHW", 99
     )
-    shown = page(name="shown", classes=classes, image=image, inputs=(half(page).inputs))
-    return [shown, page(name="told", classes=classes, tokenizer_digest="t")]
+    shown = description(
+        name="shown", classes=classes, image=image, inputs=(half(description).inputs)
+    )
+    return [shown, description(name="told", classes=classes, tokenizer_digest="t")]
 
 
 @pytest.fixture
-def doc(page: Page, encoder: Page) -> Any:
-    described = [page(), encoder(), half(page), *classifiers(page)]
+def doc(description: Describe, encoder: Describe) -> Any:
+    described = [description(), encoder(), half(description), *classifiers(description)]
     return json.loads(openapi.document(described, "http://127.0.0.1:8000"))
 
 
@@ -102,6 +107,51 @@ def conforms(doc: Any, schema: str, value: Any) -> None:
 def test_every_path_of_the_surface_is_described(doc: Any) -> None:
     assert doc["openapi"] == "3.1.0"
     assert set(doc["paths"]) == PATHS
+
+
+def test_the_document_is_valid(doc: Any) -> None:
+    validate(doc)
+
+
+def test_the_document_lists_the_priorities_that_the_gateway_knows() -> None:
+    doc = json.loads(openapi.document([], "http://localhost", ("now", "later")))
+    assert doc["components"]["parameters"]["x-priority"]["schema"]["enum"] == ["now", "later"]
+    doc = json.loads(openapi.document([], "http://localhost"))
+    assert doc["components"]["parameters"]["x-priority"]["schema"]["enum"] == list(PRIORITIES)
+
+
+def test_what_the_server_takes_of_a_fixed_set_is_listed(doc: Any) -> None:
+    parameters, schemas = doc["components"]["parameters"], doc["components"]["schemas"]
+    assert parameters["x-idempotent"]["schema"]["enum"] == ["true", "false"]
+    for tensor in ("InputTensor", "OutputTensor", "TensorMetadata"):
+        assert schemas[tensor]["properties"]["datatype"]["enum"] == list(DTYPES)
+    formats = schemas["EmbeddingsRequest"]["properties"]["encoding_format"]
+    assert {"enum": ["base64", "float"]} in formats["anyOf"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        ("InferRequest", {"inputs": []}),
+        ("InferRequest", {"inputs": [{"name": "x", "shape": [0], "datatype": "FP32"}]}),
+        ("InferRequest", {"inputs": [{"name": "x", "shape": [1], "datatype": "COMPLEX"}]}),
+        ("PredictRequest", {}),
+        ("PredictRequest", {"instances": []}),
+        ("PredictRequest", {"instances": [1], "inputs": [1]}),
+        ("ClassifyRequest", {"instances": []}),
+        ("ClassifyRequest", {"instances": [{"b64": "aa", "text": "a"}]}),
+        ("ClassifyRequest", {"instances": ["a"], "top_k": 0}),
+        ("EmbeddingsRequest", {"model": "m", "input": []}),
+        ("EmbeddingsRequest", {"model": "m", "input": "a", "encoding_format": "xml"}),
+        ("ChatRequest", {"model": "m"}),
+        ("ChatRequest", {"model": "m", "messages": []}),
+        ("CompletionRequest", {"model": "m"}),
+        ("CompletionRequest", {"model": "m", "prompt": "a", "n": 129}),
+    ],
+)
+def test_what_decoders_refuse_does_not_conform(doc: Any, schema: str, body: Any) -> None:
+    with pytest.raises(ValidationError):
+        conforms(doc, schema, body)
 
 
 def test_every_reference_leads_somewhere(doc: Any) -> None:
@@ -141,31 +191,31 @@ def test_infer_takes_both_forms_and_answers_its_time_split(doc: Any) -> None:
 
 
 def test_infer_examples_are_taken_by_schema_decoder_and_model(
-    doc: Any, page: Page, encoder: Page
+    doc: Any, description: Describe, encoder: Describe
 ) -> None:
     found = examples(doc, "/v2/models/{model}/infer")
     assert set(found) == {"device", "encoder", "told"}
-    for d in (page(), encoder()):
+    for d in (description(), encoder()):
         conforms(doc, "InferRequest", found[d.name])
         rows = split(open_inference.decode(json.dumps(found[d.name]).encode()), d)
         assert rows.lengths == (4,)
 
 
 def test_predict_examples_are_taken_by_schema_decoder_and_model(
-    doc: Any, page: Page, encoder: Page
+    doc: Any, description: Describe, encoder: Describe
 ) -> None:
     found = examples(doc, "/v1/models/{model}:predict")
-    for d in (page(), encoder(), half(page)):
+    for d in (description(), encoder(), half(description)):
         conforms(doc, "PredictRequest", found[d.name])
         assert predict.rows_of(predict.decode(json.dumps(found[d.name]).encode()), d).count == 1
 
 
 @pytest.mark.parametrize(("values", "shown"), [(64, True), (65, False), (3 * 10**9, False)])
 def test_an_input_that_nobody_would_read_is_no_example(
-    page: Page, values: int, shown: bool
+    description: Describe, values: int, shown: bool
 ) -> None:
     inputs = (TensorSpec("image", "FP32", (-1, values)),)
-    described = [page(inputs=inputs, lengths_input=None)]
+    described = [description(inputs=inputs, lengths_input=None)]
     doc = json.loads(openapi.document(described, "http://127.0.0.1:8000"))
     for path in ("/v2/models/{model}/infer", "/v1/models/{model}:predict"):
         media = doc["paths"][path]["post"]["requestBody"]["content"]["application/json"]
@@ -191,11 +241,13 @@ def test_classify_examples_are_taken_by_schema_and_decoder(doc: Any) -> None:
     assert told.texts == ["a short text"]
 
 
-def test_what_is_written_conforms_to_its_schema(doc: Any, encoder: Page, page: Page) -> None:
+def test_what_is_written_conforms_to_its_schema(
+    doc: Any, encoder: Describe, description: Describe
+) -> None:
     d, call = encoder(), openai_embeddings.decode(b'{"model": "m", "input": "a"}')
     array = np.ones((1, 2), dtype=np.float32)
     states = [metadata.ModelState("a", "", False, "warming")]
-    named = classifiers(page)[0]
+    named = classifiers(description)[0]
     unsure, sure = (np.array([0.0, logit]) for logit in (1.0, 9.0))
     written = {
         "InferResponse": open_inference.encode(
@@ -224,16 +276,6 @@ def test_document_without_models_has_no_examples() -> None:
     assert not any(isinstance(node, dict) and "examples" in node for node in walk(empty))
 
 
-def test_page_needs_nothing_from_elsewhere_and_sets_no_markup() -> None:
-    page = openapi.docs_page().decode()
-    assert page.startswith("<!doctype html>")
-    assert "fetch('/openapi.json')" in page
-    assert "http://" not in page
-    assert "https://" not in page
-    assert "innerHTML" not in page
-    assert "prefers-color-scheme" in page
-
-
 @pytest.mark.parametrize(
     ("path", "schema", "decode"),
     [
@@ -242,10 +284,10 @@ def test_page_needs_nothing_from_elsewhere_and_sets_no_markup() -> None:
     ],
 )
 def test_examples_of_generation_are_of_models_that_generate_and_decode(
-    page: Page, path: str, schema: str, decode: Callable[[bytes], Any]
+    description: Describe, path: str, schema: str, decode: Callable[[bytes], Any]
 ) -> None:
-    writes = page(name="chat", inputs=(), outputs=(), generating=Generating(100, 100, 4))
-    doc = json.loads(openapi.document([page(), writes], "http://127.0.0.1:8000"))
+    writes = description(name="chat", inputs=(), outputs=(), generating=Generating(100, 100, 4))
+    doc = json.loads(openapi.document([description(), writes], "http://127.0.0.1:8000"))
     (found,) = examples(doc, path).values()
     conforms(doc, schema, found)
     assert decode(json.dumps(found).encode()).model == "chat"

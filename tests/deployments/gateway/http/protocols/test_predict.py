@@ -13,7 +13,7 @@ from deployments.gateway.http.protocols import predict
 from deployments.gateway.rows.types import Rows
 from runtimes.types import TensorSpec
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 
 
 def rows_of(body: Any, d: ModelDescription) -> Rows:
@@ -24,35 +24,35 @@ def values(rows: Rows, name: str = "ids") -> list[Any]:
     return [row.tolist() for row in rows.inputs[name].rows]
 
 
-def test_bare_instances_of_different_lengths_become_rows(page: Page) -> None:
-    rows = rows_of({"instances": [[1, 2], [3], [4, 5, 6]], "signature_name": "x"}, page())
+def test_bare_instances_of_different_lengths_become_rows(description: Describe) -> None:
+    rows = rows_of({"instances": [[1, 2], [3], [4, 5, 6]], "signature_name": "x"}, description())
     assert rows.lengths == (2, 1, 3)
     assert values(rows) == [[1, 2], [3], [4, 5, 6]]
     assert rows.inputs["ids"].rows[0].dtype == np.int64
 
 
-def test_instances_by_name_become_rows(encoder: Page) -> None:
+def test_instances_by_name_become_rows(encoder: Describe) -> None:
     body = {"instances": [{"ids": [1, 2], "types": [0, 1]}, {"types": [0], "ids": [3]}]}
     rows = rows_of(body, encoder())
     assert values(rows) == [[1, 2], [3]]
     assert values(rows, "types") == [[0, 1], [0]]
 
 
-def test_columns_by_name_and_bare_become_rows(encoder: Page, page: Page) -> None:
+def test_columns_by_name_and_bare_become_rows(encoder: Describe, description: Describe) -> None:
     rows = rows_of({"inputs": {"ids": [[1, 2], [3]], "types": [[0, 0], [1]]}}, encoder())
     assert values(rows, "types") == [[0, 0], [1]]
-    assert values(rows_of({"inputs": [[1], [2]]}, page())) == [[1], [2]]
+    assert values(rows_of({"inputs": [[1], [2]]}, description())) == [[1], [2]]
 
 
-def test_bytes_are_text_or_base64(page: Page) -> None:
-    d = page(inputs=(TensorSpec("text", "BYTES", (-1,)),), lengths_input=None)
+def test_bytes_are_text_or_base64(description: Describe) -> None:
+    d = description(inputs=(TensorSpec("text", "BYTES", (-1,)),), lengths_input=None)
     body = {"instances": ["a", {"b64": "/w=="}, {"text": "c"}]}
     assert values(rows_of(body, d), "text") == [[b"a"], [b"\xff"], [b"c"]]
 
 
 @pytest.mark.parametrize("datatype", ["FP16", "BF16", "FP32", "FP64"])
-def test_floats_of_any_width_are_taken(page: Page, datatype: str) -> None:
-    d = page(inputs=(TensorSpec("x", datatype, (-1, 2)),), lengths_input=None)
+def test_floats_of_any_width_are_taken(description: Describe, datatype: str) -> None:
+    d = description(inputs=(TensorSpec("x", datatype, (-1, 2)),), lengths_input=None)
     assert values(rows_of({"instances": [[0.5, 1]]}, d), "x") == [[0.5, 1.0]]
 
 
@@ -65,7 +65,7 @@ def test_floats_of_any_width_are_taken(page: Page, datatype: str) -> None:
         ({"instances": 3}, "instances: expected array"),
         ({"inputs": []}, "0 rows"),
         ({"inputs": 3}, "'ids'"),
-        ({"inputs": {"ids": [[1], [2]], "types": [[1]]}}, "equally many"),
+        ({"inputs": {"ids": [[1], [2]], "types": [[1]]}}, "the same number of rows"),
         ({"instances": [[1.5]]}, "expected int, got float"),
         ({"instances": [[True]]}, "expected int, got bool"),
         ({"instances": [[[1]]]}, "expected int, got array"),
@@ -78,20 +78,20 @@ def test_floats_of_any_width_are_taken(page: Page, datatype: str) -> None:
         ({"instances": [{"ids": [2**63]}]}, "out of INT64's range"),
     ],
 )
-def test_body_that_cannot_be_meant_is_refused(encoder: Page, body: Any, says: str) -> None:
+def test_body_that_cannot_be_meant_is_refused(encoder: Describe, body: Any, says: str) -> None:
     with pytest.raises(BadRequest) as caught:
         rows_of(body, encoder())
     assert says in caught.value.message
 
 
-def test_uneven_lists_inside_one_row_are_refused(page: Page) -> None:
-    d = page(inputs=(TensorSpec("ids", "INT64", (-1, -1, -1)),))
+def test_uneven_lists_inside_one_row_are_refused(description: Describe) -> None:
+    d = description(inputs=(TensorSpec("ids", "INT64", (-1, -1, -1)),))
     with pytest.raises(BadRequest, match="differ in length"):
         rows_of({"instances": [[[1, 2], [3]]]}, d)
 
 
-def test_bare_instances_need_a_model_of_one_input(page: Page) -> None:
-    d = page(inputs=(TensorSpec("a", "INT64", (-1, -1)), TensorSpec("b", "INT64", (-1, -1))))
+def test_bare_instances_need_a_model_of_one_input(description: Describe) -> None:
+    d = description(inputs=(TensorSpec("a", "INT64", (-1, -1)), TensorSpec("b", "INT64", (-1, -1))))
     with pytest.raises(BadRequest, match="needs the inputs a, b"):
         rows_of({"instances": [[1]]}, d)
 
@@ -101,13 +101,13 @@ def encoded(body: Any, outputs: Any, d: ModelDescription) -> Any:
     return json.loads(predict.encode(call, outputs, d).body)
 
 
-def test_single_output_is_answered_bare_in_both_formats(page: Page) -> None:
+def test_single_output_is_answered_bare_in_both_formats(description: Describe) -> None:
     out = {"sum": ("FP32", [np.array(1.5, dtype=np.float32), np.array(2, dtype=np.float32)])}
-    assert encoded({"instances": [[1], [2]]}, out, page()) == {"predictions": [1.5, 2.0]}
-    assert encoded({"inputs": [[1], [2]]}, out, page()) == {"outputs": [1.5, 2.0]}
+    assert encoded({"instances": [[1], [2]]}, out, description()) == {"predictions": [1.5, 2.0]}
+    assert encoded({"inputs": [[1], [2]]}, out, description()) == {"outputs": [1.5, 2.0]}
 
 
-def test_several_outputs_are_answered_by_name_and_stay_ragged(encoder: Page) -> None:
+def test_several_outputs_are_answered_by_name_and_stay_ragged(encoder: Describe) -> None:
     hidden = [np.ones((2, 2), dtype=np.float32), np.ones((1, 2), dtype=np.float32)]
     pooled = [np.zeros(2, dtype=np.float32), np.ones(2, dtype=np.float32)]
     out = {"hidden": ("FP32", hidden), "pooled": ("FP32", pooled)}
@@ -122,12 +122,12 @@ def test_several_outputs_are_answered_by_name_and_stay_ragged(encoder: Page) -> 
     assert by_column["outputs"]["pooled"] == [[0, 0], [1, 1]]
 
 
-def test_bytes_are_answered_as_text_where_they_are(page: Page) -> None:
-    d = page(outputs=(TensorSpec("label", "BYTES", (-1, -1)),))
+def test_bytes_are_answered_as_text_where_they_are(description: Describe) -> None:
+    d = description(outputs=(TensorSpec("label", "BYTES", (-1, -1)),))
     out = {"label": ("BYTES", [np.array([b"a", b"\xff"], dtype=object)])}
     assert encoded({"instances": [[1]]}, out, d) == {"predictions": [["a", {"b64": "/w=="}]]}
 
 
-def test_model_that_leaves_an_output_out_fails_the_request_alone(page: Page) -> None:
+def test_model_that_leaves_an_output_out_fails_the_request_alone(description: Describe) -> None:
     with pytest.raises(RowFailed, match="no output 'sum'"):
-        predict.encode(predict.decode(b'{"instances": [[1]]}'), {}, page())
+        predict.encode(predict.decode(b'{"instances": [[1]]}'), {}, description())

@@ -31,7 +31,7 @@ _READY_ANSWER_S = 0.5  # HAProxy lets a request wait while no gateway is up; pro
 _LOGICAL_CPUS = 1000  # all replicas share this one machine: nothing may wait for a place
 
 
-class Cluster:
+class LocalCluster:
     """Starts Ray (never joins one). `port`: where the gateway will listen."""
 
     def __init__(self, port: int) -> None:

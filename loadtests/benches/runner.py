@@ -1,0 +1,180 @@
+"""Runs a bench: what one is, is data (options, measured runs, columns, bars); this is the rest.
+
+A run is one measurement of one side (a server, a mode, a kind of start) in one case (a number of
+clients, a model); sides take turns, every other repeat the other way round, so that drift of the
+machine meets them alike. Columns are medians, spreads and sums over a side's runs; bars compare
+them with what is promised. The report is printed, written under `out/bench`, and decides the exit
+code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from loadtests.results.report_table import (
+    BENCHES,
+    BenchReport,
+    BenchVerdict,
+    Cell,
+    Picture,
+    Table,
+    median_of,
+    publish,
+    spread_of,
+)
+
+Side = TypeVar("Side")
+Value = str | Callable[[Any], float]
+"""Of a run's result: an attribute's dotted path, or a function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    side: str
+    result: Any
+    case: Any = ""
+
+
+class Runs(tuple[Run, ...]):
+    """All of a bench's runs, or those of a side."""
+
+    def of(self, side: str, case: Any = None) -> Runs:
+        return Runs(r for r in self if r.side == side and case in (None, r.case))
+
+    @property
+    def results(self) -> list[Any]:
+        return [run.result for run in self]
+
+    def median(self, value: Value) -> float:
+        """NaN of no runs."""
+        return median_of(self.results, _getter(value))
+
+    def spread(self, value: Value) -> str:
+        return spread_of(self.results, _getter(value))
+
+    def total(self, value: Value) -> float:
+        return sum(map(_getter(value), self.results))
+
+
+def _getter(value: Value) -> Callable[[Any], float]:
+    return attrgetter(value) if isinstance(value, str) else value
+
+
+Column = tuple[str, Callable[[Runs], Cell]]
+
+
+def median(value: Value) -> Callable[[Runs], Cell]:
+    return lambda mine: mine.median(value)
+
+
+def spread(value: Value) -> Callable[[Runs], Cell]:
+    return lambda mine: mine.spread(value)
+
+
+def total(value: Value) -> Callable[[Runs], Cell]:
+    return lambda mine: mine.total(value)
+
+
+def table(
+    caption: str, columns: Iterable[Column], rows: Mapping[str, Runs], first: str = ""
+) -> Table:
+    """A row for each name, of the runs beside it."""
+    headers, cells = zip(*columns, strict=True)
+    made = tuple((name, *(cell(mine) for cell in cells)) for name, mine in rows.items())
+    return Table(caption, (first, *headers), made)
+
+
+def in_turn(sides: Sequence[Side], repeats: int) -> Iterator[tuple[int, Side]]:
+    """(repeat, side), so that no side is always the first."""
+    for repeat in range(repeats):
+        for side in sides if repeat % 2 == 0 else sides[::-1]:
+            yield repeat, side
+
+
+def say(text: str) -> None:
+    """What is seen while a bench runs."""
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`default` decides the kind of value: a list takes several (`parse` says what, where it is
+    empty), an empty tuple is a repeatable option, a bool a switch."""
+
+    default: Any
+    help: str = ""
+    choices: Iterable[Any] | None = None
+    parse: Callable[[str], Any] | None = None
+    metavar: str | None = None
+
+    def add_to(self, parser: argparse.ArgumentParser, name: str) -> None:
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(self.default, bool):
+            action = argparse.BooleanOptionalAction if self.default else "store_true"
+            parser.add_argument(flag, action=action, default=self.default, help=self.help)
+            return
+        if isinstance(self.default, tuple):
+            parser.add_argument(flag, action="append", default=[], help=self.help)
+            return
+        several = isinstance(self.default, list)
+        sample = self.default[0] if several and self.default else self.default
+        parser.add_argument(
+            flag,
+            type=self.parse
+            or (str if sample is None or (several and not self.default) else type(sample)),
+            nargs="*" if several else None,
+            default=self.default,
+            choices=None if self.choices is None else tuple(self.choices),
+            help=self.help or None,
+            metavar=self.metavar,
+        )
+
+
+Options = argparse.Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """`name`: of its module in `package`. `measure`: the runs, one by one as they end. `record`: of
+    a run's result, kept with the report."""
+
+    name: str
+    about: str | None
+    title: str | Callable[[Options], str]
+    measure: Callable[[Options], Iterable[Run]]
+    tables: Callable[[Runs, Options], Iterable[Table]]
+    bars: Callable[[Runs, Options], Iterable[BenchVerdict]] = lambda runs, options: ()
+    options: Mapping[str, Option] = field(default_factory=dict)
+    notes: tuple[str, ...] | Callable[[Runs, Options], Iterable[str]] = ()
+    record: Callable[[Any], Any] = lambda result: result
+    pictures: Callable[[Runs], Iterable[Picture]] = lambda runs: ()
+    package: str = BENCHES
+
+    def parser(self) -> argparse.ArgumentParser:
+        parser = argparse.ArgumentParser(
+            prog=f"python -m {self.package}.{self.name}", description=self.about
+        )
+        for name, option in self.options.items():
+            option.add_to(parser, name)
+        return parser
+
+    def report(self, runs: Runs, options: Options) -> BenchReport:
+        return BenchReport(
+            name=self.name,
+            title=self.title if isinstance(self.title, str) else self.title(options),
+            tables=tuple(self.tables(runs, options)),
+            verdicts=tuple(self.bars(runs, options)),
+            notes=tuple(self.notes if isinstance(self.notes, tuple) else self.notes(runs, options)),
+            raw={"runs": [[run.side, run.case, self.record(run.result)] for run in runs]},
+            pictures=tuple(self.pictures(runs)),
+        )
+
+    def main(self, argv: list[str] | None = None) -> int:
+        """The exit code: whether every bar was met."""
+        options = self.parser().parse_args(argv)
+        return publish(self.report(Runs(self.measure(options)), options), argv, self.package)

@@ -1,0 +1,98 @@
+"""A start meets what other servers left; an end leaves nothing, whatever fails on its way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from deployments.cluster import orphaned_processes, ports, server_files
+from deployments.cluster.host_process import Host
+from deployments.cluster.server_files import ProcessMark, ServerState
+from deployments.settings import Settings
+
+KILLED = ProcessMark(os.getpid(), 1.0)  # a pid that the system gave away again
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch) -> Host:
+    """Of a server that is not started."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(server_files, "run_folder", lambda port: tmp_path / f"run-{port}")
+    names = ("port", "metrics_port", "haproxy_stats_port", "haproxy_metrics_port")
+    gateway = {name: ports.any_free() for name in names}
+    models = {"m": {"runtime": "synthetic"}}
+    settings = Settings.model_validate({"models": models, "gateway": gateway})
+    return Host(settings, Path("settings.yaml"))
+
+
+def write_state(host: Host, mark: ProcessMark, server_id: str = "") -> None:
+    state = ServerState(host._port, mark, "", "", "settings.yaml", 0.0, server_id)
+    server_files.write(state, host._states)
+
+
+def test_a_server_that_runs_on_the_port_is_said_so(host):
+    write_state(host, ProcessMark.of(os.getpid()))
+    refusal = host._clear_the_way()
+    assert f"port {host._port} is served by Headrace already" in refusal
+    assert str(os.getpid()) in refusal
+
+
+def test_the_state_of_a_dead_server_is_no_hindrance(host):
+    write_state(host, KILLED)
+    assert host._clear_the_way() is None
+
+
+def test_what_a_killed_server_left_is_ended_and_said(host, capsys):
+    server_id = uuid.uuid4().hex
+    write_state(host, KILLED, server_id)
+    environ = os.environ | {orphaned_processes.VARIABLE: server_id}
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env=environ)
+    try:
+        assert host._clear_the_way() is None
+        assert left.wait(10) == -15
+    finally:
+        left.kill()
+        left.wait()
+    assert "ended a process that a killed server left" in capsys.readouterr().out
+
+
+def test_a_start_is_refused_while_a_process_of_a_killed_server_does_not_end(host, monkeypatch):
+    def never(server_id):
+        raise TimeoutError("processes 7 of a killed server do not end")
+
+    write_state(host, KILLED, "some")
+    monkeypatch.setattr(orphaned_processes, "end", never)
+    assert host._clear_the_way() == "processes 7 of a killed server do not end"
+    assert server_files.read(host._port, host._states) is not None
+
+
+class FallenCluster:
+    def drain(self, limit_s: float) -> None:
+        raise RuntimeError("the controller is gone")
+
+
+def test_processes_and_files_go_although_the_cluster_does_not_end_in_order(host, monkeypatch):
+    ended = []
+    monkeypatch.setattr(orphaned_processes, "end", ended.append)
+    server_files.write(host._state("", ""), host._states)
+    server_files.make_run_folder(host._port)
+    host._cluster = FallenCluster()
+    host._end()
+    assert ended == [host._id]
+    assert server_files.known(host._port, host._states) == []
+    assert not server_files.run_folder(host._port).exists()
+
+
+def test_files_are_kept_while_a_process_does_not_end(host, monkeypatch):
+    def never(server_id):
+        raise TimeoutError("processes 7 of a killed server do not end")
+
+    monkeypatch.setattr(orphaned_processes, "end", never)
+    server_files.write(host._state("", ""), host._states)
+    host._end()
+    assert [state.server_id for state in server_files.known(host._port, host._states)] == [host._id]

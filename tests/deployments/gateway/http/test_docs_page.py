@@ -1,0 +1,57 @@
+"""The page at `/docs` and the files it shows itself with, all of which the gateway serves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from in_process import Stand, ask, standing
+
+
+@pytest.fixture
+async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
+    async with standing({}, tmp_path) as stand:
+        yield stand
+
+
+async def test_the_page_needs_only_what_the_gateway_serves(stand: Stand) -> None:
+    page = (await ask(stand.app, "GET", "/docs")).body.decode()
+    assert page.startswith("<!doctype html>")
+    assert "//" not in page  # no address elsewhere
+    assert "validatorUrl: null" in page
+    named = re.findall(r'(?:src|href|url)(?:=|: )"([^"]+)"', page)
+    assert len(named) == 5
+    for path in named:
+        assert (await ask(stand.app, "GET", f"/{path}")).status == 200, path
+
+
+@pytest.mark.parametrize(
+    ("name", "media", "begins"),
+    [
+        ("swagger-ui.css", b"text/css", b".swagger-ui"),
+        ("swagger-ui-bundle.js", b"text/javascript; charset=utf-8", b"/*!"),
+        ("favicon.png", b"image/png", b"\x89PNG"),
+    ],
+)
+async def test_each_file_has_its_type_and_may_be_kept(
+    stand: Stand, name: str, media: bytes, begins: bytes
+) -> None:
+    answer = await ask(stand.app, "GET", f"/docs/{name}")
+    assert (answer.status, answer.header(b"content-type")) == (200, media)
+    assert answer.header(b"cache-control") == b"max-age=86400"
+    assert answer.body.startswith(begins)
+
+
+@pytest.mark.parametrize(
+    "path", ["/docs/", "/docs/redoc.standalone.js", "/docs/../pages.py", "/docs/nothing"]
+)
+async def test_nothing_else_of_the_package_is_served(stand: Stand, path: str) -> None:
+    assert (await ask(stand.app, "GET", path)).status == 404
+
+
+async def test_files_are_only_read(stand: Stand) -> None:
+    assert (await ask(stand.app, "POST", "/docs/swagger-ui.css")).status == 405
+    head = await ask(stand.app, "HEAD", "/docs/swagger-ui.css")
+    assert (head.status, head.body) == (200, b"")

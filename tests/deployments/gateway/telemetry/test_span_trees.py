@@ -1,0 +1,89 @@
+"""The spans of a whole request, as docs/observability.md draws them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from generating import CHAT, Client, add, chat, streamed
+from in_process import Stand, ask, standing
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from deployments.contract.description import ModelDescription
+from deployments.contract.stream_wire import StreamEnd
+from deployments.gateway.telemetry.spans import OpenTelemetrySpans
+from deployments.gateway.telemetry.tracing import Tracing
+
+Page = Callable[..., ModelDescription]
+DEVICE = {"runtime": "synthetic", "options": {"base_ms": 0}}
+INPUT = {"name": "ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+async def stand(tmp_path: Path, exporter: InMemorySpanExporter) -> AsyncIterator[Stand]:
+    async with standing({"device": DEVICE}, tmp_path, tenants={"default": {}}) as stand:
+        writer = OpenTelemetrySpans("headrace-test", SimpleSpanProcessor(exporter))
+        stand.telemetry._tracing = Tracing(writer, 1.0)
+        yield stand
+
+
+def below(exporter: InMemorySpanExporter, parent: ReadableSpan) -> list[str]:
+    found = [
+        span
+        for span in exporter.get_finished_spans()
+        if span.parent is not None and span.parent.span_id == parent.context.span_id
+    ]
+    return [span.name for span in sorted(found, key=lambda span: span.start_time or 0)]
+
+
+def named(exporter: InMemorySpanExporter, name: str) -> ReadableSpan:
+    (found,) = [span for span in exporter.get_finished_spans() if span.name == name]
+    return found
+
+
+async def test_a_batch_stands_beside_its_requests_stages_with_the_runtime_below(
+    stand: Stand, exporter: InMemorySpanExporter
+) -> None:
+    body = json.dumps({"inputs": [INPUT]}).encode()
+    assert (await ask(stand.app, "POST", "/v2/models/device/infer", body=body)).status == 200
+    request = named(exporter, "POST oip")
+    stages = below(exporter, request)
+    assert [name for name in stages if name != "batch"] == [
+        "parse", "tokenize", "queue", "service", "reply"
+    ]  # fmt: skip
+    assert "batch" in stages
+    assert below(exporter, named(exporter, "batch")) == ["runtime"]
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_chat_has_its_first_token_and_its_stream_and_no_batch(
+    stand: Stand, exporter: InMemorySpanExporter, page: Page, streams: bool
+) -> None:
+    engines = add(stand, page)
+    client = Client(stand, CHAT, streamed() if streams else chat())
+    (_, call) = await engines.until_begun(1)
+    engines.say(call.lease_id, b"data: a\n\n", tokens=(10, 4, 1))
+    engines.say(call.lease_id, b"data: [DONE]\n\n", tokens=(10, 4, 3), end=StreamEnd.DONE)
+    await client.end()
+    request = named(exporter, "POST chat")
+    assert below(exporter, request) == ["parse", "tokenize", "queue", "first_token", "stream"]
+    assert request.attributes is not None
+    assert request.attributes["gen_ai.usage.input_tokens"] == 10
+    assert request.attributes["gen_ai.usage.output_tokens"] == 3
+
+
+async def test_a_refused_request_has_only_the_stages_it_came_through(
+    stand: Stand, exporter: InMemorySpanExporter
+) -> None:
+    body = json.dumps({"inputs": [{**INPUT, "name": "nope"}]}).encode()
+    assert (await ask(stand.app, "POST", "/v2/models/device/infer", body=body)).status == 400
+    assert below(exporter, named(exporter, "POST oip")) == ["parse"]
