@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from deployments.settings.section import Section
 
-Path = tuple[str | int, ...]
+SettingPath = tuple[str | int, ...]
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _LISTS = {int: "a list of whole numbers", str: "a list of texts"}
 
@@ -29,7 +29,7 @@ class SettingPlace:
     field: FieldInfo | None = None
 
 
-def place_at(root: type[Section], path: Path) -> SettingPlace | None:
+def place_at(root: type[Section], path: SettingPath) -> SettingPlace | None:
     """None where the tree has nothing of that name."""
     place = SettingPlace(root)
     for step in path:
@@ -40,7 +40,7 @@ def place_at(root: type[Section], path: Path) -> SettingPlace | None:
     return place
 
 
-def section_at(root: type[Section], path: Path) -> type[Section] | None:
+def section_at(root: type[Section], path: SettingPath) -> type[Section] | None:
     place = place_at(root, path)
     return place.kind if place and is_section(place.kind) else None
 
