@@ -26,7 +26,7 @@ from loadtests.client.protocols.malformed import with_malformed
 from loadtests.client.protocols.types import Wire
 from loadtests.results.record import Cell, merged
 from loadtests.results.recorder import RecordingRules, RunRecorder
-from loadtests.traffic.plan import Plan, PlanPart
+from loadtests.traffic.plan import PlanPart, TrafficPlan
 from loadtests.traffic.scenario import Scenario
 
 GLIMPSE_S = 0.5
@@ -164,7 +164,7 @@ def _work(order: Order, number: int, start: float, pipe: Connection) -> None:
 
 async def _played(order: Order, number: int, start: float, pipe: Connection) -> WorkerResult:
     recorder = RunRecorder(order.terms)
-    plan = Plan(order.scenario, order.folder, part=PlanPart(number, order.processes))
+    plan = TrafficPlan(order.scenario, order.folder, part=PlanPart(number, order.processes))
     connections = max(1, min(order.connections, most_connections()) // order.processes)
     wire = with_malformed(order.wire)
     wire.reseed(f"{order.scenario.seed} {number}")
@@ -183,7 +183,7 @@ async def _played(order: Order, number: int, start: float, pipe: Connection) -> 
     cpu_s = await player.run(begin)
     teller.cancel()
     wall_s = time.perf_counter() - begin
-    full = player.most_callers >= connections
+    full = player.most_connections >= connections
     return WorkerResult(recorder, cpu_s, cpu_s / wall_s, full, wall_s)
 
 

@@ -4,7 +4,7 @@ While rows wait and a replica is ready, the one that will finish first is offere
 session's own replica is taken instead where that costs next to nothing. What was staged behind a
 running batch may be tied to a copy, what is sent while an ejected replica is due is copied there.
 Rows that wait always come before copies of those that have been sent. Whose turn it is among rows
-is `batcher`'s question, who is ready `replicas`', who is raced `copies`'s.
+is `batcher`'s question, who is ready `replicas`', who is copied `speculative_copies`'.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Assignment:
         if staged and self.copies.settings.hedge.mode == "tied":
             self._tie(staged, now, actions)
         if waiting.rows:
-            self._push(now, actions)
+            self._preempt_all(now, actions)
 
-    def _push(self, now: float, actions: list[Action]) -> None:
+    def _preempt_all(self, now: float, actions: list[Action]) -> None:
         """Take places from less urgent work that has been sent."""
         requests, copies = self.requests, self.copies
         ageing_s = requests.settings.ageing_s
         while (urgent := requests.most_urgent()) is not None:
-            replica = copies.replicas.preemptible.to(urgent)
+            replica = copies.replicas.preemptible.for_priority(urgent)
             if replica is None or requests.waiting.passed_over(ageing_s, now) is not None:
                 break
             if not self._preempt(replica, now, actions):

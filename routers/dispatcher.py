@@ -66,7 +66,7 @@ class WakeupPlanner:
             self._frees_at = held_until
         self.quiet_until = min(self._looks_at, self._frees_at)
         self.most_urgent = urgent = requests.most_urgent()
-        gives_way = urgent is not None and replicas.preemptible.to(urgent) is not None
+        gives_way = urgent is not None and replicas.preemptible.for_priority(urgent) is not None
         if replicas.has_ready or hedging.waiting or gives_way or copies.settings.preempt_streams:
             self.quiet_until = -inf
 

@@ -133,10 +133,10 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
         copies.hedging.observe(lease, now)
     if lease.probe:
         copies.outliers.failed(replica, now)
-    raced = lease.copy or lease.copy_of
+    other = lease.copy or lease.copy_of
     stranded = fail(lease)
     if end is not LeaseEnd.LOST and event.report.service_s <= 0.0 and not lease.opened:
-        _never_ran(copies, lease, raced)
+        _never_ran(copies, lease, other)
     if lease.owes is not None:
         state.requests.settle(lease.owes, _service_s(lease, event), now)
     if end is LeaseEnd.BUSY:

@@ -47,7 +47,7 @@ class PreemptibleReplicas:
             self._heap = [each for each in self._heap if each[3].preemption_entry is each]
             heapify(self._heap)
 
-    def to(self, priority: int) -> ReplicaState | None:
+    def for_priority(self, priority: int) -> ReplicaState | None:
         """The replica that would give up the least urgent lease, if that is less urgent."""
         heap = self._heap
         while heap and heap[0][3].preemption_entry is not heap[0]:

@@ -4,7 +4,7 @@ One batch runs; behind it each gateway may stage `slots` - 1. When the device is
 rank starts, of whichever gateway, and what other gateways have staged goes back to them unstarted:
 so shares hold however skewed the ingress is, and rows stay unbound until their turn. Among batches
 led by the same flow the gateways take turns: each keeps an account of it, and where these differ
-the one that is ahead would never be served. One gateway's batch too many pushes out its own highest
+the one that is ahead would never be served. One gateway's batch too many evicts its own highest
 rank, which is how an urgent one takes a bulk one's place. Nothing here interrupts what runs.
 
 Pure: the caller owns device, clock and payloads, and performs the `Turn`s in order.
@@ -18,8 +18,8 @@ from math import inf
 
 from routers.types import FlowWork, Report
 
-TELL_S = 0.05  # what waits elsewhere is told this often at most, however short batches are
-HEARD_S = 1.0  # what a gateway said of its queue holds so long, and while it has a batch here
+REPORT_EVERY_S = 0.05  # what waits elsewhere is told this often at most, however short batches are
+DEMAND_HOLDS_S = 1.0  # what a gateway said of its queue holds, and while it has a batch here
 FORGET_S = 60.0  # a gateway that was restarted has a new name; its old one keeps nothing
 _OVERRUN = 0.25  # of the time by which a batch has overrun, as a guess at what is left of it
 
@@ -48,16 +48,16 @@ class Turn:
 @dataclass(slots=True)
 class _Gateway:
     """`seen`: highest lease id accepted; `turn`: number of the last start that was its; `waiting`:
-    what it said of itself; `served`: seconds by flow that its next answer tells; `told`: what it
-    was told, at `told_at`, of the others."""
+    what it said of itself; `served`: seconds by flow that its next answer
+    tells; `last_reported`: what it was told of the others, at `last_reported_at`."""
 
-    heard_at: float
+    last_seen_at: float
     seen: int = 0
     turn: int = 0
     waiting: tuple[FlowWork, ...] = ()
     served: dict[Flow, float] = field(default_factory=dict)
-    told: tuple[FlowWork, ...] = ()
-    told_at: float = -inf
+    last_reported: tuple[FlowWork, ...] = ()
+    last_reported_at: float = -inf
 
 
 class Staging:
@@ -89,7 +89,7 @@ class Staging:
 
     def arrive(self, batch: Staged, waiting: tuple[FlowWork, ...] | None, now: float) -> Turn:
         """A batch has come, with what waits at its gateway; None: as it said before."""
-        gateway = self._heard(batch.gateway, now)
+        gateway = self._known(batch.gateway, now)
         if waiting is not None:
             gateway.waiting = waiting
         if self._running is None:
@@ -146,11 +146,12 @@ class Staging:
         `retry_in_s` and `free_in_s` count from now: the gateway takes off what the answer and the
         next batch need on their way, else that batch comes when another has been started.
         """
-        told = self._gateways.get(gateway) or _Gateway(now)
-        served = tuple([(*flow, seconds) for flow, seconds in told.served.items()])
-        told.served = {}
-        if now - told.told_at >= TELL_S:
-            told.told, told.told_at = self._waiting_elsewhere(gateway, now), now
+        peer = self._gateways.get(gateway) or _Gateway(now)
+        served = tuple([(*flow, seconds) for flow, seconds in peer.served.items()])
+        peer.served = {}
+        if now - peer.last_reported_at >= REPORT_EVERY_S:
+            peer.last_reported = self._waiting_elsewhere(gateway, now)
+            peer.last_reported_at = now
         left_s = self._left_s(now)
         running = self._running
         foreign = running is not None and running.gateway != gateway
@@ -159,13 +160,13 @@ class Staging:
             padded_tokens=padded_tokens,
             inflight=self.inflight,
             held=self.held(gateway),
-            seen=told.seen,
+            seen=peer.seen,
             retry_in_s=left_s,
             transport_s=transport_s,
             free_in_s=left_s if foreign else 0.0,
             virtual_time=tuple(self._virtual_time),
             served=served,
-            waiting=told.told,
+            waiting=peer.last_reported,
         )
 
     def _left_s(self, now: float) -> float:
@@ -178,7 +179,7 @@ class Staging:
         said = [
             other.waiting
             for name, other in self._gateways.items()
-            if name != gateway and (now - other.heard_at <= HEARD_S or self.held(name))
+            if name != gateway and (now - other.last_seen_at <= DEMAND_HOLDS_S or self.held(name))
         ]
         return said[0] if len(said) == 1 else _summed(said)
 
@@ -213,14 +214,14 @@ class Staging:
                 flow, seconds = (priority, tenant), service_s * cost / charged
                 gateway.served[flow] = gateway.served.get(flow, 0.0) + seconds
 
-    def _heard(self, name: str, now: float) -> _Gateway:
+    def _known(self, name: str, now: float) -> _Gateway:
         gateway = self._gateways.get(name)
         if gateway is None:
-            for old in [n for n, g in self._gateways.items() if now - g.heard_at > FORGET_S]:
+            for old in [n for n, g in self._gateways.items() if now - g.last_seen_at > FORGET_S]:
                 if not self.held(old):
                     del self._gateways[old]
             gateway = self._gateways[name] = _Gateway(now)
-        gateway.heard_at = now
+        gateway.last_seen_at = now
         return gateway
 
 

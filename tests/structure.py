@@ -151,15 +151,15 @@ async def infer(switch: Callable[[bool], None]) -> None:
 
 
 async def chat(switch: Callable[[bool], None]) -> None:
-    from conftest import _page
+    from conftest import _description
     from generating import CHAT, Client, add, streamed
     from in_process import Stand
 
-    from deployments.contract.stream_wire import StreamEnd
+    from deployments.contract.wire import StreamEnd
 
     with TemporaryDirectory() as folder:
         stand = Stand({"device": MODEL}, Path(folder))
-        engines = add(stand, _page)
+        engines = add(stand, _description)
         for on in (False, True):
             switch(on)
             client = Client(stand, CHAT, streamed())

@@ -21,7 +21,7 @@ from deployments.cluster.ray_env import auth_headers
 from deployments.cluster.server_status import server_status
 from deployments.contract.app_names import is_model_app, model_app
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry import Progress
+from deployments.contract.registry import ReplicaProgress
 from deployments.contract.registry_actor import NAMESPACE, registry
 from deployments.settings import ModelSettings, Settings
 
@@ -66,8 +66,8 @@ class LocalCluster:
 
     def progress(self) -> list[dict[str, Any]]:
         """For each replica that has said something: what it passed, then what it does."""
-        notes = ray.get(self._registry.progress.remote())
-        return [row for note in notes for row in _progress_rows(note)]
+        progress = ray.get(self._registry.progress.remote())
+        return [row for each in progress for row in _progress_rows(each)]
 
     def ready(self, gateways: int) -> bool:
         """Whether every model is hot, at every gateway."""
@@ -119,9 +119,9 @@ class LocalCluster:
     ) -> dict[str, str]:
         """Since they were declared last; in a replica's own words, where it had any, or Serve's."""
         failed = {n: apps[model_app(n)][1] for n in names if _gave_up(apps, n)}
-        notes = ray.get(self._registry.progress.remote())
+        progress = ray.get(self._registry.progress.remote())
         return failed | {
-            n.model: n.detail for n in notes if n.phase == "failed" and n.model in names
+            n.model: n.detail for n in progress if n.phase == "failed" and n.model in names
         }
 
     def cannot_start(self, names: Collection[str]) -> dict[str, str]:
@@ -153,11 +153,11 @@ class LocalCluster:
         ray.shutdown()
 
 
-def _progress_rows(note: Progress) -> list[dict[str, Any]]:
-    past = [(phase, 1.0, "") for phase in note.passed]
+def _progress_rows(each: ReplicaProgress) -> list[dict[str, Any]]:
+    past = [(phase, 1.0, "") for phase in each.passed]
     return [
-        {"model": note.model, "phase": phase, "fraction": fraction, "detail": detail}
-        for phase, fraction, detail in [*past, (note.phase, note.fraction, note.detail)]
+        {"model": each.model, "phase": phase, "fraction": fraction, "detail": detail}
+        for phase, fraction, detail in [*past, (each.phase, each.fraction, each.detail)]
     ]
 
 

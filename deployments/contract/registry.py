@@ -22,13 +22,13 @@ _MOST_PROGRESS = 1024
 
 
 @dataclass(slots=True)
-class Entry:
+class RegistryEntry:
     description: ModelDescription
     until: float
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReplicaProgress:
     """How far one replica of a model has come: phase (staging … ready | failed), fraction 0..1.
     `passed`: the phases before it, so that a short one is not lost between two looks."""
 
@@ -65,9 +65,9 @@ class Registry:
     draining: bool = False
     declared: dict[str, int] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)
-    entries: dict[tuple[str, int], Entry] = field(default_factory=dict)
+    entries: dict[tuple[str, int], RegistryEntry] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
-    progress: dict[tuple[str, str], Progress] = field(default_factory=dict)
+    progress: dict[tuple[str, str], ReplicaProgress] = field(default_factory=dict)
     gateways: dict[str, tuple[float, dict[str, object]]] = field(default_factory=dict)
     last_generation: int = 0
 
@@ -99,7 +99,7 @@ class Registry:
         if tokenizer:
             self.blobs[description.tokenizer_digest] = tokenizer
         key = (description.name, description.generation)
-        self.entries[key] = Entry(description, now + LEASE_S)
+        self.entries[key] = RegistryEntry(description, now + LEASE_S)
         self._declare(description.name, description.generation)
         self._changed()
 
@@ -143,7 +143,7 @@ class Registry:
         self.draining = draining
         self._changed()
 
-    def note(self, progress: Progress) -> None:
+    def report(self, progress: ReplicaProgress) -> None:
         self.progress[(progress.model, progress.replica)] = progress
         if len(self.progress) > _MOST_PROGRESS:
             del self.progress[next(iter(self.progress))]

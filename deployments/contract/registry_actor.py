@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry import LEASE_S, Progress, Registry, View
+from deployments.contract.registry import LEASE_S, Registry, ReplicaProgress, View
 
 NAME = "headrace-registry"
 NAMESPACE = "headrace"
@@ -74,10 +74,10 @@ class RegistryActor:
     async def blob(self, digest: str) -> bytes:
         return self._registry.blobs.get(digest, b"")
 
-    async def note(self, progress: Progress) -> None:
-        self._registry.note(progress)
+    async def report(self, progress: ReplicaProgress) -> None:
+        self._registry.report(progress)
 
-    async def progress(self) -> list[Progress]:
+    async def progress(self) -> list[ReplicaProgress]:
         return list(self._registry.progress.values())
 
     async def push(self, gateway: str, snapshot: dict[str, object]) -> None:

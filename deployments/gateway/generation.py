@@ -50,8 +50,8 @@ async def generate(
 ) -> None:
     """Answers the request, by the selected model. Raises what kept it from an answer; once the
     answer's head is out, after telling the client."""
-    who, model = context.who, selection.model
-    assert who is not None
+    caller, model = context.caller, selection.model
+    assert caller is not None
     # One version's description and terms from here on, even if another goes live meanwhile.
     streams, description = model.streams, model.description
     terms = streams.terms
@@ -63,9 +63,9 @@ async def generate(
     ids = await _ids(services, context, call, model.tokenizer, description)
     prompt = prompt_of(_as_sent(call, selection, description), ids, description)
     # The tenant's own limits, as soon as lengths are known: its bound, its rate of tokens.
-    check_tenant_bounds(who, (prompt.tokens,))
+    check_tenant_bounds(caller, (prompt.tokens,))
     if not context.counted:
-        services.rates.take_tokens(who.tenant, prompt.total_tokens)
+        services.rates.take_tokens(caller.tenant, prompt.total_tokens)
         context.counted = True
     context.mark("tokenize")
     # Queue: bounded, by the deadline of the first token; what comes is passed on behind this line.
@@ -73,7 +73,7 @@ async def generate(
     pending = streams.submit(prompt, terms, demand_of(context, selection.promise, call.user))
     left = partial(streams.cancel, pending)
     try:
-        meter = _TokenMeter(services.rates, who.tenant, pending)
+        meter = _TokenMeter(services.rates, caller.tenant, pending)
         await unless_left(context.exchange, _relay(context, selection, pending, meter), left)
     finally:
         left()  # nothing, once the answer is whole
@@ -101,12 +101,12 @@ async def _ids(
     # The engine reads the end of a prompt that it is to cut: its beginning is nothing to go by.
     if tokenizer is None or call.truncate_tokens is not None:
         return pseudo_ids(call.texts)
-    assert context.who is not None
+    assert context.caller is not None
     # Of nothing but space an engine may make a prompt all the same: it is the judge of that. Here
     # a word stands in for it, so that a refusal counts the texts as the caller does.
     texts = [text if text.strip() else _WORD for text in call.texts]
     try:
-        found = await services.tokenize(context.who, tokenizer, texts)
+        found = await services.tokenize(context.caller, tokenizer, texts)
     except errors.TooManyTokens as refusal:
         raise too_many(call, refusal, description) from None
     except errors.BadRequest as refusal:

@@ -81,28 +81,28 @@ class Pipeline:
     ) -> None:
         services, exchange = self._services, context.exchange
         # 1. The caller, first: it costs one header, and every later stage is charged to a tenant.
-        who = context.who = services.identify(exchange)
+        caller = context.caller = services.identify(exchange)
         # 2. Draining: nothing new may start, or the drain never ends.
         services.check_open()
         # 3. The model, when the URL names it: 404 and 503 before the body is read. A model that is
         # not ready may name a cheaper one, which then takes its place.
-        selection = None if name is None else self._select(context, who, name, version)
+        selection = None if name is None else self._select(context, caller, name, version)
         # 4. Cheap refusals: malformed headers, the tenant's rate of requests, the declared size, a
         # queue that is full or has just rejected a request like this one.
         context.options = exchange.options()
-        services.rates.take_request(who.tenant)
+        services.rates.take_request(caller.tenant)
         exchange.check_length(services.limits)
         if selection is not None:
             selection.check_room(demand_of(context, selection.promise))
         # 5. The body, bounded in size and time; inflated off the loop.
-        body = await services.read_body(exchange, who)
+        body = await services.read_body(exchange, caller)
         # 6. Parse: small bodies at once, large ones in the pool, tenants in turn. The model of a
         # body that names it is looked up here.
         context.request_bytes = len(body)
         description = selection and selection.model.description
-        call = await services.off_loop(who, len(body), codec.decode, body, exchange, description)
+        call = await services.off_loop(caller, len(body), codec.decode, body, exchange, description)
         if selection is None:
-            selection = self._select(context, who, call.model, None)
+            selection = self._select(context, caller, call.model, None)
             selection.check_room(demand_of(context, selection.promise))
         context.mark("parse")
         # 7. Answer, by the requested model or the cheaper one: a prompt's answer flows from there
@@ -126,30 +126,30 @@ class Pipeline:
     async def _infer(
         self, context: RequestContext, selection: ModelSelection, codec: Codec, call: Any
     ) -> _AnsweredRows:
-        services, who, model = self._services, context.who, selection.model
-        assert who is not None
+        services, caller, model = self._services, context.caller, selection.model
+        assert caller is not None
         # One version's description and terms from here on, even if another goes live meanwhile.
         description, terms = model.description, model.batches.terms
         texts, images = codec.texts(call), codec.images(call, description)
         selection.check_same_meaning(texts=texts is not None, named=codec.names_tensors)
         # 8. Lengths: tokenise texts, decode and resize images, off the loop; rows that are too long
         # are refused.
-        tokens = None if texts is None else await self._tokens(texts, model, who)
+        tokens = None if texts is None else await self._tokens(texts, model, caller)
         if images is not None and description.image is not None:
             tokens = await services.prepare_images(context, description.image, images)
         rows = await services.off_loop(
-            who, context.request_bytes, codec.split, call, tokens, description
+            caller, context.request_bytes, codec.split, call, tokens, description
         )
         # 9. The tenant's own limits, as soon as lengths are known: its bounds, its rate of tokens,
         # which a request that falls back has paid already.
-        check_tenant_bounds(who, rows.lengths)
+        check_tenant_bounds(caller, rows.lengths)
         if not context.counted:
-            services.rates.take_tokens(who.tenant, sum(rows.lengths))
+            services.rates.take_tokens(caller.tenant, sum(rows.lengths))
             context.counted = True
         context.mark("tokenize")
         # 10. Recording, where settings ask for it: before the cache, which hides repeated inputs.
-        if model.recorder is not None and who.tenant.record:
-            model.recorder.offer(who.tenant.name, rows)
+        if model.recorder is not None and caller.tenant.record:
+            model.recorder.offer(caller.tenant.name, rows)
         submit, reuse = partial(self._submit, context, selection, terms), model.reuse
         if reuse is None:
             # 11. Queue: bounded, by deadline. A replica is chosen behind this line, when free.
@@ -168,32 +168,32 @@ class Pipeline:
         return _AnsweredRows(description, rows, context.reused.answers)
 
     def _select(
-        self, context: RequestContext, who: Caller, name: str, version: str | None
+        self, context: RequestContext, caller: Caller, name: str, version: str | None
     ) -> ModelSelection:
-        if not who.tenant.may_use(name):
+        if not caller.tenant.may_use(name):
             raise errors.Forbidden("this tenant may not use this model", param="model")
-        selection = ModelSelection(self._services.models, who.tenant, name, version)
+        selection = ModelSelection(self._services.models, caller.tenant, name, version)
         context.model = name
         self._services.watcher.arrived(context)
         return selection
 
-    async def _tokens(self, texts: list[str], model: ServedModel, who: Caller) -> list[Any]:
+    async def _tokens(self, texts: list[str], model: ServedModel, caller: Caller) -> list[Any]:
         if model.tokenizer is None:
             raise errors.BadRequest(
                 f"model {model.description.name} has no tokeniser; send token ids instead of text"
             )
-        return await self._services.tokenize(who, model.tokenizer, texts)
+        return await self._services.tokenize(caller, model.tokenizer, texts)
 
     async def _reuse_query(
         self, context: RequestContext, description: ModelDescription, rows: Rows
     ) -> ReuseQuery:
-        who, outputs = context.who, [spec.name for spec in description.outputs]
-        assert who is not None
+        caller, outputs = context.caller, [spec.name for spec in description.outputs]
+        assert caller is not None
         keys = await self._services.off_loop(
-            who, context.request_bytes, row_keys, rows, description.version, outputs
+            caller, context.request_bytes, row_keys, rows, description.version, outputs
         )
         share, keep = sharing(context.exchange.headers, context.options.repeatable)
-        return ReuseQuery(who.tenant.name, description, rows, keys, share, keep)
+        return ReuseQuery(caller.tenant.name, description, rows, keys, share, keep)
 
     def _submit(
         self, context: RequestContext, selection: ModelSelection, terms: VersionTerms, rows: Rows

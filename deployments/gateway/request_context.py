@@ -72,15 +72,15 @@ class RequestContext:
     `reused`: None where its model neither keeps nor shares answers."""
 
     __slots__ = (
-        "_last", "_queued_at", "answers", "counted", "exchange", "fallback", "generated", "model",
-        "options", "outcome", "protocol", "queue_wait_s", "ran", "reason", "request_bytes",
-        "response_bytes", "reused", "service_s", "stages", "status", "trace", "who",
+        "_last", "_queued_at", "answers", "caller", "counted", "exchange", "fallback", "generated",
+        "model", "options", "outcome", "protocol", "queue_wait_s", "ran", "reason", "request_bytes",
+        "response_bytes", "reused", "service_s", "stages", "status", "trace",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:
         self.exchange = exchange
         self.protocol = protocol
-        self.who: Caller | None = None
+        self.caller: Caller | None = None
         self.options = NO_OPTIONS
         self.model = self.fallback = ""
         self.counted = self.ran = False
@@ -211,7 +211,7 @@ class GatewayServices:
                 reason="draining",
             )
 
-    async def read_body(self, exchange: Exchange, who: Caller) -> bytes:
+    async def read_body(self, exchange: Exchange, caller: Caller) -> bytes:
         """The whole body, inflated. Raises as `Exchange.body`, and UnsupportedMedia."""
         body = await exchange.body(self.limits)
         encoding = exchange.headers.get(b"content-encoding", b"identity").lower()
@@ -220,35 +220,39 @@ class GatewayServices:
         if encoding != b"gzip":
             raise errors.UnsupportedMedia("Content-Encoding must be gzip or identity")
         most = self.limits.max_inflated_bytes
-        inflated: bytes = await self.off_loop(who, len(body) * MOST_INFLATION, inflate, body, most)
+        inflated: bytes = await self.off_loop(
+            caller, len(body) * MOST_INFLATION, inflate, body, most
+        )
         exchange.hold(len(inflated), self.limits.room)
         return inflated
 
     async def off_loop(
-        self, who: Caller, size_bytes: int, function: Callable[..., T], *args: Any
+        self, caller: Caller, size_bytes: int, function: Callable[..., T], *args: Any
     ) -> T:
         """`function(*args)`: here for a small input, else in the pool, in the tenant's turn."""
         if size_bytes <= self._threshold:
             return function(*args)
-        return await self.pool.run(who.tenant.name, function, *args)
+        return await self.pool.run(caller.tenant.name, function, *args)
 
-    async def tokenize(self, who: Caller, tokenizer: TextTokenizer, texts: list[str]) -> list[Any]:
-        return await encode_texts(self.pool, who.tenant.name, tokenizer, texts)
+    async def tokenize(
+        self, caller: Caller, tokenizer: TextTokenizer, texts: list[str]
+    ) -> list[Any]:
+        return await encode_texts(self.pool, caller.tenant.name, tokenizer, texts)
 
     async def prepare_images(
         self, context: RequestContext, how: ImageInput, images: Sequence[Encoded]
     ) -> list[Any]:
         """As rows of the model's input, whose memory counts as the body's does."""
-        assert context.who is not None
+        assert context.caller is not None
         context.exchange.hold(len(images) * row_bytes(how), self.limits.room)
-        return await prepare_images(self.pool, context.who.tenant.name, how, images)
+        return await prepare_images(self.pool, context.caller.tenant.name, how, images)
 
 
 def demand_of(context: RequestContext, promise: Scheduling, session: str = "") -> Demand:
     """Some of a request's time has passed since its headers arrived. `session`: where its headers
     name none."""
-    assert context.who is not None
-    tenant, options = context.who.tenant, context.options
+    assert context.caller is not None
+    tenant, options = context.caller.tenant, context.options
     spent_s, budget_s = perf_counter() - context.exchange.arrived, options.budget_s
     session = options.session or (session if len(session) <= _LONGEST_SESSION else "")
     due_s = promise.slo_s if budget_s is None else budget_s
@@ -256,7 +260,7 @@ def demand_of(context: RequestContext, promise: Scheduling, session: str = "") -
         due_s = min(promise.slo_s, budget_s)  # its first token is due before all of its answer
     return Demand(
         tenant=tenant.name,
-        priority=context.who.rank,
+        priority=context.caller.rank,
         deadline_s=due_s - spent_s,
         expires_s=(promise.timeout_s if budget_s is None else budget_s) - spent_s,
         weight=tenant.weight,
@@ -267,9 +271,9 @@ def demand_of(context: RequestContext, promise: Scheduling, session: str = "") -
     )
 
 
-def check_tenant_bounds(who: Caller, lengths: tuple[int, ...]) -> None:
+def check_tenant_bounds(caller: Caller, lengths: tuple[int, ...]) -> None:
     """Raises BadRequest for what is over the tenant's own limits."""
-    bound, most = who.tenant.max_length, who.tenant.max_queue_rows
+    bound, most = caller.tenant.max_length, caller.tenant.max_queue_rows
     if most and len(lengths) > most:
         raise errors.BadRequest(
             f"the request has {len(lengths)} rows; this tenant may send {most} at once "

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.contract.batch_wire import RowError
+from deployments.contract.wire import RowError
 from deployments.replica.bisection import NOTHING_RUN, BatchResult, run_bisected
 from routers.staging import Staged, Staging, Turn
 from routers.types import FlowWork, Report

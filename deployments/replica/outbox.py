@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from deployments.contract.stream_wire import Piece, StreamEnd
+from deployments.contract.wire import Piece, StreamEnd
 from runtimes.types import Chunk
 
 _NOTHING = Chunk(b"", 0, 0, 0, 0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from deployments.contract.batch_wire import BatchCall, BatchReply, to_batch
+from deployments.contract.wire import BatchCall, BatchReply, to_batch
 from deployments.replica.device import DeviceWorker, Job, Key
 from routers.staging import Staged
 from routers.types import FlowWork, Report

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from deployments.contract.stream_wire import GenerateCall, StepMessage, StreamEnd
+from deployments.contract.wire import GenerateCall, StepMessage, StreamEnd
 from deployments.replica.outbox import Outbox
 from runtimes.errors import RuntimeFault, Unhealthy
 from runtimes.types import Ask, Chunk, EngineLoad, StreamRuntime

@@ -1,59 +1,32 @@
 """The Ray Serve deployment of a model that generates: wires a stream runtime to the stream core.
 
-As `BatchReplica`, but what runs inside is an engine that batches by itself, and what comes of its
-requests goes out on one stream a gateway. The constructor loads, warms and profiles before it
-returns, so a replica that runs is hot. An engine that makes no step while requests run ends the
-process (`os._exit`): Serve replaces the replica, and gateways run again what had not begun to
-answer.
+What runs inside is an engine that batches by itself, and what comes of its requests goes out on one
+stream a gateway. An engine that makes no step while requests run ends the process; gateways run
+again what had not begun to answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from ray import serve
-
-from deployments.contract import logs
 from deployments.contract.description import ModelDescription
-from deployments.contract.loopback import keep_replica_calls_local
-from deployments.contract.stream_wire import GenerateCall, StepMessage
+from deployments.contract.wire import GenerateCall, StepMessage
 from deployments.replica import backend_env, describe
-from deployments.replica.startup_progress import StartupProgress
+from deployments.replica.startup import ModelReplica
 from deployments.replica.stream_core import StreamCore, watch_stalls
-from deployments.settings import ModelSettings
 from runtimes import catalog
-from runtimes.stream_profiling import Profile, measure
+from runtimes.stream_profiling import measure
 from runtimes.types import StreamRuntime
 
-HUNG_EXIT_CODE = 70
 _ROOM = 2  # requests taken for each that the engine runs at once: the others wait in the engine
-logger = logging.getLogger("headrace.replica")
 
 
-class StreamReplica:
-    """`args` as of `BatchReplica`."""
-
+class StreamReplica(ModelReplica):
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
-        keep_replica_calls_local()
-        logs.configure(args["log"]["level"], args["log"]["format"])
-        self._name: str = args["name"]
-        self._settings = ModelSettings.model_validate(args["settings"])
-        self._progress = StartupProgress(
-            self._name, serve.get_replica_context().replica_id.unique_id
-        )
-        try:
-            profile = await self._start(Path(args["cache_dir"]))
-            self._description, self._tokenizer = describe.describe_stream(
-                self._name, self._settings, args["digest"], self._runtime, profile
-            )
-        except Exception as fault:
-            await self._progress.failed(fault)
-            raise
+        await self._start_up(args)
         self._core = StreamCore(self._runtime, self._runtime.limits().max_sequences * _ROOM)
         limit_s = self._settings.replicas.hang_limit_s
         self._watch = asyncio.get_running_loop().create_task(
@@ -61,26 +34,18 @@ class StreamReplica:
         )
         self._progress.tell("ready", 1.0)
 
-    async def _start(self, cache_dir: Path) -> Profile:
-        backend_env.set_compiler_cache(cache_dir)
-        settings = describe.runtime_settings(
-            self._name, self._settings, cache_dir, self._progress.tell
-        )
+    async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:
+        name, model = self._name, self._settings
+        settings = describe.runtime_settings(name, model, cache_dir, self._progress.tell)
         backend_env.set_engine_variables(settings)
         self._runtime: StreamRuntime = catalog.create_stream(settings)
         await self._runtime.load()
         await self._runtime.warm()
-        return await measure(self._name, self._runtime, self._settings.profile_s)
+        profile = await measure(name, self._runtime, model.profile_s)
+        return describe.describe_stream(name, model, digest, self._runtime, profile)
 
     def _stalled(self) -> None:
-        logger.error(
-            "the engine made no step within hang_limit_s; the replica ends",
-            extra={"model": self._name},
-        )
-        os._exit(HUNG_EXIT_CODE)
-
-    def record_replica_metadata(self) -> dict[str, str]:
-        return {"version": self._description.version, "digest": self._description.digest}
+        self._end_process("the engine made no step within hang_limit_s")
 
     async def begin(self, call: GenerateCall) -> bool:
         """See `StreamCore.begin`."""
@@ -98,10 +63,6 @@ class StreamReplica:
                 yield message
         finally:
             await stream.aclose()
-
-    async def describe(self) -> tuple[ModelDescription, bytes]:
-        """The model's page and its tokeniser's bytes (empty without one)."""
-        return self._description, self._tokenizer
 
     async def check_health(self) -> None:
         await self._core.health()

@@ -16,12 +16,12 @@ from deployments.settings.gateway import (
 )
 from deployments.settings.generation import GenerationSettings
 from deployments.settings.image import ImageSettings
-from deployments.settings.ladder import CacheSettings
 from deployments.settings.lengths import LengthSettings, bucket_edges
 from deployments.settings.load import digest, dump, load, load_tenants, parse, with_address
 from deployments.settings.mistakes import Mistake, SettingsErrors
 from deployments.settings.model import ModelSettings
 from deployments.settings.model_fields import ReplicaSettings, SloSettings
+from deployments.settings.reuse import CacheSettings
 from deployments.settings.scheduling import (
     AdmissionSettings,
     BatchSettings,

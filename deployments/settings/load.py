@@ -20,11 +20,11 @@ from deployments.settings import sources
 from deployments.settings.accept import PATHS
 from deployments.settings.document import Document, read_file
 from deployments.settings.gateway import PRIORITIES, GatewaySettings
-from deployments.settings.ladder import astray
 from deployments.settings.mistakes import Mistake, SettingsErrors, explain
 from deployments.settings.model import ModelSettings
 from deployments.settings.model_checks import model_mistakes
 from deployments.settings.record import shared
+from deployments.settings.reuse import astray
 from deployments.settings.tree import Settings, TenantsSettings, dangling, unranked
 
 _SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}

@@ -13,10 +13,10 @@ from pydantic import model_validator
 
 from deployments.settings.classify import ClassifySettings
 from deployments.settings.generation import GenerationSettings
-from deployments.settings.ladder import CacheSettings
 from deployments.settings.lengths import LengthSettings
 from deployments.settings.model_fields import ModelFields, ReplicaSettings
 from deployments.settings.record import RecordSettings
+from deployments.settings.reuse import CacheSettings
 from deployments.settings.scheduling import BatchSettings, HedgeSettings, OutlierSettings
 from deployments.settings.section import Section, wrong
 

@@ -16,9 +16,9 @@ from deployments.settings.accept import AcceptSettings
 from deployments.settings.classify import ClassifySettings
 from deployments.settings.generation import GenerationSettings
 from deployments.settings.image import ImageSettings
-from deployments.settings.ladder import CacheSettings
 from deployments.settings.lengths import LengthSettings
 from deployments.settings.record import RecordSettings
+from deployments.settings.reuse import CacheSettings
 from deployments.settings.scheduling import (
     AdmissionSettings,
     BatchSettings,

@@ -16,9 +16,9 @@ from pydantic import AfterValidator, Field, model_validator
 from deployments.settings import model_fields
 from deployments.settings import tenant as tenant_section
 from deployments.settings.gateway import GatewaySettings
-from deployments.settings.ladder import astray
 from deployments.settings.model import ModelSettings
 from deployments.settings.record import shared
+from deployments.settings.reuse import astray
 from deployments.settings.section import Section, name_check, wrong
 from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
 

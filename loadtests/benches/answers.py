@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 
 from loadtests.benches.reference_embeddings import Vectors, model_folder, reference_embeddings
-from loadtests.benches.runner import Bench, Column, Option, Options, Run, Runs, table
+from loadtests.benches.runner import Bench, BenchRun, Column, Option, Options, Runs, table
 from loadtests.benches.server import Settings, changed, example, headrace
 from loadtests.results.report_table import BenchVerdict, Table
 from loadtests.traffic.texts import spread_lengths, texts
@@ -107,13 +107,13 @@ def embed_in_groups(
         return np.concatenate(list(pool.map(lambda group: embed(client, group), groups)))
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     rng = random.Random(options.seed)
     written = texts(spread_lengths(options.texts, rng), rng)
     reference, lengths = reference_embeddings(written, model_folder())
     for variant in options.variants:
         found = agreement(variant, written, reference, options.alone)
-        yield Run(str(variant), found, (variant.precision, min(lengths), max(lengths)))
+        yield BenchRun(str(variant), found, (variant.precision, min(lengths), max(lengths)))
 
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:

@@ -17,10 +17,10 @@ from typing import Any
 from loadtests.benches.backend_loop import looped
 from loadtests.benches.runner import (
     Bench,
+    BenchRun,
     Column,
     Option,
     Options,
-    Run,
     Runs,
     median,
     say,
@@ -83,14 +83,14 @@ def rate(record: Mapping[str, float]) -> float:
     return record["tokens_per_s"]
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     names = {f"way{at}": way.name for at, way in enumerate(MODES)}
     lengths = ragged_lengths(options.rows, random.Random(0))
     settings = settings_of(MODES)
     for record in looped(settings, list(names), lengths, options.seconds, options.repeats):
         name = names[record.pop("model")]
         say(f"{name}: {rate(record):,.0f} tokens/s")
-        yield Run(name, record)
+        yield BenchRun(name, record)
 
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:

@@ -23,10 +23,10 @@ from pathlib import Path
 from loadtests.benches.launched import Launch, RunningServer, free_port, launched
 from loadtests.benches.runner import (
     Bench,
+    BenchRun,
     Column,
     Option,
     Options,
-    Run,
     Runs,
     in_turn,
     median,
@@ -112,7 +112,7 @@ def theirs(size: str, name: str = VLLM) -> AbstractContextManager[RunningServer]
     )
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     for size in options.sizes:
         for _, name in in_turn((HEADRACE, VLLM, AS_IT_COMES), options.repeats):
             with ours(size) if name == HEADRACE else theirs(size, name) as running, punctual():
@@ -122,7 +122,7 @@ def runs(options: Options) -> Iterator[Run]:
                 f"{found.first_ms(50):7.1f} ms p99 {found.first_ms(99):7.1f} ms, gap "
                 f"{found.gap_ms:5.1f} ms, left {found.gone_s:.2f} s"
             )
-            yield Run(name, found, size)
+            yield BenchRun(name, found, size)
 
 
 async def streamed(url: str, ours: bool, options: Options) -> Streamed:

@@ -22,10 +22,10 @@ from typing import Any
 from loadtests.benches import metrics_page
 from loadtests.benches.runner import (
     Bench,
+    BenchRun,
     Column,
     Option,
     Options,
-    Run,
     Runs,
     median,
     say,
@@ -137,7 +137,7 @@ def _ids(drawn: random.Random, count: int) -> list[int]:
     return [drawn.randrange(1000, 30_000) for _ in range(count)]
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     for repeat in range(options.repeats):
         for study in STUDIES:
             for way in study.ways if repeat % 2 == 0 else reversed(study.ways):
@@ -147,7 +147,7 @@ def runs(options: Options) -> Iterator[Run]:
                     f"{found.first_ms(CHAT, 50):.0f} p99 {found.chat_p99_ms:.0f} ms, cached "
                     f"{found.cached:.1%}"
                 )
-                yield Run(way.name, found, study.name)
+                yield BenchRun(way.name, found, study.name)
 
 
 def run(study: Study, way: RoutingMode, options: Options, seed: int) -> RoutingRun:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from loadtests.benches.launched import Launch, RunningServer, free_port, launched
-from loadtests.benches.runner import Bench, Option, Options, Run, Runs, Value
+from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, Value
 from loadtests.benches.trivial_server import ANSWER
 from loadtests.client.http1 import ResponseParser
 from loadtests.client.player import PlayedRequest
@@ -145,16 +145,16 @@ def _us(call: object, given: object) -> float:
 # ---- reporting ----------------------------------------------------------------------------------
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     with trivial_server(0.0) as running:
         for rate in options.rates:
-            yield Run(OPEN, sent(running.url, rate, options.seconds))
+            yield BenchRun(OPEN, sent(running.url, rate, options.seconds))
     if shutil.which("wrk"):
         with trivial_server(options.delay_ms, options.delay_ms) as running:
             for _ in range(options.repeats):
-                yield Run(OURS, ours(running.url, options.seconds))
-                yield Run(WRK, wrk(running.url, options.seconds))
-    yield Run(PARTS, parts_us())
+                yield BenchRun(OURS, ours(running.url, options.seconds))
+                yield BenchRun(WRK, wrk(running.url, options.seconds))
+    yield BenchRun(PARTS, parts_us())
 
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:

@@ -19,10 +19,10 @@ from PIL import Image
 
 from loadtests.benches.runner import (
     Bench,
+    BenchRun,
     Column,
     Option,
     Options,
-    Run,
     Runs,
     median,
     table,
@@ -62,22 +62,22 @@ def load(url: str, bodies: Sequence[bytes], kind: str, clients: int, seconds: fl
     return run(Load(target, calls, clients=clients, seconds=seconds, warmup_s=1.0))
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     settings = changed(example("digits"), {"models.digits.slo.latency_ms": LATENCY_MS})
     with headrace(settings, name="images") as running:
         yield from measured(running.url, options.seconds)
 
 
-def measured(url: str, seconds: float) -> Iterator[Run]:
+def measured(url: str, seconds: float) -> Iterator[BenchRun]:
     small, photo, large = pngs(), [jpeg(640, 480)], [jpeg(5000, 4000)]
-    yield Run("PNG 8 x 8, 1 client", load(url, small, "png", 1, seconds))
-    yield Run("PNG 8 x 8, 64 clients", load(url, small, "png", 64, seconds))
-    yield Run("JPEG 640 x 480, 16 clients", load(url, photo, "jpeg", 16, seconds))
+    yield BenchRun("PNG 8 x 8, 1 client", load(url, small, "png", 1, seconds))
+    yield BenchRun("PNG 8 x 8, 64 clients", load(url, small, "png", 64, seconds))
+    yield BenchRun("JPEG 640 x 480, 16 clients", load(url, photo, "jpeg", 16, seconds))
     with ThreadPoolExecutor(2) as pool:
         beside = pool.submit(load, url, large, "jpeg", 1, seconds + 1)
         alone = load(url, small, "png", 1, seconds)
-        yield Run("PNG 8 x 8, 1 client, beside 20-megapixel JPEGs", alone)
-        yield Run("JPEG 5000 x 4000, 1 client", beside.result())
+        yield BenchRun("PNG 8 x 8, 1 client, beside 20-megapixel JPEGs", alone)
+        yield BenchRun("JPEG 5000 x 4000, 1 client", beside.result())
 
 
 COLUMNS: tuple[Column, ...] = (

@@ -21,9 +21,9 @@ from loadtests.benches.minilm_load import minilm_load
 from loadtests.benches.processes import memory_by_role
 from loadtests.benches.runner import (
     Bench,
+    BenchRun,
     Option,
     Options,
-    Run,
     Runs,
     say,
 )
@@ -65,11 +65,11 @@ def started(name: str, kind: str) -> ServerStart:
     return ServerStart(running.ready_s, memory)
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     for _ in range(options.repeats):
         for name in options.examples:
             for kind in (COLD, STAGED):
-                yield Run(name, started(name, kind), kind)
+                yield BenchRun(name, started(name, kind), kind)
     shutil.rmtree(HOME, ignore_errors=True)
 
 

@@ -20,10 +20,10 @@ from loadtests.benches.device_load import DeviceTrial, measure
 from loadtests.benches.launched import RunningServer
 from loadtests.benches.runner import (
     Bench,
+    BenchRun,
     Column,
     Option,
     Options,
-    Run,
     Runs,
     in_turn,
     median,
@@ -110,7 +110,7 @@ def scraping(running: RunningServer, active: bool) -> Iterator[None]:
         thread.join()
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     with span_sink() as sink:
         for _, kind in in_turn(options.kinds, options.repeats):
             posts = sink.posts
@@ -124,7 +124,7 @@ def runs(options: Options) -> Iterator[Run]:
                 f"{kind:>24}: {result.rate:7.0f}/s, {trial.server_cpu_us:.0f} µs a request "
                 f"{result.errors or ''}"
             )
-            yield Run(kind, Observed(trial, sink.posts - posts))
+            yield BenchRun(kind, Observed(trial, sink.posts - posts))
 
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:

@@ -21,10 +21,10 @@ from loadtests.benches.device_load import measure
 from loadtests.benches.launched import Launch, RunningServer, free_port, launched
 from loadtests.benches.runner import (
     Bench,
+    BenchRun,
     Column,
     Option,
     Options,
-    Run,
     Runs,
     in_turn,
     median,
@@ -73,7 +73,7 @@ def command_of(name: str, port: int) -> list[str]:
     return [sys.executable, "-m", app, "--port", str(port), *raised]
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     for repeat, name in in_turn(options.systems, options.repeats):
         with system(name) as running:
             for clients in options.clients:
@@ -84,7 +84,7 @@ def runs(options: Options) -> Iterator[Run]:
                     f"{result.rate:8.0f}/s p50 {result.p50_ms:7.2f} ms "
                     f"server {trial.server_cpu_us:5.0f} µs {result.errors or ''}"
                 )
-                yield Run(name, trial, clients)
+                yield BenchRun(name, trial, clients)
 
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:

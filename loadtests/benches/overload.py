@@ -28,7 +28,17 @@ from loadtests.benches.overload_trials import (
     play_load,
     settings_of,
 )
-from loadtests.benches.runner import Bench, Column, Option, Options, Run, Runs, median, say, table
+from loadtests.benches.runner import (
+    Bench,
+    BenchRun,
+    Column,
+    Option,
+    Options,
+    Runs,
+    median,
+    say,
+    table,
+)
 from loadtests.benches.server import headrace
 from loadtests.results.report_table import BenchVerdict, Cell, Table, at_least, at_most, ratio
 
@@ -41,18 +51,18 @@ REFUSALS = (429, 503)
 LOAD, BURST = "load", "burst"
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     """A server for each kind of rows and of callers; both together are a run's case."""
     for body, caller in product(options.bodies, options.callers):
         with headrace(settings_of(body), name="overload") as running:
             for load in options.loads:
                 trial = play_load(running, body, caller, load, options.seconds)
                 tell(trial)
-                yield Run(LOAD, trial, (body, caller))
+                yield BenchRun(LOAD, trial, (body, caller))
             if options.burst:
                 burst = play_burst(running, body, caller)
                 say(f"{body}, {caller}: kept {burst.kept[:12]}")
-                yield Run(BURST, burst, (body, caller))
+                yield BenchRun(BURST, burst, (body, caller))
 
 
 def tell(trial: OverloadTrial) -> None:

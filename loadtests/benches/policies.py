@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from loadtests.benches.runner import Bench, Column, Option, Options, Run, Runs, say, table
+from loadtests.benches.runner import Bench, BenchRun, Column, Option, Options, Runs, say, table
 from loadtests.results.report_table import BenchVerdict, Cell, Table, at_least, at_most
 
 SCENARIOS = Path("loadtests/scenarios")
@@ -62,10 +62,10 @@ def simulated(name: str) -> dict[str, Any]:
     return found
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     with ThreadPoolExecutor(options.workers) as pool:
         for name, found in zip(RUNS, pool.map(simulated, RUNS), strict=True):
-            yield Run(name, found)
+            yield BenchRun(name, found)
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ POOL: tuple[Column, ...] = (
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:
     flood = done.of("flood")
-    fifo = Runs([Run("fifo", flood.results[0]["fifo"])])
+    fifo = Runs([BenchRun("fifo", flood.results[0]["fifo"])])
     caption = "A flood of documents (90 % of the device), a chat (5 %)"
     yield table(caption, FLOOD, {"headrace": flood, "first in, first out": fifo})
     yield tenants_table(done)

@@ -15,7 +15,7 @@ from typing import Any
 
 from loadtests.benches.backend_loop import looped
 from loadtests.benches.minilm_load import minilm_load
-from loadtests.benches.runner import Bench, Option, Options, Run, Runs, say
+from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, say
 from loadtests.benches.server import Settings, changed, example, headrace
 from loadtests.client.closed_loop import run
 from loadtests.client.tally import LoadResult
@@ -53,17 +53,17 @@ def served(settings: Settings, lengths: list[int], options: Options) -> LoadResu
     return result
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     settings, lengths = settings_of(options), ragged_lengths(options.rows, random.Random(0))
     for repeat in range(options.repeats):
         through = served(settings, lengths, options)
-        yield Run(SERVED, through)
+        yield BenchRun(SERVED, through)
         (loop,) = looped(settings, ["minilm"], lengths, options.seconds)
         say(
             f"repeat {repeat + 1}: served {through.weight_rate:,.0f}, "
             f"loop {loop['tokens_per_s']:,.0f} tokens/s {through.errors or ''}"
         )
-        yield Run(LOOP, loop)
+        yield BenchRun(LOOP, loop)
 
 
 def loop_rate(record: dict[str, float]) -> float:

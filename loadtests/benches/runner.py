@@ -34,13 +34,13 @@ Value = str | Callable[[Any], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BenchRun:
     side: str
     result: Any
     case: Any = ""
 
 
-class Runs(tuple[Run, ...]):
+class Runs(tuple[BenchRun, ...]):
     """All of a bench's runs, or those of a side."""
 
     def of(self, side: str, case: Any = None) -> Runs:
@@ -146,7 +146,7 @@ class Bench:
     name: str
     about: str | None
     title: str | Callable[[Options], str]
-    measure: Callable[[Options], Iterable[Run]]
+    measure: Callable[[Options], Iterable[BenchRun]]
     tables: Callable[[Runs, Options], Iterable[Table]]
     bars: Callable[[Runs, Options], Iterable[BenchVerdict]] = lambda runs, options: ()
     options: Mapping[str, Option] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from loadtests.client.protocols.open_inference import OpenInference
 from loadtests.client.protocols.openai import Embeddings
 from loadtests.client.protocols.types import Endpoint
 from loadtests.traffic import scenario_file
-from loadtests.traffic.plan import Plan, Planned
+from loadtests.traffic.plan import Planned, TrafficPlan
 from loadtests.traffic.scenario import Scenario
 
 SCENARIOS = Path("loadtests/scenarios")
@@ -68,7 +68,7 @@ def played(
     """Every try, and the client's CPU seconds."""
     ends: list[PlayedRequest] = []
     stand = PlayerSettings(Target.parse(url), request(url), connections=4096)
-    cpu_s = play(Plan(of.scenario, of.path.parent), stand, ends.append)
+    cpu_s = play(TrafficPlan(of.scenario, of.path.parent), stand, ends.append)
     return ends, cpu_s
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from loadtests.benches import metrics_page
 from loadtests.benches.launched import RunningServer
-from loadtests.benches.runner import Bench, Option, Options, Run, Runs, say
+from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, say
 from loadtests.benches.scenario_load import (
     MODEL,
     BenchScenario,
@@ -159,11 +159,11 @@ def tell(done: SeedComparison) -> None:
     )
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     for seed in options.seeds:
         done = compared(options.scenario, seed, options.set)
         tell(done)
-        yield Run(options.scenario, done, seed)
+        yield BenchRun(options.scenario, done, seed)
 
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:

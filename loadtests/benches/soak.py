@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from loadtests.benches.minilm_load import INPUT, PATH, minilm_load
 from loadtests.benches.ragged_embeddings import settings_of
-from loadtests.benches.runner import Bench, Option, Options, Run, Runs
+from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
 from loadtests.benches.server import headrace
 from loadtests.benches.soak_watch import (
     MIB,
@@ -89,12 +89,12 @@ def grown(samples: Sequence[SoakSample]) -> dict[str, tuple[float, float, float]
     }
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     with headrace(settings_of(options), name="soak") as running:
         load = soak_load(running.url, options)
         with SoakWatch(running, options.every) as watch:
             result = run(load)
-        yield Run("soak", Soak(result, watch.samples, settled(running, SETTLE_S)))
+        yield BenchRun("soak", Soak(result, watch.samples, settled(running, SETTLE_S)))
 
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:

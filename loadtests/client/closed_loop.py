@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtests.client.caller import Caller
+from loadtests.client.connection import ClientConnection
 from loadtests.client.http1 import Target, render
 from loadtests.client.load import Call, Fleet, Load
 from loadtests.client.mischief import Mischief, malformed_requests
@@ -29,9 +29,9 @@ from loadtests.client.tally import LoadResult
 class ClosedLoop(Fleet):
     """Each free connection sends at once, until the run ends."""
 
-    def ready(self, caller: Caller) -> None:
+    def ready(self, connection: ClientConnection) -> None:
         if not self.exhausted:
-            self.send(caller)
+            self.send(connection)
 
 
 async def run_async(load: Load) -> LoadResult:

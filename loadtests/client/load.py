@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from loadtests.client.caller import Caller
+from loadtests.client.connection import ClientConnection
 from loadtests.client.http1 import Response, Target
 from loadtests.client.mischief import Conduct, Mischief, hurried
 from loadtests.client.tally import LoadResult, LoadTally
@@ -68,36 +68,36 @@ class Fleet:
         self.finishing = False  # no new arrivals; what waits is still sent
         self.stopping = False  # nothing is sent or connected any more
         self.sent = 0
-        self.callers: list[Caller] = []
-        self._leavers: dict[Caller, asyncio.TimerHandle] = {}
-        self._conducts: dict[Caller, Conduct] = {}
+        self.connections: list[ClientConnection] = []
+        self._leavers: dict[ClientConnection, asyncio.TimerHandle] = {}
+        self._conducts: dict[ClientConnection, Conduct] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._settled = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     # ---- for subclasses -----------------------------------------------------------------
 
-    def ready(self, caller: Caller) -> None:
+    def ready(self, connection: ClientConnection) -> None:
         raise NotImplementedError
 
     def open(self) -> None:
         """One connection more."""
-        caller = Caller(self)
-        self.callers.append(caller)
-        self._connect(caller)
+        connection = ClientConnection(self)
+        self.connections.append(connection)
+        self._connect(connection)
 
-    def send(self, caller: Caller, since: float | None = None) -> None:
+    def send(self, connection: ClientConnection, since: float | None = None) -> None:
         """Sends the next request; its latency counts from `since` (now, unless given)."""
         now = time.perf_counter()
         index = self.sent if self.load.in_order else int(self.rng.random() * len(self.load.calls))
-        caller.slot = index % len(self.load.calls)
+        connection.slot = index % len(self.load.calls)
         self.sent += 1
-        request = self.load.calls[caller.slot].request
+        request = self.load.calls[connection.slot].request
         if self.load.mischief.total:
-            request = self._misbehave(caller, request)
-        caller.ask(request, now)
+            request = self._misbehave(connection, request)
+        connection.ask(request, now)
         if since is not None:
-            caller.sent_at = since
+            connection.sent_at = since
 
     @property
     def exhausted(self) -> bool:
@@ -105,25 +105,25 @@ class Fleet:
 
     # ---- Owner --------------------------------------------------------------------------
 
-    def answered(self, caller: Caller, answer: Response) -> None:
+    def answered(self, connection: ClientConnection, answer: Response) -> None:
         now = time.perf_counter()
-        if self._conducts and caller in self._conducts:
-            self._count_mischief(caller, f"{answer.status}", now)
+        if self._conducts and connection in self._conducts:
+            self._count_mischief(connection, f"{answer.status}", now)
         else:
-            weight = self.load.calls[caller.slot].weight
-            self.tally.answered(now, caller.sent_at, answer.status, weight)
-        if caller.connected:
-            self.ready(caller)
+            weight = self.load.calls[connection.slot].weight
+            self.tally.answered(now, connection.sent_at, answer.status, weight)
+        if connection.connected:
+            self.ready(connection)
         self._settle()
 
-    def broke(self, caller: Caller, kind: str) -> None:
+    def broke(self, connection: ClientConnection, kind: str) -> None:
         now = time.perf_counter()
-        if caller in self._conducts:
-            self._count_mischief(caller, kind, now)
+        if connection in self._conducts:
+            self._count_mischief(connection, kind, now)
         elif kind not in ("idle closed", "end"):
-            self.tally.failed(now, caller.sent_at, kind)
+            self.tally.failed(now, connection.sent_at, kind)
         if not self.stopping:
-            self._connect(caller)
+            self._connect(connection)
         self._settle()
 
     # ---- the run ------------------------------------------------------------------------
@@ -151,8 +151,8 @@ class Fleet:
         self.stopping = True
         for task in list(self._connecting):
             task.cancel()
-        for caller in self.callers:
-            caller.abandon("timeout" if caller.busy else "end")
+        for connection in self.connections:
+            connection.abandon("timeout" if connection.busy else "end")
         await asyncio.sleep(0)
 
     async def _settled_within(self, seconds: float) -> None:
@@ -167,45 +167,45 @@ class Fleet:
         while True:
             await asyncio.sleep(SWEEP_S)
             overdue = time.perf_counter() - self.load.timeout_s
-            for caller in self.callers:
-                if caller.busy and caller.sent_at < overdue:
-                    caller.abandon("timeout")
+            for connection in self.connections:
+                if connection.busy and connection.sent_at < overdue:
+                    connection.abandon("timeout")
 
     def _busy(self) -> bool:
-        return any(caller.busy for caller in self.callers)
+        return any(connection.busy for connection in self.connections)
 
     async def _sleep_until(self, at: float) -> None:
         await asyncio.sleep(max(0.0, at - time.perf_counter()))
 
     # ---- connecting ---------------------------------------------------------------------
 
-    def _connect(self, caller: Caller) -> None:
-        task = self._loop.create_task(self._connected(caller))
+    def _connect(self, connection: ClientConnection) -> None:
+        task = self._loop.create_task(self._connected(connection))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    async def _connected(self, caller: Caller) -> None:
+    async def _connected(self, connection: ClientConnection) -> None:
         target = self.load.target
         while not self.stopping:
             try:
-                await self._loop.create_connection(lambda: caller, target.host, target.port)
+                await self._loop.create_connection(lambda: connection, target.host, target.port)
             except OSError:
                 now = time.perf_counter()
                 self.tally.failed(now, now, "connect")
                 await asyncio.sleep(RECONNECT_S)
             else:
                 break
-        if caller.connected and not self.stopping:
-            self.ready(caller)
+        if connection.connected and not self.stopping:
+            self.ready(connection)
 
     # ---- misbehaving --------------------------------------------------------------------
 
-    def _misbehave(self, caller: Caller, request: bytes) -> bytes:
+    def _misbehave(self, connection: ClientConnection, request: bytes) -> bytes:
         mischief = self.load.mischief
         conduct = mischief.conduct(self.rng)
         if conduct is Conduct.PLAIN:
             return request
-        self._conducts[caller] = conduct
+        self._conducts[connection] = conduct
         if conduct is Conduct.HURRY:
             return hurried(request, mischief.hurry_ms)
         leave_s = mischief.disconnect_within_s
@@ -214,11 +214,11 @@ class Fleet:
         else:
             leave_s = max(1.0, leave_s)
             request = self.rng.choice(mischief.malformed_requests)
-        self._leavers[caller] = self._loop.call_later(leave_s, caller.abandon, "left")
+        self._leavers[connection] = self._loop.call_later(leave_s, connection.abandon, "left")
         return request
 
-    def _count_mischief(self, caller: Caller, what: str, now: float) -> None:
-        leaver = self._leavers.pop(caller, None)
+    def _count_mischief(self, connection: ClientConnection, what: str, now: float) -> None:
+        leaver = self._leavers.pop(connection, None)
         if leaver is not None:
             leaver.cancel()
-        self.tally.misbehaved(now, f"{self._conducts.pop(caller).value} {what}")
+        self.tally.misbehaved(now, f"{self._conducts.pop(connection).value} {what}")

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from loadtests.client.caller import Caller
+from loadtests.client.connection import ClientConnection
 from loadtests.client.load import Fleet, Load
 from loadtests.traffic.workload import poisson_times
 
@@ -28,7 +28,7 @@ class OpenLoop(Fleet):
     def __init__(self, load: Load) -> None:
         super().__init__(load)
         self.tally.by_arrival = True
-        self._free: list[Caller] = []
+        self._free: list[ClientConnection] = []
         self._waiting: deque[float] = deque()
         self._start = time.perf_counter()
         # Arrivals have a generator of their own: what they are doesn't move when they come.
@@ -42,16 +42,16 @@ class OpenLoop(Fleet):
             self.open()
         self._advance()
 
-    def ready(self, caller: Caller) -> None:
+    def ready(self, connection: ClientConnection) -> None:
         if self._waiting:
-            self._send_at(caller, self._waiting.popleft())
+            self._send_at(connection, self._waiting.popleft())
         else:
-            self._free.append(caller)
+            self._free.append(connection)
 
-    def broke(self, caller: Caller, kind: str) -> None:
-        if caller in self._free:
-            self._free.remove(caller)
-        super().broke(caller, kind)
+    def broke(self, connection: ClientConnection, kind: str) -> None:
+        if connection in self._free:
+            self._free.remove(connection)
+        super().broke(connection, kind)
 
     def _busy(self) -> bool:
         return bool(self._waiting) or super()._busy()
@@ -61,11 +61,11 @@ class OpenLoop(Fleet):
         for meant_at in self._waiting:
             self.tally.failed(time.perf_counter(), meant_at, "unsent")
 
-    def _send_at(self, caller: Caller, meant_at: float) -> None:
+    def _send_at(self, connection: ClientConnection, meant_at: float) -> None:
         now = time.perf_counter()
         if self.tally.open_at(meant_at):
             self.tally.lags_s.append(now - meant_at)
-        self.send(caller, since=meant_at)
+        self.send(connection, since=meant_at)
 
     def _advance(self) -> None:
         """Sets the timer for the next arrival, or the end of them."""
@@ -94,10 +94,10 @@ class OpenLoop(Fleet):
 
     def _take(self, meant_at: float) -> None:
         while self._free:
-            caller = self._free.pop()
-            if caller.connected:
-                self._send_at(caller, meant_at)
+            connection = self._free.pop()
+            if connection.connected:
+                self._send_at(connection, meant_at)
                 return
         self._waiting.append(meant_at)
-        if len(self.callers) < self.load.clients:
+        if len(self.connections) < self.load.clients:
             self.open()

@@ -24,10 +24,10 @@ from math import inf
 from typing import Any, TypeVar
 
 from loadtests.client.alarm import alarm
-from loadtests.client.caller import Caller
+from loadtests.client.connection import ClientConnection
 from loadtests.client.http1 import Response, Target
 from loadtests.client.protocols.types import Heard, ResponseListener
-from loadtests.traffic.plan import Plan, Planned
+from loadtests.traffic.plan import Planned, TrafficPlan
 
 Result = TypeVar("Result")
 SWEEP_S = 0.1
@@ -91,10 +91,10 @@ class _Try:
 
 
 class Player:
-    """Also the owner of its callers; lives for one run on the running loop."""
+    """Also the owner of its connections; lives for one run on the running loop."""
 
     def __init__(
-        self, plan: Plan, stand: PlayerSettings, on_end: Callable[[PlayedRequest], None]
+        self, plan: TrafficPlan, stand: PlayerSettings, on_end: Callable[[PlayedRequest], None]
     ) -> None:
         self._plan = plan
         self._stand = stand
@@ -105,14 +105,14 @@ class Player:
         self._again: list[tuple[float, int, Planned]] = []
         self._numbers = itertools.count()
         self._waiting: deque[tuple[Planned, float]] = deque()
-        self._under_way: dict[Caller, _Try] = {}
-        self._callers: set[Caller] = set()
-        self._free: list[Caller] = []
+        self._under_way: dict[ClientConnection, _Try] = {}
+        self._connections: set[ClientConnection] = set()
+        self._free: list[ClientConnection] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._alarm = alarm(self._loop, self._advance)
         self._done = asyncio.Event()
         self._start = time.perf_counter()
-        self.most_callers = 0
+        self.most_connections = 0
 
     async def run(self, start_at: float = 0.0) -> float:
         """Plays it to the end, retries included; this process's CPU seconds. `start_at`: on
@@ -132,8 +132,8 @@ class Player:
         self._alarm.close()
         for task in list(self._tasks):
             task.cancel()
-        for caller in self._callers:
-            caller.abandon("end")
+        for connection in self._connections:
+            connection.abandon("end")
         await asyncio.sleep(0)
         return cpu_s
 
@@ -147,25 +147,27 @@ class Player:
 
     # ---- Owner --------------------------------------------------------------------------------
 
-    def answered(self, caller: Caller, answer: Response) -> None:
-        if caller not in self._under_way:
+    def answered(self, connection: ClientConnection, answer: Response) -> None:
+        if connection not in self._under_way:
             return
-        listener = self._under_way[caller].listener
+        listener = self._under_way[connection].listener
         if listener is not None:
             listener.ended(answer)
         trouble = "" if listener is None else listener.heard.trouble
-        self._end(caller, answer.status, trouble, answer)
-        if caller.connected:
-            self._ready(caller)
+        self._end(connection, answer.status, trouble, answer)
+        if connection.connected:
+            self._ready(connection)
         self._go_on()
 
-    def broke(self, caller: Caller, kind: str) -> None:
-        if caller in self._under_way:
-            self._end(caller, 0, kind)
-        if caller in self._free:
-            self._free.remove(caller)
-        self._callers.discard(caller)
-        if not self._done.is_set() and (self._waiting or len(self._callers) < self._stand.ready):
+    def broke(self, connection: ClientConnection, kind: str) -> None:
+        if connection in self._under_way:
+            self._end(connection, 0, kind)
+        if connection in self._free:
+            self._free.remove(connection)
+        self._connections.discard(connection)
+        if not self._done.is_set() and (
+            self._waiting or len(self._connections) < self._stand.ready
+        ):
             self._open()
         self._go_on()
 
@@ -206,40 +208,44 @@ class Player:
     def _take(self, planned: Planned) -> None:
         taken_s = self._now_s()
         while self._free:
-            caller = self._free.pop()
-            if caller.connected:
-                self._send(caller, planned, taken_s)
+            connection = self._free.pop()
+            if connection.connected:
+                self._send(connection, planned, taken_s)
                 return
         self._waiting.append((planned, taken_s))
-        if len(self._callers) < self._stand.connections:
+        if len(self._connections) < self._stand.connections:
             self._open()
 
-    def _ready(self, caller: Caller) -> None:
+    def _ready(self, connection: ClientConnection) -> None:
         if self._waiting:
-            self._send(caller, *self._waiting.popleft())
+            self._send(connection, *self._waiting.popleft())
         else:
-            self._free.append(caller)
+            self._free.append(connection)
 
-    def _send(self, caller: Caller, planned: Planned, taken_s: float) -> None:
+    def _send(self, connection: ClientConnection, planned: Planned, taken_s: float) -> None:
         request = self._stand.render(planned)
         listener = self._stand.listen(planned)
         now = time.perf_counter()
         left_s = now - self._start
-        this = self._under_way[caller] = _Try(planned, taken_s, left_s, listener)
+        this = self._under_way[connection] = _Try(planned, taken_s, left_s, listener)
         if planned.leave_s is not None:
             after_s = max(0.0, planned.at_s + planned.leave_s - left_s)
-            this.leaves = self._loop.call_later(after_s, caller.abandon, "left")
+            this.leaves = self._loop.call_later(after_s, connection.abandon, "left")
         if listener is None or not listener.streams:
-            caller.ask(request, now)
+            connection.ask(request, now)
         else:
-            caller.ask(request, now, lambda data: listener.piece(data, self._now_s()))
+            connection.ask(request, now, lambda data: listener.piece(data, self._now_s()))
 
     # ---- what has ended --------------------------------------------------------------------------
 
     def _end(
-        self, caller: Caller, status: int, trouble: str, answer: Response | None = None
+        self,
+        connection: ClientConnection,
+        status: int,
+        trouble: str,
+        answer: Response | None = None,
     ) -> None:
-        this = self._under_way.pop(caller)
+        this = self._under_way.pop(connection)
         if this.leaves is not None:
             this.leaves.cancel()
         planned, now_s = this.planned, self._now_s()
@@ -267,8 +273,8 @@ class Player:
 
     def _end_overdue(self) -> None:
         limit_s = self._now_s() - self._stand.timeout_s
-        for caller in [c for c, this in self._under_way.items() if this.left_s < limit_s]:
-            caller.abandon("timeout")
+        for connection in [c for c, this in self._under_way.items() if this.left_s < limit_s]:
+            connection.abandon("timeout")
 
     def _settle(self) -> None:
         if not (self._next or self._again or self._waiting or self._under_way):
@@ -277,35 +283,37 @@ class Player:
     # ---- connecting ------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        caller = Caller(self)
-        self._callers.add(caller)
-        self.most_callers = max(self.most_callers, len(self._callers))
-        task = self._loop.create_task(self._connected(caller))
+        connection = ClientConnection(self)
+        self._connections.add(connection)
+        self.most_connections = max(self.most_connections, len(self._connections))
+        task = self._loop.create_task(self._connected(connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connected(self, caller: Caller) -> None:
+    async def _connected(self, connection: ClientConnection) -> None:
         target = self._stand.target
         try:
-            await self._loop.create_connection(lambda: caller, target.host, target.port)
+            await self._loop.create_connection(lambda: connection, target.host, target.port)
         except OSError:
-            self._callers.discard(caller)
+            self._connections.discard(connection)
             if self._waiting:  # so that a server that is down ends requests instead of keeping them
                 self._refuse(*self._waiting.popleft())
             return
-        self._ready(caller)
+        self._ready(connection)
 
     def _refuse(self, planned: Planned, taken_s: float) -> None:
-        caller = Caller(self)
-        self._under_way[caller] = _Try(planned, taken_s, self._now_s())
-        self._end(caller, 0, "connect")
+        connection = ClientConnection(self)
+        self._under_way[connection] = _Try(planned, taken_s, self._now_s())
+        self._end(connection, 0, "connect")
         self._go_on()
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._start
 
 
-def play(plan: Plan, stand: PlayerSettings, on_end: Callable[[PlayedRequest], None]) -> float:
+def play(
+    plan: TrafficPlan, stand: PlayerSettings, on_end: Callable[[PlayedRequest], None]
+) -> float:
     """Plays a scenario to its end on a loop of its own (uvloop where it is there); CPU seconds."""
 
     async def played() -> float:

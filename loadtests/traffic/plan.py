@@ -1,7 +1,7 @@
 """Which requests does a scenario make, and when?
 
-The same for the simulator and the load generator: `Plan` gives them in order of time, one by one,
-and says when a caller that was refused, or whose request has ended, sends again. Everything is
+The same for the simulator and the load generator: `TrafficPlan` gives them in order of time, one by
+one, and says when a caller that was refused, or whose request has ended, sends again. Everything is
 drawn from generators that hang on the scenario's seed and the tenant's name, arrivals apart from
 what they are, so that a change to one tenant moves nothing of another's. Times are seconds from the
 start of the warm-up.
@@ -58,7 +58,7 @@ class PlanPart:
     of: int = 1
 
 
-class Plan:
+class TrafficPlan:
     """`folder`: what the scenario's files are relative to. `gateways`: how many there are. `part`:
     which of the requests are this one's. Raises TraceError where lengths are read from a file."""
 

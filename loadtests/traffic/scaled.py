@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from loadtests.traffic.plan import Plan
+from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario import Scenario, TenantPart
 from loadtests.traffic.scenario_file import ScenarioErrors
 from loadtests.traffic.scenario_traffic import ArrivalsPart
@@ -19,7 +19,7 @@ def rate_of(scenario: Scenario, folder: Path) -> float:
     arrivals = [scenario.arrivals_of(tenant) for _, tenant in scenario.callers()]
     if any(each is not None and each.process == "closed" for each in arrivals):
         raise ScenarioErrors("a closed loop has no rate; give the scenario arrivals that have one")
-    planned = Plan(scenario, folder).requests()
+    planned = TrafficPlan(scenario, folder).requests()
     count = sum(each.at_s >= scenario.warmup_s for each in planned)
     if not count:
         raise ScenarioErrors("the scenario sends nothing in its measured time")

@@ -136,12 +136,12 @@ class Hedging:
         self.frozen = False
         self.waiting: dict[Lease, None] = {}
         self._ratios: dict[int, RatioHistogram] = {}
-        self._moments: list[tuple[float, int, Lease]] = []
+        self._checks: list[tuple[float, int, Lease]] = []
 
     # -- what batches take
 
     def observe(self, lease: Lease, now: float) -> None:
-        """It took until now, or longer: one that was given up after its moment counts as slow."""
+        """It took until now, or longer: one that was given up after its delay counts as slow."""
         if self.frozen or lease.predicted_s <= 0.0 or lease.replica.streams:
             return
         edge = lease.batch.edge
@@ -164,10 +164,10 @@ class Hedging:
             return None
         return max(_LEAST_S, ratios.quantile(settings.quantile) * lease.predicted_s)
 
-    # -- moments
+    # -- when to look
 
     def watch(self, lease: Lease) -> None:
-        """Look at it when its next moment comes; to be called again when its start has moved."""
+        """Look at it when its next check is due; to be called again when its start has moved."""
         if lease.predicted_s > 0.0 and not lease.replica.streams and not lease.overdue:
             at = self._next_check_at(lease)
             if at < lease.next_check_at:
@@ -191,9 +191,9 @@ class Hedging:
 
     def due(self, now: float, leases: dict[int, Lease]) -> Iterator[Lease]:
         """Leases that have become overdue; those to race are in `waiting` afterwards."""
-        moments = self._moments
-        while moments and moments[0][0] <= now:
-            at, _, lease = heappop(moments)
+        checks = self._checks
+        while checks and checks[0][0] <= now:
+            at, _, lease = heappop(checks)
             if lease.next_check_at != at:
                 continue
             lease.next_check_at = inf
@@ -206,16 +206,16 @@ class Hedging:
             elif lease.replica.head() is lease:
                 lease.overdue = True
                 yield lease
-        if len(moments) > 2 * len(leases) + _SLACK:
-            moments[:] = [entry for entry in moments if entry[2].next_check_at == entry[0]]
-            heapify(moments)
+        if len(checks) > 2 * len(leases) + _SLACK:
+            checks[:] = [entry for entry in checks if entry[2].next_check_at == entry[0]]
+            heapify(checks)
 
     def next_at(self) -> float:
         """inf: never."""
-        moments = self._moments
-        while moments and moments[0][2].next_check_at != moments[0][0]:
-            heappop(moments)
-        return moments[0][0] if moments else inf
+        checks = self._checks
+        while checks and checks[0][2].next_check_at != checks[0][0]:
+            heappop(checks)
+        return checks[0][0] if checks else inf
 
     def forget(self, lease: Lease) -> None:
         """It has closed."""
@@ -230,7 +230,7 @@ class Hedging:
 
     def _push(self, lease: Lease, at: float) -> None:
         lease.next_check_at = at
-        heappush(self._moments, (at, lease.lease_id, lease))
+        heappush(self._checks, (at, lease.lease_id, lease))
 
 
 def expected_start(lease: Lease) -> float:

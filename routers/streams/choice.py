@@ -3,8 +3,8 @@
 To whichever is predicted to have its first token soonest, in seconds: the prompts it has yet to
 read, this one's among them less what it knows of it, and what one more sequence beside all that run
 there costs this row until its end. What all replicas know (a prompt that everybody begins with)
-makes no difference between them. So a preference yields to load by as much as it saves and no more.
-A session's last replica is taken to know half of the prompt, where hashes do not tell.
+makes no difference between them. So a preference gives way to load by as much as it saves and no
+more. A session's last replica is taken to know half of the prompt, where hashes do not tell.
 
 Source: Mooncake's conductor (FAST'25), Preble's E2 (ICLR'25).
 """

@@ -21,7 +21,7 @@ from runtimes.graph.ops import Activation, GraphOps, N
 from runtimes.graph.options import GraphOptions
 from runtimes.graph.pooling import EMBEDDING_OUTPUT, HIDDEN_OUTPUT, Pooling, of_folder, pool
 from runtimes.graph.weights import Weights, open_weights
-from runtimes.source import Source
+from runtimes.source import Source, SourceKind
 
 INPUT_IDS, ATTENTION_MASK, TOKEN_TYPES = "input_ids", "attention_mask", "token_type_ids"
 HIDDEN, EMBEDDING, LOGITS = HIDDEN_OUTPUT, EMBEDDING_OUTPUT, "logits"
@@ -74,6 +74,13 @@ def read_config(folder: Path) -> BertConfig:
     if config.hidden_size % config.heads:
         raise LoadError(f"{file}: hidden_size is no multiple of num_attention_heads")
     return config
+
+
+def max_length(source: Source) -> int | None:
+    """Positions of a Hugging Face folder, in tokens; None of other sources, which do not say."""
+    if source.kind is not SourceKind.HUGGING_FACE:
+        return None
+    return read_config(source.path).max_length
 
 
 def open_bert(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from runtimes import device
 from runtimes.graph.layout import Layout
 from runtimes.warmup import WARM_S
 
@@ -40,3 +41,14 @@ class GraphOptions:
             raise ValueError(f"option 'pad_multiple' is {self.pad_multiple}, it must be 1 or more")
         if self.warm_s < 0:
             raise ValueError(f"option 'warm_s' is {self.warm_s}, it must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions(GraphOptions):
+    """Of backends that can use a GPU. device: see `runtimes.device`."""
+
+    device: str = device.AUTO
+
+    def __post_init__(self) -> None:
+        GraphOptions.__post_init__(self)
+        device.check(self.device)

@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runtimes import rows, warmup
+from runtimes import calibration, rows, warmup
 from runtimes.errors import LoadError, RunError, Unhealthy
 from runtimes.graph import dense, layout
 from runtimes.graph.options import GraphOptions
 from runtimes.signature import GraphFacts, Signature, declare, probe_lengths, with_length_axes
+from runtimes.source import Source, inspect
 from runtimes.threads import allowed_cpus
 from runtimes.types import Batch, Limits, Ragged, Result, RuntimeSettings, StageTimes
 
@@ -166,6 +167,19 @@ class GraphRuntime(ABC):
 
     def _smallest_edge(self) -> int:
         return min(self._settings.edges, default=16)
+
+    def _source(self) -> Source:
+        """Raises `LoadError`."""
+        settings = self._settings
+        if settings.source is None:
+            raise LoadError(f"the {settings.runtime} runtime needs a source")
+        return inspect(settings.source, settings.cache_dir)
+
+    def _graph_key(self) -> str:
+        """What of the settings shapes the graph, for the key of a staged entry."""
+        chosen, mask = self._options, self._settings.mask_input
+        kept = f"{' '.join(chosen.keep_fp32)} {calibration.identity(chosen, self._settings)}"
+        return f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask} {kept}"
 
     def _threads(self) -> int:
         return self._settings.threads or allowed_cpus()

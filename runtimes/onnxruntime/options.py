@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from runtimes import device
 from runtimes.device import Device
-from runtimes.graph.options import GraphOptions
+from runtimes.graph.options import DeviceOptions
 from runtimes.shapes import OptimizationProfile
 from runtimes.types import TensorSpec
 
@@ -28,15 +27,14 @@ Provider = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class ONNXRuntimeOptions(GraphOptions):
-    """device: see `runtimes.device`. tensorrt_engines: for what TensorRT can run, CUDA for the
-    rest. io_binding: inputs and outputs are bound to memory instead of handed over. arena: memory
-    that is kept between batches, given back after each, or taken each time; arena_growth: by what
-    is asked or by doubling; gpu_memory_mb: the most a GPU's arena takes, 0 for all. execution:
-    operators in turn, or independent ones at once on inter_op_threads. spinning: idle threads wait
-    actively, which gains a little latency and takes processors from others."""
+class ONNXRuntimeOptions(DeviceOptions):
+    """tensorrt_engines: for what TensorRT can run, CUDA for the rest. io_binding: inputs and
+    outputs are bound to memory instead of handed over. arena: memory that is kept between batches,
+    given back after each, or taken each time; arena_growth: by what is asked or by doubling;
+    gpu_memory_mb: the most a GPU's arena takes, 0 for all. execution: operators in turn, or
+    independent ones at once on inter_op_threads. spinning: idle threads wait actively, which gains
+    a little latency and takes processors from others."""
 
-    device: str = device.AUTO
     tensorrt_engines: bool = False
     io_binding: bool = False
     arena: Literal["kept", "shrunk", "off"] = "kept"
@@ -47,8 +45,7 @@ class ONNXRuntimeOptions(GraphOptions):
     spinning: bool = False
 
     def __post_init__(self) -> None:
-        GraphOptions.__post_init__(self)
-        device.check(self.device)
+        DeviceOptions.__post_init__(self)
         if self.tensorrt_engines and self.device == "cpu":
             raise ValueError("option 'tensorrt_engines' is true, which option 'device' cpu has not")
         if self.inter_op_threads < 0:

@@ -42,7 +42,7 @@ from runtimes.onnxruntime.options import (
 )
 from runtimes.shapes import OptimizationProfile, SizeRange
 from runtimes.signature import GraphFacts
-from runtimes.source import Source, SourceKind, inspect
+from runtimes.source import Source
 from runtimes.types import Limits, RuntimeSettings, StageTimes, TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -101,17 +101,12 @@ class ONNXRuntimeRuntime(GraphRuntime):
         parts, build = self._parts(source, place), self._stage(source, place)
         return staging.staged(self._settings.cache_dir, parts, build)
 
-    def _source(self) -> Source:
-        if self._settings.source is None:
-            raise LoadError("the onnxruntime runtime needs a source")
-        return inspect(self._settings.source, self._settings.cache_dir)
-
     def _stage(self, source: Source, place: Device) -> Callable[[Path], None]:
         def build(folder: Path) -> None:
             model = onnx_model.read(source, self._settings, self._options)
             facts = {
                 "id_bounds": onnx_model.id_bounds(model),
-                "max_length": _longest(source),
+                "max_length": bert_graph.max_length(source),
                 "inputs": onnx_model.input_shapes(model),
             }
             (folder / FACTS).write_text(json.dumps(facts))
@@ -133,9 +128,7 @@ class ONNXRuntimeRuntime(GraphRuntime):
         return build
 
     def _parts(self, source: Source, place: Device) -> list[str]:
-        chosen, mask = self._options, self._settings.mask_input
-        kept = f"{' '.join(chosen.keep_fp32)} {calibration.identity(chosen, self._settings)}"
-        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask} {kept}"
+        graph = self._graph_key()
         version, task = str(onnxruntime_session.library().__version__), self._settings.task
         parts = [source.digest, "onnxruntime", LAYOUT, version, task, graph, staging.processor()]
         if place.is_cuda:
@@ -317,9 +310,3 @@ def _bytes(array: Array) -> Array:
     made = np.empty(array.size, object)
     made[:] = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1)]
     return made.reshape(array.shape)
-
-
-def _longest(source: Source) -> int | None:
-    if source.kind is not SourceKind.HUGGING_FACE:
-        return None
-    return bert_graph.read_config(source.path).max_length

@@ -37,7 +37,7 @@ from runtimes.openvino import model as openvino_model
 from runtimes.openvino.library import library
 from runtimes.pinning import Pin
 from runtimes.signature import GraphFacts
-from runtimes.source import Source, SourceKind, inspect
+from runtimes.source import Source, SourceKind
 from runtimes.types import Limits, RuntimeSettings, StageTimes
 
 Array = np.ndarray[Any, Any]
@@ -81,7 +81,9 @@ class OpenVINORuntime(GraphRuntime):
         try:
             locked = LockedFile(entry / "model.bin") if self._own.mlock else None
             with staging.exclusive(entry):  # the plugin's cache is not safe between processes
-                engine = OpenVINOEngine(core, entry / "model.xml", how, _longest(source), locked)
+                engine = OpenVINOEngine(
+                    core, entry / "model.xml", how, bert_graph.max_length(source), locked
+                )
         except BaseException:
             if claim is not None:
                 claim.release()
@@ -93,11 +95,6 @@ class OpenVINORuntime(GraphRuntime):
         """The folder of model.xml, converted now or earlier. Raises `LoadError`."""
         source = self._source()
         return staging.staged(self._settings.cache_dir, self._parts(source), self._stage(source))
-
-    def _source(self) -> Source:
-        if self._settings.source is None:
-            raise LoadError("the openvino runtime needs a source")
-        return inspect(self._settings.source, self._settings.cache_dir)
 
     def _stage(self, source: Source) -> Any:
         def build(folder: Path) -> None:
@@ -122,9 +119,7 @@ class OpenVINORuntime(GraphRuntime):
             openvino_model.save(library().Core().read_model(str(file)), folder / "model.xml")
 
     def _parts(self, source: Source) -> list[str]:
-        chosen, mask = self._options, self._settings.mask_input
-        kept = f"{' '.join(chosen.keep_fp32)} {calibration.identity(chosen, self._settings)}"
-        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask} {kept}"
+        graph = self._graph_key()
         version = library().get_version()
         precision = f"{self._settings.task} {self._settings.precision}"
         return [source.digest, "openvino", LAYOUT, version, precision, graph, staging.processor()]
@@ -292,9 +287,3 @@ def _check_precision(core: Any, precision: str) -> None:
         raise LoadError(
             f"OpenVINO has no {precision} on this processor; precision may be {' or '.join(known)}"
         )
-
-
-def _longest(source: Source) -> int | None:
-    if source.kind is not SourceKind.HUGGING_FACE:
-        return None
-    return bert_graph.read_config(source.path).max_length

@@ -24,11 +24,11 @@ from runtimes.cuda.driver import gpus
 from runtimes.cuda.memory import CudaMemory
 from runtimes.errors import LoadError, MissingBackend
 from runtimes.graph import bert as bert_graph
-from runtimes.graph.options import GraphOptions
+from runtimes.graph.options import DeviceOptions
 from runtimes.graph.runtime import Engine, GraphRuntime
 from runtimes.onnx import model as onnx_model
 from runtimes.signature import GraphFacts, declare
-from runtimes.source import Source, SourceKind, inspect
+from runtimes.source import Source
 from runtimes.tensorrt import build as tensorrt_build
 from runtimes.tensorrt import plans as tensorrt_plans
 from runtimes.tensorrt import profiles as tensorrt_profiles
@@ -43,19 +43,17 @@ PLATFORM = TensorRTEngine.platform
 
 
 @dataclass(frozen=True, slots=True)
-class TensorRTOptions(GraphOptions):
-    """device: `cuda`, `cuda:N` or `auto`. cuda_graphs: captured for each bucket's shapes.
+class TensorRTOptions(DeviceOptions):
+    """cuda_graphs: captured for each bucket's shapes.
     recorded_lengths: lengths of real rows; the median of those in a bucket is what its profile is
     tuned for. plans: a folder with plans built on another machine with the same GPU."""
 
-    device: str = device.AUTO
     cuda_graphs: bool = True
     recorded_lengths: tuple[int, ...] = ()
     plans: str | None = None
 
     def __post_init__(self) -> None:
-        GraphOptions.__post_init__(self)
-        device.check(self.device)
+        DeviceOptions.__post_init__(self)
         if self.device == "cpu":
             raise ValueError("option 'device' is 'cpu', tensorrt runs on GPUs alone")
         if self.keep_fp32 or self.calibration:
@@ -90,9 +88,7 @@ class TensorRTRuntime(GraphRuntime):
         place = device.chosen(self._own.device, len(seen), "tensorrt")
         if not place.is_cuda:
             raise MissingBackend("the tensorrt runtime needs an NVIDIA GPU, and none is here")
-        if settings.source is None:
-            raise LoadError("the tensorrt runtime needs a source")
-        library, source = _library(), inspect(settings.source, settings.cache_dir)
+        library, source = _library(), self._source()
         memory = CudaMemory(place.index)  # before anything is built: it chooses the GPU
         settings.progress("staging", 0.0)
         graph = staging.staged(settings.cache_dir, self._graph_parts(source), self._stage(source))
@@ -120,7 +116,7 @@ class TensorRTRuntime(GraphRuntime):
                 "inputs": onnx_model.specs(model.graph.input, model),
                 "outputs": onnx_model.specs(model.graph.output, model),
                 "id_bounds": onnx_model.id_bounds(model),
-                "max_length": _longest(source),
+                "max_length": bert_graph.max_length(source),
             }
             (folder / FACTS).write_text(json.dumps(stored))
             onnx_model.save(model, folder / "model.onnx")
@@ -158,9 +154,8 @@ class TensorRTRuntime(GraphRuntime):
         return staging.staged(cache_dir, ["tensorrt plans", LAYOUT, *here.key()], build)
 
     def _graph_parts(self, source: Source) -> list[str]:
-        chosen, mask = self._options, self._settings.mask_input
-        graph = f"{chosen.pooling} {chosen.normalize} {chosen.embed_output} {mask}"
-        return [source.digest, "tensorrt graph", LAYOUT, self._settings.task, graph]
+        key = self._graph_key()
+        return [source.digest, "tensorrt graph", LAYOUT, self._settings.task, key]
 
 
 def read_facts(file: Path) -> GraphFacts:
@@ -186,12 +181,6 @@ def _opened(library: Any, folder: Path, name: str) -> Any:
     if engine is None:
         raise LoadError(f"TensorRT cannot open {file}; remove its folder to have it built again")
     return engine
-
-
-def _longest(source: Source) -> int | None:
-    if source.kind is not SourceKind.HUGGING_FACE:
-        return None
-    return bert_graph.read_config(source.path).max_length
 
 
 def _library() -> Any:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from deployments.contract.stream_wire import GenerateCall, Piece, StepMessage, StreamEnd
+from deployments.contract.wire import GenerateCall, Piece, StepMessage, StreamEnd
 from deployments.gateway.queues.transport import ReplicaDied, Unreached
 from runtimes.types import EngineLoad
 

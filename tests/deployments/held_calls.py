@@ -8,7 +8,7 @@ from typing import Any
 
 from in_process import Answer, Stand, ask
 
-from deployments.contract.batch_wire import BatchReply
+from deployments.contract.wire import BatchReply
 
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 2000}}
 INFER = "/v2/models/device/infer"

@@ -70,7 +70,7 @@ def application() -> Any:
 
 
 def call(lease_id: int, tokens: int) -> Any:
-    from deployments.contract.stream_wire import GenerateCall
+    from deployments.contract.wire import GenerateCall
 
     body = {"model": "llm", "prompt": "a b c", "max_tokens": tokens, "stream": True}
     return GenerateCall("g", lease_id, "completions", json.dumps(body).encode(), 60.0)

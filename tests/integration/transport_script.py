@@ -71,7 +71,7 @@ def application() -> Any:
 def call(lease_id: int) -> Any:
     import numpy as np
 
-    from deployments.contract.batch_wire import BatchCall, pack
+    from deployments.contract.wire import BatchCall, pack
 
     ids = pack("INT64", [np.array([lease_id])], None)
     return BatchCall("g", lease_id, 60.0, np.array([1], np.int32).tobytes(), {"ids": ids}, None)

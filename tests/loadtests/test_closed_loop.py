@@ -96,9 +96,9 @@ async def test_bodies_in_order_are_cycled_once_each():
 
 async def test_run_ends_with_its_time():
     async with serving(lambda _: OK) as (target, _):
-        result = await run_async(load(target, seconds=0.03, warmup_s=0.01))
+        result = await run_async(load(target, seconds=0.2, warmup_s=0.01))
     assert result.ok > 0
-    assert result.seconds == pytest.approx(0.03, abs=0.02)
+    assert result.seconds == pytest.approx(0.2, abs=0.02)
 
 
 async def test_statuses_are_counted_apart():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.traffic.plan import Plan, PlanPart, length_drawer, rates_of
+from loadtests.traffic.plan import PlanPart, TrafficPlan, length_drawer, rates_of
 from loadtests.traffic.scenario_file import check
 from loadtests.traffic.scenario_traffic import ArrivalsPart, LengthsPart
 from loadtests.traffic.traces import TraceError
@@ -28,9 +28,9 @@ def poisson():
     return intervals("poisson", 1.0, random.Random(1))
 
 
-def plan(gateways=1, **changed) -> Plan:
+def plan(gateways=1, **changed) -> TrafficPlan:
     plain = {"settings": "x", "duration_s": 20, "arrivals": {"rate": 100}, "lengths": {"fixed": 8}}
-    return Plan(check(plain | changed), HERE, gateways)
+    return TrafficPlan(check(plain | changed), HERE, gateways)
 
 
 def test_requests_ascend_at_their_rate_from_the_warm_up_on():
@@ -151,7 +151,9 @@ def test_ramp_sends_as_many_as_a_straight_line_would():
 def test_parts_make_the_whole_plan(parts):
     whole = list(plan(tenants={"a": {}, "b": {"rows": 2}}).requests())
     scenario = plan(tenants={"a": {}, "b": {"rows": 2}}).scenario
-    found = [list(Plan(scenario, HERE, part=PlanPart(n, parts)).requests()) for n in range(parts)]
+    found = [
+        list(TrafficPlan(scenario, HERE, part=PlanPart(n, parts)).requests()) for n in range(parts)
+    ]
     assert sorted((e for part in found for e in part), key=lambda e: e.at_s) == whole
     assert max(map(len, found)) - min(map(len, found)) <= 1
 

@@ -11,7 +11,7 @@ import pytest
 from loadtests.client.http1 import Target, render
 from loadtests.client.player import PlayedRequest, Player, PlayerSettings
 from loadtests.client.protocols.types import Heard
-from loadtests.traffic.plan import Plan
+from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario_file import check
 from tests.loadtests.test_closed_loop import BUSY, OK, free_port, serving
 
@@ -23,7 +23,7 @@ AT_ONCE = {"rate": 1000, "steps": [{"from_s": 0.02, "rate": 0}]}
 CLOSED = {"process": "closed", "clients": 2}
 
 
-def plan(arrivals=AT_ONCE, duration_s=30, **tenant) -> Plan:
+def plan(arrivals=AT_ONCE, duration_s=30, **tenant) -> TrafficPlan:
     scenario = {
         "settings": "s.yaml",
         "duration_s": duration_s,
@@ -31,14 +31,14 @@ def plan(arrivals=AT_ONCE, duration_s=30, **tenant) -> Plan:
         "lengths": {"fixed": 3},
         "tenants": {"default": tenant},
     }
-    return Plan(check(scenario), Path())
+    return TrafficPlan(check(scenario), Path())
 
 
-def planned_at(wanted: Plan) -> list[float]:
+def planned_at(wanted: TrafficPlan) -> list[float]:
     return [planned.at_s for planned in wanted.requests()]
 
 
-async def played(target: Target, wanted: Plan, **stand) -> list[PlayedRequest]:
+async def played(target: Target, wanted: TrafficPlan, **stand) -> list[PlayedRequest]:
     ends: list[PlayedRequest] = []
 
     def request(planned):

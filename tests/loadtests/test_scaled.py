@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.traffic.plan import Plan
+from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scaled import rate_of, scaled
 from loadtests.traffic.scenario_file import ScenarioErrors, check
 
@@ -46,4 +46,4 @@ def test_scenario_without_a_rate_is_told(arrivals, said):
 
 def test_scaled_scenario_makes_a_plan():
     scenario = scaled(check(PLAIN | {"arrivals": {"rate": 10}}), 0.5)
-    assert len(list(Plan(scenario, Path()).requests())) < 250
+    assert len(list(TrafficPlan(scenario, Path()).requests())) < 250

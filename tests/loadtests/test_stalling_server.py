@@ -18,7 +18,7 @@ from loadtests.client.load import Call, Load
 from loadtests.client.player import Player, PlayerSettings
 from loadtests.results.record import Cell, merged
 from loadtests.results.recorder import RecordingRules, RunRecorder
-from loadtests.traffic.plan import Plan
+from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario_file import check
 
 RUN_S, STALL_FROM_S, STALL_S = 1.5, 0.3, 0.8
@@ -40,7 +40,7 @@ async def played(target: Target) -> Cell:
     recorder = RunRecorder(RecordingRules({"default": 0.1}, (8,), 0.0, RUN_S))
     request = render(target, b"x")
     await Player(
-        Plan(scenario, Path()), PlayerSettings(target, lambda _: request), recorder.ended
+        TrafficPlan(scenario, Path()), PlayerSettings(target, lambda _: request), recorder.ended
     ).run()
     return merged(recorder.cells["default"].values())
 

@@ -13,7 +13,7 @@ from loadtests.client.protocols import PROTOCOLS
 from loadtests.client.protocols.types import Endpoint
 from loadtests.results.record import Cell, merged
 from loadtests.results.recorder import RecordingRules, RunRecorder
-from loadtests.traffic.plan import Plan
+from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario_file import check
 
 FIRST_S, TOKEN_S, TOKENS = 0.05, 0.02, 6
@@ -80,7 +80,7 @@ async def chatted(url: str) -> Cell:
     wire = PROTOCOLS["openai-chat"](Endpoint(url, "m"))
     recorder = RunRecorder(RecordingRules({"default": None}, (32,), 0.0, 0.2))
     stand = PlayerSettings(wire.place.target, wire.request, wire.listener)
-    await Player(Plan(scenario, Path()), stand, recorder.ended).run()
+    await Player(TrafficPlan(scenario, Path()), stand, recorder.ended).run()
     return merged(recorder.cells["default"].values())
 
 

@@ -1,4 +1,4 @@
-"""Which of the ready replicas is used, and how many are asked."""
+"""Which replica is used next, and which one a session prefers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from routers.lanes import Row
 from routers.leases import LeaseBook
-from routers.placement.choice import ReadyReplicas, finish_in_s
+from routers.placement.choice import Affinity, ReadyReplicas, finish_in_s
 from routers.replica_state import FormedBatch, ReplicaState
 from routers.types import Replica, ReplicaKind
 
@@ -133,3 +133,34 @@ def test_memory_is_bounded_by_who_is_ready_however_often_places_change():
         replica.last_used = turn
         among.place(replica, NOW)
     assert sum(len(heap) for heap in among._heaps) < 50
+
+
+def test_a_session_prefers_the_replica_that_served_it_last():
+    affinity = Affinity()
+    affinity.served(["s"], "a")
+    affinity.served(["s"], "b")
+    assert affinity.preferred("s") == "b"
+
+
+def test_no_session_is_no_preference():
+    affinity = Affinity()
+    affinity.served([""], "a")
+    assert affinity.preferred("") is None
+    assert len(affinity) == 0
+
+
+def test_the_session_used_least_recently_is_forgotten():
+    affinity = Affinity(most=2)
+    affinity.served(["one", "two"], "a")
+    affinity.served(["one"], "a")
+    affinity.served(["three"], "a")
+    assert [affinity.preferred(each) for each in ("one", "two", "three")] == ["a", None, "a"]
+
+
+@pytest.mark.parametrize(
+    ("later_s", "streams", "gives_way"),
+    [(0.0, False, False), (0.1, False, False), (0.11, False, True), (0.5, True, False),
+     (0.51, True, True), (-1.0, True, False)],
+)  # fmt: skip
+def test_it_yields_beyond_a_share_of_the_work(later_s, streams, gives_way):
+    assert Affinity.gives_way(later_s, 1.0, streams=streams) is gives_way

@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.staging import FORGET_S, HEARD_S, TELL_S, Staged, Staging
+from routers.staging import DEMAND_HOLDS_S, FORGET_S, REPORT_EVERY_S, Staged, Staging
 
 
 def batch(gateway="a", lease_id=1, tag=0.0, priority=0, late=0, **more):
@@ -210,8 +210,8 @@ def test_what_waits_elsewhere_is_not_summed_anew_for_every_answer():
     staging.arrive(batch("b", 1), ((0, "x", 2.0),), 0.0)
     first = staging.report("a", 0.0).waiting
     staging.arrive(batch("b", 2), ((0, "x", 5.0),), 0.0)
-    assert staging.report("a", TELL_S / 2).waiting is first
-    assert staging.report("a", TELL_S).waiting == ((0, "x", 5.0),)
+    assert staging.report("a", REPORT_EVERY_S / 2).waiting is first
+    assert staging.report("a", REPORT_EVERY_S).waiting == ((0, "x", 5.0),)
 
 
 def test_batch_that_says_nothing_of_what_waits_means_what_was_said_before():
@@ -228,10 +228,10 @@ def test_gateway_that_was_never_heard_of_gets_a_report_all_the_same():
 def test_what_a_silent_gateway_said_is_forgotten_once_it_has_nothing_here():
     staging = running()
     staging.arrive(batch("b", 1), ((0, "x", 2.0),), 0.0)
-    assert staging.report("a", 2 * HEARD_S).waiting == ((0, "x", 2.0),)
-    staging.finish(1.0, 2 * HEARD_S)
-    staging.finish(1.0, 2 * HEARD_S)
-    assert staging.report("a", 3 * HEARD_S).waiting == ()
+    assert staging.report("a", 2 * DEMAND_HOLDS_S).waiting == ((0, "x", 2.0),)
+    staging.finish(1.0, 2 * DEMAND_HOLDS_S)
+    staging.finish(1.0, 2 * DEMAND_HOLDS_S)
+    assert staging.report("a", 3 * DEMAND_HOLDS_S).waiting == ()
 
 
 def test_gateway_that_is_gone_keeps_nothing():

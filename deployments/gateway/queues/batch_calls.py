@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from deployments.contract import errors
-from deployments.contract.batch_wire import BatchCall, BatchReply, Column, pack, rows_of
+from deployments.contract.wire import BatchCall, BatchReply, Column, pack, rows_of
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import LEASE_COUNTS, BatchEnd, PendingBatchRequest
 from deployments.gateway.queues.transport import (
@@ -33,7 +33,7 @@ from deployments.gateway.queues.transport import (
     Unreached,
 )
 from deployments.gateway.rows.types import RowAnswer, Rows
-from routers.staging import TELL_S
+from routers.staging import REPORT_EVERY_S
 from routers.types import Dispatch, FlowWork, LeaseEnd, Report
 from runtimes.datatypes import DTYPES
 
@@ -63,7 +63,7 @@ class PeerDemand:
     ) -> tuple[FlowWork, ...] | None:
         """What a call to this replica reports of what waits here; None: nothing new."""
         peer = self._peers.setdefault(replica_id, _Peer())
-        if waiting and now - peer.last_reported < TELL_S:
+        if waiting and now - peer.last_reported < REPORT_EVERY_S:
             return None
         peer.last_reported = now
         return waiting

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deployments.contract import errors
-from deployments.contract.batch_wire import BatchReply
 from deployments.contract.replica_directory import RunningReplica
+from deployments.contract.wire import BatchReply
 from deployments.gateway.queues.batch_calls import BatchCalls, SentBatch, deliver_rows
 from deployments.gateway.queues.core_loop import (
     CoreLoop,

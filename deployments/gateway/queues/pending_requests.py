@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from deployments.contract import errors
-from deployments.contract.batch_wire import BatchReply
-from deployments.contract.stream_wire import Piece
+from deployments.contract.wire import BatchReply, Piece
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.rows.types import RowAnswer, Rows
 from deployments.gateway.telemetry.tracing import TraceContext

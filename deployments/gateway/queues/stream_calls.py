@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from deployments.contract.stream_wire import GenerateCall, Piece, StepMessage, StreamEnd
+from deployments.contract.wire import GenerateCall, Piece, StepMessage, StreamEnd
 from deployments.gateway.queues.pending_requests import (
     LEASE_COUNTS,
     BatchEnd,

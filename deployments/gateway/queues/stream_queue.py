@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from deployments.contract import errors
 from deployments.contract.description import Generating
 from deployments.contract.replica_directory import RunningReplica
-from deployments.contract.stream_wire import GenerateCall, Piece, StreamEnd
+from deployments.contract.wire import GenerateCall, Piece, StreamEnd
 from deployments.gateway.queues.core_loop import CoreLoop, Demand, VersionTerms, changed, clock
 from deployments.gateway.queues.pending_requests import (
     MOST_UNREAD_BYTES,

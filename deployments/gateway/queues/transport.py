@@ -21,9 +21,8 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from deployments.contract.app_names import MODEL_DEPLOYMENT
-from deployments.contract.batch_wire import BatchCall, BatchReply
 from deployments.contract.replica_directory import ReplicaGone
-from deployments.contract.stream_wire import GenerateCall, StepMessage
+from deployments.contract.wire import BatchCall, BatchReply, GenerateCall, StepMessage
 
 __all__ = ["ReplicaDied", "ReplicaFault", "ServeTransport", "Transport", "Unreached"]
 _DROP_LIMIT_S = 5.0

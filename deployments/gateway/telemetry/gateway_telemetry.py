@@ -101,14 +101,14 @@ class GatewayTelemetry:
         return self._tracing.begin(headers)
 
     def arrived(self, context: RequestContext) -> None:
-        assert context.who is not None
-        self._metrics.arrival(context.model, context.who.tenant.name, context.who.priority)
+        assert context.caller is not None
+        self._metrics.arrival(context.model, context.caller.tenant.name, context.caller.priority)
 
     def finished(self, context: RequestContext) -> None:
         """A request ended, in whichever way."""
         total_s = time.perf_counter() - context.exchange.arrived
-        who, stages = context.who, context.stages
-        tenant, priority = (who.tenant.name, who.priority) if who is not None else ("", "")
+        caller, stages = context.caller, context.stages
+        tenant, priority = (caller.tenant.name, caller.priority) if caller is not None else ("", "")
         self._metrics.request(
             RequestLabels(
                 context.model, tenant, priority, context.protocol, context.outcome, context.reason
@@ -283,7 +283,7 @@ def _line(context: RequestContext, tenant: str, total_s: float) -> AccessLine:
 
 
 def _model_levels(name: str, model: ServedModel) -> ModelLevels:
-    queue, tokenizer, rungs = model.queue, model.tokenizer, model.reuse
+    queue, tokenizer, reuse = model.queue, model.tokenizer, model.reuse
     return ModelLevels(
         name,
         queue.snapshot(),
@@ -292,7 +292,7 @@ def _model_levels(name: str, model: ServedModel) -> ModelLevels:
         queue.duty,
         text_cache=tokenizer.statistics() if tokenizer is not None else None,
         batch_ends={end.value: count for end, count in queue.calls.ends.items()},
-        rungs=rungs.levels() if rungs is not None else None,
+        reuse=reuse.levels() if reuse is not None else None,
         engines=queue.loads,
         output_tokens=queue.output_tokens,
     )

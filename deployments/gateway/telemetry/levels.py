@@ -29,7 +29,7 @@ class ModelLevels:
     """`core`: the model's dispatcher as it is now. `cost_error`: relative error of predictions over
     recent batches, `coefficients`: what they are made from. `duty`: service seconds over wall
     seconds by replica, 0 to 1, as it last said. `batch_ends`: how many batches have ended how.
-    `text_cache`: of a model that takes texts; `rungs`: of one that keeps or shares answers. Of one
+    `text_cache`: of a model that takes texts; `reuse`: of one that keeps or shares answers. Of one
     that generates, `engines`: each replica's own account; `output_tokens`: that came, ever.
     """
 
@@ -40,7 +40,7 @@ class ModelLevels:
     duty: Mapping[str, float] = field(default_factory=dict)
     text_cache: CacheStatistics | None = None
     batch_ends: Mapping[str, int] = field(default_factory=dict)
-    rungs: ReuseLevels | None = None
+    reuse: ReuseLevels | None = None
     engines: Mapping[str, EngineLoad] = field(default_factory=dict)
     output_tokens: int = 0
 

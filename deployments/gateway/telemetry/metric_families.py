@@ -147,10 +147,10 @@ LEARNT = Scope(("model", "controller", "tenant", "priority"), _learnt_of_tenants
 TEXT_CACHE = Scope(("model",), lambda s: [
     ((m.model,), m.text_cache) for m in s.levels.models if m.text_cache is not None])
 REUSE = Scope(("model",), lambda s: [
-    ((m.model,), m.rungs) for m in s.levels.models if m.rungs is not None])
+    ((m.model,), m.reuse) for m in s.levels.models if m.reuse is not None])
 CACHE = Scope(("model",), lambda s: [
-    ((m.model,), m.rungs.cache)
-    for m in s.levels.models if m.rungs is not None and m.rungs.cache is not None])
+    ((m.model,), m.reuse.cache)
+    for m in s.levels.models if m.reuse is not None and m.reuse.cache is not None])
 
 FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     counter("arrivals", ARRIVALS, "Requests whose tenant and model are known.", _itself),

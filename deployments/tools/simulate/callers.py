@@ -17,7 +17,7 @@ from deployments.gateway.tenancy.rates import Rates
 from deployments.settings import RateSettings
 from deployments.tools.simulate.sim_setup import SimSetup
 from loadtests.results.summary import Ending, MeasuredBatch, Summary
-from loadtests.traffic.plan import Plan, Planned
+from loadtests.traffic.plan import Planned, TrafficPlan
 from routers.simulation.traffic import Arrival, SimLease, SimOutcome
 from routers.types import Reason
 
@@ -31,7 +31,7 @@ class Callers:
     """Requests come as planned, are held to their tenants' rates at the door, and when they have
     ended are followed by retries and by a loop's next."""
 
-    def __init__(self, plan: Plan, setup: SimSetup) -> None:
+    def __init__(self, plan: TrafficPlan, setup: SimSetup) -> None:
         self._plan = plan
         self._setup = setup
         self._now = 0.0

@@ -18,7 +18,7 @@ from deployments.tools.simulate.devices import check_places, devices
 from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError, set_up
 from loadtests.results.summary import Summary
 from loadtests.traffic import scenario_file
-from loadtests.traffic.plan import Plan
+from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario import Scenario
 from loadtests.traffic.scenario_file import ScenarioErrors
 from routers.dispatcher import Dispatcher
@@ -116,7 +116,7 @@ class Simulation:
         scenario, setup = self.scenario, self.setup
         begin_s, end_s = scenario.warmup_s, scenario.run_s
         summary = Summary(setup.claims(), setup.core.bucket_edges, begin_s, end_s)
-        callers = Callers(Plan(scenario, self.path.parent, setup.gateways), setup)
+        callers = Callers(TrafficPlan(scenario, self.path.parent, setup.gateways), setup)
         world = World(
             self.devices,
             setup.gateways,

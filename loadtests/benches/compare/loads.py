@@ -22,7 +22,7 @@ from loadtests.benches.compare.works import EDGES, Workload
 from loadtests.benches.processes import cpu_between
 from loadtests.client.http1 import Target, render
 from loadtests.client.player import PlayedRequest, PlayerSettings, play
-from loadtests.traffic.plan import Plan, Planned
+from loadtests.traffic.plan import Planned, TrafficPlan
 from loadtests.traffic.scenario import Scenario
 from loadtests.traffic.workload import RAGGED_MIX
 
@@ -93,7 +93,7 @@ def played(server: Server, of: Scenario, tenant: str = "") -> LoadTrial:
         Target.parse(server.url), render_one, connections=CONNECTIONS, timeout_s=TIMEOUT_S
     )
     before = server.running.usage()
-    play(Plan(of, Path()), stand, ends.append)
+    play(TrafficPlan(of, Path()), stand, ends.append)
     spent = cpu_between(before, server.running.usage())
     cpu_ms = sum(spent.values()) * 1e3 / max(1, len(ends))
     counted = [end for end in ends if of.warmup_s <= end.planned.at_s < of.run_s]

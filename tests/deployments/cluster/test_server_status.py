@@ -9,7 +9,7 @@ import pytest
 
 from deployments.cluster.server_status import server_status
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry import Progress, View
+from deployments.contract.registry import ReplicaProgress, View
 from deployments.settings import Settings
 
 SETTINGS = Settings.model_validate(
@@ -42,9 +42,9 @@ def gateway(seen: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def raw(page: Callable[..., ModelDescription]) -> dict[str, Any]:
-    view = View(1, {"device": page(version="v7")}, frozenset({"b", "device"}), False)
-    notes = [Progress("b", "b#1", "warming", 0.5)]
+def raw(description: Callable[..., ModelDescription]) -> dict[str, Any]:
+    view = View(1, {"device": description(version="v7")}, frozenset({"b", "device"}), False)
+    notes = [ReplicaProgress("b", "b#1", "warming", 0.5)]
     return {"view": view, "progress": notes, "gateways": {"g0": gateway(SEEN)}}
 
 

@@ -7,7 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry import GATHERS_S, LEASE_S, SNAPSHOT_KEEPS_S, Progress, Registry
+from deployments.contract.registry import (
+    GATHERS_S,
+    LEASE_S,
+    SNAPSHOT_KEEPS_S,
+    Registry,
+    ReplicaProgress,
+)
 
 Describe = Callable[..., ModelDescription]
 
@@ -139,9 +145,9 @@ def test_snapshots_of_gateways_that_went_are_dropped(registry: Registry) -> None
 def test_progress_is_kept_by_replica_and_failures_until_the_next_declaration(
     registry: Registry,
 ) -> None:
-    registry.note(Progress("device", "r1", "failed", 0.0, "no memory"))
-    registry.note(Progress("device", "r2", "staging", 0.1))
-    registry.note(Progress("device", "r2", "warming", 0.5))
+    registry.report(ReplicaProgress("device", "r1", "failed", 0.0, "no memory"))
+    registry.report(ReplicaProgress("device", "r2", "staging", 0.1))
+    registry.report(ReplicaProgress("device", "r2", "warming", 0.5))
     assert [p.phase for p in registry.progress.values()] == ["failed", "warming"]
     registry.declare(["device"])
     assert [p.phase for p in registry.progress.values()] == ["warming"]
@@ -149,7 +155,7 @@ def test_progress_is_kept_by_replica_and_failures_until_the_next_declaration(
 
 def test_notes_of_progress_are_bounded(registry: Registry) -> None:
     for index in range(3000):
-        registry.note(Progress("device", f"r{index}", "staging", 0.0))
+        registry.report(ReplicaProgress("device", f"r{index}", "staging", 0.0))
     assert len(registry.progress) == 1024
     assert ("device", "r2999") in registry.progress
 

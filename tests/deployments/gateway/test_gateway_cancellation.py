@@ -14,7 +14,7 @@ from fake_runtimes import Encoder, Moody
 from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
 from in_process import Stand, ask, standing
 
-from deployments.contract.batch_wire import RowError
+from deployments.contract.wire import RowError
 
 
 @pytest.fixture

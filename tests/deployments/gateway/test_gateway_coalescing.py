@@ -11,7 +11,7 @@ from held_calls import INFER, body_of, data, fill
 from in_process import Answer, Stand, ask, standing
 
 from deployments.contract import errors
-from deployments.contract.batch_wire import BatchReply, RowError
+from deployments.contract.wire import BatchReply, RowError
 
 SHARING = {
     "runtime": "synthetic",

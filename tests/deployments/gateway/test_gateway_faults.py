@@ -15,7 +15,7 @@ from fake_runtimes import Moody
 from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
 from in_process import Answer, Stand, ask, standing
 
-from deployments.contract.batch_wire import Column
+from deployments.contract.wire import Column
 from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import TensorSpec

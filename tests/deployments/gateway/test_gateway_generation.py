@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.contract.stream_wire import StreamEnd
+from deployments.contract.wire import StreamEnd
 
 Describe = Callable[..., ModelDescription]
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}}

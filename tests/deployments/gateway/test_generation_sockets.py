@@ -19,7 +19,7 @@ from fake_engines import until
 from in_process import Stand, ask, standing
 
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
-from deployments.contract.stream_wire import GenerateCall, StepMessage
+from deployments.contract.wire import GenerateCall, StepMessage
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.queues.transport import ReplicaDied, Unreached
 from deployments.replica import describe

@@ -12,7 +12,7 @@ import pytest
 from device_jobs import worker_of
 from fake_runtimes import Gated
 
-from deployments.contract.batch_wire import BatchCall, BatchReply, Column, pack
+from deployments.contract.wire import BatchCall, BatchReply, Column, pack
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
 from runtimes.types import Batch, Result
 

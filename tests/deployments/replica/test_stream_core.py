@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.contract.stream_wire import GenerateCall, Piece, StepMessage, StreamEnd
+from deployments.contract.wire import GenerateCall, Piece, StepMessage, StreamEnd
 from deployments.replica import stream_core
 from deployments.replica.stream_core import StreamCore, watch_stalls
 from runtimes.errors import RunError, Unhealthy

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from math import log
 
-from loadtests.benches.runner import Bench, Option, Options, Run, Runs
+from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
 from loadtests.results.report_table import BenchVerdict, Table, at_most
 from loadtests.traffic.workload import poisson_times
 from routers.dispatcher import Dispatcher
@@ -200,16 +200,16 @@ class Speed:
     refused: float = 0.0
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     levels = {waiting: level_of(waiting, options.requests) for waiting in options.levels}
     for _ in range(options.repeats):
         for waiting, level in levels.items():
-            yield Run(LEVEL, Speed(request_us(level), level.rows_a_batch), waiting)
+            yield BenchRun(LEVEL, Speed(request_us(level), level.rows_a_batch), waiting)
     for tenants in REFUSED_TENANTS:
         told, _ = record(REFUSING, refused_arrivals(tenants), World((SimDevice("r", service_s),)))
         share = refused_share(told, tenants)
         for _ in range(options.repeats):
-            yield Run(REFUSALS, Speed(refusal_us(told), refused=share), tenants)
+            yield BenchRun(REFUSALS, Speed(refusal_us(told), refused=share), tenants)
 
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
 
-from loadtests.benches.runner import Bench, Option, Options, Run, Runs
+from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs
 from loadtests.results.report_table import BenchVerdict, Table, at_most, number
 from routers.buckets.edges import EdgeSolver
 from routers.settings import BucketSettings
@@ -177,12 +177,12 @@ def in_time_table(lengths: Lengths, found: Sequence[InTime]) -> Table:
     return Table(caption, headers, rows)
 
 
-def runs(options: Options) -> Iterator[Run]:
+def runs(options: Options) -> Iterator[BenchRun]:
     for lengths in ALL:
-        yield Run(PADDING, padded(lengths))
+        yield BenchRun(PADDING, padded(lengths))
     for lengths in COMPARED:
         for each in compared(lengths, options):
-            yield Run(IN_TIME, each)
+            yield BenchRun(IN_TIME, each)
 
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:

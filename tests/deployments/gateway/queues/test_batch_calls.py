@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from deployments.contract import errors
-from deployments.contract.batch_wire import BatchReply, RowError, from_ragged, to_batch
+from deployments.contract.wire import BatchReply, RowError, from_ragged, to_batch
 from deployments.gateway.queues.batch_calls import PeerDemand, build_call, deliver_rows
 from deployments.gateway.rows.types import RowColumn, Rows
-from routers.staging import TELL_S
+from routers.staging import REPORT_EVERY_S
 from routers.types import Dispatch
 from runtimes.types import Batch, Ragged
 
@@ -104,8 +104,8 @@ def test_a_reply_of_another_number_of_rows_is_refused_whole(values: list[float])
 def test_what_waits_is_told_again_only_when_it_is_old() -> None:
     peer_demand = PeerDemand()
     assert peer_demand.to_report("r", SOME, 0.0) == SOME
-    assert peer_demand.to_report("r", OTHER, TELL_S / 2) is None
-    assert peer_demand.to_report("r", OTHER, TELL_S) == OTHER
+    assert peer_demand.to_report("r", OTHER, REPORT_EVERY_S / 2) is None
+    assert peer_demand.to_report("r", OTHER, REPORT_EVERY_S) == OTHER
 
 
 def test_each_replica_is_told() -> None:

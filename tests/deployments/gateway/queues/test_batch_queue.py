@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deployments.contract import errors
-from deployments.contract.batch_wire import BatchCall, BatchReply, RowError, from_ragged
+from deployments.contract.wire import BatchCall, BatchReply, RowError, from_ragged
 from deployments.gateway.queues.batch_queue import BatchQueue, LeaseCopies, PendingRowFailure
 from deployments.gateway.queues.core_loop import Demand, VersionTerms
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest

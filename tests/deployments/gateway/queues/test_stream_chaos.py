@@ -13,7 +13,7 @@ from stream_bench import Bench, bench
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
-from deployments.contract.stream_wire import StreamEnd
+from deployments.contract.wire import StreamEnd
 from deployments.gateway.queues.pending_requests import PendingStreamRequest
 
 Describe = Callable[..., ModelDescription]

@@ -13,7 +13,7 @@ from stream_bench import SHAPE, bench, read
 
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
-from deployments.contract.stream_wire import StreamEnd
+from deployments.contract.wire import StreamEnd
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import MOST_UNREAD_BYTES, BatchEnd
 from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Unreached

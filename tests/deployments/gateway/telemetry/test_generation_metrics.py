@@ -14,7 +14,7 @@ from in_process import Stand, ask, standing
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.logs import fields_of
-from deployments.contract.stream_wire import StreamEnd
+from deployments.contract.wire import StreamEnd
 from deployments.gateway.telemetry.levels import TokenPace
 from runtimes.types import EngineLoad
 

@@ -14,11 +14,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.stream_wire import StreamEnd
+from deployments.contract.wire import StreamEnd
 from deployments.gateway.telemetry.spans import OpenTelemetrySpans
 from deployments.gateway.telemetry.tracing import Tracing
 
-Page = Callable[..., ModelDescription]
+Describe = Callable[..., ModelDescription]
 DEVICE = {"runtime": "synthetic", "options": {"base_ms": 0}}
 INPUT = {"name": "ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}
 
@@ -66,9 +66,9 @@ async def test_a_batch_stands_beside_its_requests_stages_with_the_runtime_below(
 
 @pytest.mark.parametrize("streams", [True, False])
 async def test_a_chat_has_its_first_token_and_its_stream_and_no_batch(
-    stand: Stand, exporter: InMemorySpanExporter, page: Page, streams: bool
+    stand: Stand, exporter: InMemorySpanExporter, description: Describe, streams: bool
 ) -> None:
-    engines = add(stand, page)
+    engines = add(stand, description)
     client = Client(stand, CHAT, streamed() if streams else chat())
     (_, call) = await engines.until_begun(1)
     engines.say(call.lease_id, b"data: a\n\n", tokens=(10, 4, 1))

@@ -10,7 +10,7 @@ from deployments.settings import parse
 from deployments.tools.simulate.callers import Callers
 from deployments.tools.simulate.devices import devices
 from deployments.tools.simulate.sim_setup import set_up
-from loadtests.traffic.plan import Plan
+from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario_file import check
 from routers.simulation.simulator import SimOutcome
 from routers.types import Reason
@@ -130,7 +130,7 @@ def test_hiccups_and_noise_come_as_often_as_they_should():
 def callers(**changed):
     scenario = check(SCENARIO | changed)
     found = set_up(scenario, parse(SETTINGS))
-    return Callers(Plan(scenario, None, found.gateways), found)
+    return Callers(TrafficPlan(scenario, None, found.gateways), found)
 
 
 def ended(arrival, reason=None, retry_after_s=0.0):
@@ -179,7 +179,7 @@ def test_tenants_are_held_to_their_rates_at_each_gateway():
     settings = SETTINGS | {"tenants": {"a": {"rate": {"requests_per_s": 4}}, "b": {}}}
     scenario = check(SCENARIO)
     found = set_up(scenario, parse(settings))
-    some = Callers(Plan(scenario, None, found.gateways), found)
+    some = Callers(TrafficPlan(scenario, None, found.gateways), found)
     assert some.are_limited
     arrival = replace(next(some.arrivals()), tenant="a", gateway=0)
     waits = [some.door(arrival, 1.0) for _ in range(5)]

@@ -1,4 +1,4 @@
-"""What do the rungs before the queue cost a request, and what do they spare?
+"""What does reuse before the queue cost a request, and what do they spare?
 
 `python -m tests.deployments.benches.reuse`. The whole gateway and one replica in this process, no
 network: processor time of the event loop's thread a request, the least of `--rounds` rounds, each

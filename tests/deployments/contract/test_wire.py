@@ -1,4 +1,4 @@
-"""A batch and its answer survive the crossing, whatever their types and shapes."""
+"""A batch survives the way to a replica and back, whatever its shapes and datatypes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from deployments.contract.batch_wire import BatchCall, from_ragged, pack, rows_of, to_batch
+from deployments.contract.wire import BatchCall, from_ragged, pack, rows_of, to_batch
 from runtimes.datatypes import DTYPES
 from runtimes.types import Ragged
 

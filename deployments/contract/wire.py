@@ -1,20 +1,25 @@
-"""What crosses between a gateway and a replica: one call a batch, one answer a batch.
+"""What crosses between a gateway and a replica: one call and one answer a batch; streams of pieces.
 
 A ragged batch is one contiguous buffer a tensor plus the rows' shapes; nothing is padded. `shapes`
-is None when every row is one-dimensional and as long as its length (the common case). Times are
-budgets and durations in seconds, never clock readings. Pickled, over Serve's gRPC transport.
+is None when every row is one-dimensional and as long as its length (the common case).
+To a replica that generates, a gateway opens one stream and keeps it; every message on it holds what
+all of the gateway's requests there have brought since the last one. Requests begin and are aborted
+by short calls of their own, which return at once. Whatever happens to a request that has begun, its
+last piece says how it ended; a stream that breaks loses all that ran on it.
+Times are budgets and durations in seconds, never clock readings. Pickled, over Serve's gRPC.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from routers.types import FlowWork
 from runtimes.datatypes import DTYPES
-from runtimes.types import Batch, Ragged
+from runtimes.types import Batch, EngineLoad, Ragged
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -126,3 +131,49 @@ def _array(column: Column) -> np.ndarray[Any, Any]:
 
 def _buffer(ragged: Ragged) -> bytes | list[bytes]:
     return ragged.data.tolist() if ragged.datatype == "BYTES" else ragged.data.tobytes()
+
+
+class StreamEnd(Enum):
+    """How a request ended at its replica."""
+
+    DONE = "done"  # answered, or refused by the engine: the piece has the answer and its status
+    ABORTED = "aborted"  # the gateway asked for it
+    BUSY = "busy"  # not begun: no room, or not the version that was asked for
+    FAILED = "failed"  # the engine failed on it; it may run again elsewhere if nothing was sent
+
+
+class GenerateCall(NamedTuple):
+    """`endpoint`, `body`: as in `runtimes.types.Ask`. `budget_s`: how long anybody waits for it."""
+
+    gateway: str
+    lease_id: int
+    endpoint: str
+    body: bytes
+    budget_s: float
+    priority: int = 0
+
+
+class Piece(NamedTuple):
+    """What one request has brought since the last message; fields as in `runtimes.types.Chunk`.
+    service_s: since it began here; `end` None: more is to come."""
+
+    lease_id: int
+    data: bytes
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    held_tokens: int
+    service_s: float
+    status: int = 200
+    end: StreamEnd | None = None
+
+
+class StepMessage(NamedTuple):
+    """`held`, `seen`: as in `routers.types.Report`; `inflight`: requests of all gateways here;
+    `load`: the engine's own account. An empty message says that the replica lives."""
+
+    pieces: tuple[Piece, ...]
+    held: int
+    seen: int
+    inflight: int
+    load: EngineLoad

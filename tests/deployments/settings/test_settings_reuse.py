@@ -23,7 +23,7 @@ def mistakes(folder: Path, models: dict[str, str], more: str = "") -> list[str]:
     return [str(each).removeprefix(f"{path}:") for each in refused.value.mistakes]
 
 
-def test_a_models_whole_ladder_is_off_unless_asked_for(tmp_path: Path) -> None:
+def test_a_models_whole_reuse_is_off_unless_asked_for(tmp_path: Path) -> None:
     model = load(file_of(tmp_path, {"a": ""})).models["a"]
     assert (model.cache.max_bytes, model.coalesce, model.fallback) == (0, False, None)
     assert not model.cache.public
@@ -81,5 +81,5 @@ def test_a_mistake_elsewhere_hides_no_stray_fallback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong", ["cache: {max_bytes: -1}", "cache: {ttl_s: 0}", "cache: {bytes: 1}", "coalesce: 1"]
 )
-def test_a_rung_out_of_bounds_is_refused(tmp_path: Path, wrong: str) -> None:
+def test_a_reuse_setting_out_of_bounds_is_refused(tmp_path: Path, wrong: str) -> None:
     assert len(mistakes(tmp_path, {"a": wrong})) == 1

@@ -1,6 +1,6 @@
 """What happens on one keep-alive connection that carries one request at a time?
 
-`Caller` is an `asyncio.Protocol` below which lies no HTTP library: it writes rendered bytes, feeds
+A `ClientConnection` writes rendered bytes (an `asyncio.Protocol` with no HTTP library), feeds
 what comes back to the parser and tells its owner of exactly one of `answered` or `broke` a
 request. Connecting, pacing, counting and time-outs are the owner's business.
 """
@@ -15,13 +15,13 @@ from loadtests.client.http1 import InvalidResponse, Response, ResponseParser
 
 
 class Owner(Protocol):
-    """Who hears of a caller. After `broke` the caller may be connected anew and used again."""
+    """Who hears of a connection. After `broke` it may be connected anew and used again."""
 
-    def answered(self, caller: Caller, answer: Response) -> None: ...
-    def broke(self, caller: Caller, kind: str) -> None: ...
+    def answered(self, connection: ClientConnection, answer: Response) -> None: ...
+    def broke(self, connection: ClientConnection, kind: str) -> None: ...
 
 
-class Caller(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """`busy`: a request is out. `sent_at` and `slot` are the owner's notes on that request."""
 
     __slots__ = ("_owner", "_parser", "_transport", "abandoned", "busy", "sent_at", "slot")

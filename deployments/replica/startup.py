@@ -1,0 +1,92 @@
+"""How a model's replica starts, whatever it runs, and what it tells the registry meanwhile.
+
+A constructor loads, warms and profiles before it returns, so a replica that runs is hot; which
+phase it is in, how far, and why it failed, the registry hears. A replica whose device or engine
+hangs ends its process (`os._exit`): Serve replaces it, and gateways retry what it had.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from deployments.contract import logs
+from deployments.contract.description import ModelDescription
+from deployments.contract.loopback import keep_replica_calls_local
+from deployments.contract.registry import ReplicaProgress
+from deployments.contract.registry_actor import registry
+from deployments.replica import backend_env
+from deployments.settings import ModelSettings
+from runtimes.errors import RuntimeFault
+
+HUNG_EXIT_CODE = 70
+logger = logging.getLogger("headrace.replica")
+
+
+class ModelReplica:
+    """What batch and stream replicas have in common. A constructor calls `_start_up`; a subclass
+    says in `_load` how its runtime becomes hot."""
+
+    async def _start_up(self, args: dict[str, Any]) -> None:
+        """`args`: {"name", "settings" (plain dict), "digest" of them, "cache_dir", "log"}."""
+        keep_replica_calls_local()
+        logs.configure(args["log"]["level"], args["log"]["format"])
+        self._name: str = args["name"]
+        self._settings = ModelSettings.model_validate(args["settings"])
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        self._progress = StartupProgress(self._name, replica_id)
+        cache_dir = Path(args["cache_dir"])
+        backend_env.set_compiler_cache(cache_dir)
+        try:
+            self._description, self._tokenizer = await self._load(cache_dir, args["digest"])
+        except Exception as fault:
+            await self._progress.failed(fault)
+            raise
+
+    async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:
+        """The description of the loaded and warm model, and its tokeniser's bytes."""
+        raise NotImplementedError
+
+    def _end_process(self, reason: str) -> None:
+        logger.error("%s; the replica ends", reason, extra={"model": self._name})
+        os._exit(HUNG_EXIT_CODE)
+
+    def record_replica_metadata(self) -> dict[str, str]:
+        return {"version": self._description.version, "digest": self._description.digest}
+
+    async def describe(self) -> tuple[ModelDescription, bytes]:
+        """The model's description and its tokeniser's bytes (empty without one)."""
+        return self._description, self._tokenizer
+
+
+class StartupProgress:
+    """`model`: its name; `replica`: this replica's id."""
+
+    def __init__(self, model: str, replica: str) -> None:
+        self._model = model
+        self._replica = replica
+        self._registry = registry()
+        self._phases: dict[str, None] = {}
+
+    def tell(self, phase: str, fraction: float, detail: str = "") -> Any:
+        """Sent at once; await what it returns only where it must have arrived."""
+        passed = tuple(self._phases)
+        self._phases[phase] = None
+        progress = ReplicaProgress(self._model, self._replica, phase, fraction, detail, passed)
+        return self._registry.report.remote(progress)
+
+    async def failed(self, fault: Exception) -> None:
+        """What a backend says of a model is said by the caller; anything else shows where it
+        arose. Returns when the registry has it: the process may end after that."""
+        if not isinstance(fault, RuntimeFault):
+            logger.exception("the model cannot start", extra={"model": self._model})
+        await self.tell("failed", 0.0, _reason(fault))
+
+
+def _reason(fault: Exception) -> str:
+    """A backend's own sentence as it is; of anything else also what it is."""
+    return str(fault) if isinstance(fault, RuntimeFault) else f"{type(fault).__name__}: {fault}"
