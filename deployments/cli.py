@@ -46,10 +46,10 @@ def _explained(error: Exception) -> int | None:
         ("loadtests.traffic.scenario_file", "ScenarioErrors", 2),
         ("loadtests.traffic.traces", "TraceError", 2),
         ("deployments.tools.simulate.plots", "NoPlots", 1),
-        ("deployments.tools.profile.errors", "AskedWrongly", 2),
+        ("deployments.tools.profile.errors", "WrongArguments", 2),
         ("deployments.tools.profile.errors", "CannotProfile", 1),
         ("deployments.cluster.server_files", "NoServer", 1),
-        ("deployments.tools.control", "Refused", 1),
+        ("deployments.tools.control", "ServerRefused", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),
     ):
@@ -143,17 +143,17 @@ def stop(port: int | None) -> None:
     "--set", "changes", multiple=True, metavar="PATH=VALUE",
     help="Change the scenario (arrivals.rate=300) or its settings (settings.models.…); repeatable.",
 )  # fmt: skip
-def simulate(scenario: Path, as_json: bool, plot: Path | None, **asked: Any) -> None:
+def simulate(scenario: Path, as_json: bool, plot: Path | None, **options: Any) -> None:
     """Run SCENARIO on virtual time: the real scheduling against modelled replicas.
 
     A bare name is one of the scenarios that come with Headrace (loadtests/scenarios).
     """
-    from deployments.tools.simulate.play import Asked
+    from deployments.tools.simulate.simulation import SimulateOptions
     from loadtests.traffic.scenario_file import located
 
     _call(
-        "deployments.tools.simulate.command", "simulate", located(scenario), Asked(**asked),
-        as_json=as_json, plot=plot,
+        "deployments.tools.simulate.command", "simulate", located(scenario),
+        SimulateOptions(**options), as_json=as_json, plot=plot,
     )  # fmt: skip
 
 
@@ -243,24 +243,28 @@ def profile(
     lengths: Path | None,
     seed: int,
     compare: str | None,
-    **wanted: Any,
+    **output: Any,
 ) -> None:
     """Measure what MODEL costs on this machine, and store what serve starts from.
 
     MODEL may be left out where the settings have only one.
     """
-    from deployments.tools.profile.command import Wanted
-    from deployments.tools.profile.subject import Asked
+    from deployments.tools.profile.command import ProfileOutput
+    from deployments.tools.profile.subject import ProfileOptions
 
     if seconds != seconds:
         raise click.BadParameter("nan is no number of seconds", param_hint="--seconds")
-    asked = Asked(file or built_in_example(), model, seconds, lengths, seed)
+    options = ProfileOptions(file or built_in_example(), model, seconds, lengths, seed)
     if compare is None:
-        _call("deployments.tools.profile.command", "profile", asked, Wanted(**wanted))
+        _call("deployments.tools.profile.command", "profile", options, ProfileOutput(**output))
     else:
         names = [name.strip() for name in compare.split(",")]
         _call(
-            "deployments.tools.profile.compare.command", "compare", asked, names, Wanted(**wanted)
+            "deployments.tools.profile.compare.command",
+            "compare",
+            options,
+            names,
+            ProfileOutput(**output),
         )
 
 

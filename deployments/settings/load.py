@@ -18,9 +18,8 @@ from pydantic import ValidationError
 
 from deployments.settings import sources
 from deployments.settings.accept import PATHS
-from deployments.settings.file import read_file
+from deployments.settings.document import Document, read_file
 from deployments.settings.gateway import PRIORITIES, GatewaySettings
-from deployments.settings.lines import Document
 from deployments.settings.mistakes import Mistake, SettingsErrors, explain
 from deployments.settings.model import ModelSettings
 from deployments.settings.model_checks import model_mistakes

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deployments.settings.section import RULE, Section
-from deployments.settings.shape import Path, expected, fields_below, place_at, section_at
+from deployments.settings.shape import SettingPath, expected, fields_below, place_at, section_at
 
 LONGEST_SHOWN = 60
 
@@ -44,7 +44,7 @@ class SettingsErrors(ValueError):
         return (type(self), (self.mistakes,))
 
 
-Where = Callable[[Path, str], Mistake]
+Where = Callable[[SettingPath, str], Mistake]
 
 
 def explain(error: ValidationError, root: type[Section], where: Where) -> list[Mistake]:
@@ -52,16 +52,16 @@ def explain(error: ValidationError, root: type[Section], where: Where) -> list[M
     return [where(*_sentence(each, root)) for each in error.errors(include_url=False)]
 
 
-def dotted(path: Path) -> str:
+def dotted(path: SettingPath) -> str:
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
     return text
 
 
-def _sentence(error: Any, root: type[Section]) -> tuple[Path, str]:
+def _sentence(error: Any, root: type[Section]) -> tuple[SettingPath, str]:
     # "[key]" is pydantic's way to say that the name, not what it names, is wrong.
-    path: Path = tuple(step for step in error["loc"] if step != "[key]")
+    path: SettingPath = tuple(step for step in error["loc"] if step != "[key]")
     if error["type"] == RULE:
         return path + tuple(error["ctx"]["at"]), error["ctx"]["message"]
     if error["type"] == "extra_forbidden":
@@ -99,7 +99,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"
 
 
-def _unknown(path: Path, root: type[Section]) -> str:
+def _unknown(path: SettingPath, root: type[Section]) -> str:
     section = section_at(root, path[:-1])
     if section is None:
         return "unknown setting"

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from deployments.settings import sources
 from deployments.settings.accept import PATHS
-from deployments.settings.lines import Document
+from deployments.settings.document import Document
 from deployments.settings.mistakes import Mistake
 from deployments.settings.model import ModelSettings
 

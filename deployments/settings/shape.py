@@ -15,13 +15,13 @@ from pydantic.fields import FieldInfo
 
 from deployments.settings.section import Section
 
-Path = tuple[str | int, ...]
+SettingPath = tuple[str | int, ...]
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _LISTS = {int: "a list of whole numbers", str: "a list of texts"}
 
 
 @dataclass(frozen=True)
-class Place:
+class SettingPlace:
     """`kind`: the annotation without its optional `None`; `bounds`: its constraints."""
 
     kind: Any
@@ -29,9 +29,9 @@ class Place:
     field: FieldInfo | None = None
 
 
-def place_at(root: type[Section], path: Path) -> Place | None:
+def place_at(root: type[Section], path: SettingPath) -> SettingPlace | None:
     """None where the tree has nothing of that name."""
-    place = Place(root)
+    place = SettingPlace(root)
     for step in path:
         below = _below(place.kind, step)
         if below is None:
@@ -40,7 +40,7 @@ def place_at(root: type[Section], path: Path) -> Place | None:
     return place
 
 
-def section_at(root: type[Section], path: Path) -> type[Section] | None:
+def section_at(root: type[Section], path: SettingPath) -> type[Section] | None:
     place = place_at(root, path)
     return place.kind if place and is_section(place.kind) else None
 
@@ -49,7 +49,7 @@ def is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
-def _below(kind: Any, step: str | int) -> Place | None:
+def _below(kind: Any, step: str | int) -> SettingPlace | None:
     if is_section(kind):
         field = kind.model_fields.get(str(step))
         return None if field is None else place_of(field)
@@ -63,12 +63,12 @@ def _below(kind: Any, step: str | int) -> Place | None:
     return None
 
 
-def place_of(field: FieldInfo) -> Place:
+def place_of(field: FieldInfo) -> SettingPlace:
     inner = _unwrapped(field.annotation)
-    return Place(inner.kind, (*field.metadata, *inner.bounds), field)
+    return SettingPlace(inner.kind, (*field.metadata, *inner.bounds), field)
 
 
-def _unwrapped(kind: Any) -> Place:
+def _unwrapped(kind: Any) -> SettingPlace:
     """Peels `Annotated` and `| None` off."""
     bounds: tuple[Any, ...] = ()
     while True:
@@ -79,14 +79,14 @@ def _unwrapped(kind: Any) -> Place:
             rest = tuple(each for each in get_args(kind) if each is not type(None))
             kind = rest[0] if len(rest) == 1 else Union[rest]  # noqa: UP007 (built at run time)
         else:
-            return Place(kind, bounds)
+            return SettingPlace(kind, bounds)
 
 
 def _constraints(annotation: Any) -> list[Any]:
     return annotation.metadata if isinstance(annotation, FieldInfo) else [annotation]
 
 
-def expected(place: Place) -> str:
+def expected(place: SettingPlace) -> str:
     """What is right there, in words: `a whole number, 1 to 65536`."""
     words = _kind_in_words(place.kind)
     limits = _range(place.bounds)

@@ -27,12 +27,12 @@ _APPLY_S = 900.0
 _STOP_S = 86_400.0
 
 
-class Refused(Exception):
+class ServerRefused(Exception):
     """The host refused; the message says why."""
 
 
 def ask(port: int, request: dict[str, Any], timeout_s: float = _ANSWER_S) -> dict[str, Any]:
-    """One question to the host on `port`. Raises NoServer or Refused."""
+    """One question to the host on `port`. Raises NoServer or ServerRefused."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as conn:
         conn.settimeout(timeout_s)
         try:
@@ -44,12 +44,14 @@ def ask(port: int, request: dict[str, Any], timeout_s: float = _ANSWER_S) -> dic
             with conn.makefile("rb") as lines:
                 line = lines.readline()
         except TimeoutError as late:
-            raise Refused(f"no answer within {timeout_s:g} s; it may still come about") from late
+            raise ServerRefused(
+                f"no answer within {timeout_s:g} s; it may still come about"
+            ) from late
         except OSError:
             line = b""
     answer: dict[str, Any] = json.loads(line) if line else {"error": "the host went away"}
     if "error" in answer:
-        raise Refused(answer["error"])
+        raise ServerRefused(answer["error"])
     return answer
 
 
@@ -65,7 +67,7 @@ def apply(path: Path, port: int | None) -> int:
     state = find(port, state_folder())
     try:
         changes = ask(state.port, {"do": "apply", "path": str(path.resolve())}, _APPLY_S)
-    except Refused as refused:
+    except ServerRefused as refused:
         click.echo(str(refused), err=True)
         return 1
     _say(changes)
@@ -78,7 +80,7 @@ def freeze(frozen: bool, port: int | None) -> int:
     state = find(port, state_folder())
     try:
         changes = ask(state.port, {"do": "freeze", "frozen": frozen}, _APPLY_S)
-    except Refused as refused:
+    except ServerRefused as refused:
         click.echo(str(refused), err=True)
         return 1
     _say(changes)
@@ -112,13 +114,13 @@ def stop(port: int | None) -> int:
 
 def _clear_orphans(port: int | None, folder: Path) -> int:
     """Of the dead servers on a port, or on all; how many of them had left processes, each of which
-    a line was said of. Raises Refused when one does not end."""
+    a line was said of. Raises ServerRefused when one does not end."""
     known = server_files.listing(folder) if port is None else server_files.known(port, folder)
     dead = [state for state in known if not state.alive]
     try:
         said = [s for state in dead if (s := orphaned_processes.clear(state, folder))]
     except TimeoutError as error:
-        raise Refused(str(error)) from None
+        raise ServerRefused(str(error)) from None
     for sentence in said:
         click.echo(sentence, err=True)
     return len(said)

@@ -34,7 +34,7 @@ Line = tuple[float, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class JoinedRecording:
     """`kept`, `came`: rows whose inputs are kept, requests in the trace, by length bucket."""
 
     folder: Path
@@ -57,7 +57,7 @@ def show(file: Path, name: str) -> int:
     return 0
 
 
-def joined(folder: Path, model: ModelSettings) -> Recorded:
+def joined(folder: Path, model: ModelSettings) -> JoinedRecording:
     """Writes the joined files. Raises `CannotVerify` where nothing was recorded yet."""
     parts = sorted((folder / PARTS).glob("*/")) if folder.is_dir() else []
     lines = sorted(line for part in parts for line in _lines(part / TRACE))
@@ -70,7 +70,7 @@ def joined(folder: Path, model: ModelSettings) -> Recorded:
             ragged_file.write(stream, columns)
     among = _intervals(with_image_lengths(model))
     lengths = _lengths(model, columns)
-    return Recorded(
+    return JoinedRecording(
         folder,
         Counter(interval_of(length, among) for length in lengths),
         Counter(interval_of(length, among) for _, length, _ in lines),
@@ -133,7 +133,7 @@ def _replacing(file: Path) -> Iterator[Path]:
         Path(made).unlink(missing_ok=True)
 
 
-def _print(name: str, recorded: Recorded) -> None:
+def _print(name: str, recorded: JoinedRecording) -> None:
     table = Table(title=f"{name}: {recorded.folder}", title_justify="left", box=None)
     for heading in ("tokens", "requests", "rows kept"):
         table.add_column(heading, justify="right" if heading != "tokens" else "left")

@@ -18,7 +18,7 @@ from typing import IO, Any
 import click
 
 from deployments.settings import load
-from deployments.tools.console.terminal import Progress
+from deployments.tools.console.terminal import StartupDisplay
 
 
 def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
@@ -39,7 +39,7 @@ def serve(settings_path: Path, *, port: int | None, host: str | None) -> int:
         signal.signal(number, lambda *_: _ask_to_stop(child))
     assert child.stdout is not None
     events = _events(child.stdout)
-    with Progress(models) as progress:
+    with StartupDisplay(models) as progress:
         last = _until_ready(events, progress)
     if last.get("event") == "ready":
         _show(last["message"], err=False)
@@ -90,7 +90,7 @@ def _events(lines: IO[str]) -> Any:
             yield event
 
 
-def _until_ready(events: Any, progress: Progress) -> dict[str, Any]:
+def _until_ready(events: Any, progress: StartupDisplay) -> dict[str, Any]:
     """Shows phases; returns the event that ends this: ready, failed or the beginning of a stop."""
     for event in events:
         if event["event"] == "progress":

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.replica.stored_profile import Identity
-from deployments.tools.profile.plan import Trial
-from deployments.tools.profile.sweep import Sample
+from deployments.tools.profile.sweep import TimedBatch, TimedRun
 from runtimes.types import StageTimes
 
 IDENTITY = Identity(
@@ -26,16 +25,18 @@ def law(rows: int, width: int) -> float:
 
 
 def samples(
-    trials: list[Trial], seconds: Callable[[int, int], float] = law, runs: int = 1
-) -> list[Sample]:
-    """Each trial so often, one after another from 0 on; all of a run is the stage `run`."""
+    all_timed: list[TimedBatch], seconds: Callable[[int, int], float] = law, runs: int = 1
+) -> list[TimedRun]:
+    """Each timed so often, one after another from 0 on; all of a run is the stage `run`."""
     made, at = [], 0.0
-    for trial in trials * runs:
-        took_s = seconds(trial.rows, max(trial.lengths))
-        made.append(Sample(trial, at, took_s, StageTimes(run_s=took_s)))
+    for timed in all_timed * runs:
+        took_s = seconds(timed.rows, max(timed.lengths))
+        made.append(TimedRun(timed, at, took_s, StageTimes(run_s=took_s)))
         at += took_s
     return made
 
 
-def square(rows: tuple[int, ...] = (1, 4, 16), widths: tuple[int, ...] = (16, 128)) -> list[Trial]:
-    return [Trial((width,) * size) for size in rows for width in widths]
+def square(
+    rows: tuple[int, ...] = (1, 4, 16), widths: tuple[int, ...] = (16, 128)
+) -> list[TimedBatch]:
+    return [TimedBatch((width,) * size) for size in rows for width in widths]

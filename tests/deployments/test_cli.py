@@ -128,7 +128,7 @@ def test_without_a_server_commands_exit_1_with_one_sentence(
 
 def test_refusal_of_the_server_exits_1_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(port: int | None) -> dict[str, object]:
-        raise control.Refused("starting")
+        raise control.ServerRefused("starting")
 
     monkeypatch.setattr(control, "status", refuse)
     done = run("status")

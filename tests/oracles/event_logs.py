@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from deployments.tools.simulate.play import Asked, prepare
+from deployments.tools.simulate.simulation import SimulateOptions, prepare
 from routers import types
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
@@ -54,9 +54,9 @@ def replay() -> tuple[int, list[str]]:
 def _record(name: str) -> int:
     seconds, warmup = SECONDS[name]
     changes = (f"duration_s={seconds}", f"warmup_s={warmup}")
-    play = prepare(SCENARIOS / f"{name}.yaml", Asked(changes, seed=1))
+    simulation = prepare(SCENARIOS / f"{name}.yaml", SimulateOptions(changes, seed=1))
     with _watched() as logs:
-        play.run(lambda now, requests: None)
+        simulation.run(lambda now, requests: None)
     for number, lines in enumerate(logs):
         text = "\n".join(lines).encode()
         (FOLDER / f"{name}-{number}.jsonl.xz").write_bytes(lzma.compress(text, preset=9))

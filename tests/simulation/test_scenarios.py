@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.tools.simulate.play import Asked, prepare
+from deployments.tools.simulate.simulation import SimulateOptions, prepare
 from loadtests.traffic import made_up_trace
 from loadtests.traffic.scenario_file import load
 
@@ -25,22 +25,24 @@ WANTED = {
 }  # fmt: skip
 
 
-def play(name, *changes, **asked):
+def simulation(name, *changes, **asked):
     changes = ("warmup_s=0.5", *changes)
-    played = prepare(FOLDER / f"{name}.yaml", Asked(changes, **asked)).run(lambda now, n: None)
-    assert not any(played.left_over.values()), played.left_over
-    return played
+    result = prepare(FOLDER / f"{name}.yaml", SimulateOptions(changes, **asked)).run(
+        lambda now, n: None
+    )
+    assert not any(result.left_over.values()), result.left_over
+    return result
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario_that_is_shipped_runs_and_loses_nothing(name):
-    played = play(name, "duration_s=1.5", *EARLIER.get(name, ()))
-    assert played.summary.total().offered >= 1
+    result = simulation(name, "duration_s=1.5", *EARLIER.get(name, ()))
+    assert result.summary.total().offered >= 1
 
 
 @pytest.mark.parametrize("name", ["replica-killed", "rolling-change"])
 def test_no_request_is_lost_with_a_replica(name):
-    assert not play(name, "duration_s=1.5", *EARLIER[name]).summary.total().reasons
+    assert not simulation(name, "duration_s=1.5", *EARLIER[name]).summary.total().reasons
 
 
 def test_those_that_people_ask_for_are_there_and_say_what_to_look_for():
@@ -58,13 +60,13 @@ def test_recording_that_is_shipped_is_what_the_script_writes():
 def test_chaos_loses_nothing_and_answers_nothing_twice(seed):
     faults = "faults.chaos={every_s: 0.7, back_after_s: 0.5, hanging: 0.3}"
     hang_limit = "settings.models.device.replicas.hang_limit_s=0.4"
-    played = play("chaos", "duration_s=6", faults, hang_limit, seed=seed)
-    total = played.summary.total()
+    result = simulation("chaos", "duration_s=6", faults, hang_limit, seed=seed)
+    total = result.summary.total()
     assert total.latency.total + sum(total.reasons.values()) == total.offered
     assert total.latency.total > 0.5 * total.offered
 
 
 @pytest.mark.slow
 def test_a_minute_of_chaos_leaves_nothing_behind():
-    played = play("chaos", "duration_s=60")
-    assert played.summary.total().in_slo_share > 0.5
+    result = simulation("chaos", "duration_s=60")
+    assert result.summary.total().in_slo_share > 0.5

@@ -1,76 +1,44 @@
-"""How a simulated run looks in a terminal: its progress, then tables and small charts.
+"""How the result of a simulated run looks in a terminal: tables and small charts.
 
-Progress goes to standard error, and only where that is a terminal; the outcome goes to standard
-output. Shares are of what was offered; latencies are those of answered requests.
+Shares are of what was offered; latencies are those of answered requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from deployments.tools.simulate.play import Played
+from deployments.tools.simulate.simulation import SimulationResult
 from loadtests.results.summary import Group, Summary
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 48
 
 
-class Advance:
-    """A context manager around a run; called with virtual seconds and requests so far."""
-
-    def __init__(self, run_s: float, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("simulated {task.completed:.0f} of {task.total:.0f} s"),
-            BarColumn(),
-            TextColumn("{task.fields[requests]:,} requests"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("", total=run_s, requests=0)
-
-    def __call__(self, now: float, requests: int) -> None:
-        self._progress.update(self._task, completed=now, requests=requests)
-
-    def __enter__(self) -> Self:
-        self._progress.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.__exit__(kind, error, trace)
-
-
 def show(
-    title: str, played: Played, beside: Played | None = None, console: Console | None = None
+    title: str,
+    result: SimulationResult,
+    beside: SimulationResult | None = None,
+    console: Console | None = None,
 ) -> None:
     """`beside`: the same scenario through one queue, first in, first out."""
-    console, summary = console or Console(), played.summary
+    console, summary = console or Console(), result.summary
     console.print(Text(title, style="bold"))
-    console.print(_headline(played))
+    console.print(_headline(result))
     console.print(_groups("tenant", summary.tenants().items()))
     buckets = [(f"up to {edge}", group) for edge, group in summary.buckets().items()]
     console.print(_groups("length", buckets))
     if summary.total().first.total:
         console.print(_tokens("tenant", summary.tenants().items()))
         console.print(_tokens("prompt", buckets))
-    console.print(_facts(played))
+    console.print(_facts(result))
     console.print(_over_time(summary))
-    if any(played.left_over.values()):
-        console.print(Text(f"left over, which is a fault: {played.left_over}", style="bold red"))
+    if any(result.left_over.values()):
+        console.print(Text(f"left over, which is a fault: {result.left_over}", style="bold red"))
     if beside is not None:
         tokens = beside.summary.total().first.total
         what = (
@@ -85,15 +53,15 @@ def show(
             console.print(_tokens("tenant", beside.summary.tenants().items()))
 
 
-def _headline(played: Played) -> Text:
-    summary = played.summary
+def _headline(result: SimulationResult) -> Text:
+    summary = result.summary
     total = summary.total()
     seconds = summary.time_series.end_s - summary.time_series.begin_s
     share = total.in_slo_share
-    verdict = "goodput" if share >= played.slo_share else "not goodput"
+    verdict = "goodput" if share >= result.slo_share else "not goodput"
     return Text(
         f"{total.offered:,} requests, {total.offered / seconds:,.1f}/s for {seconds:,.0f} s; "
-        f"{share:.2%} in time, {verdict} ({played.slo_share * 100:g}%)"
+        f"{share:.2%} in time, {verdict} ({result.slo_share * 100:g}%)"
     )
 
 
@@ -125,14 +93,14 @@ def _tokens(noun: str, groups: Iterable[tuple[str, Group]]) -> Table:
     return table
 
 
-def _facts(played: Played) -> Text:
-    summary = played.summary
+def _facts(result: SimulationResult) -> Text:
+    summary = result.summary
     work, jain = summary.work, summary.fairness.least_jain
     fair = "–" if jain is None else f"{jain:.4f}"
     rows = work.rows / work.batches if work.batches else 0.0
     reasons = summary.total().reasons.most_common()
     unanswered = ", ".join(f"{count:,} {reason}" for reason, count in reasons) or "none"
-    busy = f"replicas    {played.utilisation:.1%} busy\n"
+    busy = f"replicas    {result.utilisation:.1%} busy\n"
     if summary.total().first.total:  # no batches, padding and copies; served over many windows
         return Text(f"{busy}unanswered  {unanswered}; tries after the first {summary.retries:,}")
     return Text(
@@ -141,7 +109,7 @@ def _facts(played: Played) -> Text:
         f"{busy}"
         f"fairness    {fair} (Jain's index, the worst 10 s)\n"
         f"copies      {work.hedge_ratio:.2%} of batches, {work.extra_work:.2%} more work, "
-        f"{sum(core.hedges_won for core in played.cores):,} of them first\n"
+        f"{sum(core.hedges_won for core in result.cores):,} of them first\n"
         f"unanswered  {unanswered}; tries after the first {summary.retries:,}"
     )
 

@@ -45,7 +45,7 @@ class ModelProgress:
         return True
 
 
-class Progress:
+class StartupDisplay:
     """A context manager around the wait. `update` may be called from any one thread."""
 
     def __init__(

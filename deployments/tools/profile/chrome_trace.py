@@ -28,10 +28,10 @@ def events(found: Findings) -> Iterator[dict[str, Any]]:
     for span in found.spans:
         yield _event(span.name, 1, span.began_s - origin_s, span.ended_s - span.began_s, {})
     for sample in found.samples:
-        at, trial = sample.began_s - origin_s, sample.trial
-        about = {"rows": trial.rows, "tokens": trial.tokens, "longest": max(trial.lengths),
-                 "held_out": trial.held}  # fmt: skip
-        yield _event(f"{trial.rows} x {max(trial.lengths)}", 2, at, sample.took_s, about)
+        at, timed = sample.began_s - origin_s, sample.timed
+        about = {"rows": timed.rows, "tokens": timed.tokens, "longest": max(timed.lengths),
+                 "held_out": timed.held}  # fmt: skip
+        yield _event(f"{timed.rows} x {max(timed.lengths)}", 2, at, sample.took_s, about)
         for part in fields(StageTimes):
             took_s = getattr(sample.stages, part.name)
             yield _event(part.name.removesuffix("_s"), 3, at, took_s, {})

@@ -15,13 +15,13 @@ from pathlib import Path
 from rich.console import Console
 
 from deployments.replica import stored_profile as stored
-from deployments.tools.console.profiling import Advance
-from deployments.tools.profile import chrome_trace, engine_report, page
-from deployments.tools.profile.errors import AskedWrongly, CannotProfile
+from deployments.tools.console.progress_bar import ShareBar
+from deployments.tools.profile import chrome_trace, engine, html_page
+from deployments.tools.profile.errors import CannotProfile, WrongArguments
 from deployments.tools.profile.findings import Findings
 from deployments.tools.profile.lengths import share_longer
-from deployments.tools.profile.measure import Course
-from deployments.tools.profile.subject import Asked, Chosen, chosen
+from deployments.tools.profile.measure import ProfileRun
+from deployments.tools.profile.subject import ChosenModel, ProfileOptions, chosen
 from deployments.tools.profile.tables import tables
 from loadtests.report.table import aligned
 
@@ -30,7 +30,7 @@ _BUSY = 0.1  # of the processors used by others: from here on it is said
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ProfileOutput:
     """What becomes of the findings. `dry_run`: nothing is stored."""
 
     dry_run: bool = False
@@ -39,32 +39,32 @@ class Wanted:
     html: Path | None = None
 
 
-def profile(asked: Asked, wanted: Wanted) -> int:
-    """The exit code. Raises SettingsErrors, AskedWrongly, CannotProfile, and what reading lengths
+def profile(options: ProfileOptions, output: ProfileOutput) -> int:
+    """The exit code. Raises SettingsErrors, WrongArguments, CannotProfile, and what reading lengths
     raises."""
-    must_be_writable(wanted)
-    found = chosen(asked)
+    must_be_writable(output)
+    found = chosen(options)
     if found.model.task == "generate":
-        return engine_report.show(found, asked.seconds, as_json=wanted.as_json)
+        return engine.show(found, options.seconds, as_json=output.as_json)
     console = Console(stderr=True)
-    with Advance(found.name, console) as advance:
-        course = Course(found, asked.seconds, asked.seed, advance)
-        course.run()
-    findings = course.findings
-    assert findings is not None, "a course without findings raises"
-    notes = [*_notes(found, findings), _kept(findings, found, wanted)]
-    _print(findings, notes, as_json=wanted.as_json)
-    _write(findings, notes, wanted)
+    with ShareBar(found.name, console) as advance:
+        profile_run = ProfileRun(found, options.seconds, options.seed, advance)
+        profile_run.run()
+    findings = profile_run.findings
+    assert findings is not None, "a run without findings raises"
+    notes = [*_notes(found, findings), _kept(findings, found, output)]
+    _print(findings, notes, as_json=output.as_json)
+    _write(findings, notes, output)
     return STOPPED if findings.stopped else 0
 
 
-def must_be_writable(wanted: Wanted) -> None:
-    """Before a long run rather than after it. Raises AskedWrongly."""
-    for path in (wanted.trace, wanted.html):
+def must_be_writable(output: ProfileOutput) -> None:
+    """Before a long run rather than after it. Raises WrongArguments."""
+    for path in (output.trace, output.html):
         if path is not None and not path.absolute().parent.is_dir():
-            raise AskedWrongly(f"{path}: its folder does not exist")
+            raise WrongArguments(f"{path}: its folder does not exist")
         if path is not None and path.is_dir():
-            raise AskedWrongly(f"{path}: is a folder; name a file in it")
+            raise WrongArguments(f"{path}: is a folder; name a file in it")
 
 
 def _print(findings: Findings, notes: list[str], *, as_json: bool) -> None:
@@ -77,17 +77,17 @@ def _print(findings: Findings, notes: list[str], *, as_json: bool) -> None:
     print("\n".join(notes))
 
 
-def _write(findings: Findings, notes: list[str], wanted: Wanted) -> None:
+def _write(findings: Findings, notes: list[str], output: ProfileOutput) -> None:
     try:
-        if wanted.trace is not None:
-            chrome_trace.write(findings, wanted.trace)
-        if wanted.html is not None:
-            page.write(findings, notes, wanted.html)
+        if output.trace is not None:
+            chrome_trace.write(findings, output.trace)
+        if output.html is not None:
+            html_page.write(findings, notes, output.html)
     except OSError as error:
         raise CannotProfile(f"{error.filename}: cannot be written: {error.strerror}") from None
 
 
-def _notes(found: Chosen, findings: Findings) -> Iterator[str]:
+def _notes(found: ChosenModel, findings: Findings) -> Iterator[str]:
     """What follows for serving, a sentence each."""
     lengths, model = findings.subject.lengths, found.model
     over = share_longer(lengths.all, model.lengths.max)
@@ -116,13 +116,13 @@ def _unless(says: bool, setting: str) -> str:
     return f"; not used: {setting} says otherwise." if says else "."
 
 
-def _kept(findings: Findings, found: Chosen, wanted: Wanted) -> str:
+def _kept(findings: Findings, found: ChosenModel, output: ProfileOutput) -> str:
     if findings.stopped:
         return "Stopped before the end: nothing is stored."
     made = to_store(findings)
     if made is None:
         return "Nothing to store."
-    if wanted.dry_run:
+    if output.dry_run:
         return "Nothing is stored (--dry-run)."
     try:
         path = stored.save(made, found.cache_dir)

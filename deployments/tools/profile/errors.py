@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class AskedWrongly(ValueError):
+class WrongArguments(ValueError):
     """The arguments name what is not there; the message says what is."""
 
 

@@ -10,13 +10,11 @@ from typing import Any
 
 from deployments.replica.stored_profile import Identity
 from deployments.tools.profile.binding import Binding
-from deployments.tools.profile.fitting import Fitted
-from deployments.tools.profile.knee import Knee
-from deployments.tools.profile.lengths import Lengths
-from deployments.tools.profile.memory import Memory
-from deployments.tools.profile.preprocessing import Tokenising
+from deployments.tools.profile.fitting import Fitted, Knee
+from deployments.tools.profile.lengths import RowLengths
+from deployments.tools.profile.overhead import MemoryUse, Tokenising
 from deployments.tools.profile.queue_depth import Depth
-from deployments.tools.profile.sweep import Sample
+from deployments.tools.profile.sweep import TimedRun
 from runtimes.parameters import Parameters
 from runtimes.types import Limits, RuntimeSettings
 
@@ -30,7 +28,7 @@ class Subject:
     settings: RuntimeSettings
     identity: Identity
     limits: Limits
-    lengths: Lengths
+    lengths: RowLengths
     parameters: Parameters | None
     most_s: float
     replicas: int
@@ -46,7 +44,7 @@ class Peaks:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Phase:
     """A phase of the profile, for the trace; seconds of the clock."""
 
     name: str
@@ -61,9 +59,9 @@ class Findings:
     `stopped`: somebody asked to stop before the end; `edges`: for the lengths that were given."""
 
     subject: Subject
-    memory: Memory | None = None
+    memory: MemoryUse | None = None
     peaks: Peaks | None = None
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TimedRun] = field(default_factory=list)
     others: float | None = None
     hop_s: float | None = None
     fitted: Fitted | None = None
@@ -73,7 +71,7 @@ class Findings:
     tokenising: Tokenising | None = None
     binding: Binding | None = None
     depths: list[Depth] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[Phase] = field(default_factory=list)
     stopped: bool = False
 
     def as_json(self) -> dict[str, Any]:

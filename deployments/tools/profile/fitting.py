@@ -1,21 +1,81 @@
-"""What does a batch cost, and how wrong is that where it was not fitted?
+"""What follows from timed batches: the cost model, the batch target and the bucket edges.
 
-The cost model that gateways plan with, given the medians of the grid's shapes, and judged by the
+The cost model that gateways plan with is given the medians of the grid's shapes, and judged by the
 batches that were held out: by their medians, which is the model's own error, and run by run, which
-has the machine's noise in it. How far runs of one shape lie apart says which of the two it is.
+has the machine's noise in it. The knee of one length is the smallest batch that serves within
+`GAIN` of the most rows a second that any size serves: beyond it throughput gains less than that
+while latency grows with the rows. The target is the largest knee of all lengths, as the core has
+one bound for all. Edges come from the solver that a gateway runs on its live histogram.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from deployments.tools.profile.plan import Trial
-from deployments.tools.profile.sweep import Sample
+from deployments.tools.profile.sweep import TimedBatch, TimedRun
+from routers.buckets.edges import lattice, least_padding, least_seconds
+from routers.buckets.prices import BatchBounds, BatchPrices, LengthShares
 from routers.cost.model import Coefficients, CostError, CostModel
 from routers.cost.residuals import at_quantile
+from routers.settings import DispatcherSettings
+
+GAIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A batch of `rows` takes `seconds`."""
+
+    rows: int
+    seconds: float
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """Of rows of one width: the knee, the point with the most rows a second, and the largest batch
+    within the share of the SLO that a batch may take (1 where none is)."""
+
+    width: int
+    at: Point
+    best: Point
+    in_slo: int
+    largest: int
+
+    @property
+    def rises(self) -> bool:
+        """No size was measured beyond it."""
+        return self.at.rows == self.largest
+
+
+def knees(points: Iterable[tuple[int, int, float]], most_s: float) -> tuple[Knee, ...]:
+    """`points`: (rows, width, seconds); `most_s`: what a batch may take. By width, ascending."""
+    curves: dict[int, list[Point]] = {}
+    for rows, width, seconds in sorted(points):
+        curves.setdefault(width, []).append(Point(rows, seconds))
+    return tuple(_knee(width, curves[width], most_s) for width in sorted(curves))
+
+
+def _knee(width: int, curve: list[Point], most_s: float) -> Knee:
+    best = max(curve, key=lambda point: point.rows_per_s)
+    enough = (1.0 - GAIN) * best.rows_per_s
+    at = next(point for point in curve if point.rows_per_s >= enough)
+    in_slo = max((point.rows for point in curve if point.seconds <= most_s), default=1)
+    return Knee(width, at, best, in_slo, curve[-1].rows)
+
+
+def target(found: Iterable[Knee], max_size: int) -> int | None:
+    """Rows that a batch need not exceed; None where `max_size` rows still gain."""
+    rows = max((knee.at.rows for knee in found), default=max_size)
+    return rows if rows < max_size else None
+
 
 Profile = tuple[tuple[int, int, float], ...]
 
@@ -38,10 +98,12 @@ class Fitted:
         return self.model.predict(rows, width)
 
 
-def fit(samples: Iterable[Sample], *, pads: bool, max_size: int, max_tokens: int) -> Fitted | None:
+def fit(
+    samples: Iterable[TimedRun], *, pads: bool, max_size: int, max_tokens: int
+) -> Fitted | None:
     """None where nothing of the grid was measured."""
-    by_trial = runs_of(samples)
-    points = _points(by_trial, pads)
+    by_batch = runs_of(samples)
+    points = _points(by_batch, pads)
     if not points:
         return None
     model = CostModel(0.0, points, max_size=max_size, max_tokens=max_tokens)
@@ -49,10 +111,10 @@ def fit(samples: Iterable[Sample], *, pads: bool, max_size: int, max_tokens: int
     fitted: list[float] = []
     runs: list[float] = []
     noise: list[float] = []
-    for trial, took in by_trial.items():
-        said, usual = model.predict(trial.rows, trial.width(pads)), median(took)
-        (held if trial.held else fitted).append(_off(said, usual))
-        if trial.held:
+    for timed, took in by_batch.items():
+        said, usual = model.predict(timed.rows, timed.width(pads)), median(took)
+        (held if timed.held else fitted).append(_off(said, usual))
+        if timed.held:
             runs += [_off(said, each) for each in took]
         if len(took) > 1:
             noise += [_off(usual, each) for each in took]
@@ -62,19 +124,19 @@ def fit(samples: Iterable[Sample], *, pads: bool, max_size: int, max_tokens: int
     )  # fmt: skip
 
 
-def runs_of(samples: Iterable[Sample]) -> dict[Trial, list[float]]:
-    """Seconds of each trial's runs."""
-    found: dict[Trial, list[float]] = defaultdict(list)
+def runs_of(samples: Iterable[TimedRun]) -> dict[TimedBatch, list[float]]:
+    """Seconds of each timed's runs."""
+    found: dict[TimedBatch, list[float]] = defaultdict(list)
     for each in samples:
-        found[each.trial].append(each.took_s)
+        found[each.timed].append(each.took_s)
     return found
 
 
-def _points(by_trial: dict[Trial, list[float]], pads: bool) -> Profile:
+def _points(by_batch: dict[TimedBatch, list[float]], pads: bool) -> Profile:
     grid = {
-        (trial.rows, trial.width(pads)): median(took)
-        for trial, took in by_trial.items()
-        if not trial.held
+        (timed.rows, timed.width(pads)): median(took)
+        for timed, took in by_batch.items()
+        if not timed.held
     }
     return tuple((*shape, took_s) for shape, took_s in sorted(grid.items()))
 
@@ -88,3 +150,24 @@ def _summed(off: list[float]) -> CostError | None:
     if not ordered:
         return None
     return CostError(at_quantile(ordered, 0.5), at_quantile(ordered, 0.99), len(ordered))
+
+
+def edges_for(
+    core: DispatcherSettings, lengths: Sequence[int], fitted: Fitted, replicas: int
+) -> tuple[int, ...]:
+    """Ascending, the last is the longest row; () where the core would not choose any."""
+    buckets, edges = core.buckets, core.bucket_edges
+    if not (buckets.adaptive and core.pads and not buckets.fixed_shapes):
+        return ()
+    points = lattice(edges[-1], edges)
+    weights = [0.0] * len(points)
+    for length in lengths:
+        weights[min(bisect_left(points, length), len(points) - 1)] += 1.0
+    known = LengthShares.of(points, weights)
+    if buckets.minimise == "padding":
+        return least_padding(known, edges, buckets.max_edges).edges
+    cost = fitted.model.predict
+    if cost(1.0, points[0]) >= cost(1.0, points[-1]):
+        return ()
+    prices = BatchPrices(known, cost, BatchBounds.of(core))
+    return least_seconds(prices, edges, buckets.max_edges, float(replicas)).edges

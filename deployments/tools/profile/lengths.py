@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from deployments.tools.profile.errors import AskedWrongly
+from deployments.tools.profile.errors import WrongArguments
 from runtimes.types import Limits
 
 DRAWN = 4096
@@ -21,7 +21,7 @@ _MIX_LONGEST = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class RowLengths:
     """`rows`: those the model takes, tokens; `all`: with those that are too long; `said`: where
     they come from; `given`: by the user, so they may be acted on."""
 
@@ -39,21 +39,23 @@ class Lengths:
         return sorted(self.rows)[len(self.rows) // 2]
 
 
-def lengths_for(path: Path | None, longest: int, rng: Random, *, outputs: bool = False) -> Lengths:
-    """`outputs`: with what was answered, where a recording says so. Raises AskedWrongly, and what
+def lengths_for(
+    path: Path | None, longest: int, rng: Random, *, outputs: bool = False
+) -> RowLengths:
+    """`outputs`: with what was answered, where a recording says so. Raises WrongArguments, and what
     reading a trace or a scenario raises."""
     if path is None:
-        return Lengths(*(_mix(longest, rng),) * 2, "a made-up ragged mix", False)
+        return RowLengths(*(_mix(longest, rng),) * 2, "a made-up ragged mix", False)
     found = _read(path, rng, outputs)
     if not found:
-        raise AskedWrongly(f"{path}: holds no lengths")
+        raise WrongArguments(f"{path}: holds no lengths")
     rows = tuple(length for length in found if length <= longest)
     if not rows:
-        raise AskedWrongly(
+        raise WrongArguments(
             f"{path}: all {len(found)} rows are longer than lengths.max ({longest}); "
             "raise lengths.max or give other lengths"
         )
-    return Lengths(rows, found, str(path), True)
+    return RowLengths(rows, found, str(path), True)
 
 
 def _mix(longest: int, rng: Random) -> tuple[int, ...]:
@@ -73,7 +75,7 @@ def _read(path: Path, rng: Random, outputs: bool) -> tuple[int, ...]:
     try:
         lines = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
-        raise AskedWrongly(f"--lengths {path}: cannot be read: {error}") from None
+        raise WrongArguments(f"--lengths {path}: cannot be read: {error}") from None
     return tuple(_length(path, place, word) for place, word in enumerate(lines, start=1))
 
 
@@ -89,7 +91,7 @@ def _recorded(path: Path, outputs: bool) -> tuple[int, ...]:
 
 def _length(path: Path, place: int, word: str) -> int:
     if not word.isdecimal() or not 1 <= int(word) <= 1 << 30:
-        raise AskedWrongly(f"{path}:{place}: is {word!r}; must be a whole number of at least 1")
+        raise WrongArguments(f"{path}:{place}: is {word!r}; must be a whole number of at least 1")
     return int(word)
 
 
@@ -104,7 +106,7 @@ def _of_scenario(path: Path, rng: Random) -> tuple[int, ...]:
         if scenario.lengths_of(tenant).column is None
     ]
     if not drawers:
-        raise AskedWrongly(f"{path}: its lengths are recorded; give the recording itself")
+        raise WrongArguments(f"{path}: its lengths are recorded; give the recording itself")
     return tuple(draw(rng) for draw in drawers for _ in range(DRAWN // len(drawers)))
 
 

@@ -1,4 +1,4 @@
-"""The course of a profile: load, the first request's memory, warm, peaks, sweep, and what follows.
+"""A profile from its start: load, the first request's memory, warm, peaks, sweep, what follows.
 
 Measuring takes `seconds` in all, whatever the model; loading and warm-up come on top, as a replica
 pays them, too. Whoever stops it gets what was found so far: nothing is written here.
@@ -20,18 +20,21 @@ from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
 from deployments.replica.backend_loop import plain_batch
 from deployments.replica.describe import describe, tokenizer_bytes
 from deployments.replica.known_costs import KnownCosts
-from deployments.tools.profile import plan, queue_depth
+from deployments.tools.profile import queue_depth
 from deployments.tools.profile.binding import Facts, binding
 from deployments.tools.profile.errors import CannotProfile
-from deployments.tools.profile.findings import Findings, Peaks, Span
-from deployments.tools.profile.fitting import Fitted, fit
-from deployments.tools.profile.knee import knees, target
-from deployments.tools.profile.memory import measured
-from deployments.tools.profile.overhead import hop_s
-from deployments.tools.profile.preprocessing import tokenising
-from deployments.tools.profile.subject import Chosen, created, subject_of
-from deployments.tools.profile.sweep import Sample, Sweep
-from deployments.tools.profile.target_edges import edges_for
+from deployments.tools.profile.findings import Findings, Peaks, Phase
+from deployments.tools.profile.fitting import Fitted, edges_for, fit, knees, target
+from deployments.tools.profile.overhead import hop_s, measured, tokenising
+from deployments.tools.profile.subject import ChosenModel, created, subject_of
+from deployments.tools.profile.sweep import (
+    Sweep,
+    TimedBatch,
+    TimedRun,
+    held_out,
+    rounds,
+    shape_grid,
+)
 from routers.settings import DispatcherSettings
 from runtimes import peaks, warmup
 from runtimes.errors import RuntimeFault
@@ -41,16 +44,16 @@ _PEAK_SHARE, _TEXT_SHARE, _HOP_SHARE = 0.04, 0.04, 0.02
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
 
 
-class Watch(Protocol):
+class OnProgress(Protocol):
     """Is told what is done now, and the share of the measuring time that is over, 0..1."""
 
     def __call__(self, what: str, share: float) -> None: ...
 
 
-class Course:
+class ProfileRun:
     """One profile. `findings` holds what was found, however `run` ends."""
 
-    def __init__(self, found: Chosen, seconds: float, seed: int, watch: Watch) -> None:
+    def __init__(self, found: ChosenModel, seconds: float, seed: int, watch: OnProgress) -> None:
         self._chosen = found
         self._seconds = seconds
         self._rng = Random(seed)
@@ -62,7 +65,7 @@ class Course:
     def run(self) -> None:
         """Raises CannotProfile; ends early, and says so in the findings, on KeyboardInterrupt."""
         runtime = created(self._told())
-        spans: list[Span] = []
+        spans: list[Phase] = []
         try:
             with self._phase("loading", spans):
                 runtime.load()
@@ -91,7 +94,7 @@ class Course:
         if not found.samples:
             return
         with self._phase("the way to the device", found.spans):
-            smallest = min((each.trial for each in found.samples), key=lambda trial: trial.tokens)
+            smallest = min((each.timed for each in found.samples), key=lambda timed: timed.tokens)
             found.hop_s = hop_s(runtime, smallest, _HOP_SHARE * self._seconds)
         with self._phase("tokenising", found.spans):
             self._tokenise(found)
@@ -118,8 +121,8 @@ class Course:
 
     def _sweep(self, runtime: Runtime, found: Findings) -> None:
         subject, limits = found.subject, runtime.limits()
-        grid = plan.grid(subject.settings, limits)
-        held = plan.held_out(subject.settings, limits, subject.lengths.rows, self._rng)
+        grid = shape_grid(subject.settings, limits)
+        held = held_out(subject.settings, limits, subject.lengths.rows, self._rng)
         warmed = frozenset(warmup.shapes(subject.settings, limits))
         sweep = Sweep(runtime, self._tell, perf_counter, warmed)
         found.samples = sweep.samples
@@ -128,7 +131,7 @@ class Course:
         system_s, own_s = _system_busy_s(), process_time()
         begin = perf_counter()
         try:
-            sweep.run(plan.rounds(_mixed(grid, held), self._rng), seconds)
+            sweep.run(rounds(_mixed(grid, held), self._rng), seconds)
         finally:
             took_s = (perf_counter() - begin) * (os.cpu_count() or 1)
             own_s = process_time() - own_s
@@ -179,9 +182,9 @@ class Course:
         """At the knee of the typical length."""
         subject, counted = found.subject, found.subject.parameters
         knee = min(found.knees, key=lambda each: abs(each.width - subject.lengths.median))
-        at = [s for s in found.samples if s.trial.rows == knee.at.rows
-              and s.trial.width(subject.limits.pads) == knee.width] or found.samples  # fmt: skip
-        best: Sample = min(at, key=lambda sample: sample.took_s)
+        at = [s for s in found.samples if s.timed.rows == knee.at.rows
+              and s.timed.width(subject.limits.pads) == knee.width] or found.samples  # fmt: skip
+        best: TimedRun = min(at, key=lambda sample: sample.took_s)
         rows, width = knee.at.rows, knee.width
         bytes_each = _BYTES[subject.settings.precision]
         return Facts(
@@ -212,22 +215,22 @@ class Course:
         self._watch(f"{self._now}: {what}", min(1.0, self._spent_s() / self._seconds))
 
     @contextlib.contextmanager
-    def _phase(self, name: str, spans: list[Span]) -> Iterator[None]:
+    def _phase(self, name: str, spans: list[Phase]) -> Iterator[None]:
         self._now = name
         self._watch(name, min(1.0, self._spent_s() / self._seconds))
         begin = perf_counter()
         try:
             yield
         finally:
-            spans.append(Span(name, begin, perf_counter()))
+            spans.append(Phase(name, begin, perf_counter()))
 
 
-def _mixed(grid: tuple[plan.Trial, ...], held: tuple[plan.Trial, ...]) -> list[plan.Trial]:
+def _mixed(grid: tuple[TimedBatch, ...], held: tuple[TimedBatch, ...]) -> list[TimedBatch]:
     """The grid in its order, with the held-out batches strewn evenly into it."""
     every = max(1, len(grid) // max(1, len(held)))
     mixed = list(grid)
-    for place, trial in enumerate(held):
-        mixed.insert(min(len(mixed), (place + 1) * (every + 1)), trial)
+    for place, timed in enumerate(held):
+        mixed.insert(min(len(mixed), (place + 1) * (every + 1)), timed)
     return mixed
 
 

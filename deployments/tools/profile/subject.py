@@ -15,16 +15,16 @@ from deployments.replica.image_model import with_image_lengths
 from deployments.replica.stored_profile import identity_of
 from deployments.settings import ModelSettings, load
 from deployments.settings.made import cache_dir
-from deployments.tools.profile.errors import AskedWrongly, CannotProfile
+from deployments.tools.profile.errors import CannotProfile, WrongArguments
 from deployments.tools.profile.findings import Subject
-from deployments.tools.profile.lengths import Lengths, as_taken, lengths_for
+from deployments.tools.profile.lengths import RowLengths, as_taken, lengths_for
 from runtimes import catalog, parameters, source
 from runtimes.errors import RuntimeFault
 from runtimes.types import Limits, Runtime, RuntimeSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProfileOptions:
     """The command line. `seconds`: of measuring, beside loading and warm-up; `lengths`: see
     `lengths.py`; `seed` decides every random choice."""
 
@@ -36,39 +36,39 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """One model of the file, and what it will be asked."""
+class ChosenModel:
+    """One model of the file, and what it will be options."""
 
     name: str
     model: ModelSettings
     settings: RuntimeSettings
-    lengths: Lengths
+    lengths: RowLengths
     cache_dir: Path
 
 
-def chosen(asked: Asked) -> Chosen:
-    """Raises SettingsErrors, AskedWrongly, CannotProfile, TraceError and ScenarioErrors."""
-    models = load(asked.file).models
-    name = asked.model or (next(iter(models)) if len(models) == 1 else "")
+def chosen(options: ProfileOptions) -> ChosenModel:
+    """Raises SettingsErrors, WrongArguments, CannotProfile, TraceError and ScenarioErrors."""
+    models = load(options.file).models
+    name = options.model or (next(iter(models)) if len(models) == 1 else "")
     if name not in models:
         listed = ", ".join(models)
         what = f"no model {name!r} there" if name else "a model must be named"
-        raise AskedWrongly(f"{asked.file}: {what}; it has {listed}")
+        raise WrongArguments(f"{options.file}: {what}; it has {listed}")
     model, folder = models[name], cache_dir()
     try:
         settings = runtime_settings(name, model, folder, lambda phase, fraction: None)
     except RuntimeFault as error:
         raise CannotProfile(str(error)) from None
     generates = model.task == "generate"
-    if generates and asked.lengths is None:
-        raise AskedWrongly(
+    if generates and options.lengths is None:
+        raise WrongArguments(
             f"--lengths is missing: {name} generates, and is profiled by the lengths of what it "
             "was asked and has answered (one a line, or a recording)"
         )
-    rng = Random(asked.seed)
+    rng = Random(options.seed)
     longest = with_image_lengths(model).lengths.max
-    lengths = lengths_for(asked.lengths, longest, rng, outputs=generates)
-    return Chosen(name, model, settings, lengths, folder)
+    lengths = lengths_for(options.lengths, longest, rng, outputs=generates)
+    return ChosenModel(name, model, settings, lengths, folder)
 
 
 def created(settings: RuntimeSettings) -> Runtime:
@@ -80,7 +80,7 @@ def created(settings: RuntimeSettings) -> Runtime:
         raise CannotProfile(str(error)) from None
 
 
-def subject_of(found: Chosen, limits: Limits) -> Subject:
+def subject_of(found: ChosenModel, limits: Limits) -> Subject:
     model = found.model
     return Subject(
         name=found.name,

@@ -1,23 +1,97 @@
-"""What do the planned batches take on the live backend?
+"""Which batches are timed, in which order, and what do they take on the live backend?
+
+A grid of rows x lengths to fit the cost model to, and ragged batches as traffic would make them,
+between the grid's points, which the fit never sees: what it is wrong by there is its error. The
+grid's extremes come first, so that they are known when time is short; after that each round goes
+through all in another order, so that a machine that drifts does so for every shape alike.
 
 One thread runs them one after another, as a replica's does. The first run of a shape that was not
 warmed compiles and allocates and does not count. Short batches are run several times at each visit,
 since what disturbs them is longer than they are. A batch that would take longer than what is left
-of the time is left out, so that the whole is bounded; what was measured before an interruption is
-kept.
+of the time is left out; what was measured before an interruption is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from random import Random
 from time import perf_counter
 
 from deployments.replica.backend_loop import plain_batch
-from deployments.tools.profile.plan import Trial
 from runtimes.errors import BadRows, RunError
-from runtimes.profiling import at_most
-from runtimes.types import Batch, Limits, Runtime, StageTimes
+from runtimes.profiling import at_most, in_order
+from runtimes.types import Batch, Limits, Runtime, RuntimeSettings, StageTimes
+
+HELD = 24
+_TRIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TimedBatch:
+    """A batch of rows of these lengths, tokens. `held`: the fit does not see it."""
+
+    lengths: tuple[int, ...]
+    held: bool = False
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    def width(self, pads: bool) -> int:
+        """As the cost model counts it: the longest row, or the mean where rows are packed."""
+        return max(self.lengths) if pads else -(-self.tokens // self.rows)
+
+
+def shape_grid(settings: RuntimeSettings, limits: Limits) -> tuple[TimedBatch, ...]:
+    """Extremes first; see `runtimes.profiling`."""
+    return tuple(TimedBatch((length,) * rows) for rows, length in in_order(settings, limits))
+
+
+def held_out(
+    settings: RuntimeSettings, limits: Limits, lengths: Sequence[int], rng: Random
+) -> tuple[TimedBatch, ...]:
+    """Ragged batches within `max_size` and `max_tokens`, each of one interval of lengths; up to
+    `HELD`, none twice. Of rows without lengths: batches of sizes that the grid does not have."""
+    most = min(settings.max_size, limits.max_rows or settings.max_size)
+    if limits.length_input is None and limits.row_shapes is None:
+        return tuple(TimedBatch((1,) * rows, True) for rows in range(3, most) if rows & (rows - 1))[
+            :HELD
+        ]
+    longest = limits.max_length or max(settings.edges, default=1)
+    pools = _by_interval([min(length, longest) for length in lengths], settings.edges)
+    found: dict[tuple[int, ...], TimedBatch] = {}
+    for place in range(_TRIES * HELD):
+        pool = pools[place % len(pools)]
+        rows = min(most, round(2.0 ** rng.uniform(0.0, most.bit_length())))
+        rows = max(1, min(rows, settings.max_tokens // max(pool)))
+        drawn = tuple(rng.choice(pool) for _ in range(rows))
+        found.setdefault(tuple(sorted(drawn)), TimedBatch(drawn, True))
+        if len(found) == HELD:
+            break
+    return tuple(found.values())
+
+
+def _by_interval(lengths: Sequence[int], edges: Sequence[int]) -> list[list[int]]:
+    pools: dict[int, list[int]] = {}
+    for length in lengths:
+        pools.setdefault(bisect_left(edges, length), []).append(length)
+    return [pools[place] for place in sorted(pools)]
+
+
+def rounds(first: Sequence[TimedBatch], rng: Random) -> Iterator[tuple[TimedBatch, ...]]:
+    """The all_timed as they stand, then shuffled anew each time, without end."""
+    yield tuple(first)
+    while True:
+        shuffled = list(first)
+        rng.shuffle(shuffled)
+        yield tuple(shuffled)
+
 
 Clock = Callable[[], float]
 
@@ -26,10 +100,10 @@ _ENOUGH_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TimedRun:
     """One run: when it began (seconds of `clock`), what the call took, and the backend's stages."""
 
-    trial: Trial
+    timed: TimedBatch
     began_s: float
     took_s: float
     stages: StageTimes
@@ -47,54 +121,54 @@ class Sweep:
         clock: Clock = perf_counter,
         warmed: Collection[tuple[int, int]] = (),
     ) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[TimedRun] = []
         self.limits: Limits = runtime.limits()
         self._runtime = runtime
         self._watch = watch
         self._clock = clock
         self._warmed = warmed
-        self._batches: dict[Trial, Batch] = {}
+        self._batches: dict[TimedBatch, Batch] = {}
         self._known: dict[tuple[int, int], float] = {}
 
-    def run(self, rounds: Iterable[Sequence[Trial]], seconds: float) -> None:
+    def run(self, rounds: Iterable[Sequence[TimedBatch]], seconds: float) -> None:
         """Until the time is over or nothing that is left fits into it."""
         end = self._clock() + seconds
-        for trials in rounds:
-            ran = [trial for trial in trials if self._fits(trial, end) and self._try(trial)]
+        for all_timed in rounds:
+            ran = [timed for timed in all_timed if self._fits(timed, end) and self._try(timed)]
             if not ran:
                 return
 
-    def _fits(self, trial: Trial, end: float) -> bool:
+    def _fits(self, timed: TimedBatch, end: float) -> bool:
         left = end - self._clock()
         known = ((*shape, took_s) for shape, took_s in self._known.items())
-        runs = 1 if trial in self._batches or self._is_warm(trial) else 2
-        return left > runs * at_most(trial.rows, max(trial.lengths), known)
+        runs = 1 if timed in self._batches or self._is_warm(timed) else 2
+        return left > runs * at_most(timed.rows, max(timed.lengths), known)
 
-    def _try(self, trial: Trial) -> bool:
-        self._watch(f"{trial.rows} rows of up to {max(trial.lengths)}")
-        batch = self._batches.get(trial)
+    def _try(self, timed: TimedBatch) -> bool:
+        self._watch(f"{timed.rows} rows of up to {max(timed.lengths)}")
+        batch = self._batches.get(timed)
         if batch is None:
-            batch = self._batches[trial] = plain_batch(self.limits, trial.lengths)
-            if not self._is_warm(trial):
-                self._timed(trial, batch)
+            batch = self._batches[timed] = plain_batch(self.limits, timed.lengths)
+            if not self._is_warm(timed):
+                self._timed(timed, batch)
         spent_s = 0.0
         for _ in range(_MOST_RUNS):
-            self.samples.append(self._timed(trial, batch))
+            self.samples.append(self._timed(timed, batch))
             spent_s += self.samples[-1].took_s
             if spent_s >= _ENOUGH_S:
                 break
         return True
 
-    def _is_warm(self, trial: Trial) -> bool:
-        return len(set(trial.lengths)) == 1 and (trial.rows, trial.lengths[0]) in self._warmed
+    def _is_warm(self, timed: TimedBatch) -> bool:
+        return len(set(timed.lengths)) == 1 and (timed.rows, timed.lengths[0]) in self._warmed
 
-    def _timed(self, trial: Trial, batch: Batch) -> Sample:
+    def _timed(self, timed: TimedBatch, batch: Batch) -> TimedRun:
         began = self._clock()
         try:
             result = self._runtime.run(batch)
         except BadRows as error:
             raise RunError(f"it refuses zeros as input: {error}") from error
         took_s = self._clock() - began
-        shape = trial.rows, max(trial.lengths)
+        shape = timed.rows, max(timed.lengths)
         self._known[shape] = min(took_s, self._known.get(shape, took_s))
-        return Sample(trial, began, took_s, result.times)
+        return TimedRun(timed, began, took_s, result.times)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from statistics import fmean, median
 
 from deployments.tools.profile.findings import Findings
-from deployments.tools.profile.knee import Knee
-from deployments.tools.profile.sweep import Sample
+from deployments.tools.profile.fitting import Knee
+from deployments.tools.profile.sweep import TimedRun
 from loadtests.results.report_table import Cell, Table
 from routers.cost.model import CostError
 
@@ -71,7 +71,7 @@ def _overhead(found: Findings) -> str:
     return ", ".join(parts) or "–"
 
 
-def _beside(sample: Sample) -> float:
+def _beside(sample: TimedRun) -> float:
     """What a call takes beside the stage `run`."""
     return sample.took_s - sample.stages.run_s
 
@@ -80,7 +80,7 @@ def by_batch(found: Findings) -> Table:
     """Of rows of the typical length."""
     knee = typical(found)
     rows = []
-    for size in sorted({sample.trial.rows for sample in found.samples if not sample.trial.held}):
+    for size in sorted({sample.timed.rows for sample in found.samples if not sample.timed.held}):
         took = [s.took_s for s in _grid(found, size, knee.width)]
         if took:
             usual = median(took)
@@ -195,10 +195,10 @@ def typical(found: Findings) -> Knee:
     return min(found.knees, key=lambda each: abs(each.width - found.subject.lengths.median))
 
 
-def _grid(found: Findings, rows: int, width: int) -> list[Sample]:
+def _grid(found: Findings, rows: int, width: int) -> list[TimedRun]:
     pads, wanted = found.subject.limits.pads, (rows, width)
-    grid = (each for each in found.samples if not each.trial.held)
-    return [each for each in grid if (each.trial.rows, each.trial.width(pads)) == wanted]
+    grid = (each for each in found.samples if not each.timed.held)
+    return [each for each in grid if (each.timed.rows, each.timed.width(pads)) == wanted]
 
 
 def _p99(took: list[float]) -> float:

@@ -25,16 +25,16 @@ class _Death:
     hangs: bool
 
 
-def devices(scenario: Scenario, stage: SimSetup) -> tuple[SimDevice, ...]:
-    """Raises StageError for a fault of a replica that there is not."""
-    starts = [0.0] * stage.replicas
+def devices(scenario: Scenario, setup: SimSetup) -> tuple[SimDevice, ...]:
+    """Raises SimSetupError for a fault of a replica that there is not."""
+    starts = [0.0] * setup.replicas
     for join in scenario.joins:
         starts += [scenario.warmup_s + join.at_s] * join.count
-    deaths = _deaths(scenario, starts, stage.hang_limit_s)
+    deaths = _deaths(scenario, starts, setup.hang_limit_s)
     return tuple(
         device
         for place, start in enumerate(starts)
-        for device in _lives(scenario, stage, place, start, deaths[place])
+        for device in _lives(scenario, setup, place, start, deaths[place])
     )
 
 
@@ -76,24 +76,24 @@ def _replaced_at(death: _Death, hang_limit_s: float) -> float:
 
 
 def _lives(
-    scenario: Scenario, stage: SimSetup, place: int, start: float, deaths: list[_Death]
+    scenario: Scenario, setup: SimSetup, place: int, start: float, deaths: list[_Death]
 ) -> Iterator[SimDevice]:
     for life, death in enumerate([*deaths, None]):
         if start == inf:
             return
         yield SimDevice(
             f"r{place}" if not life else f"r{place}.{life}",
-            stage.service_s,
-            stage.slots,
+            setup.service_s,
+            setup.slots,
             scenario.transport_ms / 1e3,
             joins_at=start,
             dies_at=inf if death is None or death.hangs else death.at_s,
             hangs_at=inf if death is None or not death.hangs else death.at_s,
-            hang_limit_s=stage.hang_limit_s,
+            hang_limit_s=setup.hang_limit_s,
             drag=_drag(scenario, place, life, start),
-            engine=stage.engine,
+            engine=setup.engine,
         )
-        start = inf if death is None else _replaced_at(death, stage.hang_limit_s)
+        start = inf if death is None else _replaced_at(death, setup.hang_limit_s)
 
 
 def _drag(scenario: Scenario, place: int, life: int, start: float) -> Drag | None:
@@ -123,9 +123,9 @@ def _drag(scenario: Scenario, place: int, life: int, start: float) -> Drag | Non
     )
 
 
-def check_places(scenario: Scenario, stage: SimSetup) -> None:
-    """Raises StageError for a fault of a replica that there is not."""
-    places = stage.replicas + sum(join.count for join in scenario.joins)
+def check_places(scenario: Scenario, setup: SimSetup) -> None:
+    """Raises SimSetupError for a fault of a replica that there is not."""
+    places = setup.replicas + sum(join.count for join in scenario.joins)
     for position, part in enumerate(scenario.faults.slow):
         _check_place(f"slow[{position}]", part.replica, places)
 

@@ -39,7 +39,7 @@ class SimSetupError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class TenantTerms:
     """By what right a tenant's requests come; see `routers.types.Request`. `slo_s` and `timeout_s`
     from arrival."""
 
@@ -60,7 +60,7 @@ class SimSetup:
 
     core: DispatcherSettings
     service_s: Callable[[int, int], float]
-    terms: dict[str, Terms]
+    terms: dict[str, TenantTerms]
     longest: int | None
     replicas: int
     gateways: int
@@ -91,7 +91,7 @@ class SimSetup:
 
 def set_up(scenario: Scenario, settings: Settings, *, cut: bool = False) -> SimSetup:
     """`cut`: rows that are too long for the model are cut, as if its settings truncated them.
-    Raises StageError."""
+    Raises SimSetupError."""
     name, model = _model(scenario, settings)
     if model.task == "generate":
         return _generating(scenario, settings, name, model)
@@ -205,7 +205,9 @@ def _profile(
     return measure(settings, limits, run_batch, seconds, lambda: now)
 
 
-def _terms(scenario: Scenario, settings: Settings, page: ModelDescription) -> dict[str, Terms]:
+def _terms(
+    scenario: Scenario, settings: Settings, page: ModelDescription
+) -> dict[str, TenantTerms]:
     known = Tenants(settings.tenants, settings.gateway.priorities)
     declared = {tenant.name: tenant for tenant in known.all}
     found = {}
@@ -217,7 +219,7 @@ def _terms(scenario: Scenario, settings: Settings, page: ModelDescription) -> di
             )
         own = part.budget_ms
         plan = page.scheduling
-        found[name] = Terms(
+        found[name] = TenantTerms(
             tenant=tenant,
             slo_s=plan.slo_s if own is None else own / 1e3,
             timeout_s=plan.timeout_s if own is None else own / 1e3,

@@ -34,7 +34,7 @@ def test_a_question_is_answered_by_its_handler():
 
 def test_a_handler_that_raises_is_a_refusal_and_the_next_question_is_answered():
     with ControlSocket(1, {"apply": fails, "status": lambda _: {"up": True}}):
-        with pytest.raises(control.Refused, match="RuntimeError: no cluster"):
+        with pytest.raises(control.ServerRefused, match="RuntimeError: no cluster"):
             control.ask(1, {"do": "apply"})
         assert control.ask(1, {"do": "status"}) == {"up": True}
 
@@ -66,7 +66,7 @@ def test_a_host_that_does_not_answer_in_time_is_said_so():
         return {}
 
     with ControlSocket(1, {"status": late}):
-        with pytest.raises(control.Refused, match=r"no answer within 0\.01 s"):
+        with pytest.raises(control.ServerRefused, match=r"no answer within 0\.01 s"):
             control.ask(1, {"do": "status"}, timeout_s=0.01)
         answer.set()
 
@@ -131,5 +131,5 @@ def test_stop_says_which_process_does_not_end(states, monkeypatch):
         raise TimeoutError("processes 7 of a killed server do not end")
 
     monkeypatch.setattr(orphaned_processes, "clear", never)
-    with pytest.raises(control.Refused, match="processes 7"):
+    with pytest.raises(control.ServerRefused, match="processes 7"):
         control.stop(1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from deployments.settings import ModelSettings
-from deployments.tools.profile.errors import AskedWrongly
+from deployments.tools.profile.errors import WrongArguments
 from runtimes import catalog
 from runtimes.errors import LoadError
 
@@ -50,14 +50,14 @@ class Skipped:
 def candidates(
     names: Sequence[str], model: ModelSettings, cpus: int
 ) -> tuple[list[Candidate], list[Skipped]]:
-    """Raises AskedWrongly for a backend that there is not."""
+    """Raises WrongArguments for a backend that there is not."""
     found: list[Candidate] = []
     skipped: list[Skipped] = []
     for wanted in dict.fromkeys(names):
         name, colon, precision = wanted.partition(":")
         if name not in catalog.names() or name == "synthetic":
             others = ", ".join(each for each in catalog.names() if each != "synthetic")
-            raise AskedWrongly(
+            raise WrongArguments(
                 f"--compare: is {name!r}; must be some of {others}, perhaps with :PRECISION"
             )
         missing = catalog.available(name)
@@ -73,7 +73,9 @@ def _precisions(name: str, asked: str, model: ModelSettings, colon: str) -> list
     if not colon:
         return [each for each in dict.fromkeys((*PRECISIONS, model.precision)) if each in known]
     if asked not in known:
-        raise AskedWrongly(f"--compare: {name} has no precision {asked!r}, but {', '.join(known)}")
+        raise WrongArguments(
+            f"--compare: {name} has no precision {asked!r}, but {', '.join(known)}"
+        )
     return [asked]
 
 

@@ -1,22 +1,28 @@
-"""`headrace profile --compare`: the table, and one sentence on who is fastest and by how much."""
+"""`headrace profile --compare`: which candidate is fastest, by how much, and might that be chance?
+
+Rates of runs, the first of which did not count. The distance to the best is a ratio of means with
+an interval of 95 % by bootstrap: runs of the same round are drawn together, because what disturbs
+the machine disturbs neighbours, and then passes within each run. Where the interval reaches 1 the
+difference is within noise. Source: Efron & Tibshirani, "An Introduction to the Bootstrap" (1993).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
+from statistics import fmean
 
 from rich.console import Console
 
-from deployments.tools.console.profiling import Advance
-from deployments.tools.profile.command import Wanted, must_be_writable
+from deployments.tools.console.progress_bar import ShareBar
+from deployments.tools.profile.command import ProfileOutput, must_be_writable
 from deployments.tools.profile.compare.candidates import Skipped, candidates
-from deployments.tools.profile.compare.contest import ROUNDS, ROWS, Contest
-from deployments.tools.profile.compare.ranking import Ranked, ranking
-from deployments.tools.profile.errors import AskedWrongly, CannotProfile
-from deployments.tools.profile.subject import Asked, Chosen, chosen
+from deployments.tools.profile.compare.contest import ROUNDS, ROWS, Contest, Ran
+from deployments.tools.profile.errors import CannotProfile, WrongArguments
+from deployments.tools.profile.subject import ChosenModel, ProfileOptions, chosen
 from loadtests.report import page
 from loadtests.report.plots import Axis, Figure, MarkRow, rows
 from loadtests.report.scale import linear
@@ -24,30 +30,96 @@ from loadtests.report.table import aligned
 from loadtests.results.report_table import Table, number, this_machine, today
 from runtimes.threads import allowed_cpus
 
+DRAWS = 2000
+_TAIL = 0.025
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """`tokens_per_s`: mean of runs, from `least` to `most`; seconds a batch; `ratio`: its rate to
+    the best one's, from `low` to `high`."""
+
+    name: str
+    runs: int
+    tokens_per_s: float
+    least: float
+    most: float
+    mean_s: float
+    p99_s: float
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def is_noise(self) -> bool:
+        """It may as well be as fast as the best."""
+        return self.high >= 1.0
+
+
+def ranking(runs: Mapping[str, Sequence[Ran]], rng: Random) -> list[Ranked]:
+    """By rate, the best first, whose ratio is 1. Of each candidate as many runs, by round; the
+    first ones are those that count."""
+    means = {name: _mean(each) for name, each in runs.items()}
+    ordered = sorted(means, key=lambda name: -means[name])
+    return [_ranked(name, runs[name], runs[ordered[0]], rng, best=name == ordered[0])
+            for name in ordered]  # fmt: skip
+
+
+def _ranked(
+    name: str, own: Sequence[Ran], first: Sequence[Ran], rng: Random, *, best: bool
+) -> Ranked:
+    rates, took = [fmean(run.rates) for run in own], sorted(s for run in own for s in run.took)
+    low, high = (1.0, 1.0) if best else _interval(own, first, rng)
+    return Ranked(
+        name, len(own), fmean(rates), min(rates), max(rates), fmean(took),
+        took[min(len(took) - 1, round(0.99 * len(took)))], _mean(own) / _mean(first), low, high,
+    )  # fmt: skip
+
+
+def _mean(runs: Sequence[Ran]) -> float:
+    return fmean(fmean(run.rates) for run in runs)
+
+
+def _interval(own: Sequence[Ran], first: Sequence[Ran], rng: Random) -> tuple[float, float]:
+    rounds = range(min(len(own), len(first)))
+    ratios = []
+    for _ in range(DRAWS):
+        drawn = rng.choices(rounds, k=len(rounds))
+        mine, theirs = (
+            fmean(
+                fmean(rng.choices(runs[place].rates, k=len(runs[place].rates))) for place in drawn
+            )
+            for runs in (own, first)
+        )
+        ratios.append(mine / theirs)
+    ratios.sort()
+    return ratios[int(_TAIL * DRAWS)], ratios[int((1 - _TAIL) * DRAWS) - 1]
+
+
 STOPPED = 130
 
 
-def compare(asked: Asked, names: Sequence[str], asked_for: Wanted) -> int:
+def compare(options: ProfileOptions, names: Sequence[str], output: ProfileOutput) -> int:
     """The exit code. Raises as `profile` does; nothing is stored."""
-    if asked_for.trace is not None:
-        raise AskedWrongly("--trace is of one backend; leave --compare out")
-    must_be_writable(asked_for)
-    found = chosen(asked)
+    if output.trace is not None:
+        raise WrongArguments("--trace is of one backend; leave --compare out")
+    must_be_writable(output)
+    found = chosen(options)
     if found.model.task == "generate":
-        raise AskedWrongly(f"--compare: {found.name} generates; other backends do not")
+        raise WrongArguments(f"--compare: {found.name} generates; other backends do not")
     wanted, skipped = candidates(names, found.model, allowed_cpus())
-    with Advance(found.name, Console(stderr=True)) as advance:
-        contest = Contest(found, asked.seed, advance)
-        contest.hold(wanted, asked.seconds)
+    with ShareBar(found.name, Console(stderr=True)) as advance:
+        contest = Contest(found, options.seed, advance)
+        contest.hold(wanted, options.seconds)
     skipped += contest.skipped
     if not contest.runs and not contest.stopped:
         raise CannotProfile("\n".join(["nothing could be compared:", *map(_why, skipped)]))
-    ranked = ranking(contest.runs, Random(asked.seed)) if contest.runs else []
+    ranked = ranking(contest.runs, Random(options.seed)) if contest.runs else []
     sentences = [*verdict(ranked), *map(_why, skipped)]
     if contest.stopped:
         sentences.append("Stopped before the end.")
     table = table_of(ranked, found)
-    if asked_for.as_json:
+    if output.as_json:
         print(json.dumps({"model": found.name, "lengths": found.lengths.said,
                           "ranking": [asdict(each) | {"within_noise": each.is_noise}
                                       for each in ranked],
@@ -56,12 +128,12 @@ def compare(asked: Asked, names: Sequence[str], asked_for: Wanted) -> int:
     else:
         lines = [table.caption, "", *aligned(table), ""] if ranked else []
         print("\n".join([*lines, *sentences]))
-    if asked_for.html is not None:
-        _write(asked_for.html, table, ranked, sentences, found)
+    if output.html is not None:
+        _write(output.html, table, ranked, sentences, found)
     return STOPPED if contest.stopped else 0
 
 
-def table_of(ranked: Sequence[Ranked], found: Chosen) -> Table:
+def table_of(ranked: Sequence[Ranked], found: ChosenModel) -> Table:
     cells = tuple(
         (each.name, each.tokens_per_s, f"{number(each.least)}–{number(each.most)}",
          each.mean_s * 1e3, each.p99_s * 1e3, _ratio(each))
@@ -103,7 +175,7 @@ def _why(skipped: Skipped) -> str:
 
 
 def _write(
-    path: Path, table: Table, ranked: Sequence[Ranked], sentences: Sequence[str], found: Chosen
+    path: Path, table: Table, ranked: Sequence[Ranked], sentences: Sequence[str], found: ChosenModel
 ) -> None:
     facts = {"Lengths": found.lengths.said, "Machine": this_machine(), "Date": today()}
     parts = [page.header(found.name, "Backends compared.", facts)]

@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from deployments.tools.console.simulated import Advance, chart
+from deployments.tools.console.progress_bar import ShareBar, SimulatedTimeBar
+from deployments.tools.console.simulated import chart
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,8 @@ def test_long_runs_are_drawn_as_means():
 
 def test_progress_says_nothing_where_there_is_no_terminal():
     out = io.StringIO()
-    with Advance(10.0, Console(file=out)) as advance:
+    with SimulatedTimeBar(10.0, Console(file=out)) as advance:
         advance(5.0, 1000)
+    with ShareBar("model", Console(file=out)) as advance:
+        advance("warming", 0.5)
     assert out.getvalue().strip() == ""

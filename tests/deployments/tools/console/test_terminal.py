@@ -13,7 +13,7 @@ from deployments.cluster.ready_message import ready_message, try_line
 from deployments.contract.description import ModelDescription
 from deployments.contract.scheduling import scheduling
 from deployments.settings import ModelSettings
-from deployments.tools.console.terminal import Progress
+from deployments.tools.console.terminal import StartupDisplay
 from runtimes.types import TensorSpec
 
 IDS = TensorSpec("ids", "INT64", (-1, -1))
@@ -70,7 +70,7 @@ def plain(width: int = 200) -> tuple[Console, io.StringIO]:
 
 def test_without_a_terminal_each_phase_is_one_line() -> None:
     clock, (console, out) = Clock(), plain()
-    with Progress(["m", "n"], console=console, clock=clock) as progress:
+    with StartupDisplay(["m", "n"], console=console, clock=clock) as progress:
         progress.update("m", "staging", 0.1)
         progress.update("m", "staging", 0.9)
         clock.now += 1.5
@@ -90,7 +90,7 @@ def test_without_a_terminal_each_phase_is_one_line() -> None:
 
 def test_phases_never_go_back() -> None:
     console, out = plain()
-    with Progress(["m"], console=console, clock=Clock()) as progress:
+    with StartupDisplay(["m"], console=console, clock=Clock()) as progress:
         for phase in ("warming", "staging", "unheard of", "ready", "warming", "failed"):
             progress.update("m", phase)
     assert out.getvalue().splitlines() == ["m: warming (0.0 s)", "m: ready (0.0 s)"]
@@ -98,14 +98,14 @@ def test_phases_never_go_back() -> None:
 
 def test_long_lines_are_not_folded_in_logs() -> None:
     console, out = plain(width=20)
-    with Progress(["m"], console=console, clock=Clock()) as progress:
+    with StartupDisplay(["m"], console=console, clock=Clock()) as progress:
         progress.update("m", "failed", note="x" * 100)
     assert out.getvalue().count("\n") == 1
 
 
 def test_model_that_was_not_named_is_shown_too() -> None:
     console, out = plain()
-    with Progress([], console=console, clock=Clock()) as progress:
+    with StartupDisplay([], console=console, clock=Clock()) as progress:
         progress.update("late", "staging")
     assert out.getvalue() == "late: staging (0.0 s)\n"
 
@@ -113,7 +113,7 @@ def test_model_that_was_not_named_is_shown_too() -> None:
 def test_terminal_shows_every_phase_with_its_seconds() -> None:
     clock, out = Clock(), io.StringIO()
     console = Console(file=out, width=120, force_terminal=True, color_system=None)
-    with Progress(["m", "n"], console=console, clock=clock) as progress:
+    with StartupDisplay(["m", "n"], console=console, clock=clock) as progress:
         progress.update("m", "staging")
         clock.now += 2
         progress.update("m", "warming", 0.5)

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.settings import ModelSettings
 from deployments.tools.profile.compare.candidates import Candidate, candidates
-from deployments.tools.profile.errors import AskedWrongly
+from deployments.tools.profile.errors import WrongArguments
 from runtimes import catalog
 
 
@@ -61,13 +61,13 @@ def test_a_backend_named_twice_runs_once() -> None:
 
 def test_a_precision_may_be_named() -> None:
     assert named(["openvino:bf16"]) == ["openvino bf16, 1 thread"]
-    with pytest.raises(AskedWrongly, match="onnxruntime has no precision 'bf16', but fp32"):
+    with pytest.raises(WrongArguments, match="onnxruntime has no precision 'bf16', but fp32"):
         named(["onnxruntime:bf16"])
 
 
 @pytest.mark.parametrize("name", ["onnx", "", "synthetic"])
 def test_a_backend_that_there_is_not_is_refused(name: str) -> None:
-    with pytest.raises(AskedWrongly, match=r"must be some of .*openvino"):
+    with pytest.raises(WrongArguments, match=r"must be some of .*openvino"):
         candidates([name], model(), 1)
 
 

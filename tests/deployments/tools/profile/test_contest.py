@@ -10,12 +10,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from deployments import cli
-from deployments.tools.profile.compare import process
 from deployments.tools.profile.compare.candidates import Candidate, candidates
-from deployments.tools.profile.compare.contest import ROUNDS, Contest
-from deployments.tools.profile.compare.process import Ran, TrialFailed
-from deployments.tools.profile.lengths import Lengths
-from deployments.tools.profile.subject import Asked, Chosen, chosen
+from deployments.tools.profile.compare.contest import (
+    ROUNDS,
+    CandidateFailed,
+    CandidateProcess,
+    Contest,
+    Ran,
+)
+from deployments.tools.profile.lengths import RowLengths
+from deployments.tools.profile.subject import ChosenModel, ProfileOptions, chosen
 
 
 def run(*words: str) -> Result:
@@ -93,7 +97,7 @@ class Fake:
 
     def loaded(self, within_s: float) -> float:
         if self.candidate.runtime == "broken":
-            raise TrialFailed("no such file")
+            raise CandidateFailed("no such file")
         if self.candidate.runtime == "interrupted":
             raise KeyboardInterrupt
         return 2.0
@@ -101,7 +105,7 @@ class Fake:
     def run(self, seconds: float, every: int) -> Ran:
         self.runs.append((seconds, every))
         if self.candidate.runtime == "dies" and len(self.runs) == 3:
-            raise TrialFailed("its process ended")
+            raise CandidateFailed("its process ended")
         return Ran((1.0,), (0.1,))
 
     def end(self) -> None:
@@ -111,8 +115,8 @@ class Fake:
 def contest(monkeypatch: pytest.MonkeyPatch, *names: str, seconds: float = 100.0) -> Contest:
     monkeypatch.setattr(Fake, "made", [], raising=False)
     monkeypatch.setattr("deployments.tools.profile.compare.contest.CandidateProcess", Fake)
-    lengths = Lengths((5, 6), (5, 6), "here", True)
-    found = Chosen("m", None, None, lengths, Path())  # type: ignore[arg-type]
+    lengths = RowLengths((5, 6), (5, 6), "here", True)
+    found = ChosenModel("m", None, None, lengths, Path())  # type: ignore[arg-type]
     made = Contest(found, 0, lambda what, share: None)
     made.hold([Candidate(name, "fp32", "", (), 1, 1) for name in names], seconds)
     return made
@@ -168,11 +172,11 @@ def test_an_interruption_ends_all_processes(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_one_that_takes_too_long_to_load_is_ended(tiny: Path) -> None:
-    found = chosen(Asked(tiny, None, 1.0, None, 0))
+    found = chosen(ProfileOptions(tiny, None, 1.0, None, 0))
     wanted = candidates(["onnxruntime"], found.model, 1)[0][0]
-    started = process.CandidateProcess(wanted, found, [1, 1])
+    started = CandidateProcess(wanted, found, [1, 1])
     try:
-        with pytest.raises(TrialFailed, match=r"not loaded after 0\.05 s"):
+        with pytest.raises(CandidateFailed, match=r"not loaded after 0\.05 s"):
             started.loaded(0.05)
     finally:
         started.end()

@@ -7,12 +7,12 @@ from random import Random
 
 import pytest
 
-from deployments.tools.profile.errors import AskedWrongly
-from deployments.tools.profile.lengths import Lengths, as_taken, lengths_for, share_longer
+from deployments.tools.profile.errors import WrongArguments
+from deployments.tools.profile.lengths import RowLengths, as_taken, lengths_for, share_longer
 from runtimes.types import Limits, RowShapes, TensorSpec
 
 
-def read(path: Path | None, longest: int = 512) -> Lengths:
+def read(path: Path | None, longest: int = 512) -> RowLengths:
     return lengths_for(path, longest, Random(0))
 
 
@@ -64,12 +64,12 @@ def test_without_a_file_the_mix_reaches_the_longest_row() -> None:
 def test_what_is_no_length_is_named(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text(text)
-    with pytest.raises(AskedWrongly, match=said):
+    with pytest.raises(WrongArguments, match=said):
         read(path)
 
 
 def test_a_file_that_is_not_there_is_said() -> None:
-    with pytest.raises(AskedWrongly, match="cannot be read"):
+    with pytest.raises(WrongArguments, match="cannot be read"):
         read(Path("gone.txt"))
 
 

@@ -1,14 +1,64 @@
-"""Does the sweep keep to its time, leave out first runs, and keep what it has when interrupted?"""
+"""Are batches of the grid, and ragged ones between its points, timed within the time given?"""
 
 from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from random import Random
 
 import pytest
 from made_profiles import law, square
 
-from deployments.tools.profile.plan import Trial
-from deployments.tools.profile.sweep import Sweep
+from deployments.tools.profile.sweep import HELD, Sweep, TimedBatch, held_out, rounds, shape_grid
 from runtimes.errors import BadRows, RunError
-from runtimes.types import Batch, Limits, Result, StageTimes, TensorSpec
+from runtimes.types import Batch, Limits, Result, RuntimeSettings, StageTimes, TensorSpec
+
+SETTINGS = RuntimeSettings(
+    "m", "synthetic", None, Path(), edges=(16, 64), max_size=8, max_tokens=256
+)
+GRID_LIMITS = Limits((TensorSpec("ids", "INT64", (-1, -1)),), (), length_input="ids", max_length=64)
+IMAGE = Limits((TensorSpec("pixels", "FP32", (-1, 3)),), ())
+
+
+def test_the_grid_begins_with_its_extremes() -> None:
+    shapes = [(timed.rows, timed.width(True)) for timed in shape_grid(SETTINGS, GRID_LIMITS)]
+    assert shapes[:3] == [(1, 16), (1, 40), (1, 64)]
+    assert shapes[3:6] == [(8, 16), (6, 40), (4, 64)]
+    assert len(set(shapes)) == len(shapes)
+    assert not any(timed.held for timed in shape_grid(SETTINGS, GRID_LIMITS))
+
+
+def test_held_out_batches_keep_every_bound_and_one_interval_each() -> None:
+    lengths = [3, 9, 16, 17, 40, 64, 100]
+    found = held_out(SETTINGS, GRID_LIMITS, lengths, Random(1))
+    assert 10 < len(found) <= HELD
+    for timed in found:
+        assert timed.held
+        assert timed.rows <= 8
+        assert timed.rows * max(timed.lengths) <= 256
+        assert max(timed.lengths) <= 16 or min(timed.lengths) > 16
+    assert held_out(SETTINGS, GRID_LIMITS, lengths, Random(1)) == found
+
+
+def test_rows_without_lengths_are_held_out_by_size() -> None:
+    assert [timed.rows for timed in held_out(SETTINGS, IMAGE, [1], Random(0))] == [3, 5, 6, 7]
+    assert {timed.lengths for timed in shape_grid(SETTINGS, IMAGE)} == {
+        (1,) * n for n in (1, 2, 4, 8)
+    }
+
+
+def test_every_round_has_all_in_another_order() -> None:
+    all_timed = [TimedBatch((n,)) for n in range(1, 20)]
+    first, second, third = islice(rounds(all_timed, Random(0)), 3)
+    assert list(first) == all_timed
+    assert second != first != third != second
+    assert set(second) == set(third) == set(all_timed)
+
+
+def test_packed_rows_count_by_their_mean() -> None:
+    timed = TimedBatch((10, 11, 30))
+    assert (timed.width(True), timed.width(False), timed.tokens) == (30, 17, 51)
+
 
 LIMITS = Limits((TensorSpec("ids", "INT64", (-1, -1)),), (), length_input="ids")
 
@@ -40,18 +90,18 @@ class Device:
 def test_first_runs_do_not_count() -> None:
     device = Device()
     sweep = device.sweep()
-    trials = square()
-    sweep.run([trials], 1e9)
-    for trial in trials:
-        runs = device.shapes.count((trial.rows, trial.lengths[0]))
-        took = [each.took_s for each in sweep.samples if each.trial == trial]
+    all_timed = square()
+    sweep.run([all_timed], 1e9)
+    for timed in all_timed:
+        runs = device.shapes.count((timed.rows, timed.lengths[0]))
+        took = [each.took_s for each in sweep.samples if each.timed == timed]
         assert len(took) == runs - 1
-        assert took == pytest.approx([law(trial.rows, trial.lengths[0])] * len(took))
+        assert took == pytest.approx([law(timed.rows, timed.lengths[0])] * len(took))
 
 
 def test_warmed_shapes_count_from_their_first_run_on() -> None:
     device = Device()
-    warmed = Trial((10,) * 200)
+    warmed = TimedBatch((10,) * 200)
     sweep = Sweep(device, lambda what: None, lambda: device.now, {(200, 10)})  # type: ignore[arg-type]
     sweep.run([[warmed]], 1e9)
     assert device.shapes == [(200, 10)]
@@ -60,8 +110,8 @@ def test_warmed_shapes_count_from_their_first_run_on() -> None:
 
 def test_short_batches_are_run_several_times_at_a_visit() -> None:
     sweep = Device().sweep()
-    sweep.run([[Trial((10,)), Trial((10,) * 200)]], 1e9)
-    assert [each.trial.rows for each in sweep.samples] == [1, 1, 1, 1, 200]
+    sweep.run([[TimedBatch((10,)), TimedBatch((10,) * 200)]], 1e9)
+    assert [each.timed.rows for each in sweep.samples] == [1, 1, 1, 1, 200]
 
 
 @pytest.mark.parametrize("seconds", [0.5, 3.0, 12.0])
@@ -74,9 +124,9 @@ def test_the_time_is_kept_but_for_one_surprise(seconds: float) -> None:
 def test_a_batch_too_long_for_the_rest_is_left_out() -> None:
     device = Device()
     sweep = device.sweep()
-    small, large = Trial((10,)), Trial((10,) * 1000)
+    small, large = TimedBatch((10,)), TimedBatch((10,) * 1000)
     sweep.run([[small], [small, large]], 1.1)
-    assert {each.trial for each in sweep.samples} == {small}
+    assert {each.timed for each in sweep.samples} == {small}
 
 
 def test_what_was_measured_before_an_interruption_is_kept() -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 from made_profiles import IDENTITY, samples, square
 
-from deployments.tools.profile.findings import Findings, Span, Subject
-from deployments.tools.profile.fitting import fit
-from deployments.tools.profile.knee import knees
-from deployments.tools.profile.lengths import Lengths
-from deployments.tools.profile.memory import Memory
-from deployments.tools.profile.page import html
+from deployments.tools.profile.findings import Findings, Phase, Subject
+from deployments.tools.profile.fitting import fit, knees
+from deployments.tools.profile.html_page import html
+from deployments.tools.profile.lengths import RowLengths
+from deployments.tools.profile.overhead import MemoryUse
 from deployments.tools.profile.tables import MIB, tables
 from loadtests.results.report_table import Table, markdown
 from runtimes.parameters import Parameters
@@ -21,14 +20,16 @@ from runtimes.types import Limits, RuntimeSettings, TensorSpec
 LIMITS = Limits((TensorSpec("ids", "INT64", (-1, -1)),), (), length_input="ids")
 SETTINGS = RuntimeSettings("<m>", "openvino", None, Path(), precision="bf16")
 SUBJECT = Subject(
-    "<m>", SETTINGS, IDENTITY, LIMITS, Lengths((16, 20, 128), (16, 20, 128), "here", True),
+    "<m>", SETTINGS, IDENTITY, LIMITS, RowLengths((16, 20, 128), (16, 20, 128), "here", True),
     Parameters(22_700_000, 10_600_000, ("FP32",)), 0.045, 1,
 )  # fmt: skip
 
 
 @pytest.fixture
 def found() -> Findings:
-    made = Findings(SUBJECT, Memory(100 * MIB, 5 * MIB, 0.5 * MIB, 8), spans=[Span("sweep", 0, 1)])
+    made = Findings(
+        SUBJECT, MemoryUse(100 * MIB, 5 * MIB, 0.5 * MIB, 8), spans=[Phase("sweep", 0, 1)]
+    )
     made.samples = samples(square(), runs=3)
     made.fitted = fit(made.samples, pads=True, max_size=16, max_tokens=8192)
     assert made.fitted is not None

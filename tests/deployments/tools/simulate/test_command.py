@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from deployments.cli import main
-from deployments.tools.simulate.play import Asked, prepare
+from deployments.tools.simulate.simulation import SimulateOptions, prepare
 from loadtests.traffic.scenario_file import ScenarioErrors
 
 SETTINGS = """
@@ -148,9 +148,11 @@ def test_model_that_is_not_synthetic_needs_a_device(scenario):
         "\n".join(line for line in text.splitlines() if "options" not in line)
     )
     with pytest.raises(ScenarioErrors, match="device: is missing"):
-        prepare(scenario, Asked())
-    play = prepare(scenario, Asked(changes=["device={base_ms: 7, per_token_us: 2}"]))
-    assert play.stage.service_s(4, 100) == pytest.approx(0.0078)
+        prepare(scenario, SimulateOptions())
+    simulation = prepare(
+        scenario, SimulateOptions(changes=["device={base_ms: 7, per_token_us: 2}"])
+    )
+    assert simulation.setup.service_s(4, 100) == pytest.approx(0.0078)
 
 
 def test_recording_is_parted_among_all_tenants_by_their_shares(scenario, tmp_path):

@@ -12,8 +12,8 @@ from rich.console import Console
 from deployments.settings import parse
 from deployments.tools.console.simulated import show
 from deployments.tools.simulate.engines import Prompts
-from deployments.tools.simulate.play import Asked, prepare
 from deployments.tools.simulate.sim_setup import SimSetupError, set_up
+from deployments.tools.simulate.simulation import SimulateOptions, prepare
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario_file import check
 
@@ -29,17 +29,19 @@ SCENARIO = {
 }
 
 
-def stage(model=None, **changed):
+def setup(model=None, **changed):
     return set_up(check(SCENARIO | changed), parse({"models": {"m": MODEL | (model or {})}}))
 
 
-def played(*changes, fifo=False):
-    play = prepare(SCENARIOS / "generation-mix.yaml", Asked(("duration_s=10", *changes)))
-    return play, play.run(lambda now, requests: None, fifo=fifo)
+def result(*changes, fifo=False):
+    simulation = prepare(
+        SCENARIOS / "generation-mix.yaml", SimulateOptions(("duration_s=10", *changes))
+    )
+    return simulation, simulation.run(lambda now, requests: None, fifo=fifo)
 
 
 def test_core_is_told_of_the_engine_what_a_replica_would_say():
-    made = stage({"slo": {"ttft_ms": 300, "tpot_ms": 30}})
+    made = setup({"slo": {"ttft_ms": 300, "tpot_ms": 30}})
     core = made.core
     assert core.generation is not None
     assert (core.slo_s, core.generation.tpot_s, core.generation.block_tokens) == (0.3, 0.03, 16)
@@ -49,9 +51,9 @@ def test_core_is_told_of_the_engine_what_a_replica_would_say():
 
 
 def test_first_tokens_and_each_one_after_are_shown():
-    play, end = played()
-    assert play.left_out == []
-    assert all(device.engine is not None for device in play.devices)
+    simulation, end = result()
+    assert simulation.left_out == []
+    assert all(device.engine is not None for device in simulation.devices)
     total = end.summary.total()
     assert total.first.total == total.latency.total > 50
     assert end.as_json()["tenants"]["chat"]["first_p99_ms"] > 0
@@ -63,13 +65,13 @@ def test_first_tokens_and_each_one_after_are_shown():
 
 
 def test_the_same_runs_straight_to_the_engines():
-    _, end = played(fifo=True)
+    _, end = result(fifo=True)
     assert end.summary.total().first.total > 50
     assert not any(end.left_over.values())
 
 
 def test_first_token_is_what_is_due():
-    _, end = played("settings.models.writer.slo.ttft_ms=1000")
+    _, end = result("settings.models.writer.slo.ttft_ms=1000")
     writers = end.summary.tenants()["writers"]
     assert writers.latency.percentile_s(50) > 5.0
     assert writers.in_slo_share > 0.9
@@ -77,11 +79,11 @@ def test_first_token_is_what_is_due():
 
 def test_models_without_an_engine_and_engines_without_a_model_are_refused():
     with pytest.raises(SimSetupError, match="device: must be left out; m generates"):
-        stage(device={"base_ms": 1})
+        setup(device={"base_ms": 1})
     with pytest.raises(SimSetupError, match="engine: must be left out; m generates nothing"):
-        stage({"task": "tensors"})
+        setup({"task": "tensors"})
     with pytest.raises(SimSetupError, match="is 100; must hold a request of 4096 tokens"):
-        stage(engine={"cache_tokens": 100})
+        setup(engine={"cache_tokens": 100})
 
 
 def planned(**more):

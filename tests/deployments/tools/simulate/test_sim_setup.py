@@ -7,8 +7,8 @@ from math import inf
 import pytest
 
 from deployments.settings import parse
+from deployments.tools.simulate.callers import Callers
 from deployments.tools.simulate.devices import devices
-from deployments.tools.simulate.environment import Callers
 from deployments.tools.simulate.sim_setup import set_up
 from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario_file import check
@@ -39,7 +39,7 @@ SCENARIO = {
 }
 
 
-def stage(**changed):
+def setup(**changed):
     return set_up(check(SCENARIO | changed), parse(SETTINGS))
 
 
@@ -49,29 +49,29 @@ def made(**changed):
 
 
 def test_core_is_told_what_the_service_would_tell_it():
-    core = stage().core
+    core = setup().core
     assert (core.bucket_edges, core.max_size, core.max_tokens) == ((32, 512), 8, 1024)
     assert (core.slo_s, core.pads, core.priorities) == (0.1, True, 3)
 
 
 def test_tenants_come_by_the_right_that_the_settings_give_them():
-    terms = stage(tenants={"a": {"priority": "bulk"}, "b": {"budget_ms": 50}}).terms
+    terms = setup(tenants={"a": {"priority": "bulk"}, "b": {"budget_ms": 50}}).terms
     assert (terms["a"].weight, terms["a"].priority, terms["a"].tenant_rows) == (3, 2, 9)
     assert (terms["a"].slo_s, terms["a"].timeout_s) == (0.1, 0.7)
     assert (terms["b"].slo_s, terms["b"].timeout_s) == (0.05, 0.05)
 
 
 def test_priority_may_be_lowered_and_not_raised():
-    assert stage(tenants={"b": {"priority": "interactive"}}).terms["b"].priority == 1
+    assert setup(tenants={"b": {"priority": "interactive"}}).terms["b"].priority == 1
 
 
 def test_scenario_may_have_other_numbers_of_replicas_and_gateways():
-    assert (stage().replicas, stage().gateways) == (2, 2)
-    assert (stage(replicas=5).replicas, stage(gateways=1).gateways) == (5, 1)
+    assert (setup().replicas, setup().gateways) == (2, 2)
+    assert (setup(replicas=5).replicas, setup(gateways=1).gateways) == (5, 1)
 
 
 def test_row_costs_its_part_of_a_full_batch():
-    found = stage()
+    found = setup()
     assert found.row_cost_s(32) == pytest.approx((0.005 + 8 * 0.001) / 8)
     assert found.row_cost_s(512) == pytest.approx((0.005 + 2 * 0.001) / 2)
 
@@ -170,7 +170,7 @@ def test_closed_loop_goes_on_after_an_answer_and_after_the_last_refusal():
 
 
 def test_core_starts_from_the_profile_that_a_replica_would_have_measured():
-    profile = stage().core.profile
+    profile = setup().core.profile
     assert (1, 32, pytest.approx(0.006)) in profile
     assert (8, 32, pytest.approx(0.013)) in profile
 

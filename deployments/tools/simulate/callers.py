@@ -31,20 +31,20 @@ class Callers:
     """Requests come as planned, are held to their tenants' rates at the door, and when they have
     ended are followed by retries and by a loop's next."""
 
-    def __init__(self, plan: TrafficPlan, stage: SimSetup) -> None:
+    def __init__(self, plan: TrafficPlan, setup: SimSetup) -> None:
         self._plan = plan
-        self._stage = stage
+        self._setup = setup
         self._now = 0.0
-        self._rates = [Rates(stage.gateways, lambda: self._now) for _ in range(stage.gateways)]
+        self._rates = [Rates(setup.gateways, lambda: self._now) for _ in range(setup.gateways)]
 
     @property
     def are_limited(self) -> bool:
-        return any(each.tenant.rate != _NO_RATE for each in self._stage.terms.values())
+        return any(each.tenant.rate != _NO_RATE for each in self._setup.terms.values())
 
     def door(self, arrival: Arrival, now: float) -> float:
         """See `routers.simulation.traffic.Door`; as the gateways keep rates."""
         self._now = now
-        tenant = self._stage.terms[arrival.tenant].tenant
+        tenant = self._setup.terms[arrival.tenant].tenant
         try:
             self._rates[arrival.gateway].take_request(tenant)
             self._rates[arrival.gateway].take_tokens(tenant, sum(arrival.lengths))
@@ -65,11 +65,11 @@ class Callers:
         return None if following is None else self._arrival(following)
 
     def _arrival(self, planned: Planned) -> Arrival:
-        terms, longest = self._stage.terms[planned.tenant], self._stage.longest
+        terms, longest = self._setup.terms[planned.tenant], self._setup.longest
         lengths = planned.lengths
         if longest is not None and max(lengths) > longest:
             lengths = tuple([min(length, longest) for length in lengths])
-        prompts, generation, output = self._stage.prompts, None, 0
+        prompts, generation, output = self._setup.prompts, None, 0
         if prompts is not None:
             lengths = lengths[:1]
             generation, output = prompts.asked(planned, lengths[0])
@@ -93,21 +93,21 @@ class Callers:
         )
 
 
-class Watcher:
+class SummaryObserver:
     """The observer that fills a summary. `on_progress(now, requests)`: every thousandth request."""
 
     def __init__(
         self,
         summary: Summary,
-        stage: SimSetup,
+        setup: SimSetup,
         network_s: float,
         on_progress: Callable[[float, int], None],
     ) -> None:
         self._summary = summary
-        self._stage = stage
+        self._setup = setup
         self._network_s = network_s
         self._on_progress = on_progress
-        self._row_cost_s = lru_cache(maxsize=65_536)(stage.row_cost_s)
+        self._row_cost_s = lru_cache(maxsize=65_536)(setup.row_cost_s)
         self._requests = 0
 
     def arrived(self, outcome: SimOutcome, now: float) -> None:
@@ -154,7 +154,7 @@ class Watcher:
     def _cost_s(self, arrival: Arrival) -> float:
         lengths = arrival.lengths
         if arrival.generation is not None:
-            return self._stage.generation_cost_s(lengths[0], arrival.output)
+            return self._setup.generation_cost_s(lengths[0], arrival.output)
         if len(lengths) == 1:
             return self._row_cost_s(lengths[0])
         return sum(map(self._row_cost_s, lengths))

@@ -1,21 +1,23 @@
-"""YAML text to plain data, with the line of every path: what a mistake points at.
+"""A settings file to plain data, with the line of every path: what a mistake points at.
 
 Only mappings, lists and plain scalars come out; tags that would build anything else are refused, as
 are duplicate keys and aliases that contain themselves or multiply into more than `MOST_NODES`
 nodes. Names of settings are text whatever YAML would make of them (`on`, `1`). Dates stay text.
 The composer is PyYAML's own: libyaml's recurses in C and overflows the stack on hostile nesting.
+Mistakes inside a document are kept in it, to be told together with those of the settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from deployments.settings.mistakes import Mistake, dotted
-from deployments.settings.shape import Path
+from deployments.settings.mistakes import Mistake, SettingsErrors, dotted
+from deployments.settings.shape import SettingPath
 
 MOST_NODES = 200_000
 DEEPEST = 50
@@ -40,13 +42,13 @@ class Document:
 
     file: str
     data: Any = None
-    lines: dict[Path, int] = field(default_factory=dict)
+    lines: dict[SettingPath, int] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
 
-    def mistake(self, path: Path, message: str) -> Mistake:
+    def mistake(self, path: SettingPath, message: str) -> Mistake:
         return Mistake(self.file, self.line_of(path), dotted(path), message)
 
-    def line_of(self, path: Path) -> int:
+    def line_of(self, path: SettingPath) -> int:
         """The line of the path or, where it is absent, of the nearest thing around it."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.lines:
@@ -94,7 +96,7 @@ class _Plain:
         self._above: set[int] = set()
         self._left = MOST_NODES
 
-    def value(self, node: yaml.Node, path: Path) -> Any:
+    def value(self, node: yaml.Node, path: SettingPath) -> Any:
         self._left -= 1
         if self._left == 0:
             self._refuse(path, f"expands to more than {MOST_NODES} values")
@@ -112,24 +114,24 @@ class _Plain:
         finally:
             self._above.discard(id(node))
 
-    def _inner(self, node: yaml.Node, path: Path) -> Any:
+    def _inner(self, node: yaml.Node, path: SettingPath) -> Any:
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self._item(each, (*path, at)) for at, each in enumerate(node.value)]
         return self._scalar(node, path)
 
-    def _item(self, node: yaml.Node, path: Path) -> Any:
+    def _item(self, node: yaml.Node, path: SettingPath) -> Any:
         self._document.lines[path] = node.start_mark.line + 1
         return self.value(node, path)
 
-    def _scalar(self, node: yaml.Node, path: Path) -> Any:
+    def _scalar(self, node: yaml.Node, path: SettingPath) -> Any:
         try:
             return self._loader.construct_object(node)
         except (yaml.YAMLError, ValueError, LookupError, OverflowError):
             return self._refuse(path, f"is no {node.tag.rsplit(':', 1)[-1]}")
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, path: SettingPath) -> dict[str, Any]:
         """Own keys win over merged ones (`<<`), as YAML has it."""
         found: dict[str, Any] = {}
         merged: dict[str, Any] = {}
@@ -147,7 +149,7 @@ class _Plain:
                 found[key.value] = self.value(inner, (*path, key.value))
         return merged | found
 
-    def _merged(self, node: yaml.Node, path: Path) -> dict[str, Any]:
+    def _merged(self, node: yaml.Node, path: SettingPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for each in self._merge_sources(node):
             lines = dict(self._document.lines)
@@ -162,10 +164,43 @@ class _Plain:
     def _merge_sources(self, node: yaml.Node) -> Iterator[yaml.Node]:
         yield from node.value if isinstance(node, yaml.SequenceNode) else (node,)
 
-    def _twice(self, path: Path, first: int, line: int) -> None:
+    def _twice(self, path: SettingPath, first: int, line: int) -> None:
         self._refuse(path, f"is set twice, on lines {first} and {line}; must be set once", line)
 
-    def _refuse(self, path: Path, message: str, line: int | None = None) -> None:
+    def _refuse(self, path: SettingPath, message: str, line: int | None = None) -> None:
         """At the path's own line: an alias is wrong where it is used."""
         at = self._document.line_of(path) if line is None else line
         self._document.mistakes.append(Mistake(self._document.file, at, dotted(path), message))
+
+
+MOST_BYTES = 16 * 1024 * 1024
+
+
+def read_file(path: Path | str) -> Document:
+    """A document whose data is a mapping. Raises SettingsErrors where the file holds none."""
+    file = str(path)
+    try:
+        with open(path, "rb") as stream:
+            body = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise SettingsErrors([Mistake(file, 0, "", f"cannot be read: {reason}")]) from None
+    if len(body) > MOST_BYTES:
+        raise SettingsErrors([Mistake(file, 0, "", f"is larger than {MOST_BYTES} bytes")])
+    document = read_document(_text(body, file), file)
+    if document.data is None and not document.mistakes:
+        raise SettingsErrors([Mistake(file, 0, "", "is empty; must have models:")])
+    if not isinstance(document.data, dict):
+        top = document.mistake((), "must be a mapping that has models:")
+        raise SettingsErrors(document.mistakes or [top])
+    return document
+
+
+def _text(body: bytes, file: str) -> str:
+    try:
+        return body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = body.count(b"\n", 0, error.start) + 1
+        raise SettingsErrors(
+            [Mistake(file, line, "", f"byte {error.start} is no UTF-8; save the file as UTF-8")]
+        ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.tools.profile.engines import Choice, contexts, most_sequences
+from deployments.tools.profile.engine import Choice, contexts, most_sequences
 
 STEPS = ((1, 1, 0.010), (8, 8, 0.020), (32, 32, 0.040), (64, 64, 0.080))
 

@@ -1,8 +1,8 @@
 """One replica of one candidate, in a process of its own.
 
-`python -m deployments.tools.profile.compare.trial` reads JSON lines: first what to load, then one
-line a run, and answers each with a line. Whatever the libraries print goes to standard error. A run
-is whole passes over the same batches: the given lengths sorted, as a backend would like them best.
+Run as a module it reads JSON lines: first what to load, then one line a run, and answers each with
+a line. Whatever the libraries print goes to standard error. A run is whole passes over the same
+batches: the given lengths sorted, as a backend would like them best.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from deployments.tools.profile.subject import created
 from runtimes.types import Batch, Runtime, RuntimeSettings
 
 
-class Trial:
+class CandidateReplica:
     """A loaded model and its batches; `load` runs each of them once, for nothing."""
 
     def __init__(self, runtime: Runtime, settings: RuntimeSettings, lengths: Sequence[int]) -> None:
@@ -85,10 +85,10 @@ def _serve(lines: IO[str], out: IO[str]) -> None:
     )
     runtime = created(settings)
     try:
-        trial = Trial(runtime, settings, told["lengths"])
-        _say(out, pass_s=trial.load())
+        replica = CandidateReplica(runtime, settings, told["lengths"])
+        _say(out, pass_s=replica.load())
         for line in lines:
-            _say(out, **trial.run(**json.loads(line)))
+            _say(out, **replica.run(**json.loads(line)))
     finally:
         runtime.close()
 

@@ -1,17 +1,50 @@
-"""Which pictures does a profile have? Throughput and latency by batch, and where the time goes.
+"""A profile as one HTML file that needs nothing but itself: tables, and pictures of them.
 
-One line a length, from the medians that the cost model was fitted to.
+The pictures show throughput and latency by batch, one line a length, from the medians that the cost
+model was fitted to, and where the time of a batch goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
-from deployments.tools.profile import tables
 from deployments.tools.profile.findings import Findings
+from deployments.tools.profile.tables import stages, tables
+from loadtests.report import page
 from loadtests.report.plots import Axis, Figure, Series, bars, lines
 from loadtests.report.scale import linear, logarithmic
-from loadtests.results.report_table import Table, number
+from loadtests.results.report_table import Table, number, this_machine, today
+
+
+def write(found: Findings, notes: Iterable[str], path: Path) -> None:
+    """Raises OSError."""
+    path.write_text(html(found, notes), encoding="utf-8")
+
+
+def html(found: Findings, notes: Iterable[str]) -> str:
+    name = found.subject.name
+    return page.page(f"{name}: profile", _parts(found, list(notes)))
+
+
+def _parts(found: Findings, notes: list[str]) -> Iterator[str]:
+    subject, identity = found.subject, found.subject.identity
+    facts = {
+        "Backend": f"{identity.runtime} {identity.version}".strip(),
+        "Precision": identity.precision,
+        "Threads": str(identity.threads),
+        "Artifact": identity.artifact[:12],
+        "Lengths": subject.lengths.said,
+        "Machine": this_machine(),
+        "Date": today(),
+    }
+    yield page.header(subject.name, "What it costs on this machine.", facts)
+    if found.stopped:
+        yield page.notice("Stopped before the end; what is here was measured.", good=False)
+    yield page.section("Tables", [page.table(each) for each in tables(found)])
+    yield page.section("Pictures", [page.figure(each) for each in figures(found)], "figures")
+    yield page.section("For serving", [page.words(note) for note in notes])
+
 
 MOST = 8
 
@@ -54,7 +87,7 @@ def _by_size(
 
 
 def _stages(found: Findings) -> Figure:
-    table = tables.stages(found)
+    table = stages(found)
     heights = [(str(row[0]), float(row[-1])) for row in table.rows[:-1] if row[-1] is not None]
     points = [(name, ms, f"{name}: {number(ms)} ms") for name, ms in heights]
     svg = bars(table.caption, points, "", Axis("ms", linear([ms for _, ms in heights])))

@@ -1,25 +1,83 @@
 """What should the engine of a model that generates be started with, given recorded lengths?
 
-A context follows from the lengths alone; how many sequences at once from what steps take, which is
-measured on the live engine as a starting replica would. Nothing is stored.
+Its cache is shared out by what a sequence may need at most, and a step takes longer the more
+sequences are in it: both bounds are better no larger than the traffic needs. A context follows from
+the lengths alone (prompt and answer together, tokens); how many sequences at once from what steps
+take, which is measured on the live engine as a starting replica would. Nothing is stored.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 
 from deployments.replica import backend_env
-from deployments.tools.profile.engines import TIGHT_S, Contexts, contexts, most_sequences
 from deployments.tools.profile.errors import CannotProfile
-from deployments.tools.profile.subject import Chosen
+from deployments.tools.profile.subject import ChosenModel
 from loadtests.report.table import aligned
 from loadtests.results.report_table import Table
 from runtimes import catalog
 from runtimes.errors import RuntimeFault
 from runtimes.stream_profiling import Profile, measure
+
+SPARE = 1.15  # above the longest that was served
+TIGHT_S = 0.2  # a budget from which on down the number of sequences is looked at
+_QUANTILES = (0.999, 0.99, 0.95, 0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A context of `tokens` would refuse the share `refused` of the requests."""
+
+    tokens: int
+    refused: float
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """`proposed`: the longest served and 15 % more, no more than the model's own; `shorter`: what
+    each shorter one would refuse, longest first."""
+
+    proposed: Choice
+    longest: int
+    shorter: tuple[Choice, ...]
+
+
+def contexts(lengths: Sequence[int], most: int | None = None) -> Contexts:
+    """`most`: what the model takes at most. Raises ValueError of no lengths."""
+    if not lengths:
+        raise ValueError("no lengths were given")
+    ordered = sorted(lengths)
+    longest = ordered[-1]
+    proposed = min(ceil(longest * SPARE), most or longest * 2)
+    shorter = sorted({ordered[ceil(q * len(ordered)) - 1] for q in _QUANTILES}, reverse=True)
+    return Contexts(
+        _choice(proposed, ordered), longest,
+        tuple(_choice(tokens, ordered) for tokens in shorter if tokens < min(proposed, longest)),
+    )  # fmt: skip
+
+
+def _choice(tokens: int, lengths: Sequence[int]) -> Choice:
+    return Choice(tokens, sum(length > tokens for length in lengths) / len(lengths))
+
+
+def most_sequences(
+    steps: Iterable[tuple[int, int, float]], step_s: float, declared: int, budget_s: float
+) -> int:
+    """Sequences at once. `steps`: (running sequences, tokens of the step, seconds) as measured;
+    `step_s`: what a step may take. Lower than `declared` only where the budget is under 200 ms and
+    steps with more sequences were measured to take longer; at least 1."""
+    if budget_s >= TIGHT_S:
+        return declared
+    found = sorted((running, seconds) for running, _, seconds in steps)
+    too_slow = [running for running, seconds in found if seconds > step_s]
+    if not too_slow:
+        return declared
+    within = [running for running, _ in found if running < min(too_slow)]
+    return max(1, min(declared, max(within, default=1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +93,7 @@ class EngineFindings:
     budget_s: float | None
 
 
-def show(found: Chosen, seconds: float, *, as_json: bool) -> int:
+def show(found: ChosenModel, seconds: float, *, as_json: bool) -> int:
     """The exit code. Raises CannotProfile."""
     try:
         made = asyncio.run(_measured(found, seconds))
@@ -50,7 +108,7 @@ def show(found: Chosen, seconds: float, *, as_json: bool) -> int:
     return 0
 
 
-async def _measured(found: Chosen, seconds: float) -> EngineFindings:
+async def _measured(found: ChosenModel, seconds: float) -> EngineFindings:
     backend_env.set_compiler_cache(found.cache_dir)
     backend_env.set_engine_variables(found.settings)
     runtime = catalog.create_stream(found.settings)
@@ -70,7 +128,7 @@ async def _measured(found: Chosen, seconds: float) -> EngineFindings:
     return EngineFindings(proposal, steps, most, proposed, budget_s)
 
 
-def steps_table(found: Chosen, made: EngineFindings) -> Table:
+def steps_table(found: ChosenModel, made: EngineFindings) -> Table:
     rows = tuple(
         (running, tokens, took_s * 1e3, tokens / took_s) for running, tokens, took_s in made.steps
     )
@@ -81,7 +139,7 @@ def steps_table(found: Chosen, made: EngineFindings) -> Table:
     )
 
 
-def contexts_table(found: Chosen, made: EngineFindings) -> Table:
+def contexts_table(found: ChosenModel, made: EngineFindings) -> Table:
     choices = (made.contexts.proposed, *made.contexts.shorter)
     rows = tuple(
         (each.tokens, f"{each.refused * 100:.2f} %", "proposed" if not place else "")
@@ -94,7 +152,7 @@ def contexts_table(found: Chosen, made: EngineFindings) -> Table:
     )
 
 
-def sentences(found: Chosen, made: EngineFindings) -> Iterator[str]:
+def sentences(found: ChosenModel, made: EngineFindings) -> Iterator[str]:
     """What to set, and why."""
     proposed, own = made.contexts.proposed, found.model.lengths.max
     yield (

@@ -6,9 +6,8 @@ from random import Random
 
 import pytest
 
-from deployments.tools.profile.compare.command import verdict
-from deployments.tools.profile.compare.process import Ran
-from deployments.tools.profile.compare.ranking import Ranked, ranking
+from deployments.tools.profile.compare.command import Ranked, ranking, verdict
+from deployments.tools.profile.compare.contest import Ran
 
 
 def runs(*rates: float) -> list[Ran]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from deployments.settings import Settings, dump, load, parse
+from deployments.tools.simulate.callers import Callers, SummaryObserver
 from deployments.tools.simulate.devices import check_places, devices
-from deployments.tools.simulate.environment import Callers, Watcher
 from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError, set_up
 from loadtests.results.summary import Summary
 from loadtests.traffic import scenario_file
@@ -34,7 +34,7 @@ _COUNTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SimulateOptions:
     """What the command line says beside the scenario's file. `changes`: `path=value`; those whose
     path begins with `settings.` change the settings file's tree."""
 
@@ -46,7 +46,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class SimulationResult:
     """What came of a run. `utilisation`: busy share of the time that replicas were there, 0..1;
     `slo_share`: of the requests that should be in time, as the settings say; `cores`: what each
     gateway's held when nothing was left to happen."""
@@ -90,12 +90,12 @@ def _core_as_json(core: Snapshot) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class Simulation:
     """A scenario ready to run, any number of times."""
 
     path: Path
     scenario: Scenario
-    stage: SimSetup
+    setup: SimSetup
     devices: tuple[SimDevice, ...]
 
     @property
@@ -108,32 +108,32 @@ class Play:
         callers = [tenant for _, tenant in self.scenario.callers()]
         malformed = any(tenant.malformed for tenant in callers)
         output = any(self.scenario.output_of(tenant) for tenant in callers)
-        unheard = output and self.stage.engine is None
+        unheard = output and self.setup.engine is None
         return ["malformed"] * malformed + ["output (the model generates nothing)"] * unheard
 
-    def run(self, advance: Callable[[float, int], None], *, fifo: bool = False) -> Played:
+    def run(self, advance: Callable[[float, int], None], *, fifo: bool = False) -> SimulationResult:
         """`advance` hears of virtual seconds and requests so far. Raises TraceError."""
-        scenario, stage = self.scenario, self.stage
+        scenario, setup = self.scenario, self.setup
         begin_s, end_s = scenario.warmup_s, scenario.run_s
-        summary = Summary(stage.claims(), stage.core.bucket_edges, begin_s, end_s)
-        callers = Callers(TrafficPlan(scenario, self.path.parent, stage.gateways), stage)
+        summary = Summary(setup.claims(), setup.core.bucket_edges, begin_s, end_s)
+        callers = Callers(TrafficPlan(scenario, self.path.parent, setup.gateways), setup)
         world = World(
             self.devices,
-            stage.gateways,
+            setup.gateways,
             scenario.faults.detect_s,
             callers.follow,
             callers.door if callers.are_limited else None,
             self._beside if fifo else Dispatcher,
         )
-        watcher = Watcher(summary, stage, scenario.network_ms / 1e3, advance)
-        cores = run(stage.core, callers.arrivals(), world, watcher)
+        watcher = SummaryObserver(summary, setup, scenario.network_ms / 1e3, advance)
+        cores = run(setup.core, callers.arrivals(), world, watcher)
         summary.finish(end_s)
-        return Played(summary, self._utilisation(summary), stage.slo_share, cores)
+        return SimulationResult(summary, self._utilisation(summary), setup.slo_share, cores)
 
     @property
     def _beside(self) -> Callable[[DispatcherSettings], Core]:
         """What the dispatcher is compared with."""
-        return Fifo if self.stage.engine is None else RoundRobin
+        return Fifo if self.setup.engine is None else RoundRobin
 
     def _utilisation(self, summary: Summary) -> float:
         begin_s, end_s = self.scenario.warmup_s, self.scenario.run_s
@@ -144,22 +144,22 @@ class Play:
         return summary.work.busy_s / there_s if there_s else 0.0
 
 
-def prepare(path: Path, asked: Asked) -> Play:
+def prepare(path: Path, options: SimulateOptions) -> Simulation:
     """Reads and checks everything but traces. Raises ScenarioErrors and SettingsErrors."""
-    changes = [each for each in asked.changes if not each.startswith(_OF_SETTINGS)]
-    changes += [f"replicas={asked.replicas}"] if asked.replicas is not None else []
-    changes += [f"seed={asked.seed}"] if asked.seed is not None else []
-    scenario = scenario_file.load(path, changes, asked.trace)
+    changes = [each for each in options.changes if not each.startswith(_OF_SETTINGS)]
+    changes += [f"replicas={options.replicas}"] if options.replicas is not None else []
+    changes += [f"seed={options.seed}"] if options.seed is not None else []
+    scenario = scenario_file.load(path, changes, options.trace)
     if scenario.settings is None:
         raise ScenarioErrors(
             f"{path}: settings: is missing; a simulation needs a server's settings"
         )
-    settings = _settings(path.parent / scenario.settings, asked.changes)
+    settings = _settings(path.parent / scenario.settings, options.changes)
     try:
         # A recording is of another model's lengths: what is too long for this one is cut.
-        stage = set_up(scenario, settings, cut=asked.trace is not None)
-        check_places(scenario, stage)
-        return Play(path, scenario, stage, devices(scenario, stage))
+        setup = set_up(scenario, settings, cut=options.trace is not None)
+        check_places(scenario, setup)
+        return Simulation(path, scenario, setup, devices(scenario, setup))
     except SimSetupError as error:
         raise ScenarioErrors(f"{path}: {error}") from None
 
