@@ -45,7 +45,7 @@ class BucketSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class CodelSettings:
+class CodelParameters:
     """Shed what waited over 2 x `target_s` while no row of the last `interval_s` waited less than
     `target_s`."""
 
@@ -55,7 +55,7 @@ class CodelSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitSettings:
+class LimitParameters:
     """A bound on a flow's requests in the core (waiting and running) at one gateway, learnt from
     queueing delay; `fixed`: this many, nothing is learnt."""
 
@@ -66,7 +66,7 @@ class LimitSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class AdmissionSettings:
+class AdmissionParameters:
     """feasibility: call a request late on arrival when what is ahead of it cannot be served before
     its deadline, and refuse it where no idle moment is left for late ones. margin_s,
     best_effort_capacity_s: fixed values of what it learns, the margin of its forecasts and the
@@ -77,12 +77,12 @@ class AdmissionSettings:
     margin_s: float | None = None
     best_effort_capacity_s: float | None = None
     max_queue_s: float = float("inf")
-    codel: CodelSettings = field(default_factory=CodelSettings)
-    limit: LimitSettings = field(default_factory=LimitSettings)
+    codel: CodelParameters = field(default_factory=CodelParameters)
+    limit: LimitParameters = field(default_factory=LimitParameters)
 
 
 @dataclass(frozen=True, slots=True)
-class HedgeSettings:
+class HedgeParameters:
     """mode "off"; "hedge": a second copy of a batch on another replica once it has taken longer
     than the `quantile` of its bucket (`fixed_delay_s`: than that); "tied": besides, a batch staged
     behind a running one gets a copy at once where another replica has a free slot. One budget of
@@ -98,7 +98,7 @@ class HedgeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class OutlierSettings:
+class OutlierParameters:
     """A replica slower than `eject_ratio` x the pool's median (after the cost model) is ejected,
     at most `max_ejected` of them (share); it gets one batch every `probe_s`, doubling to
     `max_probe_s` while it stays slow. eject_ratio inf: never."""
@@ -110,7 +110,7 @@ class OutlierSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationSettings:
+class GenerationParameters:
     """A model that generates, on stream replicas. Weighted tokens, in which it is fair: input not
     cached x `input_weight` + output x `output_weight`.
 
@@ -176,10 +176,10 @@ class DispatcherSettings:
     preempt_streams: bool = False
     frozen: bool = False
     buckets: BucketSettings = field(default_factory=BucketSettings)
-    admission: AdmissionSettings = field(default_factory=AdmissionSettings)
-    hedge: HedgeSettings = field(default_factory=HedgeSettings)
-    outliers: OutlierSettings = field(default_factory=OutlierSettings)
-    generation: GenerationSettings | None = None
+    admission: AdmissionParameters = field(default_factory=AdmissionParameters)
+    hedge: HedgeParameters = field(default_factory=HedgeParameters)
+    outliers: OutlierParameters = field(default_factory=OutlierParameters)
+    generation: GenerationParameters | None = None
 
 
 def validate(settings: DispatcherSettings) -> None:

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from deployments.contract.description import Generating, ModelDescription, Scheduling
 from deployments.settings import LengthSettings, ModelSettings, OutlierSettings, bucket_edges
 from routers.settings import (
-    AdmissionSettings,
+    AdmissionParameters,
     BucketSettings,
-    CodelSettings,
+    CodelParameters,
     DispatcherSettings,
-    GenerationSettings,
-    HedgeSettings,
-    LimitSettings,
+    GenerationParameters,
+    HedgeParameters,
+    LimitParameters,
     Mode,
+    OutlierParameters,
 )
-from routers.settings import OutlierSettings as CoreOutliers
 
 _NEVER = float("inf")
 
@@ -64,8 +64,8 @@ def dispatcher_settings(d: ModelDescription, identity: GatewayIdentity) -> Dispa
 
 
 def _measured(
-    asked: GenerationSettings | None, engine: Generating | None
-) -> GenerationSettings | None:
+    asked: GenerationParameters | None, engine: Generating | None
+) -> GenerationParameters | None:
     """What the settings say of generating, with what the loaded engine says."""
     if asked is None or engine is None:
         return asked
@@ -95,11 +95,11 @@ def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:
     )
 
 
-def _generation(model: ModelSettings) -> GenerationSettings:
+def _generation(model: ModelSettings) -> GenerationParameters:
     generation, tpot_ms = model.generation, model.slo.tpot_ms
     predict, prompts, affinity = generation.predict, generation.prompts, generation.affinity
     max_long = prompts.max_long_tokens
-    return GenerationSettings(
+    return GenerationParameters(
         input_weight=generation.input_weight,
         output_weight=generation.output_weight,
         output_tokens=predict.output_tokens,
@@ -131,23 +131,23 @@ def _buckets(model: ModelSettings, fixed_shapes: bool) -> BucketSettings:
     return settings if most is None else replace(settings, max_edges=most)
 
 
-def _admission(model: ModelSettings) -> AdmissionSettings:
+def _admission(model: ModelSettings) -> AdmissionParameters:
     admission, work_s = model.admission, model.queue.max_work_s
     codel, limit, feasibility = admission.codel, admission.limit, admission.feasibility
     margin_ms = feasibility.margin_ms
-    return AdmissionSettings(
+    return AdmissionParameters(
         feasibility=Mode(feasibility.mode),
         margin_s=None if margin_ms is None else margin_ms / 1000,
         best_effort_capacity_s=feasibility.best_effort_capacity_s,
         max_queue_s=_NEVER if work_s is None else work_s,
-        codel=CodelSettings(Mode(codel.mode), codel.target_ms / 1000, codel.interval_ms / 1000),
-        limit=LimitSettings(Mode(limit.mode), limit.fixed, limit.least, limit.most),
+        codel=CodelParameters(Mode(codel.mode), codel.target_ms / 1000, codel.interval_ms / 1000),
+        limit=LimitParameters(Mode(limit.mode), limit.fixed, limit.least, limit.most),
     )
 
 
-def _hedge(model: ModelSettings) -> HedgeSettings:
+def _hedge(model: ModelSettings) -> HedgeParameters:
     hedge = model.hedge
-    return HedgeSettings(
+    return HedgeParameters(
         # A copy is a second run: what may run once only has none.
         mode=hedge.mode if model.retry else "off",
         quantile=hedge.quantile,
@@ -158,8 +158,8 @@ def _hedge(model: ModelSettings) -> HedgeSettings:
     )
 
 
-def _outliers(outliers: OutlierSettings) -> CoreOutliers:
-    return CoreOutliers(
+def _outliers(outliers: OutlierSettings) -> OutlierParameters:
+    return OutlierParameters(
         eject_ratio=outliers.eject_ratio if outliers.mode == "eject" else _NEVER,
         max_ejected=outliers.max_ejected,
         probe_s=outliers.probe_s,

@@ -14,7 +14,7 @@ from math import inf, sqrt
 from routers.admission.feasibility import Feasibility, Forecast
 from routers.admission.verdicts import Verdicts
 from routers.averages import DecayingRate
-from routers.settings import CodelSettings, DispatcherSettings, LimitSettings, Mode
+from routers.settings import CodelParameters, DispatcherSettings, LimitParameters, Mode
 from routers.types import ControllerSnapshot, FlowKey, FlowWork
 
 
@@ -38,12 +38,12 @@ class Codel:
     square-root schedule; unlike there, what was found before a pause longer than an interval is
     forgotten."""
 
-    def __init__(self, settings: CodelSettings, *, frozen: bool = False) -> None:
+    def __init__(self, settings: CodelParameters, *, frozen: bool = False) -> None:
         self.verdicts = Verdicts(settings.mode)
         self._watches: dict[FlowKey, _Watch] = {}
         self.tune(settings, frozen=frozen)
 
-    def tune(self, settings: CodelSettings, *, frozen: bool) -> None:
+    def tune(self, settings: CodelParameters, *, frozen: bool) -> None:
         """Other settings; what was learnt stays."""
         self.settings, self.frozen = settings, frozen
         self.verdicts.tune(settings.mode)
@@ -106,12 +106,12 @@ class LearntLimit:
     its most, and grows only while at least half of it is used. One limit a flow ever seen, O(1) a
     call. Source: Netflix concurrency-limits, Envoy adaptive concurrency."""
 
-    def __init__(self, settings: LimitSettings, *, frozen: bool = False) -> None:
+    def __init__(self, settings: LimitParameters, *, frozen: bool = False) -> None:
         self.verdicts = Verdicts(settings.mode)
         self._flows: dict[FlowKey, _Window] = {}
         self.tune(settings, frozen=frozen)
 
-    def tune(self, settings: LimitSettings, *, frozen: bool) -> None:
+    def tune(self, settings: LimitParameters, *, frozen: bool) -> None:
         """Other settings; what was learnt stays."""
         self.settings, self.frozen = settings, frozen
         self.verdicts.tune(settings.mode)

@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from math import inf, log
 
 from routers.replica_state import Lease
-from routers.settings import HedgeSettings
+from routers.settings import HedgeParameters
 
 _CAP_BATCHES = 20.0
 _START_BATCHES = 2.0
@@ -131,7 +131,7 @@ _SLACK = 32
 class Hedging:
     """`waiting`: leases that should be raced as soon as there is a chance, the oldest first."""
 
-    def __init__(self, settings: HedgeSettings) -> None:
+    def __init__(self, settings: HedgeParameters) -> None:
         self.settings = settings
         self.frozen = False
         self.waiting: dict[Lease, None] = {}

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 from routers.replica_state import ReplicaState
-from routers.settings import OutlierSettings
+from routers.settings import OutlierParameters
 
 _STREAK = 3  # slow answers in a row, before which nobody is ejected
 _LEAST_REFRESH = 8  # answers for which the median is used again, at least
@@ -24,7 +24,7 @@ _SLACK = 32
 class Outliers:
     """`ejected`: how many there are. Replicas are the pool's, `healthy` counts are its own."""
 
-    def __init__(self, settings: OutlierSettings) -> None:
+    def __init__(self, settings: OutlierParameters) -> None:
         self.settings = settings
         self.frozen = False
         self.ejected = 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from routers.settings import GenerationSettings
+from routers.settings import GenerationParameters
 
 _KEEP = 0.98  # of a point's weight, with each newer one: about the last fifty count
 _APART = 0.2  # standard deviation of x, relative to its mean, from which a slope is believed
@@ -74,21 +74,21 @@ class _Meter:
 class EngineSpeed:
     """`samples`: of `token_s`; 0: it is a guess, or the profile's."""
 
-    def __init__(self, settings: GenerationSettings) -> None:
+    def __init__(self, settings: GenerationParameters) -> None:
         self.frozen = False
         self.samples = 0
         self._meters: dict[str, _Meter] = {}
         self._settings = settings
         self._start(settings)
 
-    def adopt(self, settings: GenerationSettings) -> None:
+    def adopt(self, settings: GenerationParameters) -> None:
         """Go on under new settings. Another profile is another engine: what was learnt goes."""
         fresh = settings.profile != self._settings.profile
         self._settings = settings
         if fresh:
             self._start(settings)
 
-    def _start(self, settings: GenerationSettings) -> None:
+    def _start(self, settings: GenerationParameters) -> None:
         output_s, input_s = _of_profile(settings.profile)
         priced = (output_s / settings.output_weight, input_s / settings.input_weight)
         known = [each for each in priced if each]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from routers.settings import GenerationSettings
+from routers.settings import GenerationParameters
 from routers.streams.engine_speed import EngineSpeed
 from routers.streams.output_lengths import OutputLengths
 from routers.streams.prefix_tree import PrefixTree
@@ -80,7 +80,7 @@ class RunningGeneration:
 class Generations:
     """`trust`: of the tokens predicted to be cached, the share that lately was."""
 
-    def __init__(self, settings: GenerationSettings, *, frozen: bool) -> None:
+    def __init__(self, settings: GenerationParameters, *, frozen: bool) -> None:
         self.settings = settings
         self.lengths = OutputLengths(settings.output_tokens)
         self.speed = EngineSpeed(settings)
@@ -88,7 +88,7 @@ class Generations:
         self.trust = 1.0
         self.adopt(settings, frozen=frozen)
 
-    def adopt(self, settings: GenerationSettings, *, frozen: bool) -> None:
+    def adopt(self, settings: GenerationParameters, *, frozen: bool) -> None:
         """Go on under new settings; what was learnt stays."""
         self.settings, self.frozen = settings, frozen
         self.lengths.fixed, self.lengths.frozen = settings.output_tokens, frozen

@@ -7,10 +7,10 @@ import pytest
 from routers.admission.controllers import Admission
 from routers.admission.feasibility import QueueAhead
 from routers.settings import (
-    AdmissionSettings,
-    CodelSettings,
+    AdmissionParameters,
+    CodelParameters,
     DispatcherSettings,
-    LimitSettings,
+    LimitParameters,
     Mode,
 )
 
@@ -58,8 +58,8 @@ def test_settings_reach_all_and_what_was_learnt_stays():
     admission = Admission(SETTINGS)
     admission.best_effort_capacity.worked(1.0, 0.0)
     before = states(admission)["best_effort_capacity"].value
-    off = AdmissionSettings(
-        Mode.OFF, codel=CodelSettings(Mode.OFF), limit=LimitSettings(Mode.OFF, fixed=9)
+    off = AdmissionParameters(
+        Mode.OFF, codel=CodelParameters(Mode.OFF), limit=LimitParameters(Mode.OFF, fixed=9)
     )
     admission.tune(replace(SETTINGS, admission=off, frozen=True))
     shown = states(admission)
@@ -70,7 +70,7 @@ def test_settings_reach_all_and_what_was_learnt_stays():
 
 
 def test_fixed_values_are_what_is_shown():
-    fixed = AdmissionSettings(margin_s=0.02, best_effort_capacity_s=0.4)
+    fixed = AdmissionParameters(margin_s=0.02, best_effort_capacity_s=0.4)
     admission = Admission(replace(SETTINGS, admission=fixed))
     admission.feasibility.judge(QueueAhead(A, 1.0, 0.0, 0.0, 0.0, 1), 0.1, 0.0)
     assert states(admission)["feasibility"].value == 0.02

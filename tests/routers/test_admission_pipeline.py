@@ -3,7 +3,7 @@
 import pytest
 
 from routers.admission.admission_pipeline import KEPT_S, CachedRejection, RejectionCache
-from routers.settings import AdmissionSettings
+from routers.settings import AdmissionParameters
 from routers.types import Reason, Reject
 
 FLOW = (0, "chat")
@@ -53,7 +53,7 @@ def overloaded(start):
         bucket_edges=(32, 512),
         max_size=1,
         profile=((1, 32, 1.0), (1, 512, 1.0)),
-        admission=AdmissionSettings(margin_s=0.0, best_effort_capacity_s=0.0),
+        admission=AdmissionParameters(margin_s=0.0, best_effort_capacity_s=0.0),
     )
     driver.replicas("a")
     for request in (1, 2, 3, 4):

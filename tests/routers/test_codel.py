@@ -1,10 +1,10 @@
 """Which queues stand, and what is shed of them."""
 
 from routers.admission.controllers import Codel
-from routers.settings import CodelSettings, Mode
+from routers.settings import CodelParameters, Mode
 
 A, B = (0, "a"), (0, "b")
-ENFORCE = CodelSettings(Mode.ENFORCE, target_s=0.02, interval_s=0.5)
+ENFORCE = CodelParameters(Mode.ENFORCE, target_s=0.02, interval_s=0.5)
 
 
 def feed(codel, wait_s, since, until, flow=A, every_s=0.01):
@@ -67,13 +67,13 @@ def test_flows_are_watched_apart():
 
 
 def test_observing_sheds_nothing_and_counts():
-    codel = Codel(CodelSettings(Mode.OBSERVE))
+    codel = Codel(CodelParameters(Mode.OBSERVE))
     assert feed(codel, 1.0, 0.0, 3.0) == 0.0
     assert codel.verdicts.would_shed > 200
 
 
 def test_switched_off_it_watches_nothing():
-    codel = Codel(CodelSettings(Mode.OFF))
+    codel = Codel(CodelParameters(Mode.OFF))
     assert feed(codel, 1.0, 0.0, 3.0) == 0.0
     assert codel.standing() == []
 

@@ -8,7 +8,7 @@ from routers.deadlines import Timers, Turnaround, has_place, is_over, is_refused
 from routers.flows import Flow, Flows
 from routers.lanes import Row, TrackedRequest
 from routers.request_queue import RequestQueue
-from routers.settings import AdmissionSettings, DispatcherSettings
+from routers.settings import AdmissionParameters, DispatcherSettings
 from routers.types import Abort, Dispatch, Evict, LeaseEnd, Reason, Reject, Request
 
 
@@ -160,7 +160,7 @@ def test_late_rows_do_not_ride_along_while_much_waits_on_time(start):
 def test_late_batches_keep_to_one_bucket(start):
     profile = ((1, 10, 1.0), (2, 10, 2.0), (1, 500, 50.0), (2, 500, 100.0))
     core = start(
-        profile=profile, slo_s=1e3, admission=AdmissionSettings(best_effort_capacity_s=1e3)
+        profile=profile, slo_s=1e3, admission=AdmissionParameters(best_effort_capacity_s=1e3)
     )
     core.arrive(1, 500, slo_s=1.0)
     core.arrive(2, 10, slo_s=1.0)
@@ -327,7 +327,7 @@ def test_new_edge_starts_with_what_the_next_longer_one_took():
 
 
 def test_whose_deadline_has_passed_is_told_so_where_no_idle_moment_is_to_come(start):
-    room = AdmissionSettings(margin_s=0.0, best_effort_capacity_s=0.0)
+    room = AdmissionParameters(margin_s=0.0, best_effort_capacity_s=0.0)
     core = start(profile=((1, 32, 0.1), (2, 32, 0.2)), admission=room)
     core.replicas("a")
     core.arrive(1, 10, slo_s=50.0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings, GenerationSettings, HedgeSettings
+from routers.settings import DispatcherSettings, GenerationParameters, HedgeParameters
 from routers.types import (
     Abort,
     Arrive,
@@ -70,7 +70,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         warm=st.sampled_from((False, True, True)),
         generation=st.none()
         | st.builds(
-            GenerationSettings,
+            GenerationParameters,
             output_tokens=st.sampled_from((None, 3)),
             reserve_quantile=st.sampled_from((0.5, 0.9, 1.0)),
             block_tokens=st.just(2),
@@ -79,7 +79,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             affinity=st.sampled_from(("off", "session", "prefix")),
         ),
         hedge=st.builds(
-            HedgeSettings,
+            HedgeParameters,
             mode=st.sampled_from(("off", "hedge", "hedge", "tied", "tied")),
             fixed_delay_s=st.sampled_from((None, 0.0, 0.2)),
             budget=st.sampled_from((0.05, 10.0, 10.0)),

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from routers.settings import GenerationSettings
+from routers.settings import GenerationParameters
 from routers.streams.engine_speed import EngineSpeed, LineFit
 
 PROFILE = (*tuple((n, n, 0.01 + 0.001 * n) for n in (1, 8, 64)), (1, 2048, 0.2048))
@@ -20,26 +20,26 @@ def served(
 
 
 def test_full_replica_shows_what_a_token_takes() -> None:
-    speed = EngineSpeed(GenerationSettings())
+    speed = EngineSpeed(GenerationParameters())
     served(speed, 500.0, full=True)
     assert speed.token_s == pytest.approx(1 / 500, rel=0.05)
 
 
 def test_replica_with_little_to_do_is_not_taken_for_a_slow_one() -> None:
-    speed = EngineSpeed(GenerationSettings())
+    speed = EngineSpeed(GenerationParameters())
     served(speed, 5000.0, full=True)
     served(speed, 50.0, full=False, at=100.0)
     assert speed.token_s == pytest.approx(1 / 5000, rel=0.1)
 
 
 def test_replica_that_is_quicker_than_thought_is_believed_at_any_load() -> None:
-    speed = EngineSpeed(GenerationSettings())
+    speed = EngineSpeed(GenerationParameters())
     served(speed, 5000.0, full=False)
     assert speed.token_s == pytest.approx(1 / 5000, rel=0.1)
 
 
 def test_time_without_work_is_not_counted() -> None:
-    speed = EngineSpeed(GenerationSettings())
+    speed = EngineSpeed(GenerationParameters())
     served(speed, 1000.0, full=True)
     speed.idle("a")
     served(speed, 1000.0, full=True, at=1000.0)
@@ -47,21 +47,21 @@ def test_time_without_work_is_not_counted() -> None:
 
 
 def test_profile_says_what_to_start_from() -> None:
-    speed = EngineSpeed(GenerationSettings(profile=PROFILE))
+    speed = EngineSpeed(GenerationParameters(profile=PROFILE))
     assert speed.prompt_s == pytest.approx(1e-4)
     assert speed.token_s == pytest.approx(((0.074 / 64) / 2 + 1e-4) / 2)
 
 
 def test_other_profile_is_another_engine() -> None:
-    speed = EngineSpeed(GenerationSettings())
+    speed = EngineSpeed(GenerationParameters())
     served(speed, 5000.0, full=True)
-    speed.adopt(GenerationSettings(profile=PROFILE))
+    speed.adopt(GenerationParameters(profile=PROFILE))
     assert speed.prompt_s == pytest.approx(1e-4)
     assert speed.samples == 0
 
 
 def test_reading_is_told_from_what_every_first_token_takes() -> None:
-    speed = EngineSpeed(GenerationSettings())
+    speed = EngineSpeed(GenerationParameters())
     for n in range(60):
         tokens = 100.0 * (1 + n % 20)
         speed.began(tokens, 0.05 + 0.0002 * tokens)
@@ -71,19 +71,19 @@ def test_reading_is_told_from_what_every_first_token_takes() -> None:
 @pytest.mark.parametrize(("tpot_s", "most"), [(0.020, 10), (0.0105, 1), (0.001, 1), (inf, inf)])
 def test_promised_time_a_token_bounds_the_sequences(tpot_s: float, most: float) -> None:
     points = tuple((n, n, 0.010 + 0.001 * n) for n in (1, 2, 4, 8, 16, 32, 64, 128))
-    speed = EngineSpeed(GenerationSettings(tpot_s=tpot_s, profile=points))
+    speed = EngineSpeed(GenerationParameters(tpot_s=tpot_s, profile=points))
     assert speed.most_leases == pytest.approx(most)
 
 
 def test_fixed_values_are_not_learnt() -> None:
-    speed = EngineSpeed(GenerationSettings(tokens_per_s=100.0, prompt_tokens_per_s=1000.0))
+    speed = EngineSpeed(GenerationParameters(tokens_per_s=100.0, prompt_tokens_per_s=1000.0))
     served(speed, 5000.0, full=True)
     speed.began(100.0, 7.0)
     assert (speed.token_s, speed.prompt_s) == (0.01, 0.001)
 
 
 def test_frozen_paces_stay() -> None:
-    speed = EngineSpeed(GenerationSettings())
+    speed = EngineSpeed(GenerationParameters())
     speed.frozen = True
     before = speed.token_s, speed.prompt_s
     served(speed, 5000.0, full=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from routers.errors import BadRequestEvent
-from routers.settings import GenerationSettings
+from routers.settings import GenerationParameters
 from routers.types import (
     Abort,
     Action,
@@ -25,7 +25,7 @@ from tests.routers.conftest import Driver
 
 EDGES = (64, 256, 1024, 4096, 16384, 65536)
 # A weighted token is worth a millisecond, a prompt token takes a tenth of one to read.
-FIXED = GenerationSettings(tokens_per_s=1000.0, prompt_tokens_per_s=10_000.0, block_tokens=16)
+FIXED = GenerationParameters(tokens_per_s=1000.0, prompt_tokens_per_s=10_000.0, block_tokens=16)
 Start = Callable[..., Driver]
 
 
@@ -369,7 +369,7 @@ def test_first_token_is_awaited_before_the_deadline(start: Start) -> None:
 
 
 def test_answers_that_come_whole_say_nothing_of_first_tokens(start: Start) -> None:
-    driver = begin(start, generation=GenerationSettings())
+    driver = begin(start, generation=GenerationParameters())
     before = driver.dispatcher.snapshot(0.0).generation
     for n in range(20):
         lease = one(driver.generate(n, 1000 + 100 * n, 400, at=20.0 * n))
@@ -404,7 +404,7 @@ def test_promised_time_a_token_bounds_what_runs_at_once(start: Start) -> None:
 
 
 def test_frozen_core_learns_nothing_of_generations(start: Start) -> None:
-    driver = begin(start, generation=GenerationSettings(block_tokens=16), frozen=True)
+    driver = begin(start, generation=GenerationParameters(block_tokens=16), frozen=True)
     before = driver.dispatcher.snapshot(0.0).generation
     for n in range(20):
         lease = one(driver.generate(n, 100, 400, at=float(2 * n)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.settings import HedgeSettings
+from routers.settings import HedgeParameters
 from routers.types import Abort, Dispatch, Evict, LeaseEnd, Opened, Reason
 
 
@@ -13,7 +13,7 @@ def sent(actions):
 def pool(start, *ids, capacity=1, slots_used=True, **hedge):
     """Replicas that have each answered some batches of one row in 10 ms; half a second in."""
     hedge = {"mode": "hedge", "max_utilisation": 1.0, "min_samples": 1, "budget": 1.0} | hedge
-    core = start(hedge=HedgeSettings(**hedge))
+    core = start(hedge=HedgeParameters(**hedge))
     core.replicas(*ids, capacity=capacity)
     for request_id in range(-4 * len(ids), 0):
         (lease,) = sent(core.arrive(request_id, at=core.now))

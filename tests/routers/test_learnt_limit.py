@@ -3,10 +3,10 @@
 import pytest
 
 from routers.admission.controllers import LearntLimit
-from routers.settings import LimitSettings, Mode
+from routers.settings import LimitParameters, Mode
 
 A, B = (0, "a"), (0, "b")
-ENFORCE = LimitSettings(Mode.ENFORCE, least=16, most=1000)
+ENFORCE = LimitParameters(Mode.ENFORCE, least=16, most=1000)
 SLACK_S = 0.1
 
 
@@ -94,20 +94,20 @@ def test_flows_have_limits_of_their_own():
 
 @pytest.mark.parametrize(("inflight", "refused"), [(0, False), (6, False), (7, True), (8, True)])
 def test_fixed_limit_learns_nothing(inflight, refused):
-    limit = LearntLimit(LimitSettings(Mode.ENFORCE, fixed=7))
+    limit = LearntLimit(LimitParameters(Mode.ENFORCE, fixed=7))
     run(limit, 1.0, 3)
     assert limit.limits() == {A: 7}
     assert limit.sheds(A, inflight, 9.0) is refused
 
 
 def test_observing_refuses_nobody_and_counts():
-    limit = LearntLimit(LimitSettings(Mode.OBSERVE, fixed=1))
+    limit = LearntLimit(LimitParameters(Mode.OBSERVE, fixed=1))
     assert not limit.sheds(A, 5, 0.0)
     assert limit.verdicts.would_shed == 1
 
 
 def test_switched_off_it_refuses_nobody():
-    limit = LearntLimit(LimitSettings(Mode.OFF, fixed=1))
+    limit = LearntLimit(LimitParameters(Mode.OFF, fixed=1))
     assert not limit.sheds(A, 5, 0.0)
     assert limit.verdicts.would_shed == 0
 

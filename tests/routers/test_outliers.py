@@ -2,7 +2,7 @@
 
 import pytest
 
-from routers.settings import HedgeSettings, OutlierSettings
+from routers.settings import HedgeParameters, OutlierParameters
 from routers.types import Dispatch, LeaseEnd
 
 IDS = ("a", "b", "c", "d")
@@ -17,7 +17,7 @@ class Pool:
 
     def __init__(self, start, factor=5.0, **outliers):
         self.factor, self.requests, self.used = factor, 0, []
-        self.core = start(outliers=OutlierSettings(**outliers), hedge=HedgeSettings(budget=0.0))
+        self.core = start(outliers=OutlierParameters(**outliers), hedge=HedgeParameters(budget=0.0))
         self.core.replicas(*IDS)
 
     def serve(self, rounds=1):

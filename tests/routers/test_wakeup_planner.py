@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings, HedgeSettings
+from routers.settings import DispatcherSettings, HedgeParameters
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.types import Action, Event
 
@@ -83,7 +83,7 @@ def watched(rate, **settings):
 @pytest.mark.parametrize("mode", ["off", "hedge", "tied"])
 @pytest.mark.parametrize(("rate", "hold"), [(100.0, "auto"), (500.0, "never"), (3000.0, "never")])
 def test_same_is_said_as_if_everything_were_looked_at_after_each_event(rate, hold, mode):
-    settings, core = watched(rate, hold=hold, hedge=HedgeSettings(mode, min_samples=5))
+    settings, core = watched(rate, hold=hold, hedge=HedgeParameters(mode, min_samples=5))
     thorough = Thorough(settings)
     assert core.skips > 0
     for event, now, actions in core.said:

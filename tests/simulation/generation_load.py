@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings, GenerationSettings
+from routers.settings import DispatcherSettings, GenerationParameters
 from routers.simulation.baselines import RoundRobin
 from routers.simulation.devices import SimDevice, SimEngine
 from routers.simulation.simulator import World, run
@@ -86,7 +86,7 @@ class Ran:
 
 def settings(engine: SimEngine = ENGINE, **more: Any) -> DispatcherSettings:
     told = {"block_tokens": engine.block_tokens, "profile": engine.profile()}
-    generation = GenerationSettings(**(told | more.pop("generation", {})))
+    generation = GenerationParameters(**(told | more.pop("generation", {})))
     return DispatcherSettings(EDGES, generation=generation, slo_s=1.0, **more)
 
 

@@ -18,21 +18,21 @@ import pytest
 from routers.admission.controllers import Admission
 from routers.admission.feasibility import Claim, Forecast
 from routers.settings import (
-    AdmissionSettings,
-    CodelSettings,
+    AdmissionParameters,
+    CodelParameters,
     DispatcherSettings,
-    LimitSettings,
+    LimitParameters,
     Mode,
 )
 
 CAPACITY = 1322
 SLO_S, TIMEOUT_S, TURNAROUND_S, ROWS = 0.1, 1.0, 0.03, 32
-NONE = AdmissionSettings(
-    Mode.OFF, codel=CodelSettings(Mode.OFF), limit=LimitSettings(Mode.OFF, least=8)
+NONE = AdmissionParameters(
+    Mode.OFF, codel=CodelParameters(Mode.OFF), limit=LimitParameters(Mode.OFF, least=8)
 )
 FEASIBILITY = replace(NONE, feasibility=Mode.ENFORCE)
-CODEL = replace(NONE, codel=CodelSettings(Mode.ENFORCE, target_s=0.02, interval_s=0.1))
-LIMIT = replace(NONE, limit=LimitSettings(Mode.ENFORCE, least=8))
+CODEL = replace(NONE, codel=CodelParameters(Mode.ENFORCE, target_s=0.02, interval_s=0.1))
+LIMIT = replace(NONE, limit=LimitParameters(Mode.ENFORCE, least=8))
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class Flow:
 class Queue:
     """`drops_late`: rows leave at their latest start, refused after having queued."""
 
-    def __init__(self, admission: AdmissionSettings, *, drops_late: bool = False) -> None:
+    def __init__(self, admission: AdmissionParameters, *, drops_late: bool = False) -> None:
         self.admission = Admission(DispatcherSettings((64,), slo_s=SLO_S, admission=admission))
         self.flows: dict[str, Flow] = {}
         self.rows: list[Row] = []

@@ -11,7 +11,7 @@ from heapq import merge
 
 import pytest
 
-from routers.settings import AdmissionSettings, DispatcherSettings, Mode
+from routers.settings import AdmissionParameters, DispatcherSettings, Mode
 from routers.simulation.simulator import Arrival, SimDevice, simulate
 from routers.types import Reason
 
@@ -19,7 +19,7 @@ CAPACITY = 930
 
 
 def settings(mode: Mode) -> DispatcherSettings:
-    return DispatcherSettings((32, 128, 512), max_size=32, admission=AdmissionSettings(mode))
+    return DispatcherSettings((32, 128, 512), max_size=32, admission=AdmissionParameters(mode))
 
 
 def service_s(rows: int, longest: int) -> float:

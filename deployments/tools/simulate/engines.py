@@ -16,7 +16,7 @@ from deployments.settings import ModelSettings, bucket_edges
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario import Scenario, TenantPart
 from loadtests.traffic.scenario_faults import EnginePart
-from routers.settings import GenerationSettings
+from routers.settings import GenerationParameters
 from routers.simulation.devices import SimEngine
 from routers.types import Generation
 
@@ -103,7 +103,9 @@ def _named(name: str, blocks: int) -> tuple[int, ...]:
     return tuple(range(start, start + blocks))
 
 
-def row_cost_s(settings: GenerationSettings, engine: SimEngine, prompt: int, output: int) -> float:
+def row_cost_s(
+    settings: GenerationParameters, engine: SimEngine, prompt: int, output: int
+) -> float:
     """SimDevice seconds that a generation is worth: weighted tokens, at what one takes of an engine
     that gives tokens to half of the sequences that it may run."""
     running = max(1.0, engine.max_sequences / 2)

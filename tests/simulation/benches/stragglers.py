@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import inf
 from statistics import mean
 
-from routers.settings import DispatcherSettings, HedgeSettings, OutlierSettings
+from routers.settings import DispatcherSettings, HedgeParameters, OutlierParameters
 from routers.simulation.simulator import Arrival, SimDevice, World, run
 from routers.simulation.traffic import SimLease, SimOutcome
 from routers.types import Snapshot
@@ -112,8 +112,8 @@ def simulated(
 
 
 def settings_of(mode: str, *, ejects: bool = True) -> DispatcherSettings:
-    outliers = OutlierSettings() if ejects else OutlierSettings(eject_ratio=inf)
-    return DispatcherSettings((32, 128, 512), hedge=HedgeSettings(mode), outliers=outliers)
+    outliers = OutlierParameters() if ejects else OutlierParameters(eject_ratio=inf)
+    return DispatcherSettings((32, 128, 512), hedge=HedgeParameters(mode), outliers=outliers)
 
 
 CASES = (
