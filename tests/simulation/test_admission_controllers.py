@@ -16,7 +16,7 @@ from heapq import heappop, heappush, merge
 import pytest
 
 from routers.admission.controllers import Admission
-from routers.admission.feasibility import QueueAhead, Forecast
+from routers.admission.feasibility import Forecast, QueueAhead
 from routers.settings import (
     AdmissionSettings,
     CodelSettings,
