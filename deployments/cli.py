@@ -42,7 +42,7 @@ def _explained(error: Exception) -> int | None:
     """Prints a known error and gives its exit code; None for what nobody expected."""
     # Looked up rather than imported: only what a command has imported can have been raised.
     for module, name, code in (
-        ("deployments.settings.mistakes", "SettingsErrors", 2),
+        ("deployments.settings.load", "SettingsErrors", 2),
         ("loadtests.traffic.scenario_file", "ScenarioErrors", 2),
         ("loadtests.traffic.traces", "TraceError", 2),
         ("deployments.tools.simulate.plots", "NoPlots", 1),

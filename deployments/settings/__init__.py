@@ -17,8 +17,15 @@ from deployments.settings.gateway import (
 from deployments.settings.generation import GenerationSettings
 from deployments.settings.image import ImageSettings
 from deployments.settings.lengths import LengthSettings, bucket_edges
-from deployments.settings.load import digest, dump, load, load_tenants, parse, with_address
-from deployments.settings.mistakes import Mistake, SettingsErrors
+from deployments.settings.load import (
+    SettingsErrors,
+    digest,
+    dump,
+    load,
+    load_tenants,
+    parse,
+    with_address,
+)
 from deployments.settings.model import ModelSettings
 from deployments.settings.model_fields import ReplicaSettings, SloSettings
 from deployments.settings.reuse import CacheSettings
@@ -33,6 +40,7 @@ from deployments.settings.sources import SourceError
 from deployments.settings.sources import resolve as source_path
 from deployments.settings.tenant import DEFAULT_TENANT, RateSettings, TenantSettings
 from deployments.settings.tree import ControllerSettings, Settings, TenantsSettings
+from yaml_document.mistakes import Mistake
 
 __all__ = [
     "DEFAULT_TENANT",

@@ -20,8 +20,8 @@ from deployments.settings import (
     Settings,
     TenantSettings,
 )
-from deployments.settings.section import Section
-from deployments.settings.shape import expected, fields_below, is_section, place_of
+from yaml_document.section import Section
+from yaml_document.shape import expected, fields_below, is_section, place_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
 _INTRODUCTION = """# Settings

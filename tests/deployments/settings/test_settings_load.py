@@ -18,7 +18,7 @@ from deployments.settings import (
     parse,
     with_address,
 )
-from deployments.settings.document import MOST_BYTES
+from yaml_document.document import MOST_BYTES
 
 HASH_1 = "sha256:" + "1" * 64
 HASH_2 = "sha256:" + "2" * 64
