@@ -12,7 +12,8 @@ from zlib import crc32
 
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.scheduling import scheduling
-from deployments.settings import ModelSettings, bucket_edges
+from deployments.settings.lengths import bucket_edges
+from deployments.settings.model import ModelSettings
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario import Scenario, TenantPart
 from loadtests.traffic.scenario_faults import EnginePart

@@ -17,7 +17,8 @@ from deployments.gateway.tenancy.tenants import Tenant, Tenants
 from deployments.replica.describe import describe, runtime_settings
 from deployments.replica.image_model import with_image_lengths
 from deployments.replica.known_costs import KnownCosts
-from deployments.settings import ModelSettings, Settings
+from deployments.settings.model import ModelSettings
+from deployments.settings.tree import Settings
 from deployments.tools.simulate.engines import Prompts, engine_of, page_of
 from deployments.tools.simulate.engines import row_cost_s as generation_cost_s
 from loadtests.results.fairness import TenantShare
