@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from deployments.settings import Settings
+    from deployments.settings.tree import Settings
 
 FILE = click.Path(path_type=Path)
 PORT = click.IntRange(1, 65_535)
@@ -85,7 +85,7 @@ def serve(file: Path | None, port: int | None, host: str | None) -> None:
 )
 def check(file: Path, elsewhere: bool) -> None:
     """Say what is wrong with FILE, and what would be right."""
-    from deployments.settings import load
+    from deployments.settings.load import load
 
     click.echo(summary(load(file, here=not elsewhere)))
 

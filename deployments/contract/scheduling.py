@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from deployments.contract.description import Generating, ModelDescription, Scheduling
-from deployments.settings import LengthSettings, ModelSettings, OutlierSettings, bucket_edges
+from deployments.settings.lengths import LengthSettings, bucket_edges
+from deployments.settings.model import ModelSettings
+from deployments.settings.scheduling import OutlierSettings
 from routers.settings import (
     AdmissionParameters,
     BucketSettings,

@@ -30,7 +30,7 @@ from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.request_context import GatewayServices
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import TenantsFile
-from deployments.settings import GatewaySettings
+from deployments.settings.gateway import GatewaySettings
 
 _CODECS: dict[str, Codec | GenerationCodec] = {
     "infer": InferCodec(),

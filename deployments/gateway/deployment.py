@@ -23,7 +23,7 @@ from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import TenantsFile
-from deployments.settings import GatewaySettings
+from deployments.settings.gateway import GatewaySettings
 
 _REFRESH_S = 1.0
 _COLLECT_AFTER = (10_000, 20, 100)  # net new objects; collections of the young, of the older

@@ -30,7 +30,7 @@ from deployments.gateway.rows.types import RowAnswer
 from deployments.gateway.telemetry.tracing import TraceContext
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import Caller, TenantsFile
-from deployments.settings import GatewaySettings
+from deployments.settings.gateway import GatewaySettings
 from routers.types import Tokens
 
 T = TypeVar("T")

@@ -31,7 +31,9 @@ from deployments.replica import describe
 from deployments.replica.device import DeviceWorker
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.replica_core import ReplicaCore
-from deployments.settings import GatewaySettings, ModelSettings, TenantSettings
+from deployments.settings.gateway import GatewaySettings
+from deployments.settings.model import ModelSettings
+from deployments.settings.tenant import TenantSettings
 from runtimes import catalog
 from runtimes.types import Runtime
 

@@ -37,7 +37,7 @@ from deployments.gateway.telemetry.sample_tables import (
 )
 from deployments.gateway.telemetry.tracing import SpanTimes, SpanWriter, TraceContext, Tracing
 from deployments.gateway.tenancy.tenants import Tenants
-from deployments.settings import GatewaySettings
+from deployments.settings.gateway import GatewaySettings
 
 _MOST_CLIENTS = 65_536
 

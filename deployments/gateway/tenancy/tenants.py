@@ -18,14 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deployments.contract.errors import BadRequest, Unauthorized
-from deployments.settings import (
-    DEFAULT_TENANT,
-    PRIORITIES,
-    RateSettings,
-    SettingsErrors,
-    TenantSettings,
-    load_tenants,
-)
+from deployments.settings.gateway import PRIORITIES
+from deployments.settings.load import SettingsErrors, load_tenants
+from deployments.settings.tenant import DEFAULT_TENANT, RateSettings, TenantSettings
 
 PREFIX = "hr_"
 RANDOM_BYTES = 32

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from deployments.settings import LengthSettings, ModelSettings, Settings, bucket_edges
-from deployments.settings.tree import TenantsSettings
+from deployments.settings.lengths import LengthSettings, bucket_edges
+from deployments.settings.model import ModelSettings
+from deployments.settings.tree import Settings, TenantsSettings
 from deployments.tools.console import settings_page
 from yaml_document.shape import expected, fields_below, place_at, section_at
 
