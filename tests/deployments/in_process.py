@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 
+from deployments.contract.description import GatewayIdentity
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
-from deployments.contract.scheduling import GatewayIdentity
 from deployments.contract.wire import BatchCall, BatchReply
 from deployments.gateway.app import assembled
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deployments.contract.description import ModelDescription
-from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
+from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
 from deployments.gateway.tenancy.tenants import Tenant, Tenants
 from deployments.replica.describe import describe, runtime_settings
 from deployments.replica.image_model import with_image_lengths

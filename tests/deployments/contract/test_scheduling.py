@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from deployments.contract.description import ModelDescription
-from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings, scheduling
+from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
+from deployments.contract.scheduling import scheduling
 from deployments.settings.model import ModelSettings
 from routers.settings import DispatcherSettings, Mode, validate
 
