@@ -1,9 +1,9 @@
 """From what users write of one model's scheduling to what its core is told.
 
 The one translation, for the service and for simulations: settings become the core's own, which ride
-in the model's description; `description.dispatcher_settings` adds what the loaded model declares and
-what holds for all models of a gateway. Units change here (ms to s), words become the core's, nothing
-is decided.
+in the model's description; `description.dispatcher_settings` adds what the loaded model declares
+and what holds for all models of a gateway. Units change here (ms to s), words become the core's,
+nothing is decided.
 """
 
 from __future__ import annotations
