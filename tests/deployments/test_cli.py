@@ -186,4 +186,6 @@ def test_help_imports_nothing_slow() -> None:
 
 def test_check_imports_no_backend_and_no_cluster(good: Path) -> None:
     slow = {"ray", "torch", "openvino", "onnxruntime", "tokenizers", "rich"}
-    assert not slow & imported_by(f"from deployments.settings.load import load; load({str(good)!r})")
+    assert not slow & imported_by(
+        f"from deployments.settings.load import load; load({str(good)!r})"
+    )

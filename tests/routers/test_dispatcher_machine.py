@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -36,6 +37,8 @@ from routers.types import (
     Tokens,
     WakeAt,
 )
+
+pytestmark = pytest.mark.slow
 
 EDGES = (4, 8, 16)
 IDS = ("a", "b", "c")
