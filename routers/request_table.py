@@ -1,4 +1,4 @@
-"""Which requests are live, and how does each leave: answered, rejected, evicted or cancelled?
+"""The live requests, from coming in to leaving: answered, rejected, evicted or cancelled.
 
 It owns the live requests, queue and timers, and is the only place where a request comes in or goes
 out, so that each goes out once and whole. One that can no longer be expected to meet its deadline

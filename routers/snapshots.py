@@ -1,4 +1,4 @@
-"""What does the core look like now, in numbers for metrics, `status` and tests?
+"""The core as it is now, in numbers for metrics, `status` and tests.
 
 Reads everything, changes nothing. Work: buckets, replicas and open leases, never what waits (a
 retried row is the exception; there are at most as many as one lost replica held).

@@ -1,4 +1,4 @@
-"""Where does a starting replica know from what its batches cost: a stored profile, or its own time?
+"""What batches cost, as a starting replica knows it: from a stored profile, or timed by itself.
 
 A profile that `headrace profile` stored for exactly this model on this processor saves the timing
 at the start, and brings the edges and the batch target that were found with it. What the settings

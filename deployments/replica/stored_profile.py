@@ -1,4 +1,4 @@
-"""What did an earlier `headrace profile` find for exactly this model, and may it be used here?
+"""The profile that `headrace profile` stored for exactly this model, where it may be used here.
 
 One JSON file a profile in the cache folder, written whole or not at all. It counts only where all
 that the numbers depend on is the same: artifact, backend and its version, precision, task, threads,

@@ -1,4 +1,4 @@
-"""What must a model agree with before it may serve, and how closely?
+"""`accept`: what a model must agree with before it may serve, and how closely.
 
 A section that asks for nothing is no gate. Bounds that are left out are not asked for; with a
 reference named and no bound at all, absolute and relative error may be 1e-3. The check itself, and

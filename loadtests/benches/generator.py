@@ -1,4 +1,4 @@
-"""What does the load generator itself cost, and does it say what another one says?
+"""Bench: what the load generator itself costs, and its figures beside another generator's.
 
 `python -m loadtests.benches.generator`: plays the ragged mix open loop to a trivial server on
 loopback at rising rates, from one process, by the whole path that `headrace load` takes: bodies

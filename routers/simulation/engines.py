@@ -1,4 +1,4 @@
-"""How does a simulated engine that batches by itself treat the requests that it is sent?
+"""A simulated engine that batches by itself.
 
 As vLLM does: step by step. A step gives each sequence that has been read one token and reads up to
 `step_tokens` less those of the others' prompts, in the order of their admission, a long one over

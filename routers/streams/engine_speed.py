@@ -1,4 +1,4 @@
-"""How fast do stream replicas work: what is a token worth in seconds, and when does one come?
+"""The speed of stream replicas: what a token is worth in seconds, and when one comes.
 
 Three things, each learnt from what leases report, each with a fixed value beside it. `token_s`:
 seconds a weighted token of a replica that is full, which turns tokens into predicted device

@@ -1,4 +1,4 @@
-"""Which token ids does a text become, and is it short enough for its model?
+"""Texts to token ids, and the refusal of a text that is too long for its model.
 
 The tokeniser file's own truncation and padding are turned off: lengths are real lengths and nothing
 is cut unless the model's settings say so. `encode` runs on a preprocessing thread and lets go of

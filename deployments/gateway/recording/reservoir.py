@@ -1,4 +1,4 @@
-"""Which of the rows that came are kept? Of every length bucket as many, each as likely as another.
+"""The rows that are kept of all that came: as many of each length bucket, drawn evenly.
 
 Vitter's algorithm R within a bucket: the n-th row replaces a kept one with probability room / n, so
 that what is kept is an even sample of all that came, however many did. Bytes are bounded too: a row

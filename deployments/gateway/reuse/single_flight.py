@@ -1,4 +1,4 @@
-"""Is an identical request under way? Then its answer will do: one run, many callers.
+"""One run for identical requests: those that come while it is under way share its answer.
 
 The first caller queues; those who come while it waits or runs follow it. From then on nobody owns
 the run: a caller that leaves stops following, the last one to leave cancels it. Each caller has its

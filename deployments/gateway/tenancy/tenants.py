@@ -1,4 +1,4 @@
-"""Who is calling, and how urgent may they be?
+"""The tenant of a request and the priority that it may have, from its headers.
 
 While no tenant has keys, `x-tenant` chooses and `Authorization` is ignored. As soon as one has, a
 key is the only way to be a tenant: no key means the tenant `default` where it is declared, and

@@ -1,4 +1,4 @@
-"""What does a request cost beside the device's time: in memory, on its way there, in tokenising?
+"""Measures what a request costs beside the device's time: memory, the hop to it, tokenising.
 
 Memory is this process's own peak of resident memory, which Linux counts and lets it reset: that of
 the first batch of its kind, before warm-up has made the allocator keep what it once had; a device's

@@ -1,4 +1,4 @@
-"""Which batches are timed, in which order, and what do they take on the live backend?
+"""Times batches on the live backend: which ones, and in which order.
 
 A grid of rows x lengths to fit the cost model to, and ragged batches as traffic would make them,
 between the grid's points, which the fit never sees: what it is wrong by there is its error. The

@@ -1,4 +1,4 @@
-"""What is a scenario's server like in a simulation: its core, its device, who may call and how?
+"""A scenario's server in a simulation: its core, its device, who may call and how.
 
 Settings become the core's by the very translation that the service uses, so that the two cannot
 differ; a model that is not `synthetic` is described as if it were, with the device that the

@@ -1,4 +1,4 @@
-"""`headrace profile --compare`: which candidate is fastest, by how much, and might that be chance?
+"""`headrace profile --compare`: the fastest candidate, its lead, and whether that may be chance.
 
 Rates of runs, the first of which did not count. The distance to the best is a ratio of means with
 an interval of 95 % by bootstrap: runs of the same round are drawn together, because what disturbs
