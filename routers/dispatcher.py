@@ -18,7 +18,7 @@ from routers.averages import Utilisation
 from routers.cost.model import Coefficients, CostError, CostModel
 from routers.invariants import check
 from routers.lease_completion import close_lease, forget_replica
-from routers.leases import DispatchCounts, LeaseBook, start_first
+from routers.leases import DispatchCounts, LeaseTable, start_first
 from routers.placement.choice import Affinity
 from routers.placement.hedging import Budget, Hedging
 from routers.placement.outliers import Outliers
@@ -95,7 +95,7 @@ class Dispatcher:
         validate(settings)
         self._cost = CostModel.of(settings)
         self._replicas = ReplicaSet()
-        self._leases = LeaseBook()
+        self._leases = LeaseTable()
         self._requests = RequestTable(settings, self._replicas, self._cost)
         self._copies = SpeculativeCopies(
             settings,

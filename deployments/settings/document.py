@@ -19,6 +19,7 @@ import yaml
 from deployments.settings.mistakes import Mistake, SettingsErrors, dotted
 from deployments.settings.shape import SettingPath
 
+MOST_BYTES = 16 * 1024 * 1024
 MOST_NODES = 200_000
 DEEPEST = 50
 _MERGE = "tag:yaml.org,2002:merge"
@@ -171,9 +172,6 @@ class _Plain:
         """At the path's own line: an alias is wrong where it is used."""
         at = self._document.line_of(path) if line is None else line
         self._document.mistakes.append(Mistake(self._document.file, at, dotted(path), message))
-
-
-MOST_BYTES = 16 * 1024 * 1024
 
 
 def read_file(path: Path | str) -> Document:

@@ -44,6 +44,7 @@ OPEN, OURS, WRK, PARTS = "open loop", "ours", "wrk", "parts"
 _WRK_LINE = re.compile(r"^\s+(\d+)%\s+([\d.]+)(us|ms|s)$", re.M)
 _WRK_RATE = re.compile(r"^Requests/sec:\s+([\d.]+)$", re.M)
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+_RENDERED = ("oip", "oip-binary", "openai-embeddings", "openai-chat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +133,6 @@ def parts_us() -> dict[str, float]:
         _us(recorder.ended, told) - found["kept in the record"]
     )
     return found
-
-
-_RENDERED = ("oip", "oip-binary", "openai-embeddings", "openai-chat")
 
 
 def _us(call: object, given: object) -> float:

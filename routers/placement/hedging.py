@@ -18,9 +18,24 @@ from math import inf, log
 from routers.replica_state import Lease
 from routers.settings import HedgeSettings
 
+# Of the retry budget:
 _CAP_BATCHES = 20.0
 _START_BATCHES = 2.0
 _BATCH_GAIN = 0.05
+
+# Of the histogram of ratios:
+_BIN_WIDTH = log(1.05)
+_LEAST_RATIO, _MOST_RATIO = 0.25, 64.0
+_BINS = int(log(_MOST_RATIO / _LEAST_RATIO) / _BIN_WIDTH) + 2
+_GROWTH = 1.0015  # a sample weighs so much more than the one before it: half-life 460 samples
+_TOO_HEAVY = 1e12
+_REUSE = 8  # samples for which a quantile once read is used again
+
+# Of hedging:
+_LEAST_S = 0.001
+_OVERDUE = 3.0  # times the prediction
+_MOST_BUCKETS = 64
+_SLACK = 32
 
 
 class Budget:
@@ -65,14 +80,6 @@ class Budget:
     def _add(self, seconds: float) -> None:
         cap = _CAP_BATCHES * self._batch_s
         self.level_s = min(cap, max(-cap, self.level_s + seconds))
-
-
-_BIN_WIDTH = log(1.05)
-_LEAST_RATIO, _MOST_RATIO = 0.25, 64.0
-_BINS = int(log(_MOST_RATIO / _LEAST_RATIO) / _BIN_WIDTH) + 2
-_GROWTH = 1.0015  # a sample weighs so much more than the one before it: half-life 460 samples
-_TOO_HEAVY = 1e12
-_REUSE = 8  # samples for which a quantile once read is used again
 
 
 class RatioHistogram:
@@ -120,12 +127,6 @@ def _bin(ratio: float) -> int:
     if ratio <= _LEAST_RATIO:
         return 0
     return min(_BINS - 1, int(-(-log(ratio / _LEAST_RATIO) // _BIN_WIDTH)))
-
-
-_LEAST_S = 0.001
-_OVERDUE = 3.0  # times the prediction
-_MOST_BUCKETS = 64
-_SLACK = 32
 
 
 class Hedging:

@@ -26,6 +26,8 @@ from runtimes.types import Batch, Limits, Runtime, RuntimeSettings, StageTimes
 
 HELD = 24
 _TRIES = 8
+_MOST_RUNS = 5  # at a visit
+_ENOUGH_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,6 @@ def rounds(first: Sequence[TimedBatch], rng: Random) -> Iterator[tuple[TimedBatc
 
 
 Clock = Callable[[], float]
-
-_MOST_RUNS = 5  # at a visit
-_ENOUGH_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)

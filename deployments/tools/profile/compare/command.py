@@ -32,6 +32,7 @@ from runtimes.threads import allowed_cpus
 
 DRAWS = 2000
 _TAIL = 0.025
+STOPPED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,6 @@ def _interval(own: Sequence[Ran], first: Sequence[Ran], rng: Random) -> tuple[fl
         ratios.append(mine / theirs)
     ratios.sort()
     return ratios[int(_TAIL * DRAWS)], ratios[int((1 - _TAIL) * DRAWS) - 1]
-
-
-STOPPED = 130
 
 
 def compare(options: ProfileOptions, names: Sequence[str], output: ProfileOutput) -> int:

@@ -26,6 +26,11 @@ from deployments.tools.profile.compare.candidates import Candidate, Skipped
 from deployments.tools.profile.subject import ChosenModel
 
 _END_S = 10.0
+ROUNDS = 5
+ROWS = 128
+LOAD_SHARE = 0.5
+LEAST_LOAD_S = 30.0  # a process with its libraries takes seconds on a busy machine
+_LEAST_MEMORY = 0.1  # of the machine's: below it nothing more is loaded
 
 
 class CandidateFailed(RuntimeError):
@@ -132,13 +137,6 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     if "failed" in answer:
         raise CandidateFailed(answer["failed"])
     return answer
-
-
-ROUNDS = 5
-ROWS = 128
-LOAD_SHARE = 0.5
-LEAST_LOAD_S = 30.0  # a process with its libraries takes seconds on a busy machine
-_LEAST_MEMORY = 0.1  # of the machine's: below it nothing more is loaded
 
 
 class Contest:
