@@ -15,7 +15,7 @@ from deployments.cluster import control_socket
 from deployments.cluster.control_socket import ControlSocket
 from deployments.cluster.server_files import NoServer
 from deployments.tools import control
-from deployments.tools.control import Refused, ask
+from deployments.tools.control import ServerRefused, ask
 
 PORT = 1
 
@@ -53,7 +53,7 @@ def test_a_question_is_answered() -> None:
     [("refuse", "not now"), ("fail", "ValueError: no such thing"), ("dance", "not a request")],
 )
 def test_a_refusal_says_why(do: str, says: str) -> None:
-    with pytest.raises(Refused, match=says):
+    with pytest.raises(ServerRefused, match=says):
         ask(PORT, {"do": do})
 
 
@@ -91,7 +91,7 @@ def test_a_host_that_goes_without_an_answer_is_a_refusal(
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        with pytest.raises(Refused, match="went away"):
+        with pytest.raises(ServerRefused, match="went away"):
             ask(PORT, {"do": "status"})
         thread.join(5.0)
 
