@@ -183,7 +183,7 @@ _file_of_model = click.option(
 )
 @click.option("--report", type=FILE, help="Write the report there (.md, else JSON).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def verify(model: str, file: Path | None, **asked: Any) -> None:
+def verify(model: str, file: Path | None, **options: Any) -> None:
     """Compare MODEL with a reference, length bucket by length bucket (docs/verify.md).
 
     Bounds left out are the model's `accept`, or 1e-3 of absolute and relative error.
@@ -191,8 +191,8 @@ def verify(model: str, file: Path | None, **asked: Any) -> None:
     from deployments.tools.verify.command import Written
 
     _call(
-        "deployments.tools.verify.command", "run", file or built_in_example(), model, asked,
-        Written(asked["report"], asked["as_json"], asked["layers"]),
+        "deployments.tools.verify.command", "run", file or built_in_example(), model, options,
+        Written(options["report"], options["as_json"], options["layers"]),
     )  # fmt: skip
 
 

@@ -335,13 +335,13 @@ class RequestTable:
         self.turnaround.keep(self.waiting.edges, settings.initial_cost_s)
 
     def _adopt_generation(self, settings: DispatcherSettings) -> None:
-        asked = settings.generation
-        if asked is None:
+        generation = settings.generation
+        if generation is None:
             self.generations = None
         elif self.generations is None:
-            self.generations = Generations(asked, frozen=settings.frozen)
+            self.generations = Generations(generation, frozen=settings.frozen)
         else:
-            self.generations.adopt(asked, frozen=settings.frozen)
+            self.generations.adopt(generation, frozen=settings.frozen)
         self.arrivals.generations = self.generations
 
     def _retry_after_s(self, reason: Reason) -> float:

@@ -64,12 +64,12 @@ def dispatcher_settings(d: ModelDescription, identity: GatewayIdentity) -> Dispa
 
 
 def _measured(
-    asked: GenerationSettings | None, engine: Generating | None
+    settings: GenerationSettings | None, engine: Generating | None
 ) -> GenerationSettings | None:
     """What the settings say of generating, with what the loaded engine says."""
-    if asked is None or engine is None:
-        return asked
-    return replace(asked, block_tokens=engine.block_tokens, profile=engine.profile)
+    if settings is None or engine is None:
+        return settings
+    return replace(settings, block_tokens=engine.block_tokens, profile=engine.profile)
 
 
 def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:

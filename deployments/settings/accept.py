@@ -70,7 +70,7 @@ class AcceptSettings(Section):
     )
 
     @property
-    def asked(self) -> bool:
+    def required(self) -> bool:
         """Whether there is anything to agree with."""
         named = (self.against, self.artifact, self.samples_file)
         bounds = (getattr(self, name) for name in BOUNDS)

@@ -113,16 +113,16 @@ class ReadyReplicas:
     ) -> _T | None:
         """Ask one after another, the one to use first in front, until one accepts: its answer.
         `batch_s`: predicted seconds of a typical batch."""
-        asked: list[Entry] = []
+        tried: list[Entry] = []
         tries = [_TRIES] * len(self._heaps)
         if not spare:
             tries[SPARE] = 0
         answer = None
         while answer is None and (entry := self._best(now, batch_s, tries)) is not None:
             tries[entry[3]] -= 1
-            asked.append(heappop(self._heaps[entry[3]]))
+            tried.append(heappop(self._heaps[entry[3]]))
             answer = accept(entry[4])
-        for entry in asked:
+        for entry in tried:
             if entry[4].entry is entry:
                 self._push(entry)
         return answer

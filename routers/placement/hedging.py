@@ -105,11 +105,11 @@ class RatioHistogram:
 
     def quantile(self, share: float) -> float:
         """Upper edge of the bin that the quantile lies in; 0 without samples."""
-        asked, at, answer = self._read
-        if share != asked or not self.samples < at + _REUSE:
-            answer = self._find(share)
-            self._read = share, self.samples, answer
-        return answer
+        last_share, last_samples, ratio = self._read
+        if share != last_share or not self.samples < last_samples + _REUSE:
+            ratio = self._find(share)
+            self._read = share, self.samples, ratio
+        return ratio
 
     def _find(self, share: float) -> float:
         left = (1.0 - share) * sum(self._bins)

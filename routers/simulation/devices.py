@@ -69,7 +69,7 @@ class Drag:
 
 @dataclass(frozen=True, slots=True)
 class SimEngine:
-    """How a replica that batches by itself works; see `simulation.engines`. `told_every`: output
+    """How a replica that batches by itself works; see `simulation.engines`. `report_every`: output
     tokens of a sequence between two messages to its gateway, the first one apart. `chunk_tokens`:
     the most that one sequence reads in a step, 0: as much as the step has left."""
 
@@ -80,7 +80,7 @@ class SimEngine:
     max_sequences: int = 256
     step_tokens: int = 2048
     block_tokens: int = 16
-    told_every: int = 16
+    report_every: int = 16
     chunk_tokens: int = 0
 
     def profile(self) -> tuple[tuple[int, int, float], ...]:

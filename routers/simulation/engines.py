@@ -39,7 +39,7 @@ class _Sequence:
     read: int = 0
     cached: int = 0
     output: int = 0
-    told: int = 0
+    reported: int = 0
     chunk: int = 0
     part: float = 0.0
     device_s: float = 0.0
@@ -232,9 +232,10 @@ class SimEngineReplica:
             environment.served(sequence.sim_lease, sequence.device_s)
             self._answer(sequence, LeaseEnd.DONE)
         elif sequence.output and (
-            not sequence.told or sequence.output - sequence.told >= self._engine.told_every
+            not sequence.reported
+            or sequence.output - sequence.reported >= self._engine.report_every
         ):
-            sequence.told = sequence.output
+            sequence.reported = sequence.output
             moved = (sequence.sim_lease, float(sequence.held), sequence.tokens)
             environment.at(environment.now + half_s, environment.progressed, moved)
 

@@ -182,7 +182,7 @@ class SyntheticStreamRuntime:
         finish, most = self._finish(job), job.sequences[0].most
         seeds = [_seed(s.prompt, index) for index, s in enumerate(job.sequences)]
         words: list[list[str]] = [[] for _ in seeds]
-        start, told = answers.first(), 0
+        start, reported = answers.first(), 0
         while any(len(of_one) < most for of_one in words):
             index = await job.fresh.get()
             if index < 0:
@@ -193,8 +193,8 @@ class SyntheticStreamRuntime:
                 ends = finish if len(of_one) == most else None
                 yield start + answers.token(index, of_one[-1], ends)
                 start = b""
-            elif self._held(job) != told:
-                told = self._held(job)
+            elif self._held(job) != reported:
+                reported = self._held(job)
                 yield b""
         counted = self._usage(job)
         texts = ["".join(of_one) for of_one in words]

@@ -146,10 +146,10 @@ class TextTokenizer:
 
         Raises `BadRequest` naming the first text that is too long, empty of tokens or no Unicode.
         """
-        found = self.cached(texts)
-        missing = [(index, texts[index]) for index, ids in enumerate(found) if ids is None]
+        known = self.cached(texts)
+        missing = [(index, texts[index]) for index, ids in enumerate(known) if ids is None]
         fresh = iter(self.tokenize(missing))
-        return [ids if ids is not None else next(fresh) for ids in found]
+        return [ids if ids is not None else next(fresh) for ids in known]
 
     def tokenize(self, texts: Sequence[tuple[int, str]]) -> list[IdArray]:
         """As `encode`, of (index in the request, text), without looking anything up."""

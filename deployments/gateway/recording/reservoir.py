@@ -21,13 +21,13 @@ import numpy as np
 from deployments.gateway.rows.types import Rows
 
 Array = np.ndarray[Any, Any]
-Kept = dict[str, Array]
+StoredRow = dict[str, Array]
 
 
 @dataclass(slots=True)
 class _Bucket:
     seen: int = 0
-    rows: list[Kept] = field(default_factory=list)
+    rows: list[StoredRow] = field(default_factory=list)
 
 
 class Reservoir:
@@ -84,7 +84,7 @@ class Reservoir:
         return True
 
 
-def _size(row: Kept) -> int:
+def _size(row: StoredRow) -> int:
     return sum(_bytes(array) for array in row.values())
 
 

@@ -113,11 +113,11 @@ class Tenants:
     def _priority(self, tenant: Tenant, x_priority: bytes | None) -> str:
         if x_priority is None:
             return tenant.priority
-        asked = self._by_header.get(x_priority.strip().lower())
-        if asked is None:
+        requested = self._by_header.get(x_priority.strip().lower())
+        if requested is None:
             known = ", ".join(self._rank)
             raise BadRequest(f"x-priority must be one of {known}", param="x-priority")
-        return max(asked, tenant.priority, key=self._rank.__getitem__)
+        return max(requested, tenant.priority, key=self._rank.__getitem__)
 
     def _by_authorization(self, authorization: bytes | None) -> Tenant:
         if authorization is None:
@@ -201,13 +201,13 @@ class TenantsFile:
         return True
 
     def _read(self) -> None:
-        found = load_tenants(self._path, self._priorities)
-        self.current = Tenants(found.tenants, self._priorities)
-        self.frozen = found.controllers.frozen
+        loaded = load_tenants(self._path, self._priorities)
+        self.current = Tenants(loaded.tenants, self._priorities)
+        self.frozen = loaded.controllers.frozen
 
     def _signature(self) -> tuple[int, int, int, int] | None:
         try:
-            found = os.stat(self._path)
+            status = os.stat(self._path)
         except OSError:
             return None
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

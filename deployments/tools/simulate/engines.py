@@ -38,7 +38,7 @@ def engine_of(scenario: Scenario) -> SimEngine:
     )
 
 
-def page_of(name: str, model: ModelSettings, engine: SimEngine) -> ModelDescription:
+def description_of(name: str, model: ModelSettings, engine: SimEngine) -> ModelDescription:
     """The model's page as a replica with this engine would write it."""
     generating = Generating(
         context_tokens=model.lengths.max,

@@ -108,7 +108,7 @@ async def test_what_waits_elsewhere_is_told_once_and_then_only_when_it_is_new(he
     held.let()
     await (await held.take("a", 1))
     await (await held.take("b", 1, waiting=((1, "y", 4.0),)))
-    held.core._queue._staging._gateways["a"].told_at = 0.0  # long ago
+    held.core._queue._staging._gateways["a"].last_reported_at = 0.0  # long ago
     said = [(await (await held.take("a", lease_id))).waiting for lease_id in (2, 3)]
     assert said == [((1, "y", 4.0),), None]
 
@@ -187,7 +187,7 @@ async def test_what_is_said_of_a_batch_that_never_comes_is_forgotten(
     monkeypatch.setattr("deployments.replica.replica_core._ARRIVES_S", 0.001)
     held.core.drop("a", 8)
     assert await held.core.opened("a", 9) is False
-    assert not held.core._asked
+    assert not held.core._unseen
     assert not held.core._dropped
 
 

@@ -76,8 +76,8 @@ def chat(d: ModelDescription) -> dict[str, Any] | None:
     """A chat whose answer streams, None for a model that does not generate."""
     if d.generating is None:
         return None
-    said = [{"role": "user", "content": "Say hello."}]
-    return {"model": d.name, "messages": said, "max_tokens": 16, "stream": True}
+    messages = [{"role": "user", "content": "Say hello."}]
+    return {"model": d.name, "messages": messages, "max_tokens": 16, "stream": True}
 
 
 def _needed(d: ModelDescription) -> list[TensorSpec]:

@@ -86,13 +86,13 @@ def _interval(own: Sequence[Ran], first: Sequence[Ran], rng: Random) -> tuple[fl
     ratios = []
     for _ in range(DRAWS):
         drawn = rng.choices(rounds, k=len(rounds))
-        mine, theirs = (
+        own_mean, first_mean = (
             fmean(
                 fmean(rng.choices(runs[place].rates, k=len(runs[place].rates))) for place in drawn
             )
             for runs in (own, first)
         )
-        ratios.append(mine / theirs)
+        ratios.append(own_mean / first_mean)
     ratios.sort()
     return ratios[int(_TAIL * DRAWS)], ratios[int((1 - _TAIL) * DRAWS) - 1]
 

@@ -109,7 +109,7 @@ def _model(candidate: Candidate, found: ChosenModel) -> dict[str, Any]:
     return data
 
 
-def _start(told: str) -> subprocess.Popen[str]:
+def _start(job: str) -> subprocess.Popen[str]:
     module = "deployments.tools.profile.compare.candidate_replica"
     # Our own interpreter and our own module. In a group of its own: Ctrl-C is this process's to
     # handle, which then ends the others.
@@ -117,7 +117,7 @@ def _start(told: str) -> subprocess.Popen[str]:
         [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True, start_new_session=True,
     )  # fmt: skip
-    _tell(process, told)
+    _tell(process, job)
     return process
 
 
