@@ -21,7 +21,7 @@ FILE = click.Path(path_type=Path)
 PORT = click.IntRange(1, 65_535)
 
 _port_of_server = click.option(
-    "--port", type=PORT, help="Port of the server meant; needed only when several run here."
+    "--port", type=PORT, help="The server's port; needed only when several run here."
 )
 
 
@@ -118,8 +118,8 @@ def status(port: int | None, as_json: bool) -> None:
 def freeze(switch: str, port: int | None) -> None:
     """Stop all that learns in a running server (on), or let it learn again (off).
 
-    Batches go on by what has been learnt. Holds until the next `freeze` or `apply`, whose file has
-    its own word: controllers.frozen.
+    What has been learnt stays in force. Holds until the next `freeze`, or until an `apply`, which
+    sets what its file says (controllers.frozen).
     """
     _call("deployments.tools.control", "freeze", switch == "on", port)
 

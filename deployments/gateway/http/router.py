@@ -46,7 +46,7 @@ _V1_ACTIONS = ("predict", "classify")
 
 
 def match(path: str) -> Route | None:
-    """The route of a path, None when nothing lives there."""
+    """The route of a path, None when it has none."""
     fixed = _FIXED.get(path)
     if fixed is not None:
         return fixed

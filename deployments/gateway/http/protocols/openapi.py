@@ -30,7 +30,7 @@ _REQUEST_HEADERS: dict[str, tuple[str, Node]] = {
     "x-tenant": ("The tenant, where no tenant has keys.", STRING),
     "x-priority": ("The request's priority, no higher than its tenant's.", STRING),
     "x-timeout-ms": (
-        "Milliseconds until nobody waits for the answer; also its deadline.",
+        "The request's time limit in milliseconds; also its deadline.",
         {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e9},
     ),
     "x-session-id": ("Prefers the replica that served this session last.", _NAME),
@@ -59,7 +59,7 @@ _ANSWER_HEADERS: dict[str, tuple[str, Node]] = {
         "`true`: answered by an identical request's run.",
         {"type": "string", "enum": ["true"]},
     ),
-    "x-served-by": ("The fallback that answered for the model that was asked.", STRING),
+    "x-served-by": ("The fallback model that answered instead of the requested one.", STRING),
 }
 _GENERATES = {  # by path: operation, summary, schema, example
     "/v1/chat/completions": (
@@ -86,7 +86,7 @@ _REFUSALS = {
     415: "The body's encoding is not taken.",
     429: "The tenant is over its own limits.",
     503: "Overloaded, draining, or the model is not ready.",
-    504: "The request's time was up before an answer.",
+    504: "The request's time limit passed before it was answered.",
 }
 _INFERENCE = (400, 401, 403, 404, 408, 413, 415, 429, 503, 504)
 _MAY_RETRY = (429, 503)
