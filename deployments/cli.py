@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from deployments.settings import Settings
+    from deployments.settings.tree import Settings
 
 FILE = click.Path(path_type=Path)
 PORT = click.IntRange(1, 65_535)
@@ -42,7 +42,7 @@ def _explained(error: Exception) -> int | None:
     """Prints a known error and gives its exit code; None for what nobody expected."""
     # Looked up rather than imported: only what a command has imported can have been raised.
     for module, name, code in (
-        ("deployments.settings.mistakes", "SettingsErrors", 2),
+        ("deployments.settings.load", "SettingsErrors", 2),
         ("loadtests.traffic.scenario_file", "ScenarioErrors", 2),
         ("loadtests.traffic.traces", "TraceError", 2),
         ("deployments.tools.simulate.plots", "NoPlots", 1),
@@ -85,7 +85,7 @@ def serve(file: Path | None, port: int | None, host: str | None) -> None:
 )
 def check(file: Path, elsewhere: bool) -> None:
     """Say what is wrong with FILE, and what would be right."""
-    from deployments.settings import load
+    from deployments.settings.load import load
 
     click.echo(summary(load(file, here=not elsewhere)))
 

@@ -63,7 +63,7 @@ def parts() -> tuple[Digits, Digits, Digits]:
 
 def how() -> Any:
     """What is done to an image: as `digits.yaml` says it."""
-    from deployments.settings import ImageSettings
+    from deployments.settings.image import ImageSettings
 
     return ImageSettings(size=SIZES, colour="grey", mean=(0.5,), std=(0.5,))
 

@@ -14,8 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from loadtests.client.protocols import PROTOCOLS
 from loadtests.client.protocols.types import Endpoint, Wire
 from loadtests.results.record import Client, Record
@@ -25,6 +23,8 @@ from loadtests.results.token_limits import TokenLimits
 from loadtests.traffic import scenario_file
 from loadtests.traffic.scenario import Scenario
 from loadtests.workers import Glimpse, Order, WorkerResult, play
+from yaml_document.document import read_file
+from yaml_document.mistakes import DocumentErrors
 
 EDGES = (32, 128, 512, 2048, 8192, 32768)
 PACKAGES = ("headrace", "uvloop", "numpy")
@@ -189,16 +189,10 @@ def _settings(folder: Path, scenario: Scenario) -> dict[str, Any]:
     none."""
     if scenario.settings is None:
         return {}
-    path = folder / scenario.settings
-    try:
-        found = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise InvalidRunOptions(
-            f"{path}: cannot be read: {(error.strerror or '').lower()}"
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise InvalidRunOptions(f"{path}: is no YAML") from None
-    return found if isinstance(found, dict) else {}
+    document = read_file(folder / scenario.settings)
+    if document.mistakes:
+        raise InvalidRunOptions(str(DocumentErrors(document.mistakes)))
+    return document.data if isinstance(document.data, dict) else {}
 
 
 def _only_model(settings: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("deployments", "routers", "runtimes", "autoscaling", "loadtests")
+PACKAGES = ("deployments", "routers", "runtimes", "autoscaling", "loadtests", "yaml_document")
 FLOORS = {
     "cli": 5, "tools": 4, "cluster": 3, "gateway": 2, "replica": 2, "contract": 1, "settings": 1,
 }  # fmt: skip

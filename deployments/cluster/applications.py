@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.contract.app_names import GATEWAY_APP, MODEL_DEPLOYMENT, directory_key, model_app
-from deployments.settings import GatewaySettings, ModelSettings, Settings
+from deployments.settings.gateway import GatewaySettings
+from deployments.settings.model import ModelSettings
+from deployments.settings.tree import Settings
 
 GRACE_S = 20.0
 _STREAM_CALLS = 10_000

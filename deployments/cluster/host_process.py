@@ -29,8 +29,9 @@ from deployments.cluster.ready_message import ready_message
 from deployments.cluster.reconfiguration import Reconfiguration, write_tenants
 from deployments.contract import logs
 from deployments.contract.logs import LOG_SOCKET, LogSocket
-from deployments.settings import Settings, SettingsErrors, load, with_address
+from deployments.settings.load import SettingsErrors, load, with_address
 from deployments.settings.made import cache_dir
+from deployments.settings.tree import Settings
 
 _POLL_S = 0.2
 logger = logging.getLogger("headrace.host")

@@ -23,7 +23,8 @@ from deployments.contract.app_names import is_model_app, model_app
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import ReplicaProgress
 from deployments.contract.registry_actor import NAMESPACE, registry
-from deployments.settings import ModelSettings, Settings
+from deployments.settings.model import ModelSettings
+from deployments.settings.tree import Settings
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _POLL_S = 0.2

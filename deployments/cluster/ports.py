@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import psutil
 
 from deployments.cluster.ray_env import resolved_ingress
-from deployments.settings import GatewaySettings
+from deployments.settings.gateway import GatewaySettings
 
 CONNECT_TIMEOUT_S = 0.5
 SOMEBODY = "another user's process"

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from deployments.settings import GatewaySettings
+from deployments.settings.gateway import GatewaySettings
 
 _ALWAYS = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",

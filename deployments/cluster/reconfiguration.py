@@ -16,14 +16,9 @@ from typing import Any, Protocol
 import yaml
 
 from deployments.cluster.applications import Place, serve_config
-from deployments.settings import (
-    ControllerSettings,
-    ModelSettings,
-    Settings,
-    SettingsErrors,
-    TenantsSettings,
-    load,
-)
+from deployments.settings.load import SettingsErrors, load
+from deployments.settings.model import ModelSettings
+from deployments.settings.tree import ControllerSettings, Settings, TenantsSettings
 
 
 class Cluster(Protocol):

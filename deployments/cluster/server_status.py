@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
-from deployments.settings import ModelSettings, Settings
+from deployments.settings.model import ModelSettings
+from deployments.settings.tree import Settings
 
 
 class ModelStatus(TypedDict):

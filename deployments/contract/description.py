@@ -6,9 +6,9 @@ every gateway. Plain data, so that it pickles and compares.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from routers.settings import DispatcherSettings
+from routers.settings import DispatcherSettings, GenerationSettings
 from runtimes.types import TensorSpec
 
 
@@ -17,7 +17,7 @@ class Scheduling:
     """How the model's requests are queued: the part of its settings that gateways act on.
 
     core: the core's own settings, as the user's file has them; what the loaded model and the
-    gateway say is added by `contract.scheduling.dispatcher_settings`. timeout_s: when nobody waits
+    gateway say is added by `dispatcher_settings`. timeout_s: when nobody waits
     any longer. slots: batches one replica may hold for one gateway. hang_limit_s: longest run on
     the device. retry: whether a request may run again. max_output_tokens: of a request that
     generates and does not say, 0: what its prompt leaves.
@@ -165,3 +165,37 @@ class ModelDescription:
     classes: Classes | None = None
     recording: Recording | None = None
     generating: Generating | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayIdentity:
+    """The gateway that a queue lives in: its name, unique in the cluster; how many priorities its
+    requests have; whether all that learns is frozen."""
+
+    gateway: str
+    priorities: int = 3
+    frozen: bool = False
+
+
+def dispatcher_settings(d: ModelDescription, identity: GatewayIdentity) -> DispatcherSettings:
+    """What the gateway's core of this model is told."""
+    core = d.scheduling.core
+    return replace(
+        core,
+        bucket_edges=d.bucket_edges,
+        max_size=core.max_size if d.max_rows is None else min(core.max_size, d.max_rows),
+        pads=d.pads,
+        profile=d.profile,
+        priorities=identity.priorities,
+        frozen=identity.frozen,
+        generation=_measured(core.generation, d.generating),
+    )
+
+
+def _measured(
+    settings: GenerationSettings | None, engine: Generating | None
+) -> GenerationSettings | None:
+    """What the settings say of generating, with what the loaded engine says."""
+    if settings is None or engine is None:
+        return settings
+    return replace(settings, block_tokens=engine.block_tokens, profile=engine.profile)

@@ -1,16 +1,19 @@
 """From what users write of one model's scheduling to what its core is told.
 
-The one translation, for the service and for simulations: settings become the core's own, which ride
-in the model's description; the gateway adds what the loaded model declares and what holds for all
-of its models. Units change here (ms to s), words become the core's, nothing is decided.
+The one translation, for the service and for simulations: settings become the core's own, which
+ride in the model's description; `description.dispatcher_settings` adds what the loaded model
+declares and what holds for all models of a gateway. Units change here (ms to s), words become the
+core's, nothing is decided.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from deployments.contract.description import Generating, ModelDescription, Scheduling
-from deployments.settings import LengthSettings, ModelSettings, OutlierSettings, bucket_edges
+from deployments.contract.description import Scheduling
+from deployments.settings.lengths import LengthSettings, bucket_edges
+from deployments.settings.model import ModelSettings
+from deployments.settings.scheduling import OutlierSettings
 from routers.settings import (
     AdmissionSettings,
     BucketSettings,
@@ -26,16 +29,6 @@ from routers.settings import OutlierSettings as CoreOutliers
 _NEVER = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayIdentity:
-    """The gateway that a queue lives in: its name, unique in the cluster; how many priorities its
-    requests have; whether all that learns is frozen."""
-
-    gateway: str
-    priorities: int = 3
-    frozen: bool = False
-
-
 def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Scheduling:
     """`fixed_shapes`: the backend is compiled for certain lengths, which then are the edges."""
     return Scheduling(
@@ -46,30 +39,6 @@ def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Schedulin
         retry=model.retry,
         max_output_tokens=model.generation.max_output_tokens or 0,
     )
-
-
-def dispatcher_settings(d: ModelDescription, identity: GatewayIdentity) -> DispatcherSettings:
-    """What the gateway's core of this model is told."""
-    core = d.scheduling.core
-    return replace(
-        core,
-        bucket_edges=d.bucket_edges,
-        max_size=core.max_size if d.max_rows is None else min(core.max_size, d.max_rows),
-        pads=d.pads,
-        profile=d.profile,
-        priorities=identity.priorities,
-        frozen=identity.frozen,
-        generation=_measured(core.generation, d.generating),
-    )
-
-
-def _measured(
-    settings: GenerationSettings | None, engine: Generating | None
-) -> GenerationSettings | None:
-    """What the settings say of generating, with what the loaded engine says."""
-    if settings is None or engine is None:
-        return settings
-    return replace(settings, block_tokens=engine.block_tokens, profile=engine.profile)
 
 
 def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:

@@ -29,8 +29,8 @@ from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.request_context import GatewayServices
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
-from deployments.gateway.tenancy.tenants import TenantsFile
-from deployments.settings import GatewaySettings
+from deployments.gateway.tenancy.tenants import KnownTenants
+from deployments.settings.gateway import GatewaySettings
 
 _CODECS: dict[str, Codec | GenerationCodec] = {
     "infer": InferCodec(),
@@ -129,7 +129,7 @@ async def _refuse_websocket(scope: Scope, receive: Receive, send: Send) -> None:
 
 def assembled(
     settings: GatewaySettings,
-    tenants: TenantsFile,
+    tenants: KnownTenants,
     models: Catalogue,
     pool: FairThreadPool,
     telemetry: GatewayTelemetry,

@@ -14,16 +14,16 @@ from typing import Any
 
 from ray import serve
 
+from deployments.contract.description import GatewayIdentity
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry_actor import registry
-from deployments.contract.scheduling import GatewayIdentity
 from deployments.gateway.app import assembled
 from deployments.gateway.http import fast_path
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
-from deployments.gateway.tenancy.tenants import TenantsFile
-from deployments.settings import GatewaySettings
+from deployments.gateway.tenancy.tenants_file import TenantsFile
+from deployments.settings.gateway import GatewaySettings
 
 _REFRESH_S = 1.0
 _COLLECT_AFTER = (10_000, 20, 100)  # net new objects; collections of the young, of the older

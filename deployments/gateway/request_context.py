@@ -29,8 +29,8 @@ from deployments.gateway.reuse.answer_reuse import ReusedAnswers
 from deployments.gateway.rows.types import RowAnswer
 from deployments.gateway.telemetry.tracing import TraceContext
 from deployments.gateway.tenancy.rates import Rates
-from deployments.gateway.tenancy.tenants import Caller, TenantsFile
-from deployments.settings import GatewaySettings
+from deployments.gateway.tenancy.tenants import Caller, KnownTenants
+from deployments.settings.gateway import GatewaySettings
 from routers.types import Tokens
 
 T = TypeVar("T")
@@ -176,7 +176,7 @@ class GatewayServices:
         self,
         settings: GatewaySettings,
         *,
-        tenants: TenantsFile,
+        tenants: KnownTenants,
         models: Catalogue,
         pool: FairThreadPool,
         watcher: RequestWatcher,

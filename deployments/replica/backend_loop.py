@@ -23,7 +23,7 @@ import numpy as np
 
 from deployments.replica import backend_env
 from deployments.replica.describe import runtime_settings
-from deployments.settings import load
+from deployments.settings.load import load
 from deployments.settings.made import cache_dir
 from runtimes import catalog
 from runtimes.types import Batch, Limits, Ragged, Runtime, RuntimeSettings

@@ -27,8 +27,11 @@ from deployments.replica.image_model import (
     with_image_lengths,
 )
 from deployments.replica.known_costs import KnownCosts
-from deployments.settings import ModelSettings, bucket_edges, preprocessing_support, source_path
-from deployments.settings import digest as version_digest
+from deployments.settings import preprocessing_support
+from deployments.settings.lengths import bucket_edges
+from deployments.settings.load import digest as version_digest
+from deployments.settings.model import ModelSettings
+from deployments.settings.sources import resolve as source_path
 from runtimes import source as artifacts
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile

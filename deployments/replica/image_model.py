@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 
 from deployments.contract.description import Classes, ImageInput
-from deployments.settings import ClassifySettings, ImageSettings, LengthSettings, ModelSettings
-from deployments.settings.image import patches
+from deployments.settings.classify import ClassifySettings
+from deployments.settings.image import ImageSettings, patches
+from deployments.settings.lengths import LengthSettings
+from deployments.settings.model import ModelSettings
 from runtimes.errors import LoadError
 from runtimes.types import Limits, RowShapes, TensorSpec
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deployments.replica.stored_profile import Lookup, StoredProfile, identity_of, look_up
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 from runtimes.profiling import Profile, measure
 from runtimes.types import Runtime, RuntimeSettings
 

@@ -20,7 +20,7 @@ from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry import ReplicaProgress
 from deployments.contract.registry_actor import registry
 from deployments.replica import backend_env
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 from runtimes.errors import RuntimeFault
 
 HUNG_EXIT_CODE = 70

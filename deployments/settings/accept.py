@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from deployments.settings.section import Section
+from yaml_document.section import Section
 
 LEAST_SAMPLES = 200
 PATHS = ("artifact", "samples_file")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from deployments.settings.section import Section, listed, wrong
+from yaml_document.section import Section, listed, wrong
 
 MOST_LABELS = 100_000
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from deployments.settings.section import Section, listed, wrong
+from yaml_document.section import Section, listed, wrong
 
 MIB = 1024 * 1024
 PRIORITIES = ("interactive", "standard", "bulk")

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from deployments.settings.section import Section, off_is_a_word
+from yaml_document.section import Section, off_is_a_word
 
 _MOST_TOKENS = 1_048_576
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from deployments.settings.section import Section, listed, wrong
+from yaml_document.section import Section, listed, wrong
 
 PATCH = 16
 MOST_SIDE = 8192

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from deployments.settings.section import Section, listed, wrong
+from yaml_document.section import Section, listed, wrong
 
 SHORTEST_BUCKET = 16
 LONGEST = 1_048_576

@@ -18,14 +18,14 @@ from pydantic import ValidationError
 
 from deployments.settings import sources
 from deployments.settings.accept import PATHS
-from deployments.settings.document import Document, read_file
 from deployments.settings.gateway import PRIORITIES, GatewaySettings
-from deployments.settings.mistakes import Mistake, SettingsErrors, explain
 from deployments.settings.model import ModelSettings
 from deployments.settings.model_checks import model_mistakes
 from deployments.settings.record import shared
 from deployments.settings.reuse import astray
 from deployments.settings.tree import Settings, TenantsSettings, dangling, unranked
+from yaml_document.document import Document, read_file
+from yaml_document.mistakes import DocumentErrors, Mistake, explain
 
 _SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}
 _SHAPE_NO_ANSWERS = {"lengths": {"buckets", "adapt", "switch_ms"}, "image": {"max_pixels"}}
@@ -33,9 +33,13 @@ _SHAPE_NO_ANSWERS = {"lengths": {"buckets", "adapt", "switch_ms"}, "image": {"ma
 _SHAPE_SOME = ("image", "classify")
 
 
+class SettingsErrors(DocumentErrors):
+    """What is wrong with the settings."""
+
+
 def load(path: Path | str, *, here: bool = True) -> Settings:
     """Raises SettingsErrors. `here`: the models' files and packages must be on this machine."""
-    document = read_file(path)
+    document = _read(path)
     _make_sources_absolute(document.data, Path(path).absolute().parent)
     mistakes = list(document.mistakes)
     settings: Settings | None = None
@@ -58,7 +62,7 @@ def load_tenants(path: Path | str, priorities: Collection[str] = PRIORITIES) -> 
     neither tenants nor models is refused: a truncated file must not open the door. Raises
     SettingsErrors.
     """
-    document = read_file(path)
+    document = _read(path)
     data: Mapping[str, Any] = document.data
     if not document.mistakes and "tenants" not in data and "models" not in data:
         document.mistakes.append(document.mistake(("tenants",), "is missing; must be a mapping"))
@@ -112,6 +116,17 @@ def digest(model: ModelSettings, artifact_digest: str) -> str:
 
 def _default_of(name: str) -> Any:
     return ModelSettings.model_fields[name].get_default(call_default_factory=True)
+
+
+def _read(path: Path | str) -> Document:
+    """A document whose data is a mapping. Raises SettingsErrors where the file holds none."""
+    document = read_file(path)
+    if document.data is None and not document.mistakes:
+        raise SettingsErrors([Mistake(str(path), 0, "", "is empty; must have models:")])
+    if not isinstance(document.data, dict):
+        top = document.mistake((), "must be a mapping that has models:")
+        raise SettingsErrors(document.mistakes or [top])
+    return document
 
 
 def _make_sources_absolute(data: Any, folder: Path) -> None:

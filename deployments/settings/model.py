@@ -18,7 +18,7 @@ from deployments.settings.model_fields import ModelFields, ReplicaSettings
 from deployments.settings.record import RecordSettings
 from deployments.settings.reuse import CacheSettings
 from deployments.settings.scheduling import BatchSettings, HedgeSettings, OutlierSettings
-from deployments.settings.section import Section, wrong
+from yaml_document.section import Section, wrong
 
 _LATENCY_MS = 100.0  # the default, which says nothing
 _STREAM_RUNTIMES = ("vllm", "synthetic")

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from deployments.settings import sources
 from deployments.settings.accept import PATHS
-from deployments.settings.document import Document
-from deployments.settings.mistakes import Mistake
 from deployments.settings.model import ModelSettings
+from yaml_document.document import Document
+from yaml_document.mistakes import Mistake
 
 
 def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:

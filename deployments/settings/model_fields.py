@@ -26,7 +26,7 @@ from deployments.settings.scheduling import (
     OutlierSettings,
     QueueSettings,
 )
-from deployments.settings.section import Section, finite, wrong
+from yaml_document.section import Section, finite, wrong
 
 NAME = r"[a-z0-9]([-a-z0-9._]{0,61}[a-z0-9])?"
 TTFT_MS = 1000.0

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from deployments.settings.section import Section
+from yaml_document.section import Section
 
 PATHS = ("folder",)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from deployments.settings.section import Section
+from yaml_document.section import Section
 
 
 class CacheSettings(Section):

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from deployments.settings.section import Section, off_is_a_word, wrong
+from yaml_document.section import Section, off_is_a_word, wrong
 
 Mode = Annotated[Literal["off", "observe", "enforce"], BeforeValidator(off_is_a_word)]
 _MODES = "not asked (`off`), only counted (`observe`), or acted on (`enforce`)"

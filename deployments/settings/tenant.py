@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from deployments.settings.section import Section, listed, wrong
+from yaml_document.section import Section, listed, wrong
 
 NAME = r"[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?"
 DEFAULT_TENANT = "default"

@@ -19,8 +19,8 @@ from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.record import shared
 from deployments.settings.reuse import astray
-from deployments.settings.section import Section, name_check, wrong
 from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
+from yaml_document.section import Section, name_check, wrong
 
 ModelName = Annotated[
     str,

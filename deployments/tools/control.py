@@ -20,7 +20,7 @@ import click
 from deployments.cluster import orphaned_processes, server_files
 from deployments.cluster.server_files import NoServer, ServerState, find, state_folder
 from deployments.cluster.server_status import StatusSnapshot
-from deployments.settings import load
+from deployments.settings.load import load
 
 _ANSWER_S = 15.0
 _APPLY_S = 900.0

@@ -24,7 +24,8 @@ from deployments.gateway.recording.recorder import HEADER, PARTS, TRACE
 from deployments.replica.image_model import row_shapes, with_image_lengths
 from deployments.replica.verify.agreement import Interval
 from deployments.replica.verify.samples import interval_of
-from deployments.settings import ModelSettings, bucket_edges
+from deployments.settings.lengths import bucket_edges
+from deployments.settings.model import ModelSettings
 from deployments.settings.reference import CannotVerify
 from deployments.tools.verify.command import chosen
 from runtimes import ragged_file

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import click
 
-from deployments.settings import load
+from deployments.settings.load import load
 from deployments.tools.console.terminal import StartupDisplay
 
 

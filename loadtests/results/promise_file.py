@@ -14,10 +14,10 @@ from pydantic import BeforeValidator, Field
 
 from loadtests.results.promises import Positive, Promise
 from loadtests.traffic.scenario_file import read_part
-from loadtests.traffic.scenario_traffic import ScenarioPart, listed
+from yaml_document.section import Section, listed
 
 
-class PromiseFile(ScenarioPart):
+class PromiseFile(Section):
     """Files are relative to this one."""
 
     scenario: str = Field(description="The scenario's file.")

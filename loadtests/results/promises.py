@@ -20,14 +20,14 @@ from pydantic import Field, model_validator
 from loadtests.results.latency_histogram import LatencyHistogram
 from loadtests.results.record import Cell, Record, merged
 from loadtests.results.report_table import number
-from loadtests.traffic.scenario_traffic import ScenarioPart
+from yaml_document.section import Section
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 _SCOPE = ("tenant", "length")
 
 
-class Promise(ScenarioPart):
+class Promise(Section):
     """Times and lost shares at most, all else at least."""
 
     tenant: str | None = Field(default=None, description="Of this one's requests alone.")

@@ -23,16 +23,15 @@ from loadtests.traffic.scenario_traffic import (
     Pause,
     Rate,
     RetryPart,
-    ScenarioPart,
     Share,
     Span,
-    listed,
 )
+from yaml_document.section import Section, listed
 
 Portion = Annotated[float, Field(ge=0, le=1)]
 
 
-class TenantPart(ScenarioPart):
+class TenantPart(Section):
     """One tenant's callers. Weight, limits and keys are the settings file's."""
 
     share: Share | None = Field(
@@ -95,7 +94,7 @@ class TenantPart(ScenarioPart):
         return self
 
 
-class Scenario(ScenarioPart):
+class Scenario(Section):
     settings: str | None = Field(
         default=None,
         description="Settings file of the server: its model, tenants and gateways; relative to "

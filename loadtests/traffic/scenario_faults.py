@@ -10,32 +10,25 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from loadtests.traffic.scenario_traffic import (
-    Factor,
-    Moment,
-    Pause,
-    Period,
-    ScenarioPart,
-    Span,
-    listed,
-)
+from loadtests.traffic.scenario_traffic import Factor, Moment, Pause, Period, Span
+from yaml_document.section import Section, listed
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
-class HiccupsPart(ScenarioPart):
+class HiccupsPart(Section):
     share: float = Field(ge=0, le=1, description="Share of the batches.")
     factor: Factor = Field(description="How many times longer they take.")
 
 
-class SlowPart(ScenarioPart):
+class SlowPart(Section):
     replica: int = Field(ge=0, description="Which one, from 0.")
     factor: Factor = Field(description="How many times longer its batches take.")
     from_s: Moment = Field(default=0, description="From when on.")
     to_s: Moment | None = Field(default=None, description="Until when; unset, to the end.")
 
 
-class DeathPart(ScenarioPart):
+class DeathPart(Section):
     replica: int = Field(ge=0, description="Which one, from 0.")
     at_s: Moment = Field(description="When.")
     back_after_s: Span | None = Field(
@@ -46,7 +39,7 @@ class DeathPart(ScenarioPart):
     )
 
 
-class ChaosPart(ScenarioPart):
+class ChaosPart(Section):
     """Deaths at random moments, of random replicas."""
 
     every_s: Period = Field(description="Mean time between deaths.")
@@ -54,17 +47,17 @@ class ChaosPart(ScenarioPart):
     hanging: float = Field(default=0, ge=0, le=1, description="Share that hangs instead of dying.")
 
 
-class JoinPart(ScenarioPart):
+class JoinPart(Section):
     at_s: Moment = Field(description="When.")
     count: int = Field(default=1, ge=1, le=100_000, description="How many.")
 
 
-class RampPart(ScenarioPart):
+class RampPart(Section):
     last_s: Span = Field(description="How long a replica that has just started is slow.")
     factor: Factor = Field(description="How many times slower at first; falls to 1 evenly.")
 
 
-class FaultsPart(ScenarioPart):
+class FaultsPart(Section):
     """What the simulated devices do."""
 
     noise: float = Field(
@@ -84,7 +77,7 @@ class FaultsPart(ScenarioPart):
     detect_s: Pause = Field(default=0.5, description="How long until a dead replica is found out.")
 
 
-class EnginePart(ScenarioPart):
+class EnginePart(Section):
     """A device that batches by itself, step by step. A step of N sequences that are given a token,
     reading P tokens of prompts, takes base_ms + per_sequence_ms · N + per_token_us · P."""
 
@@ -104,7 +97,7 @@ class EnginePart(ScenarioPart):
     )
 
 
-class DevicePart(ScenarioPart):
+class DevicePart(Section):
     """What a batch of B rows, the longest of L tokens, takes:
     base_ms + per_request_ms · B + per_token_us · B · L."""
 

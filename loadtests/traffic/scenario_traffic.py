@@ -8,9 +8,11 @@ are requests a second over all gateways, lengths are tokens.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+
+from yaml_document.section import Section, listed
 
 Rate = Annotated[float, Field(ge=0, le=10_000_000)]
 Moment = Annotated[float, Field(ge=0, le=10_000_000)]
@@ -22,18 +24,7 @@ Period = Annotated[float, Field(ge=0.001, le=10_000_000)]
 Factor = Annotated[float, Field(gt=0, le=1_000_000)]
 
 
-def listed(value: Any) -> Any:
-    """Lists are kept as tuples (immutable)."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-class ScenarioPart(BaseModel):
-    """Base of every part: unknown names are refused, and text is no number."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class BandPart(ScenarioPart):
+class BandPart(Section):
     share: Share = Field(description="Share of the requests relative to the other bands.")
     low: Length = Field(description="Shortest, in tokens.")
     high: Length = Field(description="Longest, both ends included; uniform between.")
@@ -45,16 +36,16 @@ class BandPart(ScenarioPart):
         return self
 
 
-class LogNormalPart(ScenarioPart):
+class LogNormalPart(Section):
     mu: float = Field(ge=-20, le=20, description="Mean of the logarithm.")
     sigma: float = Field(ge=0, le=10, description="Standard deviation of the logarithm.")
 
 
-class ExponentialPart(ScenarioPart):
+class ExponentialPart(Section):
     mean: float = Field(gt=0, le=1_048_576, description="Mean length, in tokens.")
 
 
-class EmpiricalPart(ScenarioPart):
+class EmpiricalPart(Section):
     """Lengths as they were counted: a list, or a column of a CSV file with a header."""
 
     lengths: Annotated[tuple[Length, ...], BeforeValidator(listed)] = Field(
@@ -77,7 +68,7 @@ class EmpiricalPart(ScenarioPart):
         return self
 
 
-class LengthsPart(ScenarioPart):
+class LengthsPart(Section):
     """Exactly one way to draw a length; drawn ones are cut to `at_least` and `at_most`."""
 
     fixed: Length | None = Field(default=None, description="Every row has this length.")
@@ -109,7 +100,7 @@ class LengthsPart(ScenarioPart):
         return self
 
 
-class StepPart(ScenarioPart):
+class StepPart(Section):
     from_s: Moment = Field(description="From then on the rate is another.")
     rate: Rate = Field(description="Requests a second.")
     ramp_s: Pause = Field(
@@ -117,7 +108,7 @@ class StepPart(ScenarioPart):
     )
 
 
-class BurstsPart(ScenarioPart):
+class BurstsPart(Section):
     every_s: Period = Field(description="From one burst's start to the next one's.")
     last_s: Span = Field(description="How long each lasts.")
     factor: Rate = Field(description="What the rate is multiplied with meanwhile.")
@@ -130,7 +121,7 @@ class BurstsPart(ScenarioPart):
         return self
 
 
-class ArrivalsPart(ScenarioPart):
+class ArrivalsPart(Section):
     """When requests come: at a rate (`constant`, `poisson`, `gamma`, `weibull`), when the last one
     was answered (`closed`), or as recorded (`trace`)."""
 
@@ -201,7 +192,7 @@ class ArrivalsPart(ScenarioPart):
         return (self, *self.plus)
 
 
-class RetryPart(ScenarioPart):
+class RetryPart(Section):
     """What callers do when they are refused, or have waited in vain."""
 
     attempts: int = Field(default=1, ge=1, le=100, description="Tries in all, the first included.")

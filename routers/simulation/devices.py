@@ -10,7 +10,7 @@ the replica's own work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -67,28 +67,55 @@ class Drag:
         return factor if self.ramp is None else factor * self.ramp.at(now)
 
 
-@dataclass(frozen=True, slots=True)
-class SimEngine:
-    """How a replica that batches by itself works; see `simulation.engines`. `report_every`: output
-    tokens of a sequence between two messages to its gateway, the first one apart. `chunk_tokens`:
-    the most that one sequence reads in a step, 0: as much as the step has left."""
+class EngineSequence(Protocol):
+    """A request as its engine sees it. `owner`: what it was added for; `prompt`: its tokens,
+    `cached` of them were not read; `held`: tokens in the cache now; `device_s`: its share of the
+    steps so far; `done`: it has had all of its output."""
 
-    base_s: float
-    sequence_s: float
-    token_s: float
-    cache_tokens: int
-    max_sequences: int = 256
-    step_tokens: int = 2048
-    block_tokens: int = 16
-    report_every: int = 16
-    chunk_tokens: int = 0
+    @property
+    def owner(self) -> Any: ...
+    @property
+    def prompt(self) -> int: ...
+    @property
+    def cached(self) -> int: ...
+    @property
+    def output(self) -> int: ...
+    @property
+    def held(self) -> int: ...
+    @property
+    def device_s(self) -> float: ...
+    @property
+    def done(self) -> bool: ...
 
-    def profile(self) -> tuple[tuple[int, int, float], ...]:
-        """(running sequences, tokens of the step, seconds), as measured while warming up."""
-        running = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= self.max_sequences]
-        decodes = [(n, n, self.base_s + n * self.sequence_s) for n in running]
-        most = self.step_tokens
-        return (*decodes, (1, most, self.base_s + most * self.token_s))
+
+class SimEngine(Protocol):
+    """What batches by itself, step by step; the replica lets a step's time pass."""
+
+    @property
+    def idle(self) -> bool: ...
+
+    def add(
+        self, owner: Any, prompt: int, most: int, blocks: tuple[int, ...], /
+    ) -> EngineSequence: ...
+
+    def abort(self, sequence: Any, /) -> None:
+        """One that `add` returned."""
+
+    def begin_step(self) -> float:
+        """Seconds that it takes."""
+
+    def end_step(self, drag: float, /) -> Iterable[EngineSequence]:
+        """Who got a token. `drag`: what the step's time was multiplied with."""
+
+
+class SimEngineShape(Protocol):
+    """How large a replica's engine is, and how to get one."""
+
+    @property
+    def cache_tokens(self) -> int: ...
+    @property
+    def max_sequences(self) -> int: ...
+    def engine(self) -> SimEngine: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +137,7 @@ class SimDevice:
     drag: Callable[[float], float] | None = None
     hangs_at: float = inf
     hang_limit_s: float = 30.0
-    engine: SimEngine | None = None
+    engine: SimEngineShape | None = None
 
     def time_s(self, rows: int, width: int, now: float) -> float:
         seconds = self.service_s(rows, width)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
 from routers.simulation.devices import SimBatchReplica, SimDevice
-from routers.simulation.engines import SimEngineReplica
+from routers.simulation.stream_replica import SimStreamReplica
 from routers.simulation.traffic import (
     Arrival,
     Door,
@@ -56,7 +56,7 @@ from routers.types import (
 
 __all__ = ["Arrival", "Core", "SimDevice", "SimOutcome", "SimResult", "World", "run", "simulate"]
 
-AnyReplica = SimBatchReplica | SimEngineReplica
+AnyReplica = SimBatchReplica | SimStreamReplica
 
 
 class Core(Protocol):
@@ -286,7 +286,7 @@ class _Simulation:
 
     def _made(self, device: SimDevice) -> AnyReplica:
         if device.engine is not None:
-            return SimEngineReplica(device, device.engine, self)
+            return SimStreamReplica(device, device.engine.engine(), self)
         return SimBatchReplica(device, self)
 
     def _join(self, replica: AnyReplica) -> None:

@@ -1,76 +1,110 @@
-"""A model of an engine that batches by itself: steps, a cache of blocks, shared prefixes.
+"""A model of an engine that batches by itself: steps, chunked prefill, a cache, shared prefixes.
 
-Each step gives every running sequence a token and spends what is left of `step_tokens` on prompts
-that are being read, the oldest first (chunked prefill); it takes `base + per_sequence x decoding +
-per_prefill_token x read`. Sequences join while the cache has room for their prompts; when it runs
-out the one that joined last gives its blocks back and begins anew (preemption by recomputation).
-Whole blocks of a prompt that was read stay in the cache until their room is needed, and are not
-read again. Pure: the caller lets time pass. After vLLM's scheduler, far simplified.
+A step gives each sequence that has been read one token and reads up to `step_tokens` less those of
+the others' prompts, in the order of their admission, a long one over several steps. One waits,
+first come, while sequences or cache are at their most; where the cache runs full, the sequence
+admitted last gives up what it holds and is read again (preemption by recomputation). Blocks of
+prompts that were read are not read again; those used least recently are forgotten.
+
+Pure: the caller lets the time between a step's begin and its end pass. Nothing else is modelled: no
+attention that grows with the context, no detokenising; a prefix that several sequences share counts
+for each of them, and blocks that none uses take no room. The synthetic runtime serves with it and
+simulations run on it.
+
+Source: Sarathi-Serve (OSDI'24) for chunked prefill; vLLM's scheduler.
 """
 
 from __future__ import annotations
 
-import itertools
+from bisect import bisect_left
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
-    """Milli- and microseconds of a step; sizes in tokens and sequences. block_tokens: the unit in
-    which the cache is given out."""
+    """A step takes `base_s`, `sequence_s` for each sequence that it gives a token and `token_s` for
+    each token that it reads. `step_tokens`: tokens given and read in a step; `chunk_tokens`: the
+    most that one sequence reads in a step, 0: as much as the step has left; `block_tokens`: what
+    prompts share their beginnings by, 0: they share nothing."""
 
-    base_ms: float = 2.0
-    per_sequence_us: float = 0.0
-    per_prefill_token_us: float = 0.0
+    base_s: float
+    sequence_s: float
+    token_s: float
+    cache_tokens: int
+    max_sequences: int = 256
     step_tokens: int = 2048
-    max_sequences: int = 64
-    cache_tokens: int = 65536
     block_tokens: int = 16
-    prefix_cache: bool = True
+    chunk_tokens: int = 0
+
+    def engine(self) -> SyntheticEngine:
+        """A new one, with nothing to do."""
+        return SyntheticEngine(self)
+
+    def profile(self) -> tuple[tuple[int, int, float], ...]:
+        """(running sequences, tokens of the step, seconds), as measured while warming up."""
+        running = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= self.max_sequences]
+        decodes = [(n, n, self.base_s + n * self.sequence_s) for n in running]
+        most = self.step_tokens
+        return (*decodes, (1, most, self.base_s + most * self.token_s))
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`prompt`: its token ids; `most`: output tokens it is to get. The rest is the engine's:
-    `ready`: tokens whose state is in the cache; `cached` of them were there before; `hashes`:
-    chained, of the prompt's whole blocks."""
+    """`owner`: whoever added it, opaque here; `prompt`: its tokens; `most`: output tokens that it
+    is to get; `blocks`: ids of the prompt's whole blocks, each of all before it. The rest is the
+    engine's: `read`: tokens in the cache of those to be read (`to_read`: the prompt, and after
+    a preemption its output so far), `cached` of the prompt were there before; `chunk`: what the
+    running step reads of it; `part_s`: its share of that step, `device_s`: of all before."""
 
-    prompt: tuple[int, ...]
+    owner: Any
+    prompt: int
     most: int
-    output: int = 0
-    ready: int = 0
+    blocks: tuple[int, ...]
+    to_read: int
+    read: int = 0
     cached: int = 0
-    blocks: int = 0
-    shared: list[int] = field(default_factory=list)
-    hashes: list[int] = field(default_factory=list)
+    output: int = 0
+    chunk: int = 0
+    part_s: float = 0.0
+    device_s: float = 0.0
 
     @property
-    def length(self) -> int:
-        return len(self.prompt) + self.output
+    def held(self) -> int:
+        """Tokens in the cache; 0 while it waits and when it has ended."""
+        return self.read + max(0, self.prompt + self.output - self.to_read)
 
     @property
-    def decodes(self) -> bool:
-        """All but its newest token has been read."""
-        return self.output > 0 and self.ready >= self.length - 1
+    def is_read(self) -> bool:
+        return self.read >= self.to_read
 
     @property
     def done(self) -> bool:
         return self.output >= self.most
 
 
+@dataclass(slots=True)
+class EngineCounts:
+    """Ever. `most_held`: tokens in the cache at once, at most; `prefix_queries`: tokens of prompts
+    that were looked up, of which `prefix_hits` were cached."""
+
+    steps: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    most_held: int = 0
+
+
 class SyntheticEngine:
-    """The unit of all its accounts is one block."""
+    """`begin_step` and `end_step` alternate; `add` and `abort` may come between them."""
 
     def __init__(self, shape: EngineShape) -> None:
         self.shape = shape
-        self._all = shape.cache_tokens // shape.block_tokens
-        self._used = 0  # by sequences, shared ones counted once
-        self._users: dict[int, int] = {}  # a shared block's hash -> sequences that use it
-        self._idle: OrderedDict[int, None] = OrderedDict()  # blocks that none uses, oldest first
+        self.counts = EngineCounts()
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
-        self.preemptions = self.prefix_queries = self.prefix_hits = self.steps = 0
+        self._prefixes = _PrefixCache(shape.cache_tokens // max(1, shape.block_tokens))
 
     @property
     def running(self) -> int:
@@ -85,142 +119,128 @@ class SyntheticEngine:
         return not self._running and not self._waiting
 
     @property
-    def cache_used(self) -> float:
-        return self._used / self._all
+    def held(self) -> int:
+        """Tokens in the cache."""
+        return sum(sequence.held for sequence in self._running)
 
-    def add(self, sequence: Sequence) -> None:
-        sequence.hashes = self._hashes(sequence.prompt)
+    def add(self, owner: Any, prompt: int, most: int, blocks: tuple[int, ...]) -> Sequence:
+        """A prompt of so many tokens, 1 or more; it waits for the next step."""
+        sequence = Sequence(owner, prompt, most, blocks, prompt)
         self._waiting.append(sequence)
+        return sequence
 
     def abort(self, sequence: Sequence) -> None:
         """Frees what it holds; idempotent."""
         if sequence in self._running:
             self._running.remove(sequence)
-            self._free(sequence)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
+        _release(sequence)
 
-    def step(self) -> tuple[float, list[Sequence]]:
-        """Seconds of the step, and who got a token at its end. Those that are done have left."""
-        self.steps += 1
-        self._join()
-        decoding = [s for s in self._running if s.decodes]
-        decoding = [s for s in decoding if self._grow(s)]
-        read, finished_reading = self._read(self.shape.step_tokens - len(decoding))
-        seconds = self.shape.base_ms / 1e3
-        seconds += (self.shape.per_sequence_us * len(decoding)) / 1e6
-        seconds += (self.shape.per_prefill_token_us * read) / 1e6
-        got = [*decoding, *finished_reading]
+    def begin_step(self) -> float:
+        """Seconds that it takes. Not to be called while idle."""
+        reads, shape = self._fill(), self.shape
+        base_s = shape.base_s / max(1, len(self._running))
+        total_s = 0.0
+        for sequence in self._running:
+            gives_s = 0.0 if sequence.chunk else shape.sequence_s
+            sequence.part_s = base_s + gives_s + shape.token_s * sequence.chunk
+            total_s += sequence.part_s
+        self.counts.steps += 1
+        self.counts.most_held = max(self.counts.most_held, self.held + reads)
+        return total_s
+
+    def end_step(self, drag: float = 1.0) -> list[Sequence]:
+        """Who got a token; those that are done have left. `drag`: how many times as long as it
+        should the step took."""
+        got = []
+        for sequence in self._running:
+            sequence.device_s += sequence.part_s * drag
+            if sequence.chunk:
+                sequence.read += sequence.chunk
+                sequence.chunk = 0
+                if not sequence.is_read:
+                    continue
+                self._has_read(sequence)
+            elif not sequence.is_read:
+                continue
+            sequence.output += 1  # the first comes with the last of the reading
+            got.append(sequence)
         for sequence in got:
-            sequence.ready = sequence.length
-            sequence.output += 1
             if sequence.done:
                 self._running.remove(sequence)
-                self._free(sequence)
-        return seconds, got
+                _release(sequence)
+        return got
 
-    def _join(self) -> None:
-        while self._waiting and len(self._running) < self.shape.max_sequences:
-            sequence = self._waiting[0]
-            hits = list(itertools.takewhile(self._knows, sequence.hashes))
-            need = self._blocks(sequence.length + 1) - len(hits)
-            revived = sum(h in self._idle for h in hits)
-            if need + revived > self._all - self._used:
-                return
-            self._waiting.popleft()
-            for h in hits:
-                self._use(h)
-            sequence.shared = hits
-            sequence.blocks = need
-            self._used += need
-            sequence.ready = sequence.cached = len(hits) * self.shape.block_tokens
-            self.prefix_queries += len(sequence.prompt) if self.shape.prefix_cache else 0
-            self.prefix_hits += sequence.cached
-            self._running.append(sequence)
-            self._evict()
-
-    def _read(self, room: int) -> tuple[int, list[Sequence]]:
-        """Tokens read and the sequences whose prompts are now read."""
-        read, whole = 0, []
+    def _fill(self) -> int:
+        """Who is part of the step, and how much each reads; all of that."""
+        shape = self.shape
+        given = sum(sequence.is_read for sequence in self._running)
+        left, reads = max(0, shape.step_tokens - given), 0
+        most = shape.chunk_tokens or shape.step_tokens
         for sequence in self._running:
-            if sequence.decodes or room <= 0:
-                continue
-            part = min(sequence.length - sequence.ready, room)
-            sequence.ready += part
-            read += part
-            room -= part
-            if sequence.ready >= sequence.length:
-                self._share(sequence)
-                whole.append(sequence)
-        return read, whole
+            sequence.chunk = min(sequence.to_read - sequence.read, left, most)
+            left -= sequence.chunk
+            reads += sequence.chunk
+        self._make_room(reads + given)
+        room = shape.cache_tokens - self.held - reads - given
+        while self._waiting and left > 0 and len(self._running) < shape.max_sequences:
+            sequence = self._waiting[0]
+            self._look_up(sequence)
+            chunk = min(sequence.to_read - sequence.read, left, most)
+            if sequence.read + chunk > room:
+                sequence.read = 0
+                break
+            self._running.append(self._waiting.popleft())
+            sequence.chunk = chunk
+            room -= sequence.read + chunk
+            left -= chunk
+            reads += chunk
+        return reads
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """Room for one more token; others give theirs back where there is none. Whether it runs
-        on."""
-        if sequence not in self._running:
-            return False  # preempted for another a moment ago
-        while self._blocks(sequence.length + 1) > sequence.blocks + len(sequence.shared):
-            if self._used < self._all:
-                sequence.blocks += 1
-                self._used += 1
-                self._evict()
-            elif self._preempt() is sequence:
-                return False
-        return True
+    def _look_up(self, sequence: Sequence) -> None:
+        """Its last token is always read: the output begins there."""
+        known = self._prefixes.known(sequence.blocks) * self.shape.block_tokens
+        sequence.read = min(known, sequence.to_read - 1)
+        if not sequence.output:
+            sequence.cached = min(sequence.read, sequence.prompt - 1)
 
-    def _preempt(self) -> Sequence:
-        sequence = self._running.pop()
-        self._free(sequence)
-        sequence.ready = 0
-        self._waiting.appendleft(sequence)
-        self.preemptions += 1
-        return sequence
+    def _make_room(self, tokens: int) -> None:
+        while len(self._running) > 1 and self.held + tokens > self.shape.cache_tokens:
+            last = self._running.pop()
+            tokens -= last.chunk or 1
+            _release(last)
+            self._waiting.appendleft(last)
+            self.counts.preemptions += 1
 
-    def _free(self, sequence: Sequence) -> None:
-        self._used -= sequence.blocks
-        for h in sequence.shared:
-            self._users[h] -= 1
-            if not self._users[h]:
-                del self._users[h]
-                self._idle[h] = None
-                self._used -= 1
-        sequence.blocks = 0
-        sequence.shared = []
+    def _has_read(self, sequence: Sequence) -> None:
+        if not sequence.output and self.shape.block_tokens:
+            self.counts.prefix_queries += sequence.prompt
+            self.counts.prefix_hits += sequence.cached
+        self._prefixes.read(sequence.blocks)
 
-    def _knows(self, h: int) -> bool:
-        return h in self._users or h in self._idle
 
-    def _use(self, h: int) -> None:
-        if h in self._idle:
-            del self._idle[h]
-            self._used += 1
-        self._users[h] = self._users.get(h, 0) + 1
+def _release(sequence: Sequence) -> None:
+    """Its tokens leave the cache. Where it is to go on, all of them are read again."""
+    sequence.read, sequence.chunk = 0, 0
+    sequence.to_read = sequence.prompt + sequence.output
 
-    def _share(self, sequence: Sequence) -> None:
-        """Its prompt's whole blocks, now read, are there for others."""
-        for h in sequence.hashes[len(sequence.shared) :]:
-            if self._knows(h):
-                self._use(h)
-                self._used -= 1  # another has read the same meanwhile: one of the two is given back
-            else:
-                self._users[h] = 1
-            sequence.blocks -= 1
-            sequence.shared.append(h)
 
-    def _evict(self) -> None:
-        while self._idle and self._used + len(self._idle) > self._all:
-            self._idle.popitem(last=False)
+class _PrefixCache:
+    """Blocks of prompts that were read lately, `most` of them. The ends of prompts are forgotten
+    before their starts, so that all before a known block is known."""
 
-    def _hashes(self, prompt: tuple[int, ...]) -> list[int]:
-        """Chained, of the whole blocks but for the one with the last token, which is always read:
-        the output begins there."""
-        if not self.shape.prefix_cache:
-            return []
-        size, chain, hashes = self.shape.block_tokens, 0, []
-        for end in range(size, len(prompt), size):
-            chain = hash((chain, prompt[end - size : end]))
-            hashes.append(chain)
-        return hashes
+    def __init__(self, most: int) -> None:
+        self._most = max(1, most)
+        self._blocks: OrderedDict[int, None] = OrderedDict()  # used least recently first
 
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.shape.block_tokens)
+    def known(self, blocks: tuple[int, ...]) -> int:
+        """How many of them, from the first one on."""
+        return bisect_left(blocks, True, key=lambda block: block not in self._blocks)
+
+    def read(self, blocks: tuple[int, ...]) -> None:
+        for block in reversed(blocks):
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > self._most:
+            self._blocks.popitem(last=False)

@@ -15,14 +15,14 @@ import os
 import time
 import zlib
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from runtimes import options
 from runtimes.errors import LoadError, RunError, Unhealthy
 from runtimes.synthetic import openai_answers
-from runtimes.synthetic.engine import EngineShape, Sequence, SyntheticEngine
+from runtimes.synthetic.engine import EngineShape, Sequence
 from runtimes.synthetic.openai_answers import Answers, GenerationRequest, InvalidRequest
 from runtimes.types import Ask, Chunk, EngineLoad, RuntimeSettings, StreamLimits
 
@@ -71,26 +71,31 @@ class SyntheticStreamOptions:
 
     def shape(self) -> EngineShape:
         return EngineShape(
-            self.base_ms,
-            self.per_sequence_us,
-            self.per_prefill_token_us,
-            self.step_tokens,
-            self.max_sequences,
-            self.cache_tokens,
-            self.block_tokens,
-            self.prefix_cache,
+            base_s=self.base_ms / 1e3,
+            sequence_s=self.per_sequence_us / 1e6,
+            token_s=self.per_prefill_token_us / 1e6,
+            cache_tokens=self.cache_tokens,
+            max_sequences=self.max_sequences,
+            step_tokens=self.step_tokens,
+            block_tokens=self.block_tokens if self.prefix_cache else 0,
         )
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
-    """One request's sequences, and the tokens that it has not taken yet."""
+    """One request's sequences, and who of them got a token (by index) that it has not taken yet."""
 
-    def __init__(self, prompt: tuple[int, ...], n: int, most: int) -> None:
-        self.sequences = [Sequence(prompt, most) for _ in range(n)]
-        self.fresh: asyncio.Queue[int] = asyncio.Queue()  # the index of who got a token
+    prompt: tuple[int, ...]
+    n: int
+    most: int
+    sequences: list[Sequence] = field(default_factory=list)
+    fresh: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
     def output_tokens(self) -> int:
         return sum(sequence.output for sequence in self.sequences)
+
+    def held_tokens(self) -> int:
+        return sum(sequence.held for sequence in self.sequences)
 
 
 class SyntheticStreamRuntime:
@@ -99,9 +104,9 @@ class SyntheticStreamRuntime:
     def __init__(self, settings: RuntimeSettings) -> None:
         self._settings = settings
         self._options = options.parse(SyntheticStreamOptions, settings.options)
-        self._engine = SyntheticEngine(self._options.shape())
+        self._engine = self._options.shape().engine()
         self._context = settings.max_length or _CONTEXT
-        self._owners: dict[int, tuple[_Job, int]] = {}  # by identity of the sequence
+        self._jobs: set[_Job] = set()
         self._work: asyncio.Event | None = None
         self._stepping: asyncio.Task[None] | None = None
         self._tokenizer: Any = None
@@ -125,12 +130,12 @@ class SyntheticStreamRuntime:
         await self._spend(self._options.warm_s, "warming")
 
     def limits(self) -> StreamLimits:
-        device = self._options
+        shape = self._engine.shape
         return StreamLimits(
             context_tokens=self._context,
-            cache_tokens=device.cache_tokens,
-            max_sequences=device.max_sequences,
-            block_tokens=device.block_tokens if device.prefix_cache else 0,
+            cache_tokens=shape.cache_tokens,
+            max_sequences=shape.max_sequences,
+            block_tokens=shape.block_tokens,
             platform="headrace_synthetic",
         )
 
@@ -153,15 +158,15 @@ class SyntheticStreamRuntime:
 
     async def health(self) -> EngineLoad:
         self._check()
-        engine = self._engine
+        engine, counts = self._engine, self._engine.counts
         return EngineLoad(
             running=engine.running,
             waiting=engine.waiting,
-            cache_used=engine.cache_used,
-            preemptions=engine.preemptions,
-            prefix_queries=engine.prefix_queries,
-            prefix_hits=engine.prefix_hits,
-            steps=engine.steps,
+            cache_used=engine.held / engine.shape.cache_tokens,
+            preemptions=counts.preemptions,
+            prefix_queries=counts.prefix_queries,
+            prefix_hits=counts.prefix_hits,
+            steps=counts.steps,
         )
 
     async def close(self) -> None:
@@ -169,7 +174,7 @@ class SyntheticStreamRuntime:
         if self._stepping is not None:
             self._stepping.cancel()
             self._stepping = None
-        for job, _ in self._owners.values():
+        for job in self._jobs:
             job.fresh.put_nowait(-1)
 
     # ---- one request ------------------------------------------------------------------------
@@ -179,8 +184,8 @@ class SyntheticStreamRuntime:
     ) -> AsyncGenerator[bytes, None]:
         """Of an answer that does not stream the parts are empty but for the last: they say that
         counts have changed."""
-        finish, most = self._finish(job), job.sequences[0].most
-        seeds = [_seed(s.prompt, index) for index, s in enumerate(job.sequences)]
+        finish, most = self._finish(job), job.most
+        seeds = [_seed(job.prompt, index) for index in range(job.n)]
         words: list[list[str]] = [[] for _ in seeds]
         start, reported = answers.first(), 0
         while any(len(of_one) < most for of_one in words):
@@ -193,8 +198,8 @@ class SyntheticStreamRuntime:
                 ends = finish if len(of_one) == most else None
                 yield start + answers.token(index, of_one[-1], ends)
                 start = b""
-            elif self._held(job) != reported:
-                reported = self._held(job)
+            elif job.held_tokens() != reported:
+                reported = job.held_tokens()
                 yield b""
         counted = self._usage(job)
         texts = ["".join(of_one) for of_one in words]
@@ -216,31 +221,30 @@ class SyntheticStreamRuntime:
         return _Job(prompt, request.n, most)
 
     def _finish(self, job: _Job) -> str:
-        return "stop" if job.sequences[0].most == self._options.output_tokens else "length"
+        return "stop" if job.most == self._options.output_tokens else "length"
 
     def _begin(self, job: _Job) -> None:
-        for index, sequence in enumerate(job.sequences):
-            self._owners[id(sequence)] = (job, index)
-            self._engine.add(sequence)
+        blocks = _blocks(job.prompt, self._engine.shape.block_tokens)
+        job.sequences = [
+            self._engine.add((job, index), len(job.prompt), job.most, blocks)
+            for index in range(job.n)
+        ]
+        self._jobs.add(job)
         assert self._work is not None
         self._work.set()
 
     def _end(self, job: _Job) -> None:
+        self._jobs.discard(job)
         for sequence in job.sequences:
             self._engine.abort(sequence)
-            self._owners.pop(id(sequence), None)
 
     def _chunk(self, job: _Job, data: bytes) -> Chunk:
-        first = job.sequences[0]
-        return Chunk(data, len(first.prompt), first.cached, job.output_tokens(), self._held(job))
-
-    def _held(self, job: _Job) -> int:
-        size = self._options.block_tokens
-        return sum((s.blocks + len(s.shared)) * size for s in job.sequences)
+        cached, held = job.sequences[0].cached, job.held_tokens()
+        return Chunk(data, len(job.prompt), cached, job.output_tokens(), held)
 
     def _usage(self, job: _Job) -> dict[str, Any]:
-        first = job.sequences[0]
-        return openai_answers.usage(len(first.prompt), first.cached, job.output_tokens())
+        cached = job.sequences[0].cached
+        return openai_answers.usage(len(job.prompt), cached, job.output_tokens())
 
     def _tokens(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -269,13 +273,11 @@ class SyntheticStreamRuntime:
                 await work.wait()
                 due = time.perf_counter()
                 continue
-            seconds, got = self._engine.step()
-            due = max(due + seconds, time.perf_counter())
+            due = max(due + self._engine.begin_step(), time.perf_counter())
             await _until(due)
-            for sequence in got:
-                job, index = self._owners.get(id(sequence), (None, 0))
-                if job is not None:
-                    job.fresh.put_nowait(index)
+            for sequence in self._engine.end_step():
+                job, index = sequence.owner
+                job.fresh.put_nowait(index)
 
     async def _spend(self, seconds: float, phase: str, steps: int = 10) -> None:
         for step in range(steps):
@@ -297,6 +299,16 @@ def _tokenizer(source: Path | None) -> Any:
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(path))
+
+
+def _blocks(prompt: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Chained hashes of the whole blocks but for the one with the last token, which is always read.
+    None where `size` is 0."""
+    chain, blocks = 0, []
+    for end in range(size, len(prompt), size) if size else ():
+        chain = hash((chain, prompt[end - size : end]))
+        blocks.append(chain)
+    return tuple(blocks)
 
 
 def _seed(prompt: tuple[int, ...], index: int) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.scheduling import scheduling
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 from runtimes.types import TensorSpec
 
 sys.path.insert(0, str(Path(__file__).parent))

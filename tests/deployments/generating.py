@@ -16,7 +16,7 @@ from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.contract.scheduling import scheduling
 from deployments.gateway.queues.served_model import ServedModel
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SHAPE = Generating(context_tokens=100, cache_tokens=400, max_sequences=8, block_tokens=4)

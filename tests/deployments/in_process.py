@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 
+from deployments.contract.description import GatewayIdentity
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
-from deployments.contract.scheduling import GatewayIdentity
 from deployments.contract.wire import BatchCall, BatchReply
 from deployments.gateway.app import assembled
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
@@ -31,7 +31,9 @@ from deployments.replica import describe
 from deployments.replica.device import DeviceWorker
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.replica_core import ReplicaCore
-from deployments.settings import GatewaySettings, ModelSettings, TenantSettings
+from deployments.settings.gateway import GatewaySettings
+from deployments.settings.model import ModelSettings
+from deployments.settings.tenant import TenantSettings
 from runtimes import catalog
 from runtimes.types import Runtime
 

@@ -10,9 +10,13 @@ from typing import Any
 
 from fake_engines import Engines, until
 
-from deployments.contract.description import Generating, ModelDescription
+from deployments.contract.description import (
+    GatewayIdentity,
+    Generating,
+    ModelDescription,
+    dispatcher_settings,
+)
 from deployments.contract.replica_directory import RunningReplica
-from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
 from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.queues.pending_requests import PendingStreamRequest, Prompt
 from deployments.gateway.queues.served_model import terms

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from deployments import cli
 from deployments.cluster.server_files import NoServer
 from deployments.gateway.tenancy.tenants import hash_key
-from deployments.settings import load
+from deployments.settings.load import load
 from deployments.tools import control
 from deployments.tools import serve as host
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 import examples
 from deployments.replica import describe
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 from examples import make_digits
 from examples.calibration import expected_calibration_error, softmax
 from runtimes.fingerprint import Mismatch

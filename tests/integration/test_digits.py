@@ -20,7 +20,7 @@ from served import Server
 
 import examples
 from deployments.replica import describe
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 from examples.calibration import softmax
 from runtimes.fingerprint import Mismatch
 

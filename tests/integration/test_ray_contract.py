@@ -31,7 +31,8 @@ from deployments.cluster import ray_env
 from deployments.cluster.applications import Place, serve_config
 from deployments.contract import loopback
 from deployments.gateway.http import fast_path
-from deployments.settings import GatewaySettings, Settings
+from deployments.settings.gateway import GatewaySettings
+from deployments.settings.tree import Settings
 
 pytestmark = pytest.mark.integration
 

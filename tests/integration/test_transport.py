@@ -12,7 +12,7 @@ import pytest
 from served import environment, patient
 
 from deployments.cluster import ray_env
-from deployments.settings import GatewaySettings
+from deployments.settings.gateway import GatewaySettings
 
 pytestmark = pytest.mark.integration
 

@@ -12,14 +12,15 @@ from typing import Any
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings, GenerationSettings
 from routers.simulation.baselines import RoundRobin
-from routers.simulation.devices import SimDevice, SimEngine
+from routers.simulation.devices import SimDevice
 from routers.simulation.simulator import World, run
 from routers.simulation.traffic import Arrival, SimOutcome, SimRecorder
 from routers.types import Generation
+from runtimes.synthetic.engine import EngineShape
 
 EDGES = (64, 256, 1024, 4096, 16384, 65536)
 # A step of 8 ms, 0.1 ms a sequence, 20,000 prompt tokens a second.
-ENGINE = SimEngine(0.008, 0.0001, 0.00005, cache_tokens=120_000, max_sequences=128)
+ENGINE = EngineShape(0.008, 0.0001, 0.00005, cache_tokens=120_000, max_sequences=128)
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,13 @@ class Ran:
         return sum(t.cached for t in tokens) / sum(t.input for t in tokens)
 
 
-def settings(engine: SimEngine = ENGINE, **more: Any) -> DispatcherSettings:
+def settings(engine: EngineShape = ENGINE, **more: Any) -> DispatcherSettings:
     told = {"block_tokens": engine.block_tokens, "profile": engine.profile()}
     generation = GenerationSettings(**(told | more.pop("generation", {})))
     return DispatcherSettings(EDGES, generation=generation, slo_s=1.0, **more)
 
 
-def engines(count: int, engine: SimEngine = ENGINE, **more: Any) -> tuple[SimDevice, ...]:
+def engines(count: int, engine: EngineShape = ENGINE, **more: Any) -> tuple[SimDevice, ...]:
     one = SimDevice("", lambda rows, width: 0.0, engine=engine, **more)
     return tuple(replace(one, replica_id=f"r{n}") for n in range(count))
 
@@ -101,7 +102,7 @@ def play(
     until: float = 60.0,
     *,
     seed: object = 1,
-    engine: SimEngine = ENGINE,
+    engine: EngineShape = ENGINE,
     in_turn: bool = False,
     devices: tuple[SimDevice, ...] | None = None,
     check: bool = False,

@@ -16,7 +16,7 @@ from heapq import heappop, heappush, merge
 import pytest
 
 from routers.admission.controllers import Admission
-from routers.admission.feasibility import Claim, Forecast
+from routers.admission.feasibility import Forecast, QueueAhead
 from routers.settings import (
     AdmissionSettings,
     CodelSettings,
@@ -90,7 +90,7 @@ class Queue:
         self.rows.append(row)
         waits_s = [len(each.waiting) * self._unit_s for each in self.flows.values()]
         rivals = sum(wait_s > 0.0 for wait_s in waits_s)
-        claim = Claim(flow.key, 1.0, len(flow.waiting) * self._unit_s, rivals, 0.0, 1)
+        claim = QueueAhead(flow.key, 1.0, len(flow.waiting) * self._unit_s, rivals, 0.0, 1)
         latest_start = now + SLO_S - TURNAROUND_S
         row.forecast = self.admission.feasibility.judge(claim, latest_start, now)
         if row.forecast.late_by_s or self.admission.limit.sheds(flow.key, flow.inflight, now):

@@ -10,10 +10,10 @@ import pytest
 
 from routers.settings import DispatcherSettings
 from routers.simulation.baselines import Fifo
-from routers.simulation.devices import SimEngine
 from routers.simulation.simulator import Arrival, SimDevice, SimResult, World, run, simulate
 from routers.simulation.traffic import SimRecorder
 from routers.types import Arrive, Dispatch, Opened, Reason, Tick, WakeAt
+from runtimes.synthetic.engine import EngineShape
 
 SETTINGS = DispatcherSettings(bucket_edges=(32, 128, 512), max_size=8)
 
@@ -89,7 +89,7 @@ def test_idle_replica_hangs_with_its_next_batch():
 
 def test_death_of_a_stream_replica_loses_no_request():
     def stream(name, **more):
-        engine = SimEngine(0.005, 0.0002, 8e-6, cache_tokens=2000)
+        engine = EngineShape(0.005, 0.0002, 8e-6, cache_tokens=2000)
         return SimDevice(name, service_s, engine=engine, **more)
 
     world = World((stream("a", dies_at=0.5), stream("b")), detect_s=0.01)

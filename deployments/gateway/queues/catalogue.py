@@ -16,11 +16,10 @@ from typing import Any, Protocol
 
 from deployments.contract import errors
 from deployments.contract.app_names import directory_key, model_app
-from deployments.contract.description import ModelDescription
+from deployments.contract.description import GatewayIdentity, ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.registry import View
 from deployments.contract.replica_directory import directory_for
-from deployments.contract.scheduling import GatewayIdentity
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.served_model import AnyTransport, ServedModel
 from deployments.gateway.queues.transport import ServeStreamTransport, ServeTransport

@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import Any, Protocol, cast
 
 from deployments.contract import errors
-from deployments.contract.description import ModelDescription
+from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
-from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import BatchRecord

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from deployments.contract import logs
 from deployments.gateway.http.request_start import upstream_wait_s
@@ -36,17 +36,10 @@ from deployments.gateway.telemetry.sample_tables import (
     RequestTimes,
 )
 from deployments.gateway.telemetry.tracing import SpanTimes, SpanWriter, TraceContext, Tracing
-from deployments.gateway.tenancy.tenants import Tenants
-from deployments.settings import GatewaySettings
+from deployments.gateway.tenancy.tenants import KnownTenants
+from deployments.settings.gateway import GatewaySettings
 
 _MOST_CLIENTS = 65_536
-
-
-class KnownTenants(Protocol):
-    """`TenantsFile`, as far as telemetry needs it."""
-
-    current: Tenants
-    problem: str | None
 
 
 class GatewayTelemetry:

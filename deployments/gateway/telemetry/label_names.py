@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deployments.settings import PRIORITIES
+from deployments.settings.gateway import PRIORITIES
 
 OTHER = "other"
 

@@ -31,7 +31,7 @@ from deployments.gateway.telemetry.sample_tables import (
     RequestTimes,
     StageTable,
 )
-from deployments.settings import PRIORITIES
+from deployments.settings.gateway import PRIORITIES
 
 
 class GatewayMetrics:

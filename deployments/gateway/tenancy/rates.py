@@ -16,7 +16,7 @@ from math import inf
 
 from deployments.contract import errors
 from deployments.gateway.tenancy.tenants import Tenant
-from deployments.settings import RateSettings
+from deployments.settings.tenant import RateSettings
 from routers.admission.rate_limit import Rate, RateLimit
 
 

@@ -23,7 +23,7 @@ from deployments.replica.verify.verification import (
     of_settings,
     verify,
 )
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 from runtimes import calibration, catalog, fingerprint, source, staging
 from runtimes.cuda.driver import gpus
 from runtimes.digest import digest_of

@@ -21,8 +21,9 @@ from deployments.replica.verify.comparison import ComparisonPlan, compare
 from deployments.replica.verify.reference import reference_for, runtime_label
 from deployments.replica.verify.sample_file import Reading, SampleFile
 from deployments.replica.verify.samples import LEAST, Sample, completed, drawn, intervals
-from deployments.settings import AcceptSettings, source_path
+from deployments.settings.accept import AcceptSettings
 from deployments.settings.reference import CannotVerify
+from deployments.settings.sources import resolve as source_path
 from runtimes import catalog
 from runtimes.types import Limits, Runtime, RuntimeSettings
 

@@ -13,15 +13,12 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from deployments.settings import (
-    ControllerSettings,
-    GatewaySettings,
-    ModelSettings,
-    Settings,
-    TenantSettings,
-)
-from deployments.settings.section import Section
-from deployments.settings.shape import expected, fields_below, is_section, place_of
+from deployments.settings.gateway import GatewaySettings
+from deployments.settings.model import ModelSettings
+from deployments.settings.tenant import TenantSettings
+from deployments.settings.tree import ControllerSettings, Settings
+from yaml_document.section import Section
+from yaml_document.shape import expected, fields_below, is_section, place_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
 _INTRODUCTION = """# Settings

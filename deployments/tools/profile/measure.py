@@ -16,7 +16,7 @@ from typing import Protocol
 
 import psutil
 
-from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
+from deployments.contract.description import GatewayIdentity, dispatcher_settings
 from deployments.replica.backend_loop import plain_batch
 from deployments.replica.describe import describe, tokenizer_bytes
 from deployments.replica.known_costs import KnownCosts

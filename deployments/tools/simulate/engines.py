@@ -12,21 +12,22 @@ from zlib import crc32
 
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.scheduling import scheduling
-from deployments.settings import ModelSettings, bucket_edges
+from deployments.settings.lengths import bucket_edges
+from deployments.settings.model import ModelSettings
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario import Scenario, TenantPart
 from loadtests.traffic.scenario_faults import EnginePart
 from routers.settings import GenerationSettings
-from routers.simulation.devices import SimEngine
 from routers.types import Generation
+from runtimes.synthetic.engine import EngineShape
 
 _SESSION_SHARE = 0.5  # of a prompt, what its session's earlier ones have in common with it
 _ROOM = 1 << 24  # blocks a name has
 
 
-def engine_of(scenario: Scenario) -> SimEngine:
+def engine_of(scenario: Scenario) -> EngineShape:
     part = scenario.engine or EnginePart()
-    return SimEngine(
+    return EngineShape(
         base_s=part.base_ms / 1e3,
         sequence_s=part.per_sequence_ms / 1e3,
         token_s=part.per_token_us / 1e6,
@@ -38,8 +39,8 @@ def engine_of(scenario: Scenario) -> SimEngine:
     )
 
 
-def description_of(name: str, model: ModelSettings, engine: SimEngine) -> ModelDescription:
-    """The model's page as a replica with this engine would write it."""
+def description_of(name: str, model: ModelSettings, engine: EngineShape) -> ModelDescription:
+    """The model's description as a replica with this engine would make it."""
     generating = Generating(
         context_tokens=model.lengths.max,
         cache_tokens=engine.cache_tokens,
@@ -103,7 +104,9 @@ def _named(name: str, blocks: int) -> tuple[int, ...]:
     return tuple(range(start, start + blocks))
 
 
-def row_cost_s(settings: GenerationSettings, engine: SimEngine, prompt: int, output: int) -> float:
+def row_cost_s(
+    settings: GenerationSettings, engine: EngineShape, prompt: int, output: int
+) -> float:
     """SimDevice seconds that a generation is worth: weighted tokens, at what one takes of an engine
     that gives tokens to half of the sequences that it may run."""
     running = max(1.0, engine.max_sequences / 2)

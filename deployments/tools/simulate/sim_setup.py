@@ -11,22 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from deployments.contract.description import ModelDescription
-from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings
+from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
 from deployments.gateway.tenancy.tenants import Tenant, Tenants
 from deployments.replica.describe import describe, runtime_settings
 from deployments.replica.image_model import with_image_lengths
 from deployments.replica.known_costs import KnownCosts
-from deployments.settings import ModelSettings, Settings
+from deployments.settings.model import ModelSettings
+from deployments.settings.tree import Settings
 from deployments.tools.simulate.engines import Prompts, description_of, engine_of
 from deployments.tools.simulate.engines import row_cost_s as generation_cost_s
 from loadtests.results.fairness import TenantShare
 from loadtests.traffic.scenario import Scenario
 from routers.settings import DispatcherSettings
-from routers.simulation.devices import SimEngine
 from runtimes import options
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile, measure
+from runtimes.synthetic.engine import EngineShape
 from runtimes.synthetic.runtime import SyntheticOptions, SyntheticRuntime, service_s
 from runtimes.types import Batch, Limits, RuntimeSettings
 
@@ -67,7 +67,7 @@ class SimSetup:
     slots: int
     hang_limit_s: float
     slo_share: float
-    engine: SimEngine | None = None
+    engine: EngineShape | None = None
     prompts: Prompts | None = None
 
     def claims(self) -> dict[str, TenantShare]:

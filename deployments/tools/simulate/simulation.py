@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deployments.settings import Settings, dump, load, parse
+from deployments.settings.load import dump, load, parse
+from deployments.settings.tree import Settings
 from deployments.tools.simulate.callers import Callers, SummaryObserver
 from deployments.tools.simulate.devices import check_places, devices
 from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError, set_up

@@ -28,8 +28,9 @@ from deployments.replica.verify.verification import (
     of_command_line,
     verify,
 )
-from deployments.settings import ModelSettings, load
+from deployments.settings.load import load
 from deployments.settings.made import cache_dir
+from deployments.settings.model import ModelSettings
 from deployments.settings.reference import CannotVerify
 from deployments.tools.console import verify_report
 from deployments.tools.verify.layers import lines as layer_lines

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import click
 
-from deployments.settings import preprocessing_support, source_path
+from deployments.settings import preprocessing_support
 from deployments.settings.reference import CannotVerify
+from deployments.settings.sources import resolve as source_path
 from deployments.tools.verify.command import chosen
 from runtimes import fingerprint
 

@@ -27,15 +27,15 @@ from loadtests.client.protocols.openai import DEFAULT_OUTPUT
 from loadtests.client.protocols.types import Endpoint, Heard
 from loadtests.traffic.plan import Planned
 from loadtests.traffic.scenario_file import read_part
-from loadtests.traffic.scenario_traffic import ScenarioPart, listed
 from loadtests.traffic.texts import Texts
 from loadtests.traffic.workload import token_ids
+from yaml_document.section import Section, listed
 
 _PLACEHOLDER = re.compile(r"\{(text|ids|length|output|model|tenant|session)\}")
 Values = dict[str, Any]
 
 
-class OkPart(ScenarioPart):
+class OkPart(Section):
     """When an answer is one."""
 
     status: Annotated[tuple[int, ...], BeforeValidator(listed)] = Field(
@@ -45,7 +45,7 @@ class OkPart(ScenarioPart):
     equals: Any = Field(default=None, description="What stands there.")
 
 
-class CustomAdapter(ScenarioPart):
+class CustomAdapter(Section):
     path: str = Field(description="Path on the server; placeholders may stand in it.")
     method: Literal["POST", "PUT", "GET"] = Field(default="POST", description="HTTP method.")
     headers: dict[str, str] = Field(default_factory=dict, description="Further headers.")

@@ -13,7 +13,7 @@ import pytest
 from deployments.cluster import orphaned_processes, ports, server_files
 from deployments.cluster.host_process import Host
 from deployments.cluster.server_files import ProcessMark, ServerState
-from deployments.settings import Settings
+from deployments.settings.tree import Settings
 
 KILLED = ProcessMark(os.getpid(), 1.0)  # a pid that the system gave away again
 

@@ -12,7 +12,7 @@ import pytest
 
 from deployments.cluster import ports
 from deployments.cluster.ports import listener
-from deployments.settings import GatewaySettings
+from deployments.settings.gateway import GatewaySettings
 
 Listen = Callable[[str], int]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deployments.cluster.ray_env import haproxy_maxconn, resolved_ingress, serve_environment
-from deployments.settings import GatewaySettings
+from deployments.settings.gateway import GatewaySettings
 
 FOLDER = Path("/tmp/headrace-1-8000")
 

@@ -6,7 +6,8 @@ from deployments.cluster.reconfiguration import (
     without,
     write_tenants,
 )
-from deployments.settings import Settings, load_tenants
+from deployments.settings.load import load_tenants
+from deployments.settings.tree import Settings
 
 
 def settings(models, **sections) -> Settings:

@@ -10,7 +10,7 @@ import pytest
 from deployments.cluster.server_status import server_status
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import ReplicaProgress, View
-from deployments.settings import Settings
+from deployments.settings.tree import Settings
 
 SETTINGS = Settings.model_validate(
     {"models": {"b": {"runtime": "synthetic"}, "device": {"runtime": "synthetic"}}}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from deployments.contract.description import ModelDescription
-from deployments.contract.scheduling import GatewayIdentity, dispatcher_settings, scheduling
-from deployments.settings import ModelSettings
+from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
+from deployments.contract.scheduling import scheduling
+from deployments.settings.model import ModelSettings
 from routers.settings import DispatcherSettings, Mode, validate
 
 # Every setting that the core acts on, none at its default.

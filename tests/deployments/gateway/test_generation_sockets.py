@@ -24,7 +24,7 @@ from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.queues.transport import ReplicaDied, Unreached
 from deployments.replica import describe
 from deployments.replica.stream_core import StreamCore
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 from runtimes import catalog
 
 STEP_MS = 4

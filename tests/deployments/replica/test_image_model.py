@@ -14,7 +14,10 @@ from deployments.replica.image_model import (
     row_shapes,
     with_image_lengths,
 )
-from deployments.settings import ClassifySettings, ImageSettings, ModelSettings, bucket_edges
+from deployments.settings.classify import ClassifySettings
+from deployments.settings.image import ImageSettings
+from deployments.settings.lengths import bucket_edges
+from deployments.settings.model import ModelSettings
 from runtimes.errors import LoadError
 from runtimes.types import Limits, RowShapes, TensorSpec
 

@@ -10,7 +10,7 @@ import pytest
 from deployments.replica.describe import runtime_settings
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of
 from deployments.replica.stored_profile import StoredProfile, identity_of, save
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 from runtimes.synthetic.runtime import SyntheticRuntime
 
 POINTS = ((1, 16, 0.002), (8, 16, 0.003), (16, 16, 0.006))

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from deployments.settings import ModelSettings, Settings, SettingsErrors, digest, dump, load, parse
 from deployments.settings.image import patches
+from deployments.settings.load import SettingsErrors, digest, dump, load, parse
+from deployments.settings.model import ModelSettings
+from deployments.settings.tree import Settings
 
 
 def model(**fields: Any) -> dict[str, Any]:

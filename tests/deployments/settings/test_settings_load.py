@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.settings import (
-    Mistake,
+from deployments.settings.load import (
     SettingsErrors,
     digest,
     dump,
@@ -18,7 +17,8 @@ from deployments.settings import (
     parse,
     with_address,
 )
-from deployments.settings.document import MOST_BYTES
+from yaml_document.document import MOST_BYTES
+from yaml_document.mistakes import Mistake
 
 HASH_1 = "sha256:" + "1" * 64
 HASH_2 = "sha256:" + "2" * 64

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import examples
-from deployments.settings import SourceError, source_path
-from deployments.settings.sources import absolute
+from deployments.settings.sources import SourceError, absolute
+from deployments.settings.sources import resolve as source_path
 
 SCRIPT = (
     "import pathlib, sys; p = pathlib.Path(sys.argv[1]); p.mkdir(); (p / 'it').write_text('x')\n"

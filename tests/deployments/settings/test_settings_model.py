@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from deployments.contract.scheduling import scheduling
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 
 STREAM: dict[str, Any] = {"runtime": "synthetic", "task": "generate"}
 

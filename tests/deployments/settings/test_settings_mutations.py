@@ -12,7 +12,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deployments.settings import Mistake, SettingsErrors, dump, load, load_tenants, parse
+from deployments.settings.load import SettingsErrors, dump, load, load_tenants, parse
+from yaml_document.mistakes import Mistake
 
 WHOLE = """\
 models:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.settings import SettingsErrors, load
+from deployments.settings.load import SettingsErrors, load
 
 FILE = """models:
   a: {runtime: synthetic, record: {folder: recorded}}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.settings import SettingsErrors, load
+from deployments.settings.load import SettingsErrors, load
 
 
 def file_of(folder: Path, models: dict[str, str], more: str = "") -> Path:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.settings import SourceError
-from deployments.settings.sources import absolute, resolve
+from deployments.settings.sources import SourceError, absolute, resolve
 
 
 @pytest.fixture

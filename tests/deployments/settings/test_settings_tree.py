@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from deployments.settings import LengthSettings, ModelSettings, Settings, bucket_edges
-from deployments.settings.shape import expected, fields_below, place_at, section_at
-from deployments.settings.tree import TenantsSettings
+from deployments.settings.lengths import LengthSettings, bucket_edges
+from deployments.settings.model import ModelSettings
+from deployments.settings.tree import Settings, TenantsSettings
 from deployments.tools.console import settings_page
+from yaml_document.shape import expected, fields_below, place_at, section_at
 
 EVERY = list(fields_below(Settings))
 UNITS = ("_s", "_ms", "_bytes", "_tokens", "_rows", "_percent", "_size", "_ratio", "_port")

@@ -18,7 +18,7 @@ from deployments.gateway.http.protocols import openapi_examples
 from deployments.gateway.http.protocols.classify import IMAGE_MEDIA
 from deployments.gateway.http.protocols.metadata import server_version
 from deployments.gateway.http.protocols.openapi_schemas import STRING, ref, schemas
-from deployments.settings import PRIORITIES
+from deployments.settings.gateway import PRIORITIES
 
 Node = dict[str, Any]
 Descriptions = Sequence[ModelDescription]

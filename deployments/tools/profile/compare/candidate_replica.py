@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from deployments.replica.backend_loop import plain_batch, sorted_groups
 from deployments.replica.describe import runtime_settings
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 from deployments.tools.profile.lengths import as_taken
 from deployments.tools.profile.subject import created
 from runtimes.types import Batch, Runtime, RuntimeSettings

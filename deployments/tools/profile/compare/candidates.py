@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 from deployments.tools.profile.errors import WrongArguments
 from runtimes import catalog
 from runtimes.errors import LoadError

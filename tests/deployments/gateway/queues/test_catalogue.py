@@ -12,10 +12,9 @@ from fake_engines import Engines
 
 from deployments.contract import errors
 from deployments.contract.app_names import directory_key
-from deployments.contract.description import Generating, ModelDescription
+from deployments.contract.description import GatewayIdentity, Generating, ModelDescription
 from deployments.contract.registry import View
 from deployments.contract.replica_directory import RunningReplica, directory_for
-from deployments.contract.scheduling import GatewayIdentity
 from deployments.gateway.queues.catalogue import Catalogue
 
 Describe = Callable[..., ModelDescription]

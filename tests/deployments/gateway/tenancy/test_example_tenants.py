@@ -10,7 +10,7 @@ import pytest
 from in_process import Answer, Stand, ask, standing
 
 from deployments import cli
-from deployments.settings import dump, load
+from deployments.settings.load import dump, load
 
 INFER = "/v2/models/device/infer"
 

@@ -7,7 +7,7 @@ import pytest
 from deployments.contract.errors import OverOwnLimit
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import Tenant
-from deployments.settings import RateSettings
+from deployments.settings.tenant import RateSettings
 
 
 class Clock:

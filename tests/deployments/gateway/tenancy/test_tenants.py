@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from deployments.contract.errors import BadRequest, Unauthorized
-from deployments.gateway.tenancy.tenants import Tenants, TenantsFile, hash_key, new_key
-from deployments.settings import SettingsErrors, TenantSettings, TenantsSettings
+from deployments.gateway.tenancy.tenants import Tenants, hash_key, new_key
+from deployments.gateway.tenancy.tenants_file import TenantsFile
+from deployments.settings.load import SettingsErrors
+from deployments.settings.tenant import TenantSettings
+from deployments.settings.tree import TenantsSettings
 
 ACME = "hr_acme"
 OTHER = "hr_other"

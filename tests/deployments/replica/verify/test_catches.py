@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from deployments.cli import main
 from deployments.contract.preprocess.images import prepared
 from deployments.replica.image_model import image_input, row_shapes
-from deployments.settings import load
 from deployments.settings.image import ImageSettings
+from deployments.settings.load import load
 from runtimes import fingerprint, ragged_file
 from runtimes.types import Limits, TensorSpec
 

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.replica.verify import gate, verification
 from deployments.replica.verify.comparison import NotAccepted
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 from deployments.settings.reference import CannotVerify
 from runtimes import catalog
 from runtimes.types import Runtime, RuntimeSettings

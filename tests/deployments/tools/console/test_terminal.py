@@ -12,7 +12,7 @@ from rich.console import Console
 from deployments.cluster.ready_message import ready_message, try_line
 from deployments.contract.description import ModelDescription
 from deployments.contract.scheduling import scheduling
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 from deployments.tools.console.terminal import StartupDisplay
 from runtimes.types import TensorSpec
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.settings import ModelSettings
+from deployments.settings.model import ModelSettings
 from deployments.tools.profile.compare.candidates import Candidate, candidates
 from deployments.tools.profile.errors import WrongArguments
 from runtimes import catalog

@@ -25,7 +25,7 @@ from deployments.gateway.http.protocols import (
 from deployments.gateway.http.protocols.error_shapes import oip_error, openai_error
 from deployments.gateway.http.protocols.types import ClassifyCall, InferAnswer, InferCall, Tensor
 from deployments.gateway.rows.conversion import split
-from deployments.settings import PRIORITIES
+from deployments.settings.gateway import PRIORITIES
 from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
 

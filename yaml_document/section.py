@@ -1,8 +1,9 @@
-"""What every section of the settings has in common: frozen, closed to unknown names, strict.
+"""What every section of a file has in common: frozen, closed to unknown names, strict.
 
 Strict means that text is no number and a number is no text: YAML already knows which is which, and
 a guess would hide a mistake. An empty section (`batch:` with nothing below it) is all defaults. A
-section's own rules raise `wrong(message, at)`, which points at the field that has to change.
+section's own rules raise `wrong(message, at)`, which points at the field that has to change, or a
+ValueError, which is told at the section.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.settings.document import DEEPEST, MOST_NODES, read_document
+from yaml_document.document import DEEPEST, MOST_NODES, read_document
 
 
 def sentences(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What is wrong with the settings, all of it at once: file, line, dotted path, what would be right.
+"""What is wrong with a file, all of it at once: file, line, dotted path, what would be right.
 
 Turns pydantic's errors into sentences by way of the tree's shape. Values are shown shortened; a key
 is never shown. Names that are close to a known one are met with that one.
@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deployments.settings.section import RULE, Section
-from deployments.settings.shape import SettingPath, expected, fields_below, place_at, section_at
+from yaml_document.section import RULE, Section
+from yaml_document.shape import DocumentPath, expected, fields_below, place_at, section_at
 
 LONGEST_SHOWN = 60
 
@@ -33,7 +33,7 @@ class Mistake:
         return ": ".join(part for part in (place, self.path, self.message) if part)
 
 
-class SettingsErrors(ValueError):
+class DocumentErrors(ValueError):
     """Every mistake that was found, in the file's order."""
 
     def __init__(self, mistakes: Iterable[Mistake]):
@@ -44,33 +44,48 @@ class SettingsErrors(ValueError):
         return (type(self), (self.mistakes,))
 
 
-Where = Callable[[SettingPath, str], Mistake]
+Where = Callable[[DocumentPath, str], Mistake]
 
 
-def explain(error: ValidationError, root: type[Section], where: Where) -> list[Mistake]:
-    """`where` makes the mistake of a path and a sentence: it knows the file and its lines."""
-    return [where(*_sentence(each, root)) for each in error.errors(include_url=False)]
+def explain(
+    error: ValidationError, root: type[Section], where: Where, *, brief: bool = False
+) -> list[Mistake]:
+    """`where` makes the mistake of a path and a sentence: it knows the file and its lines. `brief`:
+    says what pydantic minds, and not all that would be right there."""
+    return [where(*_sentence(each, root, brief)) for each in error.errors(include_url=False)]
 
 
-def dotted(path: SettingPath) -> str:
+def dotted(path: DocumentPath) -> str:
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
     return text
 
 
-def _sentence(error: Any, root: type[Section]) -> tuple[SettingPath, str]:
+def _sentence(error: Any, root: type[Section], brief: bool) -> tuple[DocumentPath, str]:
     # "[key]" is pydantic's way to say that the name, not what it names, is wrong.
-    path: SettingPath = tuple(step for step in error["loc"] if step != "[key]")
+    path: DocumentPath = tuple(step for step in error["loc"] if step != "[key]")
     if error["type"] == RULE:
         return path + tuple(error["ctx"]["at"]), error["ctx"]["message"]
+    if error["type"] == "value_error":
+        return path, str(error["ctx"]["error"])
     if error["type"] == "extra_forbidden":
-        return path, _unknown(path, root)
+        return path, _unknown(path, root, "unknown" if brief else "unknown setting")
+    if brief:
+        return path, _in_brief(error)
     place = place_at(root, path)
     right = expected(place) if place else "a value of another kind"
     if error["type"] == "missing":
         return path, f"is missing; must be {right}"
     return path, _not_right(error["input"], right)
+
+
+def _in_brief(error: Any) -> str:
+    if error["type"] == "missing":
+        return "is missing"
+    must = error["msg"].replace("Input should be", "must be")
+    must = must.replace("a valid integer", "a whole number").replace("a valid ", "a ")
+    return f"is {shown(error['input'])}; {must}"
 
 
 def _not_right(value: Any, right: str) -> str:
@@ -99,17 +114,17 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"
 
 
-def _unknown(path: SettingPath, root: type[Section]) -> str:
+def _unknown(path: DocumentPath, root: type[Section], unknown: str) -> str:
     section = section_at(root, path[:-1])
     if section is None:
-        return "unknown setting"
+        return unknown
     name = str(path[-1])
     if name in section.gone:
         return f"is no setting any more; leave it out: {section.gone[name]}"
     close = difflib.get_close_matches(name, section.model_fields, 1, 0.6)
     if close:
-        return f"unknown setting; did you mean {close[0]}?"
+        return f"{unknown}; did you mean {close[0]}?"
     elsewhere = [known for known, _ in fields_below(section) if known.split(".")[-1] == name]
     if elsewhere:
-        return f"unknown setting here; did you mean {elsewhere[0]}?"
-    return f"unknown setting; known here: {', '.join(section.model_fields)}"
+        return f"{unknown} here; did you mean {elsewhere[0]}?"
+    return f"{unknown}; known here: {', '.join(section.model_fields)}"

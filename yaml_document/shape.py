@@ -1,4 +1,4 @@
-"""What may stand at a place in the settings: read off the tree itself, for messages and the manual.
+"""What may stand at a place in a file: read off its tree itself, for messages and the manual.
 
 A place is a path of names and positions from the root. Words and ranges come from the fields'
 annotations, so that no message can disagree with what is enforced.
@@ -13,15 +13,15 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from deployments.settings.section import Section
+from yaml_document.section import Section
 
-SettingPath = tuple[str | int, ...]
+DocumentPath = tuple[str | int, ...]
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _LISTS = {int: "a list of whole numbers", str: "a list of texts"}
 
 
 @dataclass(frozen=True)
-class SettingPlace:
+class DocumentPlace:
     """`kind`: the annotation without its optional `None`; `bounds`: its constraints."""
 
     kind: Any
@@ -29,9 +29,9 @@ class SettingPlace:
     field: FieldInfo | None = None
 
 
-def place_at(root: type[Section], path: SettingPath) -> SettingPlace | None:
+def place_at(root: type[Section], path: DocumentPath) -> DocumentPlace | None:
     """None where the tree has nothing of that name."""
-    place = SettingPlace(root)
+    place = DocumentPlace(root)
     for step in path:
         below = _below(place.kind, step)
         if below is None:
@@ -40,7 +40,7 @@ def place_at(root: type[Section], path: SettingPath) -> SettingPlace | None:
     return place
 
 
-def section_at(root: type[Section], path: SettingPath) -> type[Section] | None:
+def section_at(root: type[Section], path: DocumentPath) -> type[Section] | None:
     place = place_at(root, path)
     return place.kind if place and is_section(place.kind) else None
 
@@ -49,7 +49,7 @@ def is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
-def _below(kind: Any, step: str | int) -> SettingPlace | None:
+def _below(kind: Any, step: str | int) -> DocumentPlace | None:
     if is_section(kind):
         field = kind.model_fields.get(str(step))
         return None if field is None else place_of(field)
@@ -63,12 +63,12 @@ def _below(kind: Any, step: str | int) -> SettingPlace | None:
     return None
 
 
-def place_of(field: FieldInfo) -> SettingPlace:
+def place_of(field: FieldInfo) -> DocumentPlace:
     inner = _unwrapped(field.annotation)
-    return SettingPlace(inner.kind, (*field.metadata, *inner.bounds), field)
+    return DocumentPlace(inner.kind, (*field.metadata, *inner.bounds), field)
 
 
-def _unwrapped(kind: Any) -> SettingPlace:
+def _unwrapped(kind: Any) -> DocumentPlace:
     """Peels `Annotated` and `| None` off."""
     bounds: tuple[Any, ...] = ()
     while True:
@@ -79,14 +79,14 @@ def _unwrapped(kind: Any) -> SettingPlace:
             rest = tuple(each for each in get_args(kind) if each is not type(None))
             kind = rest[0] if len(rest) == 1 else Union[rest]  # noqa: UP007 (built at run time)
         else:
-            return SettingPlace(kind, bounds)
+            return DocumentPlace(kind, bounds)
 
 
 def _constraints(annotation: Any) -> list[Any]:
     return annotation.metadata if isinstance(annotation, FieldInfo) else [annotation]
 
 
-def expected(place: SettingPlace) -> str:
+def expected(place: DocumentPlace) -> str:
     """What is right there, in words: `a whole number, 1 to 65536`."""
     words = _kind_in_words(place.kind)
     limits = _range(place.bounds)
@@ -133,15 +133,18 @@ def _range(bounds: tuple[Any, ...]) -> str:
     return " and ".join(part for part in (low, high) if part)
 
 
-def fields_below(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Dotted name and field of everything in a section, depth first; mappings show as `<name>`."""
+def fields_below(
+    section: type[Section], prefix: str = "", closed: tuple[type[Section], ...] = ()
+) -> Iterator[tuple[str, FieldInfo]]:
+    """Dotted name and field of everything in a section, depth first; mappings show as `<name>`,
+    lists as `[]`. Sections that are `closed`, or within themselves, are named and not opened."""
+    closed = (*closed, section)
     for name, field in section.model_fields.items():
-        dotted = prefix + name
-        yield dotted, field
-        inner = place_of(field).kind
-        if is_section(inner):
-            yield from fields_below(inner, dotted + ".")
-        elif get_origin(inner) is dict:
-            entry = _unwrapped(get_args(inner)[1]).kind
-            if is_section(entry):
-                yield from fields_below(entry, f"{dotted}.<name>.")
+        yield prefix + name, field
+        inner, of = place_of(field).kind, ""
+        if get_origin(inner) is dict:
+            inner, of = _unwrapped(get_args(inner)[1]).kind, ".<name>"
+        elif get_origin(inner) is tuple:
+            inner, of = _unwrapped(get_args(inner)[0]).kind, "[]"
+        if is_section(inner) and inner not in closed:
+            yield from fields_below(inner, f"{prefix}{name}{of}.", closed)

@@ -1,10 +1,10 @@
-"""A settings file to plain data, with the line of every path: what a mistake points at.
+"""A file to plain data, with the line of every path: what a mistake points at.
 
 Only mappings, lists and plain scalars come out; tags that would build anything else are refused, as
 are duplicate keys and aliases that contain themselves or multiply into more than `MOST_NODES`
-nodes. Names of settings are text whatever YAML would make of them (`on`, `1`). Dates stay text.
+nodes. Names are text whatever YAML would make of them (`on`, `1`). Dates stay text.
 The composer is PyYAML's own: libyaml's recurses in C and overflows the stack on hostile nesting.
-Mistakes inside a document are kept in it, to be told together with those of the settings.
+Mistakes inside a document are kept in it, to be told together with those of its data.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 
 import yaml
 
-from deployments.settings.mistakes import Mistake, SettingsErrors, dotted
-from deployments.settings.shape import SettingPath
+from yaml_document.mistakes import Mistake, dotted
+from yaml_document.shape import DocumentPath
 
 MOST_BYTES = 16 * 1024 * 1024
 MOST_NODES = 200_000
 DEEPEST = 50
 _MERGE = "tag:yaml.org,2002:merge"
+_DATE = "tag:yaml.org,2002:timestamp"
 _VALUES = {
     f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")
 }
@@ -43,13 +44,13 @@ class Document:
 
     file: str
     data: Any = None
-    lines: dict[SettingPath, int] = field(default_factory=dict)
+    lines: dict[DocumentPath, int] = field(default_factory=dict)
     mistakes: list[Mistake] = field(default_factory=list)
 
-    def mistake(self, path: SettingPath, message: str) -> Mistake:
+    def mistake(self, path: DocumentPath, message: str) -> Mistake:
         return Mistake(self.file, self.line_of(path), dotted(path), message)
 
-    def line_of(self, path: SettingPath) -> int:
+    def line_of(self, path: DocumentPath) -> int:
         """The line of the path or, where it is absent, of the nearest thing around it."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.lines:
@@ -57,15 +58,18 @@ class Document:
         return 0
 
 
-def read_document(text: str, file: str) -> Document:
-    """Never raises: what cannot be read is in the document's `mistakes`."""
+def read_document(
+    text: str, file: str, *, as_yaml: bool = False, most_nodes: int = MOST_NODES
+) -> Document:
+    """Never raises: what cannot be read is in the document's `mistakes`. `as_yaml`: dates are
+    dates, and what is no plain value is said to be no YAML."""
     document = Document(file)
     try:
-        loader = _Loader(text)
+        loader = yaml.SafeLoader(text) if as_yaml else _Loader(text)
         node = loader.get_single_node()
         if node is not None:
             document.lines[()] = node.start_mark.line + 1
-            document.data = _Plain(loader, document).value(node, ())
+            document.data = _Plain(loader, document, as_yaml, most_nodes).value(node, ())
     except yaml.MarkedYAMLError as error:
         document.mistakes.append(_syntax(error, text, file))
     except yaml.reader.ReaderError as error:
@@ -91,21 +95,22 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, file: str) -> Mistake:
 class _Plain:
     """Walks the nodes of one document."""
 
-    def __init__(self, loader: _Loader, document: Document):
+    def __init__(self, loader: yaml.SafeLoader, document: Document, as_yaml: bool, most_nodes: int):
         self._loader = loader
         self._document = document
+        self._as_yaml = as_yaml
         self._above: set[int] = set()
-        self._left = MOST_NODES
+        self._most = self._left = most_nodes
 
-    def value(self, node: yaml.Node, path: SettingPath) -> Any:
+    def value(self, node: yaml.Node, path: DocumentPath) -> Any:
         self._left -= 1
         if self._left == 0:
-            self._refuse(path, f"expands to more than {MOST_NODES} values")
+            self._refuse(path, f"expands to more than {self._most} values")
         if self._left <= 0:
             return None
         if id(node) in self._above:
             return self._refuse(path, "contains itself by an alias")
-        if node.tag not in _VALUES:
+        if node.tag not in _VALUES and not (self._as_yaml and node.tag == _DATE):
             return self._refuse(path, f"has the tag {node.tag}; plain values only")
         if len(self._above) >= DEEPEST:
             return self._refuse(path, f"is nested more than {DEEPEST} deep")
@@ -115,24 +120,24 @@ class _Plain:
         finally:
             self._above.discard(id(node))
 
-    def _inner(self, node: yaml.Node, path: SettingPath) -> Any:
+    def _inner(self, node: yaml.Node, path: DocumentPath) -> Any:
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self._item(each, (*path, at)) for at, each in enumerate(node.value)]
         return self._scalar(node, path)
 
-    def _item(self, node: yaml.Node, path: SettingPath) -> Any:
+    def _item(self, node: yaml.Node, path: DocumentPath) -> Any:
         self._document.lines[path] = node.start_mark.line + 1
         return self.value(node, path)
 
-    def _scalar(self, node: yaml.Node, path: SettingPath) -> Any:
+    def _scalar(self, node: yaml.Node, path: DocumentPath) -> Any:
         try:
             return self._loader.construct_object(node)
-        except (yaml.YAMLError, ValueError, LookupError, OverflowError):
-            return self._refuse(path, f"is no {node.tag.rsplit(':', 1)[-1]}")
+        except (yaml.YAMLError, ValueError, LookupError, OverflowError) as error:
+            return self._refuse(path, f"is no {node.tag.rsplit(':', 1)[-1]}", problem=str(error))
 
-    def _mapping(self, node: yaml.MappingNode, path: SettingPath) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, path: DocumentPath) -> dict[str, Any]:
         """Own keys win over merged ones (`<<`), as YAML has it."""
         found: dict[str, Any] = {}
         merged: dict[str, Any] = {}
@@ -142,15 +147,17 @@ class _Plain:
             if key.tag == _MERGE:
                 merged = self._merged(inner, path) | merged
             elif not isinstance(key, yaml.ScalarNode):
-                self._refuse(path, "has a name that is no plain text", line)
+                said = "has a name that is no plain text"
+                self._refuse(path, said, line, problem="a name is no text")
             elif key.value in first:
-                self._twice((*path, key.value), first[key.value], line)
+                said = f"is set twice, on lines {first[key.value]} and {line}; must be set once"
+                self._note((*path, key.value), said, line)
             else:
                 first[key.value] = self._document.lines[(*path, key.value)] = line
                 found[key.value] = self.value(inner, (*path, key.value))
         return merged | found
 
-    def _merged(self, node: yaml.Node, path: SettingPath) -> dict[str, Any]:
+    def _merged(self, node: yaml.Node, path: DocumentPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for each in self._merge_sources(node):
             lines = dict(self._document.lines)
@@ -165,40 +172,39 @@ class _Plain:
     def _merge_sources(self, node: yaml.Node) -> Iterator[yaml.Node]:
         yield from node.value if isinstance(node, yaml.SequenceNode) else (node,)
 
-    def _twice(self, path: SettingPath, first: int, line: int) -> None:
-        self._refuse(path, f"is set twice, on lines {first} and {line}; must be set once", line)
-
-    def _refuse(self, path: SettingPath, message: str, line: int | None = None) -> None:
+    def _refuse(
+        self, path: DocumentPath, message: str, line: int | None = None, *, problem: str = ""
+    ) -> None:
         """At the path's own line: an alias is wrong where it is used."""
         at = self._document.line_of(path) if line is None else line
-        self._document.mistakes.append(Mistake(self._document.file, at, dotted(path), message))
+        if self._as_yaml:
+            self._note((), f"is no YAML: {problem or message}", at)
+        else:
+            self._note(path, message, at)
+
+    def _note(self, path: DocumentPath, message: str, line: int) -> None:
+        mistake = Mistake(self._document.file, line, dotted(path), message)
+        self._document.mistakes.append(mistake)
 
 
-def read_file(path: Path | str) -> Document:
-    """A document whose data is a mapping. Raises SettingsErrors where the file holds none."""
+def read_file(path: Path | str, *, as_yaml: bool = False, most_nodes: int = MOST_NODES) -> Document:
+    """As `read_document`, which also says what its arguments are."""
     file = str(path)
     try:
         with open(path, "rb") as stream:
             body = stream.read(MOST_BYTES + 1)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise SettingsErrors([Mistake(file, 0, "", f"cannot be read: {reason}")]) from None
+        return _unread(file, 0, f"cannot be read: {reason}")
     if len(body) > MOST_BYTES:
-        raise SettingsErrors([Mistake(file, 0, "", f"is larger than {MOST_BYTES} bytes")])
-    document = read_document(_text(body, file), file)
-    if document.data is None and not document.mistakes:
-        raise SettingsErrors([Mistake(file, 0, "", "is empty; must have models:")])
-    if not isinstance(document.data, dict):
-        top = document.mistake((), "must be a mapping that has models:")
-        raise SettingsErrors(document.mistakes or [top])
-    return document
-
-
-def _text(body: bytes, file: str) -> str:
+        return _unread(file, 0, f"is larger than {MOST_BYTES} bytes")
     try:
-        return body.decode("utf-8-sig")
+        text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = body.count(b"\n", 0, error.start) + 1
-        raise SettingsErrors(
-            [Mistake(file, line, "", f"byte {error.start} is no UTF-8; save the file as UTF-8")]
-        ) from None
+        return _unread(file, line, f"byte {error.start} is no UTF-8; save the file as UTF-8")
+    return read_document(text, file, as_yaml=as_yaml, most_nodes=most_nodes)
+
+
+def _unread(file: str, line: int, message: str) -> Document:
+    return Document(file, mistakes=[Mistake(file, line, "", message)])
