@@ -21,7 +21,7 @@ FILE = click.Path(path_type=Path)
 PORT = click.IntRange(1, 65_535)
 
 _port_of_server = click.option(
-    "--port", type=PORT, help="Port of the server meant; needed only when several run here."
+    "--port", type=PORT, help="The server's port; needed only when several run here."
 )
 
 
@@ -118,8 +118,8 @@ def status(port: int | None, as_json: bool) -> None:
 def freeze(switch: str, port: int | None) -> None:
     """Stop all that learns in a running server (on), or let it learn again (off).
 
-    Batches go on by what has been learnt. Holds until the next `freeze` or `apply`, whose file has
-    its own word: controllers.frozen.
+    What has been learnt stays in force. Holds until the next `freeze`, or until an `apply`, which
+    sets what its file says (controllers.frozen).
     """
     _call("deployments.tools.control", "freeze", switch == "on", port)
 
@@ -183,7 +183,7 @@ _file_of_model = click.option(
 )
 @click.option("--report", type=FILE, help="Write the report there (.md, else JSON).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def verify(model: str, file: Path | None, **asked: Any) -> None:
+def verify(model: str, file: Path | None, **options: Any) -> None:
     """Compare MODEL with a reference, length bucket by length bucket (docs/verify.md).
 
     Bounds left out are the model's `accept`, or 1e-3 of absolute and relative error.
@@ -191,8 +191,8 @@ def verify(model: str, file: Path | None, **asked: Any) -> None:
     from deployments.tools.verify.command import Written
 
     _call(
-        "deployments.tools.verify.command", "run", file or built_in_example(), model, asked,
-        Written(asked["report"], asked["as_json"], asked["layers"]),
+        "deployments.tools.verify.command", "run", file or built_in_example(), model, options,
+        Written(options["report"], options["as_json"], options["layers"]),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Are a classifier's scores as often right as they say, and which temperature makes them so?
+"""Fits the temperature that makes a classifier's scores as often right as they say.
 
 One number divides all logits; it changes no order, so no accuracy, and is fitted by the likelihood
 of labels that the weights were not fitted on. What `classify.temperature` is for.

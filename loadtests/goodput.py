@@ -1,4 +1,4 @@
-"""What is the highest rate at which a server keeps its promise?
+"""Finds the highest rate at which a server keeps its promise.
 
 A rate holds when at least 99 % of what was *offered* at it was answered in time. Doubling brackets
 the highest such rate, bisection narrows it down. One run proves little, so each rate is decided by

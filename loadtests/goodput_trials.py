@@ -1,4 +1,4 @@
-"""One run at a rate, for the search for goodput: what share of what was offered was in time?
+"""One run at a rate, for the search for goodput: the share of what was offered that was in time.
 
 Each run has another seed, so that repeats differ as days do. Between runs the server gets time to
 finish: all that was sent has ended, and after a run in which callers gave up it may still work for

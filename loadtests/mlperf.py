@@ -1,4 +1,4 @@
-"""Does a run keep the rules of an MLPerf Inference scenario, and what is its figure?
+"""The rules of the MLPerf Inference scenarios: whether a run keeps them, and its figure.
 
 Server: queries come at Poisson times, 99 % of them within a bound. SingleStream: one query after
 the other, the figure is the 90th percentile of their latency. MultiStream: queries of eight

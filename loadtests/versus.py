@@ -1,4 +1,4 @@
-"""Does the simulator foretell what a server did? The same scenario on both, side by side.
+"""The simulator beside a real server: the same scenario on both.
 
 Arrivals, lengths and retries are the same ones; the simulated side is `headrace simulate --json` as
 a process of its own. What HTTP and the way to a replica take on this machine it cannot know:

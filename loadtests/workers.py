@@ -1,4 +1,4 @@
-"""How does a scenario leave from several processes as if from one?
+"""Sends a scenario from several processes as if from one.
 
 Each process makes the same plan and sends every Nth request of it, all from one moment on; each
 keeps its own account, and the accounts add up. The process that started them only watches, so that

@@ -1,4 +1,4 @@
-"""What arrives: as which rows, in which buckets, and how often?
+"""Arriving requests: their rows, their buckets, and how often they come.
 
 It makes of a request what the core keeps of it: each row in the bucket that its length belongs to
 now, and a latest start by what the longest row's bucket usually takes. It also watches what comes.

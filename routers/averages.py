@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp
 
+_WINDOW_S = 1.0
+
 
 @dataclass(slots=True)
 class DecayingRate:
@@ -48,9 +50,6 @@ class TimeAverage:
             self.value += (self.held - self.value) * (1.0 - exp((self.at - now) / self.window_s))
         self.held, self.at = held, now
         return self.value
-
-
-_WINDOW_S = 1.0
 
 
 class Utilisation:

@@ -21,6 +21,7 @@ from routers.request_table import RequestTable
 from routers.types import FlowWork
 
 _GRAIN = 16  # tokens: means are rounded up to it, so that few targets are worked out
+_EASY = 0.1  # of the SLO: waiting on-time work, in seconds a replica, below which there is time
 
 
 class BatchBuilder:
@@ -140,9 +141,6 @@ def _width(requests: RequestTable, lane: Lane, edge: int) -> int:
         else edge
     )
     return min(edge, (mean // _GRAIN + 1) * _GRAIN)
-
-
-_EASY = 0.1  # of the SLO: waiting on-time work, in seconds a replica, below which there is time
 
 
 def fill_spare_room(requests: RequestTable, builder: BatchBuilder) -> None:

@@ -26,7 +26,7 @@ _RATE_GAIN = 0.1
 class _Target:
     rows: int
     full_s: float
-    asked: int = 0
+    reads: int = 0
 
 
 class BatchSizes:
@@ -46,10 +46,10 @@ class BatchSizes:
 
     def part_rows(self, edge: int) -> int:
         """Rows of a batch that is filled by flows above their share: `GUESTS` of the seconds."""
-        found = self._of(edge)
-        if found.full_s <= GUESTS * self.most_s():
-            return found.rows
-        return max(1, int(found.rows * GUESTS * self.most_s() / found.full_s))
+        target = self._of(edge)
+        if target.full_s <= GUESTS * self.most_s():
+            return target.rows
+        return max(1, int(target.rows * GUESTS * self.most_s() / target.full_s))
 
     def full_s(self, edge: int) -> float:
         """Predicted seconds of a full batch."""
@@ -63,13 +63,13 @@ class BatchSizes:
         return settings.max_slo_share * settings.slo_s
 
     def _of(self, edge: int) -> _Target:
-        found = self._targets.get(edge)
-        if found is None or found.asked >= _REFRESH:
+        target = self._targets.get(edge)
+        if target is None or target.reads >= _REFRESH:
             if len(self._targets) > 64:
                 self._targets.clear()
-            found = self._targets[edge] = self._work_out(edge)
-        found.asked += 1
-        return found
+            target = self._targets[edge] = self._work_out(edge)
+        target.reads += 1
+        return target
 
     def _work_out(self, edge: int) -> _Target:
         settings, predict = self._settings, self._cost.predict

@@ -1,4 +1,4 @@
-"""When must a request be looked at though no event comes, and may it then go on waiting?
+"""Timers of live requests: when each is demoted, refused or expires though no event comes.
 
 Each live request has one entry in a heap: the moment it is demoted (its latest start), refused or
 expires, whichever is next. Entries of forgotten requests are skipped and compacted away, so the

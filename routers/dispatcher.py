@@ -18,7 +18,7 @@ from routers.averages import Utilisation
 from routers.cost.model import Coefficients, CostError, CostModel
 from routers.invariants import check
 from routers.lease_completion import close_lease, forget_replica
-from routers.leases import DispatchCounts, LeaseBook, start_first
+from routers.leases import DispatchCounts, LeaseTable, start_first
 from routers.placement.choice import Affinity
 from routers.placement.hedging import Budget, Hedging
 from routers.placement.outliers import Outliers
@@ -50,7 +50,7 @@ class WakeupPlanner:
     where the timer stands, inf: it does not."""
 
     def __init__(self) -> None:
-        self.asked = inf
+        self.wakes_at = inf
         self.quiet_until = -inf
         self.most_urgent: int | None = None
         self._looks_at = inf  # when time changes something about what is in the core
@@ -83,8 +83,8 @@ class WakeupPlanner:
         at = self._looks_at
         if waits and self._frees_at < at:
             at = self._frees_at
-        if at < self.asked:
-            self.asked = at
+        if at < self.wakes_at:
+            self.wakes_at = at
             actions.append(WakeAt(at))
 
 
@@ -95,7 +95,7 @@ class Dispatcher:
         validate(settings)
         self._cost = CostModel.of(settings)
         self._replicas = ReplicaSet()
-        self._leases = LeaseBook()
+        self._leases = LeaseTable()
         self._requests = RequestTable(settings, self._replicas, self._cost)
         self._copies = SpeculativeCopies(
             settings,
@@ -117,15 +117,15 @@ class Dispatcher:
         """Take in one event at `now`, which never goes back; returns what is to do, in order."""
         actions: list[Action] = []
         wakeups = self._wakeups
-        if now >= wakeups.asked or isinstance(event, Tick):
-            wakeups.asked = inf
+        if now >= wakeups.wakes_at or isinstance(event, Tick):
+            wakeups.wakes_at = inf
         if now < wakeups.quiet_until and isinstance(event, Arrive):
             self._join(event, now, actions)
             return actions
         self._advance(now)
         if not isinstance(event, Progress):
             self._handle(event, now, actions)
-        elif not self._progress(event, now) and now < wakeups.asked < inf:
+        elif not self._progress(event, now) and now < wakeups.wakes_at < inf:
             return actions
         self._settle(now, actions)
         return actions

@@ -21,11 +21,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from routers.types import FlowKey, FlowWork, Report
 
 _IDLE_FLOWS = 128  # accounts of idle flows that are kept, those furthest above their share
-_PEER_DEMAND_S = (
-    0.25  # what was said of a flow's work elsewhere holds so long after it was last said
-)
+_PEER_DEMAND_S = 0.25  # for which what a replica last reported of a flow's work elsewhere holds
 _OTHERS_S = 10.0  # without a sign of another gateway after which nobody is told what waits here
 _STALE_S = 1.0  # a virtual time that no reply has confirmed for so long may lag behind the others'
+_STALE_ENTRIES = 32
 
 
 @dataclass(slots=True, eq=False)
@@ -211,8 +210,6 @@ class Flows:
             del self.by_key[flow.key]
         self._most = 2 * (len(self.by_key) + _IDLE_FLOWS)
 
-
-_STALE_ENTRIES = 32
 
 Mark = tuple[float, int, Any]
 """A tag, the order of pushing, and whose it is."""

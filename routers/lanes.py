@@ -22,6 +22,9 @@ from routers.flows import Flow, Mark, TagOrder
 from routers.streams.generations import GenerationPlan
 from routers.types import Request
 
+_SLACK = 32
+_KEPT = 16  # buckets, or length_classes, before empty ones are dropped, and the turns they remember
+
 
 class LeaseHandle(Protocol):
     """What a row knows of the lease it stands in: enough to leave it."""
@@ -83,8 +86,6 @@ class TrackedRequest:
     rows: tuple[Row, ...] = ()
     plan: GenerationPlan | None = None
 
-
-_SLACK = 32
 
 Place = tuple[float, int, Row]
 """Deadline, order of arrival, and who stands there, if the row still says so."""
@@ -168,9 +169,6 @@ class Bucket:
             self.waiting_s = 0.0
             self.line.clear()
             self.heap.clear()
-
-
-_KEPT = 16  # buckets, or length_classes, before empty ones are dropped, and the turns they remember
 
 
 @dataclass(slots=True, eq=False)

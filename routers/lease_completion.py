@@ -1,4 +1,4 @@
-"""What becomes of a lease's rows and replica when it has ended, and what is learnt from it?
+"""The end of a lease: what becomes of its rows and replica, and what is learnt from it.
 
 Rows are answered, go on in the copy that races this lease, or go back to the queue: `busy` costs
 them nothing (nothing was started), `lost` their one retry. Only an answer is a sample of cost, and

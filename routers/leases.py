@@ -1,4 +1,4 @@
-"""Who holds what: every batch or stream that a replica works on, and how rows leave it again.
+"""The leases: every batch or stream that a replica works on, and how rows leave it again.
 
 A lease takes a share of its replica's capacity when it opens and gives back exactly that when it
 closes: one slot for a batch, tokens for a stream (its row's length until progress says otherwise).
@@ -19,8 +19,10 @@ from routers.preemption import PreemptibleStreams
 from routers.replica_state import FormedBatch, Lease, ReplicaState
 from routers.types import Abort, Action, Report
 
+_GAIN = 0.05
 
-class LeaseBook:
+
+class LeaseTable:
     """All open leases by id. Ids start at 1 and are never used twice."""
 
     def __init__(self) -> None:
@@ -183,9 +185,6 @@ def abort(lease: LeaseHandle, actions: list[Action]) -> None:
     if not lease.aborted:
         lease.aborted = True
         actions.append(Abort(lease.lease_id, lease.replica_id))
-
-
-_GAIN = 0.05
 
 
 @dataclass(slots=True)

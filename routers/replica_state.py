@@ -16,6 +16,11 @@ from routers.lanes import Row
 from routers.streams.generations import RunningGeneration
 from routers.types import FlowWork, Replica, ReplicaKind, Report
 
+_TRANSPORT_GAIN = 0.2
+_TRANSPORT_SPREAD = 1.5  # of the mean transport, what it may take where being late costs a turn
+_SAVED = 0.5  # of what a stream replica frees, for a row that has no room
+_EARLY = 0.2  # of a batch's prediction, how much sooner it may be over
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCapacity:
@@ -93,11 +98,6 @@ class FormedBatch:
             ]
         )
 
-
-_TRANSPORT_GAIN = 0.2
-_TRANSPORT_SPREAD = 1.5  # of the mean transport, what it may take where being late costs a turn
-_SAVED = 0.5  # of what a stream replica frees, for a row that has no room
-_EARLY = 0.2  # of a batch's prediction, how much sooner it may be over
 
 Entry = tuple[float, float, int, int, "ReplicaState"]
 """Order within its kind (two keys, then the order of pushing), its kind, and whose it is."""

@@ -1,4 +1,4 @@
-"""Which replicas run, and when may each take its next lease?
+"""The replicas that run, and when each may take its next lease.
 
 A replica is *ready* when it has room and its next lease is due: at once when it runs nothing (or
 streams), just in time when it runs a batch, so that the staged batch binds its rows as late as it

@@ -1,4 +1,4 @@
-"""Which requests are live, and how does each leave: answered, rejected, evicted or cancelled?
+"""The live requests, from coming in to leaving: answered, rejected, evicted or cancelled.
 
 It owns the live requests, queue and timers, and is the only place where a request comes in or goes
 out, so that each goes out once and whole. One that can no longer be expected to meet its deadline
@@ -335,13 +335,13 @@ class RequestTable:
         self.turnaround.keep(self.waiting.edges, settings.initial_cost_s)
 
     def _adopt_generation(self, settings: DispatcherSettings) -> None:
-        asked = settings.generation
-        if asked is None:
+        generation = settings.generation
+        if generation is None:
             self.generations = None
         elif self.generations is None:
-            self.generations = Generations(asked, frozen=settings.frozen)
+            self.generations = Generations(generation, frozen=settings.frozen)
         else:
-            self.generations.adopt(asked, frozen=settings.frozen)
+            self.generations.adopt(generation, frozen=settings.frozen)
         self.arrivals.generations = self.generations
 
     def _retry_after_s(self, reason: Reason) -> float:

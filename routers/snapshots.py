@@ -1,4 +1,4 @@
-"""What does the core look like now, in numbers for metrics, `status` and tests?
+"""The core as it is now, in numbers for metrics, `status` and tests.
 
 Reads everything, changes nothing. Work: buckets, replicas and open leases, never what waits (a
 retried row is the exception; there are at most as many as one lost replica held).
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from routers.cost.model import CostModel
 from routers.flows import Flow
 from routers.lanes import Bucket
-from routers.leases import LeaseBook
+from routers.leases import LeaseTable
 from routers.placement.speculative_copies import SpeculativeCopies
 from routers.replica_state import ReplicaState
 from routers.replicas import ReplicaSet
@@ -26,7 +26,7 @@ class State:
 
     requests: RequestTable
     replicas: ReplicaSet
-    leases: LeaseBook
+    leases: LeaseTable
     cost: CostModel
     copies: SpeculativeCopies
 

@@ -48,8 +48,8 @@ class Turn:
 @dataclass(slots=True)
 class _Gateway:
     """`seen`: highest lease id accepted; `turn`: number of the last start that was its; `waiting`:
-    what it said of itself; `served`: seconds by flow that its next answer
-    tells; `last_reported`: what it was told of the others, at `last_reported_at`."""
+    what it last reported of itself; `served`: seconds by flow that its next answer reports;
+    `last_reported`: what was last reported to it of the others, at `last_reported_at`."""
 
     last_seen_at: float
     seen: int = 0
@@ -176,12 +176,12 @@ class Staging:
         return left_s if left_s > 0.0 else -left_s * _OVERRUN
 
     def _waiting_elsewhere(self, gateway: str, now: float) -> tuple[FlowWork, ...]:
-        said = [
+        reports = [
             other.waiting
             for name, other in self._gateways.items()
             if name != gateway and (now - other.last_seen_at <= DEMAND_HOLDS_S or self.held(name))
         ]
-        return said[0] if len(said) == 1 else _summed(said)
+        return reports[0] if len(reports) == 1 else _summed(reports)
 
     # -- accounts
 
@@ -238,9 +238,9 @@ def _led_alike(batch: Staged, other: Staged) -> bool:
     return batch.rank[:2] == other.rank[:2] and batch.charges[0][:2] == other.charges[0][:2]
 
 
-def _summed(said: Iterable[tuple[FlowWork, ...]]) -> tuple[FlowWork, ...]:
+def _summed(reports: Iterable[tuple[FlowWork, ...]]) -> tuple[FlowWork, ...]:
     total: dict[Flow, float] = {}
-    for flows in said:
+    for flows in reports:
         for priority, tenant, seconds in flows:
             flow = priority, tenant
             total[flow] = total.get(flow, 0.0) + seconds

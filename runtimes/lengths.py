@@ -18,15 +18,15 @@ from runtimes.types import Limits, RuntimeSettings
 
 def longest(settings: RuntimeSettings, taken: int | None) -> int | None:
     """The longest row to declare; `taken`: what the model can take, None where it does not say."""
-    asked = settings.max_length
-    if asked is None:
+    configured = settings.max_length
+    if configured is None:
         return taken
-    if taken is not None and asked > taken:
+    if taken is not None and configured > taken:
         raise LoadError(
-            f"lengths.max is {asked}, the model takes {taken} at most: set lengths.max to {taken} "
-            "or less"
+            f"lengths.max is {configured}, the model takes {taken} at most: set lengths.max "
+            f"to {taken} or less"
         )
-    return asked
+    return configured
 
 
 def axis(settings: RuntimeSettings) -> int:
@@ -42,7 +42,7 @@ def settled(limits: Limits, settings: RuntimeSettings) -> Limits:
     return replace(limits, max_length=longest(settings, limits.max_length))
 
 
-def _refuse_other(name: str, asked: str | int | None, own: str | int | None) -> None:
-    if asked not in (None, own):
+def _refuse_other(name: str, configured: str | int | None, own: str | int | None) -> None:
+    if configured not in (None, own):
         own_words = "which has none" if own is None else f"where it is {own}"
-        raise LoadError(f"lengths.{name} is {asked} for a model {own_words}: leave it out")
+        raise LoadError(f"lengths.{name} is {configured} for a model {own_words}: leave it out")

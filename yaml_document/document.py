@@ -19,6 +19,7 @@ import yaml
 from yaml_document.mistakes import Mistake, dotted
 from yaml_document.shape import DocumentPath
 
+MOST_BYTES = 16 * 1024 * 1024
 MOST_NODES = 200_000
 DEEPEST = 50
 _MERGE = "tag:yaml.org,2002:merge"
@@ -184,9 +185,6 @@ class _Plain:
     def _note(self, path: DocumentPath, message: str, line: int) -> None:
         mistake = Mistake(self._document.file, line, dotted(path), message)
         self._document.mistakes.append(mistake)
-
-
-MOST_BYTES = 16 * 1024 * 1024
 
 
 def read_file(path: Path | str, *, as_yaml: bool = False, most_nodes: int = MOST_NODES) -> Document:

@@ -193,9 +193,9 @@ def dispatcher_settings(d: ModelDescription, identity: GatewayIdentity) -> Dispa
 
 
 def _measured(
-    asked: GenerationParameters | None, engine: Generating | None
+    settings: GenerationParameters | None, engine: Generating | None
 ) -> GenerationParameters | None:
     """What the settings say of generating, with what the loaded engine says."""
-    if asked is None or engine is None:
-        return asked
-    return replace(asked, block_tokens=engine.block_tokens, profile=engine.profile)
+    if settings is None or engine is None:
+        return settings
+    return replace(settings, block_tokens=engine.block_tokens, profile=engine.profile)

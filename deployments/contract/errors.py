@@ -139,6 +139,6 @@ class RowFailed(HeadraceError):
 
 
 class Expired(HeadraceError):
-    """Its time was up before an answer."""
+    """The request's time limit passed before it was answered."""
 
     status, outcome, code = 504, "expired", "deadline_exceeded"

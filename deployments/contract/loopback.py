@@ -1,4 +1,4 @@
-"""Which of Serve's listeners would face the network, and how is each kept on this machine?
+"""Keeps Serve's listeners that would face the network on this machine.
 
 Ray's own gRPC servers follow their node's address; on a local cluster that is the loopback one
 (`ray_env`). Every Serve replica besides opens a gRPC server for calls between deployments, on every

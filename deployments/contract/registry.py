@@ -5,7 +5,7 @@ compare-and-delete, so an old anchor never takes its successor's away. The highe
 of a model is the one that counts. A revision number grows with every change that a gateway must
 hear of; renewals and progress don't change it. A registry that has just started knows nothing yet
 of what was there before: until everybody has had the time to announce again, its views are not
-`whole`, and what they lack means nothing. Pure state, given the time; the actor around it is in
+`complete`, and what they lack means nothing. Pure state, given the time; the actor around it is in
 `registry_actor.py`.
 """
 
@@ -43,13 +43,14 @@ class ReplicaProgress:
 @dataclass(frozen=True, slots=True)
 class View:
     """What a gateway routes by. `declared` includes models that are not ready, `fallbacks` names
-    what stands in for such, as far as known. Not `whole`: what is here is true, and more may be."""
+    what stands in for such, as far as known. Not `complete`: what is here is
+    true, and more may be."""
 
     revision: int
     models: dict[str, ModelDescription]
     declared: frozenset[str]
     draining: bool
-    whole: bool = True
+    complete: bool = True
     fallbacks: dict[str, str] = field(default_factory=dict)
 
 
@@ -60,7 +61,7 @@ class Registry:
 
     born_s: float
     revision: int = 1
-    whole: bool = False
+    complete: bool = False
     listed: bool = False  # somebody declares the whole list: anchors add no names to it
     draining: bool = False
     declared: dict[str, int] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class Registry:
             for k, p in self.progress.items()
             if p.model in self.declared and p.phase != "failed"
         }
-        self.whole = self.listed = True
+        self.complete = self.listed = True
         self._changed()
 
     def begin(self, name: str, wall_s: float, fallback: str = "") -> int:
@@ -131,8 +132,8 @@ class Registry:
         self.gateways = {
             g: (at, s) for g, (at, s) in self.gateways.items() if now - at < SNAPSHOT_KEEPS_S
         }
-        gathered = not self.whole and now - self.born_s >= GATHERS_S
-        self.whole = self.whole or gathered
+        gathered = not self.complete and now - self.born_s >= GATHERS_S
+        self.complete = self.complete or gathered
         if late:
             self._drop_blobs()
         if late or gathered:
@@ -157,7 +158,7 @@ class Registry:
             if name in self.declared and (name not in live or live[name].generation < generation):
                 live[name] = entry.description
         return View(
-            self.revision, live, frozenset(self.declared), self.draining, self.whole,
+            self.revision, live, frozenset(self.declared), self.draining, self.complete,
             dict(self.fallbacks),
         )  # fmt: skip
 

@@ -106,13 +106,13 @@ async def _ids(
     # a word stands in for it, so that a refusal counts the texts as the caller does.
     texts = [text if text.strip() else _WORD for text in call.texts]
     try:
-        found = await services.tokenize(context.caller, tokenizer, texts)
+        encoded = await services.tokenize(context.caller, tokenizer, texts)
     except errors.TooManyTokens as refusal:
         raise too_many(call, refusal, description) from None
     except errors.BadRequest as refusal:
-        said = refusal.message.replace("input[", f"{call.param}[")
-        raise errors.BadRequest(said, param=call.param) from None
-    return [ids if text.strip() else [] for ids, text in zip(found, call.texts, strict=True)]
+        message = refusal.message.replace("input[", f"{call.param}[")
+        raise errors.BadRequest(message, param=call.param) from None
+    return [ids if text.strip() else [] for ids, text in zip(encoded, call.texts, strict=True)]
 
 
 def _as_sent(

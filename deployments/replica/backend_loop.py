@@ -1,4 +1,4 @@
-"""How many tokens a second does a backend do when nothing is in its way?
+"""Measures the tokens a second that a backend computes when nothing is in its way.
 
 `python -m deployments.replica.backend_loop SETTINGS MODEL… --lengths FILE` loads a model exactly
 as a replica would (same settings, threads, staged artifact), packs the rows of FILE (one length a

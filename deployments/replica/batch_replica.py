@@ -50,7 +50,7 @@ class BatchReplica(ModelReplica):
         gate.admit(self._settings, start.settings, runtime)
         runtime.warm()
         return known_costs(
-            start, model, runtime, lambda said: logger.info(said, extra={"model": self._name})
+            start, model, runtime, lambda line: logger.info(line, extra={"model": self._name})
         )
 
     async def infer(self, call: BatchCall) -> BatchReply:

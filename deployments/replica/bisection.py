@@ -1,4 +1,4 @@
-"""Which rows of a batch does the runtime fail on, and what are the answers of the others?
+"""Finds the rows that a runtime fails on, and answers the others of their batch.
 
 A batch that raises is halved, whatever it raises, until the bad rows stand alone: O(k log n) extra
 runs for k bad rows. Only a device that says it is unhealthy ends the whole batch.

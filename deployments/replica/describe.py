@@ -113,7 +113,7 @@ def describe(
         embed_width=embed.shape[-1] if embed else 0,
         max_rows=limits.max_rows,
         profile=costs.points,
-        profile_from=costs.said,
+        profile_from=costs.source,
         reuse=_reuse(model),
         recording=_recording(model),
         image=image_input(model.image, limits),

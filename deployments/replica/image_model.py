@@ -1,4 +1,4 @@
-"""What does a loaded model that takes images, or names classes, say of itself to gateways?
+"""The image input and the classes of a loaded model, as its description tells them to gateways.
 
 Joins the settings with what the model declares and what lies in its folder: which tensor takes the
 image, which one holds the classes, what they are called, by which temperature their scores are

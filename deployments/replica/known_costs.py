@@ -1,4 +1,4 @@
-"""Where does a starting replica know from what its batches cost: a stored profile, or its own time?
+"""What batches cost, as a starting replica knows it: from a stored profile, or timed by itself.
 
 A profile that `headrace profile` stored for exactly this model on this processor saves the timing
 at the start, and brings the edges and the batch target that were found with it. What the settings
@@ -19,12 +19,12 @@ from runtimes.types import Runtime, RuntimeSettings
 
 @dataclass(frozen=True, slots=True)
 class KnownCosts:
-    """`points`: (rows, width, seconds) that gateways start from; `said`: where they come from, for
-    the log, `status` and the model's description. `edges`: to start from, None: as the settings
+    """`points`: (rows, width, seconds) that gateways start from; `source`: where they come from,
+    for the log, `status` and the model's description. `edges`: to start from, None: as the settings
     say; `target_rows`: bound on a batch's rows beside the settings' own, None: none."""
 
     points: Profile = ()
-    said: str = "none; learnt from callers' batches"
+    source: str = "none; learnt from callers' batches"
     edges: tuple[int, ...] | None = None
     target_rows: int | None = None
 
@@ -44,9 +44,9 @@ def start_of(settings: RuntimeSettings, model: ModelSettings, cache_dir: Path) -
     if model.profile == "start":
         return Start(settings)
     lookup: Lookup = look_up(identity_of(settings), cache_dir)
-    stored = lookup.found
+    stored = lookup.profile
     if stored is None:
-        return Start(settings, None, lookup.said)
+        return Start(settings, None, lookup.problem)
     edges = _edges(stored, model)
     return Start(settings if edges is None else replace(settings, edges=edges), stored)
 
@@ -61,9 +61,9 @@ def known_costs(
         known = _of_stored(start.stored, model)
     else:
         points = measure(start.settings, runtime.limits(), runtime.run, model.profile_s)
-        said = f"measured at the start, {model.profile_s:g} s"
-        known = KnownCosts(points, said) if points else KnownCosts()
-    log(f"costs: {known.said}")
+        source = f"measured at the start, {model.profile_s:g} s"
+        known = KnownCosts(points, source) if points else KnownCosts()
+    log(f"costs: {known.source}")
     return known
 
 
@@ -72,10 +72,10 @@ def _of_stored(stored: StoredProfile, model: ModelSettings) -> KnownCosts:
     most = max((rows for rows, _, _ in stored.points), default=0)
     if target is not None and most <= target < model.batch.max_size:
         target = None  # no knee: more rows than were allowed then may pay
-    edges, said = _edges(stored, model), f"stored, {stored.measured_at}"
+    edges, source = _edges(stored, model), f"stored, {stored.measured_at}"
     if stored.edges and edges is None and model.lengths.buckets == "auto":
-        said += f"; its edges end at {stored.edges[-1]}, not at lengths.max, and are not used"
-    return KnownCosts(stored.points, said, edges, target)
+        source += f"; its edges end at {stored.edges[-1]}, not at lengths.max, and are not used"
+    return KnownCosts(stored.points, source, edges, target)
 
 
 def _edges(stored: StoredProfile, model: ModelSettings) -> tuple[int, ...] | None:

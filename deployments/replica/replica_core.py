@@ -27,7 +27,7 @@ class ReplicaCore:
         self._loop = asyncio.get_running_loop()
         self._last_reported: dict[str, tuple[FlowWork, ...]] = {}
         self._dropped: set[Key] = set()
-        self._asked: dict[Key, asyncio.Future[bool]] = {}
+        self._unseen: dict[Key, asyncio.Future[bool]] = {}
 
     @property
     def inflight(self) -> int:
@@ -40,7 +40,7 @@ class ReplicaCore:
             self._dropped.discard(job.key)
             job.returned = True
             return self._reply(job, Report())
-        job.opened = self._asked.pop(job.key, None)
+        job.opened = self._unseen.pop(job.key, None)
         self._queue.put(job, call.waiting)
         try:
             await job.done
@@ -68,12 +68,12 @@ class ReplicaCore:
         key = gateway, lease_id
         future = self._queue.opened(key)
         if future is None:
-            future = self._asked[key] = self._loop.create_future()
+            future = self._unseen[key] = self._loop.create_future()
             self._loop.call_later(_ARRIVES_S, self._has_not_come, key)
         return await future
 
     def _has_not_come(self, key: Key) -> None:
-        future = self._asked.pop(key, None)
+        future = self._unseen.pop(key, None)
         if future is not None and not future.done():
             future.set_result(False)
 

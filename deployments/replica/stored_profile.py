@@ -1,4 +1,4 @@
-"""What did an earlier `headrace profile` find for exactly this model, and may it be used here?
+"""The profile that `headrace profile` stored for exactly this model, where it may be used here.
 
 One JSON file a profile in the cache folder, written whole or not at all. It counts only where all
 that the numbers depend on is the same: artifact, backend and its version, precision, task, threads,
@@ -44,8 +44,8 @@ class Identity:
     def differs(self, other: Identity) -> tuple[str, ...]:
         """What is not the same, by name, as sentences' parts."""
         pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return tuple(f"{name} {theirs!r}, not {ours!r}" for name, ours, theirs in pairs
-                     if ours != theirs)  # fmt: skip
+        return tuple(f"{name} {stored!r}, not {current!r}" for name, current, stored in pairs
+                     if current != stored)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class StoredProfile:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """`found`: the profile, where one may be used; `said`: why not, or "" where there is none of
-    this artifact at all."""
+    """`profile`: None where none may be used; `problem`: why not, "" where none is stored of this
+    artifact at all."""
 
-    found: StoredProfile | None = None
-    said: str = ""
+    profile: StoredProfile | None = None
+    problem: str = ""
 
 
 def identity_of(settings: RuntimeSettings) -> Identity:
@@ -116,11 +116,11 @@ def look_up(wanted: Identity, cache_dir: Path) -> Lookup:
     path = _path(wanted, cache_dir)
     if path.is_file():
         try:
-            found = _read(path)
+            profile = _read(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
             return Lookup(None, f"{path} cannot be used: {error}")
-        if found.identity == wanted:
-            return Lookup(found)
+        if profile.identity == wanted:
+            return Lookup(profile)
     others = [wanted.differs(other) for other in _others(path.parent)]
     if not others:
         return Lookup()

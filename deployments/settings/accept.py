@@ -1,4 +1,4 @@
-"""What must a model agree with before it may serve, and how closely?
+"""`accept`: what a model must agree with before it may serve, and how closely.
 
 A section that asks for nothing is no gate. Bounds that are left out are not asked for; with a
 reference named and no bound at all, absolute and relative error may be 1e-3. The check itself, and
@@ -70,7 +70,7 @@ class AcceptSettings(Section):
     )
 
     @property
-    def asked(self) -> bool:
+    def required(self) -> bool:
         """Whether there is anything to agree with."""
         named = (self.against, self.artifact, self.samples_file)
         bounds = (getattr(self, name) for name in BOUNDS)

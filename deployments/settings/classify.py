@@ -1,4 +1,4 @@
-"""How does a classifier's output become labels with scores, and when does it rather say nothing?
+"""`classify`: how a classifier's output becomes labels with scores, and when it abstains.
 
 Scores are softmax(logits / temperature). What is left unset is what `classify.json` in the model's
 folder (or beside its file) says, which is where a training script stores the temperature it has

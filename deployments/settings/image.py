@@ -1,4 +1,4 @@
-"""What is done to an encoded image before the model sees it, and how large may it be?
+"""`image`: what is done to an encoded image before the model gets it, and how large it may be.
 
 A model that has this section takes images: each becomes one row of the model's image input. Every
 setting is a part of what the model was trained with, except `max_pixels`; there is no way to say

@@ -1,4 +1,4 @@
-"""What is a row's length, how long may it be, and which lengths are batched together?
+"""`lengths`: a row's length, its bound, and the lengths that are batched together.
 
 Lengths are tokens, or whatever the model's length axis counts. Edges that are not listed start as
 powers of two and then follow the lengths that arrive; a list is their fixed value.

@@ -60,7 +60,7 @@ def _source(model: ModelFields) -> Iterator[Complaint]:
         yield ("source",), "must be left out: a synthetic model has no artifact"
     if model.runtime != "synthetic" and model.source is None:
         yield ("source",), "is missing; must be a file or folder, or package:NAME/sub/folder"
-    if model.runtime == "synthetic" and model.accept.asked:
+    if model.runtime == "synthetic" and model.accept.required:
         yield ("accept",), "must be left out: a synthetic model has no artifact"
 
 
@@ -113,7 +113,7 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
         )
     if model.cache != CacheSettings():
         yield ("cache",), "must be left out: answers that stream are not kept"
-    if model.accept.asked:
+    if model.accept.required:
         yield ("accept",), "must be left out: answers of an engine have no bounds to be held to"
     if model.record != RecordSettings():
         yield ("record",), "must be left out: prompts are not kept"

@@ -1,7 +1,6 @@
-"""What only this machine or the backend can tell of a model: is its artifact there, was it made for
-the inputs that it will get, are its options right?
+"""Checks of a model that need this machine or the backend: artifact, inputs, options.
 
-Asked of every model that is right by itself, so that its mistakes come with all the others.
+Run for every model that is right by itself, so that its mistakes come with all the others.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ class SloSettings(Section):
         default=None,
         gt=0,
         le=86_400_000,
-        description="Nobody waits for an answer longer than this, nor for the end of one that "
-        f"streams; unset, 10 × `latency_ms`, of task `generate` {TIMEOUT_MS:g}.",
+        description="A request expires after this time, also while its answer streams; "
+        f"unset, 10 × `latency_ms`, of task `generate` {TIMEOUT_MS:g}.",
     )
 
 
@@ -220,9 +220,9 @@ class ModelFields(Section):
     )
     profile: Literal["stored", "start"] = Field(
         default="stored",
-        description="Where a starting replica knows from what batches cost: from what `headrace "
-        "profile` stored for this model on this processor, where it did, with its batch target and "
-        "(where `lengths.buckets` is auto) its edges; or from its own timing at each start.",
+        description="Where a starting replica gets the cost of batches from: what `headrace "
+        "profile` stored for this model on this processor, if it did, with its batch target and "
+        "(where `lengths.buckets` is auto) its edges; or its own timing at each start.",
     )
     profile_s: float = Field(
         default=2,

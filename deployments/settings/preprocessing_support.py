@@ -1,4 +1,4 @@
-"""What will be done to a model's inputs here, in the words of a fingerprint?
+"""What this version does to a model's inputs, in the words of a fingerprint.
 
 One mapping of everything between a request and the tensors that the runtime gets: the gateway's
 tokeniser, and whatever else the model's settings ask for. It is compared with what is stored beside

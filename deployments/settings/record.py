@@ -1,4 +1,4 @@
-"""Is what callers send to a model kept, where, and how much of it?
+"""`record`: whether, where and how much of what callers send to a model is kept.
 
 Off unless a folder is named. What is kept are callers' own inputs, so the files are for their owner
 alone, and a tenant may be left out (`tenants.<name>.record`). Bounds hold for each gateway.

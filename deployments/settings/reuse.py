@@ -49,11 +49,11 @@ def _mistake(name: str, to: str, leads: Mapping[str, Any], given: Mapping[str, A
     if to not in given:
         others = [other for other in given if other != name]
         return f"is {to!r}; must be " + (f"one of {', '.join(others)}" if others else "left out")
-    way = [name, to]
-    while isinstance(further := leads.get(way[-1]), str) and way[-1] not in way[:-1]:
-        way.append(further)
-    if way[-1] == name:
-        return f"leads back ({' to '.join(way)}); must end at a model without a fallback"
+    chain = [name, to]
+    while isinstance(further := leads.get(chain[-1]), str) and chain[-1] not in chain[:-1]:
+        chain.append(further)
+    if chain[-1] == name:
+        return f"leads back ({' to '.join(chain)}); must end at a model without a fallback"
     mine, its = (given[each].get("task", "tensors") for each in (name, to))
     if mine != its:
         return f"is {to!r}, whose task is {its}; must be a model whose task is {mine}"

@@ -186,7 +186,7 @@ class HedgeSettings(Section):
     mode: Annotated[Literal["off", "hedge", "tied"], BeforeValidator(off_is_a_word)] = Field(
         default="hedge",
         description="Whether a batch that takes long gets a copy on another replica (`hedge`); "
-        "`tied`: one that stands behind another at its replica too, at once.",
+        "`tied`: so does, at once, a batch that is staged behind another one.",
     )
     quantile: float = Field(
         default=0.95,

@@ -88,8 +88,8 @@ def freeze(frozen: bool, port: int | None) -> int:
 
 
 def _say(changes: dict[str, Any]) -> None:
-    said = [f"{what}: {', '.join(names)}" for what, names in changes.items() if names]
-    click.echo("; ".join(said) or "nothing changed")
+    changed = [f"{what}: {', '.join(names)}" for what, names in changes.items() if names]
+    click.echo("; ".join(changed) or "nothing changed")
 
 
 def stop(port: int | None) -> int:
@@ -118,19 +118,19 @@ def _clear_orphans(port: int | None, folder: Path) -> int:
     known = server_files.listing(folder) if port is None else server_files.known(port, folder)
     dead = [state for state in known if not state.alive]
     try:
-        said = [s for state in dead if (s := orphaned_processes.clear(state, folder))]
+        sentences = [s for state in dead if (s := orphaned_processes.clear(state, folder))]
     except TimeoutError as error:
         raise ServerRefused(str(error)) from None
-    for sentence in said:
+    for sentence in sentences:
         click.echo(sentence, err=True)
-    return len(said)
+    return len(sentences)
 
 
 def _wait(state: ServerState) -> None:
     end = time.monotonic() + _STOP_S
-    began = said = time.monotonic()
+    began = reported = time.monotonic()
     while state.alive and time.monotonic() < end:
         time.sleep(0.1)
-        if time.monotonic() - said > 5:
-            said = time.monotonic()
-            click.echo(f"draining ({said - began:.0f} s)", file=sys.stderr)
+        if time.monotonic() - reported > 5:
+            reported = time.monotonic()
+            click.echo(f"draining ({reported - began:.0f} s)", file=sys.stderr)

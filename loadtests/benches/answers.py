@@ -1,4 +1,4 @@
-"""Are the embeddings served the embeddings of the reference, alone and in ragged batches?
+"""Bench: embeddings served, alone and in ragged batches, beside those of the reference.
 
 `python -m loadtests.benches.answers --variants openvino:fp32 openvino:bf16`: 1,000 texts of 3 to
 512 tokens through `/v1/embeddings`, in requests of 1 to 8 texts from several clients so that

@@ -1,4 +1,4 @@
-"""What do a backend's own ways of running a model gain on ragged work?
+"""Bench: what a backend's own ways of running a model gain on ragged work.
 
 `python -m loadtests.benches.backend_modes`: MiniLM over perfectly sorted batches of the ragged mix
 in a loop, each way beside the backend's plain one; one process holds them all and they take turns.

@@ -1,4 +1,4 @@
-"""What is sent to the fake device, and what did one measurement of one server give?
+"""The load on the fake device, and what one measurement of one server gave.
 
 24 INT64 a request as Open Inference JSON, the same bytes to every server. A `DeviceTrial` is one
 server at one number of clients: the load's result, CPU by process role, and where the server tells

@@ -1,4 +1,4 @@
-"""Which figures stand in `docs/benchmarks.md`? Exactly those that were measured.
+"""Writes `docs/benchmarks.md` from exactly those figures that were measured.
 
 `python -m loadtests.benches.document` writes the page from the reports under `out/bench`, one
 section a report in a fixed order, each with its command, machine and date. A figure without a

@@ -1,4 +1,4 @@
-"""What does Headrace cost around vLLM, against vLLM's own server on the same machine and engine?
+"""Bench: what Headrace costs around vLLM, beside vLLM's own server on the same engine.
 
 `python -m loadtests.benches.generation`: streams of completions, closed loop, from one process; the
 servers in turn within each repeat, over a toy whose steps take about 2 ms and a larger random Llama

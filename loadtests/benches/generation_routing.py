@@ -1,4 +1,4 @@
-"""Do short chats wait for long prompts, and do prompts find the replica that knows them?
+"""Bench: short chats beside long prompts, and prompts routed to the replica that knows them.
 
 `python -m loadtests.benches.generation_routing`: real servers with engines that are nothing but
 time (`runtime: synthetic`, chunked prefill, a cache of prompts), asked in turn by an open loop.

@@ -1,4 +1,4 @@
-"""What does the load generator itself cost, and does it say what another one says?
+"""Bench: what the load generator itself costs, and its figures beside another generator's.
 
 `python -m loadtests.benches.generator`: plays the ragged mix open loop to a trivial server on
 loopback at rising rates, from one process, by the whole path that `headrace load` takes: bodies
@@ -44,6 +44,7 @@ OPEN, OURS, WRK, PARTS = "open loop", "ours", "wrk", "parts"
 _WRK_LINE = re.compile(r"^\s+(\d+)%\s+([\d.]+)(us|ms|s)$", re.M)
 _WRK_RATE = re.compile(r"^Requests/sec:\s+([\d.]+)$", re.M)
 _UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+_RENDERED = ("oip", "oip-binary", "openai-embeddings", "openai-chat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +133,6 @@ def parts_us() -> dict[str, float]:
         _us(recorder.ended, told) - found["kept in the record"]
     )
     return found
-
-
-_RENDERED = ("oip", "oip-binary", "openai-embeddings", "openai-chat")
 
 
 def _us(call: object, given: object) -> float:

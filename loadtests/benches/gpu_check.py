@@ -1,4 +1,4 @@
-"""What works on this machine's GPU? Everything that could not be run where it was written.
+"""Checks on this machine's GPU everything that could not be run where it was written.
 
 `make gpu-check` (`python -m loadtests.benches.gpu_check`) runs the conformance suite over all
 backends, then `headrace verify` and `headrace profile` for MiniLM on each backend's GPU ways, and

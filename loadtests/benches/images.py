@@ -1,4 +1,4 @@
-"""How many images a second are answered, and what do large ones cost those who send small ones?
+"""Bench: images answered a second, and what large ones cost those who send small ones.
 
 `python -m loadtests.benches.images`: the digits example through `:classify`, raw bodies: its own
 held-out PNGs of 8 x 8, and JPEGs of 640 x 480 which cost decoding and resizing. Then small images

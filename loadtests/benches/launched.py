@@ -1,4 +1,4 @@
-"""Is the server under test up, and is nothing of it left afterwards?
+"""A server under test: starts it, waits until it is up, and leaves nothing of it behind.
 
 A context manager around one subprocess: starts it with a mark that its descendants inherit, waits
 until a URL answers 200, stops it by SIGTERM and looks for what stayed behind. Leftovers are ended

@@ -1,4 +1,4 @@
-"""How long until a server is ready, cold and staged, and how much memory does it then hold?
+"""Bench: the time until a server is ready, cold and staged, and the memory it then holds.
 
 `python -m loadtests.benches.memory_start --examples minilm device`: starts `headrace serve` with an
 empty cache (cold: converting and compiling included) and again with the cache that made (staged),

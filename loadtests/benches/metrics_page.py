@@ -1,4 +1,4 @@
-"""What does a server's `/metrics` say, in numbers that a bench can subtract?
+"""A server's `/metrics` as numbers that a bench can subtract.
 
 Reads the Prometheus text format into samples and sums them by family and label. Counters and
 histogram sums grow from the server's start, so a measurement is the difference of two pages. It

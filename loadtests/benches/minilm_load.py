@@ -1,4 +1,4 @@
-"""What is sent to MiniLM under the ragged mix?
+"""The requests of the ragged mix for MiniLM.
 
 Requests of one row of token ids each, 70 % of 8–32, 25 % of 64–128, 5 % of 256–512 tokens, drawn
 once from a seeded generator and sent in random order by clients who wait for their answer. A call's

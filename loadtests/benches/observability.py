@@ -1,4 +1,4 @@
-"""What does it cost to be observed?
+"""Bench: what metrics, logs and traces cost.
 
 `python -m loadtests.benches.observability`: requests a second to the fake device, alternating
 between tracing off (the baseline), tracing sampled at 1 % to a collector that throws it away, and

@@ -1,4 +1,4 @@
-"""What does a server cost around a device that takes 2 ms a batch of at most 32?
+"""Bench: what a server costs around a device that takes 2 ms a batch of at most 32.
 
 `python -m loadtests.benches.overhead`: 24 INT64 a request as JSON over HTTP at 1, 32 and 128
 clients, against Headrace, plain Ray Serve and Triton, started in turn within each repeat so that

@@ -1,4 +1,4 @@
-"""Does a real server keep its goodput at ten times its capacity, and how fast does it say no?
+"""Bench: a real server's goodput at ten times its capacity, and how fast it refuses.
 
 `python -m loadtests.benches.overload`: a synthetic device of 49/s behind `headrace serve`, open
 loop at 0.9, 1, 2 and 10 times that, then 80 % of it with a burst of 10 s at ten times; callers come

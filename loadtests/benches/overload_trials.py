@@ -1,4 +1,4 @@
-"""What is one overload like: who calls how often, and what came of it?
+"""One overload: who calls how often, and what came of it.
 
 A load is Poisson arrivals at a multiple of the device's capacity for some seconds; a burst is ten
 times the capacity in the middle of 80 % of it. Callers who are refused come again. A tenth of a

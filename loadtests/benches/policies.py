@@ -1,4 +1,4 @@
-"""Do the policies keep what they promise, on virtual time?
+"""Bench: what the policies promise, on virtual time.
 
 Each promise is a scenario of `loadtests/scenarios` run by `headrace simulate`, beside the run it is
 compared with: first in, first out, the tenants alone, no hedging, a healthy pool. Everything is

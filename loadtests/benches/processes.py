@@ -1,4 +1,4 @@
-"""Which processes belong to a server under test, what is each for, what has it used?
+"""The processes of a server under test: what each is for, and what it has used.
 
 A launched server carries a mark in its environment that every descendant inherits, those included
 that leave the process tree (Ray's workers, HAProxy). CPU is user + system seconds since a process

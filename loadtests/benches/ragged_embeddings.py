@@ -1,4 +1,4 @@
-"""How much of a backend's speed on ragged work is left when it is reached over HTTP?
+"""Bench: how much of a backend's speed on ragged work is left when it is reached over HTTP.
 
 `python -m loadtests.benches.ragged_embeddings`: MiniLM under the ragged mix, tokens a second
 through `/v2/models/minilm/infer`, against the same backend with the same settings called in a loop

@@ -1,4 +1,4 @@
-"""What should MiniLM answer? The embedding as `transformers` computes it, one text at a time.
+"""MiniLM's embeddings as `transformers` computes them, one text at a time.
 
 Mean of the last hidden states over real tokens, then length one, in float32 and without padding,
 so that the reference depends on no batching. The folder is in Hugging Face layout; nothing is

@@ -1,4 +1,4 @@
-"""Does the simulator say what a real server does?
+"""Bench: the simulator's figures beside those of a real server.
 
 `python -m loadtests.benches.simulated_against_real`: plays a scenario (`steady`: the ragged mix at
 65 % of a synthetic device of 168/s) to `headrace serve`, and simulates it: same arrivals, lengths

@@ -1,4 +1,4 @@
-"""Does anything leak when clients disconnect, time out and send malformed requests for minutes?
+"""Bench: leaks, while clients disconnect, time out and send malformed requests for minutes.
 
 `python -m loadtests.benches.soak --minutes 10`: MiniLM under the ragged mix while one request in
 ten misbehaves, a third each: its client leaves, it allows next to no time, or it is malformed.

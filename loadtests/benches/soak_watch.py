@@ -1,4 +1,4 @@
-"""What does a server hold while it is under load, sampled, and what is left when the load ends?
+"""What a server holds, sampled while it is under load and once the load has ended.
 
 A thread samples every few seconds: resident bytes by process and the levels of `/metrics` (rows
 that wait, batches and rows at replicas, accounting drift). Whether memory leaks is judged from the

@@ -1,5 +1,4 @@
-"""How fast do streams of completions come, when is their first token there, and what is left of
-those that are abandoned?
+"""A client of streamed completions: their rate, their first tokens, those it abandons.
 
 Streams over HTTP from one event loop: a closed loop, in which each client asks again when its
 answer has ended, or an open one, in which each is sent at its time. A token is an event with text;

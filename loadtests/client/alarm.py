@@ -1,4 +1,4 @@
-"""How does a loop wake within a tenth of a millisecond of when it should?
+"""Wakes a loop within a tenth of a millisecond of when it should.
 
 A loop's own timers are exact to a millisecond (epoll's and libuv's unit), which at 5,000 requests a
 second is five of them, and as long as a fast server takes. Linux's timerfd is exact to

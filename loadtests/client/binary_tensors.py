@@ -1,4 +1,4 @@
-"""How does one row of INT64 ids look as an Open Inference request in binary form?
+"""One row of INT64 ids as an Open Inference request in binary form.
 
 A JSON header that says how many bytes follow, then the raw little-endian tensor, and in the HTTP
 head where the JSON ends. The answer is asked for in binary too. Costs a server far less than JSON

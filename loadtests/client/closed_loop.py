@@ -1,4 +1,4 @@
-"""How many requests a second does a server answer to N clients who each wait for their answer?
+"""The closed loop: requests a second answered to N clients who each wait for their answer.
 
 `python -m loadtests.client.closed_loop --url URL --clients 32 --seconds 10 --body FILE`: N
 keep-alive connections, each sends its next request when the last is answered (closed loop). With

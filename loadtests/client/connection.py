@@ -1,4 +1,4 @@
-"""What happens on one keep-alive connection that carries one request at a time?
+"""One keep-alive connection that carries one request at a time.
 
 A `ClientConnection` writes rendered bytes (an `asyncio.Protocol` with no HTTP library), feeds
 what comes back to the parser and tells its owner of exactly one of `answered` or `broke` a

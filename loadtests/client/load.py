@@ -1,4 +1,4 @@
-"""What is sent to whom, for how long, and how is a fleet of connections kept up?
+"""The description of one run, and its fleet of connections.
 
 `Load` is the whole description of one run. `Fleet` owns the connections of both the closed and the
 open loop: it connects, reconnects (after 50 ms where refused), times out and counts. Times are

@@ -1,4 +1,4 @@
-"""Which requests misbehave, and how?
+"""Requests that misbehave.
 
 A share of clients disconnect at a random moment, give their request next to no time, or send
 malformed requests, as the outside world does. `Conduct` is chosen a request by an injected

@@ -1,4 +1,4 @@
-"""How long do requests take that come when they come, whether or not earlier ones are answered?
+"""The open loop: requests come when they come, whether or not earlier ones are answered.
 
 Poisson arrivals from a seeded generator, sent over at most `clients` keep-alive connections.
 Latency counts from the time a request was *meant* to be sent, so a server (or a pool of

@@ -1,4 +1,4 @@
-"""What becomes of a scenario's requests when they are sent to a real server?
+"""Plays a scenario's requests to a real server.
 
 Sends what `plan` says when it says so, open loop, whether or not earlier ones are answered, over at
 most `connections` keep-alive connections; refused and unanswered requests come again as their

@@ -1,4 +1,4 @@
-"""What came of a load: how many answers of which kind, how fast, at what cost to the client?
+"""What came of a load: answers of each kind, how fast, at what cost to the client.
 
 A `LoadTally` counts while a load runs; only what ends inside its window [begin, end] is counted
 (open loop: what was meant to be sent in it), so that warm-up and drain leave no trace. `LoadResult`

@@ -1,4 +1,4 @@
-"""`headrace load smoke FILE`: is what is promised of a server kept? For a nightly job.
+"""`headrace load smoke FILE`: checks that a server keeps its promises, for a nightly job.
 
 Exit codes: 0 every promise is kept; 1 one is broken, or the run does not count; 2 a file is wrong.
 """

@@ -1,4 +1,4 @@
-"""How is a run going? Progress, rate, percentiles and what is not answered, by tenant, redrawn.
+"""The live view of a run: progress, rate, percentiles, what is not answered, by tenant.
 
 Drawn by the process that watches, never by one that sends, on standard error; where that is no
 terminal nothing is drawn. Percentiles are of the run so far, warm-up excluded.

@@ -1,4 +1,4 @@
-"""What does each server want to be asked, and what did it answer? One small adapter a server.
+"""One small adapter a server: the requests that it takes, and how its answers are read.
 
 A request is a path, a body and headers, each server's own natural JSON for one row of ids or one
 text; the same ids and texts go to all. Answers are read where a bench checks that a server computes

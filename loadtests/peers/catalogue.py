@@ -1,4 +1,4 @@
-"""Which other servers are there to compare with, how is each started, and how was it tuned?
+"""The other servers to compare with: how each is started, and how it was tuned.
 
 Every peer is one module that takes the same command line (`asked`) in an environment of its own,
 and an adapter for each work it can do. `tuning` is what its documentation advises for this work and

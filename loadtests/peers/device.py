@@ -1,4 +1,4 @@
-"""What is the device that every server serves here, to which it hands batches of rows?
+"""The device that every server serves here, to which it hands batches of rows.
 
 A function that takes `base_ms + per_row_ms·B + per_token_us·B·L` for B rows whose longest has L ids
 (shorter ones are padded to it), one batch at a time, and answers each row's sum. It sleeps, so that

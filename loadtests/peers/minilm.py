@@ -1,4 +1,4 @@
-"""How does a peer embed a batch of texts? The same model file and backend for all: OpenVINO.
+"""MiniLM for a peer: embeds a batch of texts by the model file and backend of all, OpenVINO.
 
 Reads the graph that Headrace has staged (mean pooling and length one included), compiled with the
 options that Headrace compiles it with, so that servers differ and backends do not. Texts are

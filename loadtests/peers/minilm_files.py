@@ -1,4 +1,4 @@
-"""Where does a peer find the model? What its environment has to name, in two variables."""
+"""Where a peer finds the model: two variables that its environment has to name."""
 
 from __future__ import annotations
 

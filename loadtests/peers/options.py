@@ -1,4 +1,4 @@
-"""What is a peer's server asked for on its command line? The same of every peer.
+"""The command line of a peer's server, the same for every peer.
 
 Needs the standard library alone: it is imported in every peer's own environment.
 """

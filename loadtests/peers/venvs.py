@@ -1,4 +1,4 @@
-"""Which interpreter and which packages does each other server need, and is its environment there?
+"""The interpreter, packages and environment that each other server needs.
 
 Every peer has a virtual environment of its own under `out/peers/NAME`, so that its dependencies
 never meet ours; what goes into it stands in `NAME/requirements.txt` beside this file. `python -m

@@ -1,4 +1,4 @@
-"""How are two runs shown beside each other? As tables, and on one page with both's curves."""
+"""Two runs beside each other: as tables, and on one page with the curves of both."""
 
 from __future__ import annotations
 

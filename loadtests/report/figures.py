@@ -1,4 +1,4 @@
-"""Which pictures does a run have? Latencies, rates, batches, refusals, streams, the generator.
+"""The pictures of a run: latencies, rates, batches, refusals, streams, the generator.
 
 Many tenants: the busiest are drawn, all are in the tables.
 """

@@ -1,4 +1,4 @@
-"""How is a run shown to people? As one HTML file that can be mailed, printed and kept.
+"""A run as one HTML file that can be mailed, printed and kept.
 
 First whether the run counts and how much was in time, then tables, pictures, and what reproduces
 it.

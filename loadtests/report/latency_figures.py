@@ -1,4 +1,4 @@
-"""How are latencies drawn? As curves of the share answered within a time, and as percentiles."""
+"""Latencies drawn: as curves of the share answered within a time, and as percentiles."""
 
 from __future__ import annotations
 

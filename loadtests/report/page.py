@@ -1,4 +1,4 @@
-"""What does a page look like that needs nothing but itself? Its frame, style, tables and figures.
+"""A page that needs nothing but itself: its frame, style, tables and figures.
 
 No script, no font and no address is fetched, and the page forbids it. Dark and light follow the
 reader's system; on paper it is light. All text is escaped where it enters: names and reasons come

@@ -1,4 +1,4 @@
-"""Where does a value lie on an axis, and which values are written beside it?
+"""An axis: where a value lies on it, and which values are written beside it.
 
 Linear or logarithmic; ticks are 1, 2, 5 times a power of ten and never more than asked for.
 """

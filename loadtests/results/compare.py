@@ -1,4 +1,4 @@
-"""How do two runs differ: by how much, for whom, and is it more than chance?
+"""The differences of two runs: by how much, for whom, and whether it is more than chance.
 
 Pure: two records in, their differences and what else is unlike out. B is measured against
 A. Whether a difference is more than chance is `noise`'s to say.

@@ -1,4 +1,4 @@
-"""Did every tenant get its share of the device, in every window of time?
+"""Each tenant's share of the device in every window of time, beside its fair one.
 
 What a tenant should have had in a window is the lesser of what it asked for and its water-filled
 share of what was served: by weight among those that still want more, most urgent priority first.

@@ -1,4 +1,4 @@
-"""How were latencies distributed, in memory that does not grow with how many there were?
+"""A histogram of latencies, in memory that does not grow with how many there were.
 
 Counts in buckets each half a per cent wider than the last, so a percentile is off by at most a
 quarter of a per cent. Histograms of equal make add up; percentiles are never averaged. Source: the

@@ -1,4 +1,4 @@
-"""Is what lies between two runs more than chance?
+"""Whether what lies between two runs is more than chance.
 
 Intervals of 99 % for shares (Wilson) and percentiles (the values at the ranks that a binomial
 count would reach), and of the distance between two of either (MOVER, which for shares is Newcombe's

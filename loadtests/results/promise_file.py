@@ -1,4 +1,4 @@
-"""What does a nightly job ask of a server? A scenario, how it is played, and what must come of it.
+"""What a nightly job asks of a server: a scenario, how it is played, what must come of it.
 
 One YAML file, read with a scenario's care; mistakes are ScenarioErrors. Whether the tenants and
 lengths that it speaks of exist is known once its scenario is read.

@@ -1,4 +1,4 @@
-"""Was what is promised of a server kept in a run?
+"""The promises made of a server, and whether a run kept them.
 
 A promise is one or more bounds on what a record holds, of all of it or of one tenant or length, and
 is kept if every one of them is. Percentiles are of *offered* requests: one without an answer took

@@ -1,4 +1,4 @@
-"""What did a load test see, kept so that a later run can be compared with it?
+"""What a load test measured, kept so that a later run can be compared with it.
 
 A record holds everything that its table, its report and a comparison show, and what reproduces it:
 scenario, target, machine, versions. Latencies are raw histograms, so that percentiles of parts and

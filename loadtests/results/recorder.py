@@ -1,4 +1,4 @@
-"""How does a record come about? Try by try while a run goes on, in several processes, added up.
+"""Makes a record try by try while a run goes on, in several processes, and adds them up.
 
 A try counts by when it was meant to be sent, if that was in the measured time, retries as further
 requests. In time is an answer within its tenant's limit, all of it for a stream, and whose tokens

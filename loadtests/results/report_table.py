@@ -1,4 +1,4 @@
-"""What does a bench say, in numbers that can be compared and reproduced?
+"""A bench's report: numbers that can be compared and reproduced.
 
 Medians over alternating repeats, ratios of medians, Markdown tables, and a `BenchReport` that
 carries what reproduces it: command, machine, date. Reports are printed and written as JSON, from

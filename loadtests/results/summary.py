@@ -1,4 +1,4 @@
-"""What came of a scenario: how many in time, how fast, how fair, for whom?
+"""What came of a scenario: how many in time, how fast, how fair, for whom.
 
 Counts while a run goes on, in memory that does not grow with it; simulator and load generator fill
 in the same `Summary` and print the same object. Every try counts as a request: a caller that was

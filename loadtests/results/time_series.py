@@ -1,4 +1,4 @@
-"""How did a run go over time: what was offered, answered in time, served and under way, by tenant?
+"""A run over time: what was offered, answered in time, served and under way, by tenant.
 
 One moment a second, or as many seconds as keep them at `MOST_MOMENTS`, so that memory does not grow
 with the run. Only the measured time is kept.

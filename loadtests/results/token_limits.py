@@ -1,4 +1,4 @@
-"""Were an answer's tokens in time? The first one within its limit, and the others at their pace.
+"""Whether an answer's tokens were in time: the first within its limit, the others at their rate.
 
 Of an answer that did not stream nobody saw tokens come: all of it has to be there by the time that
 both limits give together. An answer whose first token was never heard is not in time. Seconds.

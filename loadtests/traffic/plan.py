@@ -1,4 +1,4 @@
-"""Which requests does a scenario make, and when?
+"""The requests that a scenario makes, and when.
 
 The same for the simulator and the load generator: `TrafficPlan` gives them in order of time, one by
 one, and says when a caller that was refused, or whose request has ended, sends again. Everything is

@@ -1,4 +1,4 @@
-"""What is a scenario? Who calls how often with what, for how long, and what breaks meanwhile.
+"""A scenario: who calls how often with what, for how long, and what breaks meanwhile.
 
 One format for `headrace simulate` and the load generator: these classes are the file, checked once
 and then immutable; `scenario_file` reads it, `plan` makes requests of it. Times in ms are promises

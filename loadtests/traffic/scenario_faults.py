@@ -1,4 +1,4 @@
-"""What breaks during a scenario, and what is the simulated device?
+"""What breaks during a scenario, and the simulated device.
 
 Parts of the scenario format for `headrace simulate`; a load generator cannot do most of it to a
 real server. Factors multiply a batch's time; moments count from the end of the warm-up, in seconds.

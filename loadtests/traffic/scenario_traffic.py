@@ -1,4 +1,4 @@
-"""When do a scenario's requests come, how long are they, and what do refused callers do?
+"""A scenario's traffic: when requests come, how long they are, what refused callers do.
 
 Parts of the format that `scenario` puts together: each is checked once and then immutable. Times in
 ms are patience, times in s are moments and spans; moments count from the end of the warm-up. Rates

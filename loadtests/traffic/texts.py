@@ -1,4 +1,4 @@
-"""Which texts are sent, and how many tokens do they have?
+"""The texts that are sent, each of a wanted number of tokens.
 
 Plain English sentences made from a fixed list of words by an injected generator, one text a wanted
 length, so that the figure needs no data set. A word of the list is one token of BERT's vocabulary;

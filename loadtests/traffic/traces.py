@@ -1,4 +1,4 @@
-"""What was recorded traffic: when did requests come, and how long were they and their answers?
+"""Recorded traffic: when requests came, and how long they and their answers were.
 
 Reads CSV with a header line and JSON objects a line (`.jsonl`), row by row, so that a trace may be
 larger than memory. Formats that are known by their columns need no column named: Azure LLM

@@ -1,4 +1,4 @@
-"""How long are the requests of a workload, and when do they come?
+"""A workload: the lengths of its requests, and when they come.
 
 Pure arithmetic on an injected generator: the ragged mix that every figure on ragged work uses,
 lengths and bodies, arrivals whose rate changes, and how long a refused caller waits. Lengths are

@@ -3,9 +3,10 @@
 The order of the questions: is there room (the bounds of model, queue and tenant), was the like of
 it refused a moment ago, has its flow more in the core than its limit, can it still be started in
 time behind what waits, and if not, is there an idle moment to come that could serve it late. Each
-controller answers for itself; this only asks them with the sums that the queue keeps. O(1) in what
-waits. A rejection is final; where the queue is the reason it carries the seconds after which asking
-again may help: the predicted work that waits over the replicas that serve it.
+controller answers for itself; `AdmissionPipeline` asks them with the sums that the queue keeps, and
+keeps late rejections in a `RejectionCache`. O(1) in what waits. A rejection is final; where the
+queue is the reason it carries the seconds after which asking again may help: the predicted work
+that waits over the replicas that serve it.
 """
 
 from __future__ import annotations
@@ -25,36 +26,16 @@ from routers.types import FlowKey, Generation, Reason, Request
 
 MIN_RETRY_S = 0.05
 MAX_RETRY_S = 60.0
-
-
-def rejection(
-    request: Request, waiting: RequestQueue, settings: DispatcherSettings, replicas: int, now: float
-) -> Reason | None:
-    """Why the request is not queued, or None. What can never succeed is said first."""
-    lengths = request.lengths
-    rows = len(lengths)
-    longest = lengths[0] if rows == 1 else max(lengths)
-    if longest > settings.bucket_edges[-1]:
-        return Reason.TOO_LONG
-    if rows > settings.max_queue_rows:
-        return Reason.TOO_LARGE
-    if request.expires <= now:
-        return Reason.EXPIRED
-    if request.tenant_rows and waiting.rows_of(request.tenant) + rows > request.tenant_rows:
-        return Reason.TENANT_FULL
-    if waiting.rows + rows > settings.max_queue_rows:
-        return Reason.QUEUE_FULL
-    most_s = settings.admission.max_queue_s
-    if most_s < inf and waiting.rows and waiting.seconds > most_s * max(1, replicas):
-        return Reason.QUEUE_FULL
-    return None
-
-
-def retry_after_s(work_s: float, replicas: int) -> float:
-    return min(MAX_RETRY_S, max(MIN_RETRY_S, work_s / max(1, replicas)))
-
-
 KEPT_S = 0.02
+_NEVER = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)
+
+
+@dataclass(slots=True)
+class Rejection:
+    """`retry_after_s`: after which asking again may help; 0: never, or nobody can say when."""
+
+    reason: Reason
+    retry_after_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +73,11 @@ class RejectionCache:
     def of(
         self, flow: FlowKey, edge: int, left_s: float, expires_s: float, at: int, now: float
     ) -> CachedRejection | None:
-        """What one of these would be told again."""
-        found = self._last.get(flow)
-        if found is None:
+        """The rejection that holds for such a row too."""
+        kept = self._last.get(flow)
+        if kept is None:
             return None
-        refused, when, until = found
+        refused, when, until = kept
         if when != at or now >= until:
             del self._last[flow]
             return None
@@ -104,20 +85,13 @@ class RejectionCache:
         return refused if edge >= refused.edge and more_s < refused.late_by_s else None
 
     def clear(self) -> None:
-        """A batch has ended, or settings are others: everything is to be asked anew."""
+        """A batch has ended, or settings are others: every request is judged anew."""
         self._last.clear()
 
 
-_NEVER = (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED)
-
-
-@dataclass(slots=True)
-class Rejection:
-    reason: Reason
-    retry_after_s: float = 0.0
-
-
 class AdmissionPipeline:
+    """Asks the bounds, the rejection cache and each controller in turn, for one model's queue."""
+
     def __init__(self, waiting: RequestQueue, flows: Flows, replicas: ReplicaSet) -> None:
         self._waiting = waiting
         self._flows = flows
@@ -127,8 +101,8 @@ class AdmissionPipeline:
     def bounded(
         self, request: Request, settings: DispatcherSettings, now: float
     ) -> Rejection | None:
-        """What counts alone say, before anything is made of the request."""
-        reason = rejection(request, self._waiting, settings, self._replicas.running, now)
+        """By bounds alone, before anything is made of the request."""
+        reason = bound_reached(request, self._waiting, settings, self._replicas.running, now)
         if reason is None and request.generation is not None:
             reason = self._too_large(request, request.generation)
         if reason is None:
@@ -138,15 +112,15 @@ class AdmissionPipeline:
     def _too_large(self, request: Request, generation: Generation) -> Reason | None:
         """Whether no running replica could hold all of it, were it alone there."""
         most = self._replicas.largest
-        whole = request.lengths[0] + generation.max_tokens
-        return Reason.TOO_LONG if whole > most > 0.0 else None
+        tokens = request.lengths[0] + generation.max_tokens
+        return Reason.TOO_LONG if tokens > most > 0.0 else None
 
     def fast_reject(
         self, flow: FlowKey, edge: int, left_s: float, expires_s: float, now: float
     ) -> Rejection | None:
-        """What the like of it, one row of this bucket, was told a moment ago and would be again."""
-        found = self.rejections.of(flow, edge, left_s, expires_s, self._waiting.gone, now)
-        return None if found is None else Rejection(Reason.LATE, found.retry_after_s)
+        """By the rejection cache: for one row of this bucket, before anything else is asked."""
+        cached = self.rejections.of(flow, edge, left_s, expires_s, self._waiting.gone, now)
+        return None if cached is None else Rejection(Reason.LATE, cached.retry_after_s)
 
     def judge(
         self,
@@ -170,20 +144,20 @@ class AdmissionPipeline:
             or not has_place(tracked.open, self._waiting, settings)
             or admission.best_effort_capacity.refuses(late_s, left_s, running, now)
         ):
-            found = Rejection(Reason.LATE, retry_after_s(late_by_s, 1))
-            self._keep(tracked, late_by_s, found, now)
-            return found
+            rejection = Rejection(Reason.LATE, retry_after_s(late_by_s, 1))
+            self._keep(tracked, late_by_s, rejection, now)
+            return rejection
         return None
 
     def _keep(
-        self, tracked: TrackedRequest, late_by_s: float, found: Rejection, now: float
+        self, tracked: TrackedRequest, late_by_s: float, rejection: Rejection, now: float
     ) -> None:
         if tracked.open != 1:
             return
-        request, after_s = tracked.request, found.retry_after_s
+        request, after_s = tracked.request, rejection.retry_after_s
         left_s = min(request.deadline, request.expires) - now
-        told = CachedRejection(tracked.edge, left_s, request.expires - now, late_by_s, after_s)
-        self.rejections.keep(tracked.flow.key, told, self._waiting.gone, now)
+        cached = CachedRejection(tracked.edge, left_s, request.expires - now, late_by_s, after_s)
+        self.rejections.keep(tracked.flow.key, cached, self._waiting.gone, now)
 
     def queue_s(self) -> float:
         """Seconds after which asking a full queue again may help."""
@@ -222,3 +196,30 @@ class AdmissionPipeline:
         if flow.peer_demand_s > 0.0:
             before_s += min(before_s, flow.peer_demand_s)
         return before_s
+
+
+def bound_reached(
+    request: Request, waiting: RequestQueue, settings: DispatcherSettings, replicas: int, now: float
+) -> Reason | None:
+    """The bound that keeps the request from the queue. First those that waiting cannot change."""
+    lengths = request.lengths
+    rows = len(lengths)
+    longest = lengths[0] if rows == 1 else max(lengths)
+    if longest > settings.bucket_edges[-1]:
+        return Reason.TOO_LONG
+    if rows > settings.max_queue_rows:
+        return Reason.TOO_LARGE
+    if request.expires <= now:
+        return Reason.EXPIRED
+    if request.tenant_rows and waiting.rows_of(request.tenant) + rows > request.tenant_rows:
+        return Reason.TENANT_FULL
+    if waiting.rows + rows > settings.max_queue_rows:
+        return Reason.QUEUE_FULL
+    most_s = settings.admission.max_queue_s
+    if most_s < inf and waiting.rows and waiting.seconds > most_s * max(1, replicas):
+        return Reason.QUEUE_FULL
+    return None
+
+
+def retry_after_s(work_s: float, replicas: int) -> float:
+    return min(MAX_RETRY_S, max(MIN_RETRY_S, work_s / max(1, replicas)))

@@ -17,6 +17,22 @@ from routers.averages import DecayingRate
 from routers.settings import CodelParameters, DispatcherSettings, LimitParameters, Mode
 from routers.types import ControllerSnapshot, FlowKey, FlowWork
 
+# Of a learnt limit:
+TARGET_SHARE = 0.5
+_LEAST_GRADIENT = 0.5
+_LIMIT_SMOOTHING = 0.5
+_LEAST_WINDOW_S = 0.1
+_LEAST_SAMPLES = 10
+
+# Of the best-effort capacity:
+_IDLE_SHARE = 0.5
+_NOISE = 0.02  # so little is no idle time, but the ripple of the average
+
+# Of the averages that feasibility and the best-effort capacity read:
+_WINDOW_S = 0.5
+_LATE_WINDOW_S = 2.0
+_SLOS = 5.0  # an average spans at least so many, hence more batches
+
 
 @dataclass(slots=True)
 class _Watch:
@@ -74,13 +90,6 @@ class Codel:
         watch.stands = watch.least_s > settings.target_s and not paused
         watch.least_s, watch.ends_at = wait_s, now + settings.interval_s
         return False
-
-
-TARGET_SHARE = 0.5
-_LEAST_GRADIENT = 0.5
-_LIMIT_SMOOTHING = 0.5
-_LEAST_WINDOW_S = 0.1
-_LEAST_SAMPLES = 10
 
 
 @dataclass(slots=True)
@@ -168,10 +177,6 @@ class LearntLimit:
         return window
 
 
-_IDLE_SHARE = 0.5
-_NOISE = 0.02  # so little is no idle time, but the ripple of the average
-
-
 @dataclass(slots=True)
 class BestEffortCapacity:
     """May another late request wait, or is there no idle moment left that could serve it?
@@ -228,11 +233,6 @@ class BestEffortCapacity:
         """Other settings; what was learnt stays."""
         self.verdicts.tune(mode)
         self._on_time.window_s, self.frozen = window_s, frozen
-
-
-_WINDOW_S = 0.5
-_LATE_WINDOW_S = 2.0
-_SLOS = 5.0  # an average spans at least so many, hence more batches
 
 
 class Admission:

@@ -22,6 +22,7 @@ from routers.averages import DecayingRate, TimeAverage
 from routers.settings import Mode
 from routers.types import FlowKey, FlowWork
 
+# Of what forecasts were wrong by:
 QUANTILE = 0.98
 _WINDOW_S = 2.0
 _PRIOR = 0.25  # of the time there was
@@ -31,6 +32,12 @@ _STEP = 3.0  # mean errors that the margin may move in a second of misses, about
 _MOST_STEP = 0.1  # mean errors, in one sample
 _MOST_ERRORS = 5.0  # the margin is at most so many mean errors
 _MOST_MARGIN = 0.5  # of the time there is
+
+# Of a forecast:
+PROBE_S = 1.0
+_REFUSED_GAIN = 0.01  # a new request
+_REFUSED_HALF = 0.5
+_LEAST_LEFT = 0.01  # of the replicas: more urgent priorities never count as taking all
 
 
 @dataclass(slots=True)
@@ -93,12 +100,6 @@ class ForecastError:
         if margin_s > _MOST_ERRORS * error_s:
             margin_s = _MOST_ERRORS * error_s
         self.margin_s = margin_s if margin_s > 0.0 else 0.0
-
-
-PROBE_S = 1.0
-_REFUSED_GAIN = 0.01  # a new request
-_REFUSED_HALF = 0.5
-_LEAST_LEFT = 0.01  # of the replicas: more urgent priorities never count as taking all
 
 
 @dataclass(slots=True)

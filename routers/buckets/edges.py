@@ -28,9 +28,15 @@ from routers.buckets.prices import (
 )
 from routers.settings import DispatcherSettings
 
+# Of the lattice and the histogram:
 _MOST_POINTS = 64
 _WIDEST_TILE = 8
 _RESCALE = 2.0**60  # weights grow instead of decaying; divided again before they get out of hand
+
+# Of the search:
+_LEAST_ROWS = 500.0  # in the histogram, before edges are chosen by it
+_WORTH = 0.003  # of all seconds: what an edge more must save; less is within what prices round off
+_STEPS = 3  # capacity and edges are improved in turn, at most so often
 
 
 def lattice(longest: int, also: Iterable[int] = ()) -> tuple[int, ...]:
@@ -105,11 +111,6 @@ class LengthHistogram:
         self._weights = [each / weight for each in self._weights]
         self._origin = now
         return 1.0
-
-
-_LEAST_ROWS = 500.0  # in the histogram, before edges are chosen by it
-_WORTH = 0.003  # of all seconds: what an edge more must save; less is within what prices round off
-_STEPS = 3  # capacity and edges are improved in turn, at most so often
 
 
 @dataclass(frozen=True, slots=True)

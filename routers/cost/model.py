@@ -20,8 +20,16 @@ from routers.cost.fit import CostFit, Vector, features
 from routers.cost.residuals import Slowdowns, Spread, at_quantile
 from routers.settings import DispatcherSettings
 
+# Of typical batches:
 _GAIN = 0.1
 _FIRST_FILL = 0.5
+
+# Of the fit:
+_NEW_GROUND = 0.25  # doubt above which a deviation is the fit's: fewer than 4 batches of the kind
+_EARLY_SAMPLES = 32  # up to here every sample is asked whether it is new ground, and solved for
+_SOLVE_EVERY = 4
+_ABSORB = 0.1  # of the pool's slowdown is the fit's to learn, so that the two do not drift apart
+_ERRORS = 256
 
 
 @dataclass(slots=True)
@@ -56,13 +64,6 @@ class TypicalBatches:
     def _assumed(self, edge: int) -> TypicalBatch:
         most = min(self._max_size, self._max_tokens // max(1, edge))
         return TypicalBatch(max(1.0, _FIRST_FILL * most), edge)
-
-
-_NEW_GROUND = 0.25  # doubt above which a deviation is the fit's: fewer than 4 batches of the kind
-_EARLY_SAMPLES = 32  # up to here every sample is asked whether it is new ground, and solved for
-_SOLVE_EVERY = 4
-_ABSORB = 0.1  # of the pool's slowdown is the fit's to learn, so that the two do not drift apart
-_ERRORS = 256
 
 
 @dataclass(frozen=True, slots=True)

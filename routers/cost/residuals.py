@@ -14,10 +14,18 @@ from collections import deque
 from dataclasses import dataclass
 from math import exp, log
 
+# Of slowdowns:
 _GAIN = 0.05
 _FIRST_GAIN = 0.25
 _POOL_GAIN = 0.3  # for a round of the pool
 _ODD = 0.5  # how far from the pool a replica counts in full, log
+
+# Of the scatter:
+HICCUP = 4.0
+_RING = 256
+_EVERY = 16
+_LEAST_NOISE = 0.3
+_MOST_NOISE = 1.0
 
 
 @dataclass(slots=True)
@@ -64,13 +72,6 @@ class Slowdowns:
 
     def forget(self, replica_id: str) -> None:
         self._slowdowns.pop(replica_id, None)
-
-
-HICCUP = 4.0
-_RING = 256
-_EVERY = 16
-_LEAST_NOISE = 0.3
-_MOST_NOISE = 1.0
 
 
 def at_quantile(ordered: list[float], quantile: float) -> float:

@@ -20,9 +20,17 @@ from typing import TypeVar
 
 from routers.replica_state import Entry, ReplicaState
 
+# Of the affinity to a session's replica:
 _MOST = 10_000
 _BATCH_BOUND = 0.1  # of a batch's predicted seconds: near ties only
 _STREAM_BOUND = 0.5  # of a stream's: as much as a cache may save
+
+# Of the ready replicas:
+IDLE, DUE, OVERRUN, STREAM, SPARE = range(5)
+_TRIES = 4  # replicas of one kind that are asked for one batch
+_BAND = log(1.25)  # replicas whose slowdown differs by less take turns
+_READING = 4096.0  # tokens of prompts yet to be read that weigh as much as being full
+_SLACK = 32
 
 
 class Affinity:
@@ -54,13 +62,6 @@ class Affinity:
 
 
 _T = TypeVar("_T")
-
-IDLE, DUE, OVERRUN, STREAM, SPARE = range(5)
-
-_TRIES = 4  # replicas of one kind that are asked for one batch
-_BAND = log(1.25)  # replicas whose slowdown differs by less take turns
-_READING = 4096.0  # tokens of prompts yet to be read that weigh as much as being full
-_SLACK = 32
 
 
 class ReadyReplicas:
@@ -112,16 +113,16 @@ class ReadyReplicas:
     ) -> _T | None:
         """Ask one after another, the one to use first in front, until one accepts: its answer.
         `batch_s`: predicted seconds of a typical batch."""
-        asked: list[Entry] = []
+        tried: list[Entry] = []
         tries = [_TRIES] * len(self._heaps)
         if not spare:
             tries[SPARE] = 0
         answer = None
         while answer is None and (entry := self._best(now, batch_s, tries)) is not None:
             tries[entry[3]] -= 1
-            asked.append(heappop(self._heaps[entry[3]]))
+            tried.append(heappop(self._heaps[entry[3]]))
             answer = accept(entry[4])
-        for entry in asked:
+        for entry in tried:
             if entry[4].entry is entry:
                 self._push(entry)
         return answer

@@ -18,9 +18,24 @@ from math import inf, log
 from routers.replica_state import Lease
 from routers.settings import HedgeParameters
 
+# Of the retry budget:
 _CAP_BATCHES = 20.0
 _START_BATCHES = 2.0
 _BATCH_GAIN = 0.05
+
+# Of the histogram of ratios:
+_BIN_WIDTH = log(1.05)
+_LEAST_RATIO, _MOST_RATIO = 0.25, 64.0
+_BINS = int(log(_MOST_RATIO / _LEAST_RATIO) / _BIN_WIDTH) + 2
+_GROWTH = 1.0015  # a sample weighs so much more than the one before it: half-life 460 samples
+_TOO_HEAVY = 1e12
+_REUSE = 8  # samples for which a quantile once read is used again
+
+# Of hedging:
+_LEAST_S = 0.001
+_OVERDUE = 3.0  # times the prediction
+_MOST_BUCKETS = 64
+_SLACK = 32
 
 
 class Budget:
@@ -67,14 +82,6 @@ class Budget:
         self.level_s = min(cap, max(-cap, self.level_s + seconds))
 
 
-_BIN_WIDTH = log(1.05)
-_LEAST_RATIO, _MOST_RATIO = 0.25, 64.0
-_BINS = int(log(_MOST_RATIO / _LEAST_RATIO) / _BIN_WIDTH) + 2
-_GROWTH = 1.0015  # a sample weighs so much more than the one before it: half-life 460 samples
-_TOO_HEAVY = 1e12
-_REUSE = 8  # samples for which a quantile once read is used again
-
-
 class RatioHistogram:
     """How long batches take, as a multiple of what was predicted for them.
 
@@ -98,11 +105,11 @@ class RatioHistogram:
 
     def quantile(self, share: float) -> float:
         """Upper edge of the bin that the quantile lies in; 0 without samples."""
-        asked, at, answer = self._read
-        if share != asked or not self.samples < at + _REUSE:
-            answer = self._find(share)
-            self._read = share, self.samples, answer
-        return answer
+        last_share, last_samples, ratio = self._read
+        if share != last_share or not self.samples < last_samples + _REUSE:
+            ratio = self._find(share)
+            self._read = share, self.samples, ratio
+        return ratio
 
     def _find(self, share: float) -> float:
         left = (1.0 - share) * sum(self._bins)
@@ -120,12 +127,6 @@ def _bin(ratio: float) -> int:
     if ratio <= _LEAST_RATIO:
         return 0
     return min(_BINS - 1, int(-(-log(ratio / _LEAST_RATIO) // _BIN_WIDTH)))
-
-
-_LEAST_S = 0.001
-_OVERDUE = 3.0  # times the prediction
-_MOST_BUCKETS = 64
-_SLACK = 32
 
 
 class Hedging:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from routers.averages import Utilisation
 from routers.cost.model import CostModel
 from routers.lanes import Row
-from routers.leases import DispatchCounts, LeaseBook
+from routers.leases import DispatchCounts, LeaseTable
 from routers.placement.hedging import Budget, Hedging
 from routers.placement.outliers import Outliers
 from routers.replica_state import FormedBatch, Lease, ReplicaState
@@ -32,7 +32,7 @@ class SpeculativeCopies:
     settings: DispatcherSettings
     cost: CostModel
     replicas: ReplicaSet
-    leases: LeaseBook
+    leases: LeaseTable
     hedging: Hedging
     outliers: Outliers
     budget: Budget

@@ -1,4 +1,4 @@
-"""What would the dispatcher have done? The real one, run on virtual time against modelled replicas.
+"""The real dispatcher, run on virtual time against modelled replicas.
 
 Arrivals are passed in and taken one by one as their time comes, so every run is decided by its
 input (a seeded generator, a recorded trace) and holds only what is live. Several gateways, each

@@ -1,4 +1,4 @@
-"""What comes to the simulated gateways, and how does each request end?
+"""What comes to the simulated gateways, and how each request ends.
 
 An `Arrival` is one caller's request; a `SimOutcome` is what becomes of it, from its arrival to its
 one end. Who wants to know is an `SimObserver`; who sends again after a refusal, or sends the next

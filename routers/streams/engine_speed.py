@@ -1,4 +1,4 @@
-"""How fast do stream replicas work: what is a token worth in seconds, and when does one come?
+"""The speed of stream replicas: what a token is worth in seconds, and when one comes.
 
 Three things, each learnt from what leases report, each with a fixed value beside it. `token_s`:
 seconds a weighted token of a replica that is full, which turns tokens into predicted device
@@ -15,9 +15,16 @@ from math import inf
 
 from routers.settings import GenerationParameters
 
+# Of a fitted line:
 _KEEP = 0.98  # of a point's weight, with each newer one: about the last fifty count
 _APART = 0.2  # standard deviation of x, relative to its mean, from which a slope is believed
 _LEAST = 8
+
+# Of what is learnt:
+_WINDOW_S = 1.0
+_GAIN = 0.2
+_FIRST_TOKEN_S = 1e-3
+_FIRST_PROMPT_S = 1e-4
 
 
 @dataclass(slots=True)
@@ -56,12 +63,6 @@ class LineFit:
             self.slope = max(0.0, (self._xy - self._x * self._y) / spread)
             self.is_known = True
         self.base = max(0.0, self._y - self.slope * self._x)
-
-
-_WINDOW_S = 1.0
-_GAIN = 0.2
-_FIRST_TOKEN_S = 1e-3
-_FIRST_PROMPT_S = 1e-4
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What has become of a lease that generates: what does it occupy, and what does its flow owe?
+"""The lease of a request that generates: what it occupies, and what its flow owes.
 
 A flow pays for a lease's predicted cost when it is sent, for more as soon as more has been served,
 and gets back what was not served when it ends; nothing where nothing was. What a lease occupies is

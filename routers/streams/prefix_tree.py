@@ -1,4 +1,4 @@
-"""Which replicas have read the start of this prompt before?
+"""Which replicas have read the start of a prompt before.
 
 One tree of prompts a model, kept flat: a block's hash stands for all before it too, so a replica's
 part of the tree is the set of hashes it holds, and how far a prompt is known there is found by

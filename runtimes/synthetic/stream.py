@@ -187,7 +187,7 @@ class SyntheticStreamRuntime:
         finish, most = self._finish(job), job.most
         seeds = [_seed(job.prompt, index) for index in range(job.n)]
         words: list[list[str]] = [[] for _ in seeds]
-        start, told = answers.first(), 0
+        start, reported = answers.first(), 0
         while any(len(of_one) < most for of_one in words):
             index = await job.fresh.get()
             if index < 0:
@@ -198,8 +198,8 @@ class SyntheticStreamRuntime:
                 ends = finish if len(of_one) == most else None
                 yield start + answers.token(index, of_one[-1], ends)
                 start = b""
-            elif job.held_tokens() != told:
-                told = job.held_tokens()
+            elif job.held_tokens() != reported:
+                reported = job.held_tokens()
                 yield b""
         counted = self._usage(job)
         texts = ["".join(of_one) for of_one in words]

@@ -228,17 +228,17 @@ def _check_batch_axis(source: Source, shapes: Mapping[str, torch.Tensor]) -> Non
 
 def _length_input(shapes: Mapping[str, torch.Tensor], settings: RuntimeSettings) -> str | None:
     """The one asked for, else `input_ids`, else the first whose length axis is dynamic."""
-    asked, axis = settings.length_input, lengths.axis(settings)
+    configured, axis = settings.length_input, lengths.axis(settings)
     dynamic = [name for name, fake in shapes.items() if _symbol(fake.shape, axis)]
-    if asked is None:
+    if configured is None:
         preferred = [name for name in dynamic if name == bert_graph.INPUT_IDS]
         return next(iter(preferred + dynamic), None)
-    if asked not in dynamic:
+    if configured not in dynamic:
         raise LoadError(
-            f"lengths.input is '{asked}', with a dynamic axis {axis} are: "
+            f"lengths.input is '{configured}', with a dynamic axis {axis} are: "
             f"{', '.join(dynamic) or 'none'}"
         )
-    return asked
+    return configured
 
 
 def _mask(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from routers.lanes import Row
-from routers.leases import LeaseBook
+from routers.leases import LeaseTable
 from routers.placement.choice import Affinity, ReadyReplicas, finish_in_s
 from routers.replica_state import FormedBatch, ReplicaState
 from routers.types import Replica, ReplicaKind
@@ -21,7 +21,7 @@ def idle(replica_id="a", ratio=1.0, last_used=0):
 
 def running(replica_id, finish_at):
     replica = idle(replica_id)
-    LeaseBook().sign(replica, FormedBatch([Row(None, 0, 1, 0, 1)], 1, 1), 1.0, NOW)  # type: ignore[arg-type]
+    LeaseTable().sign(replica, FormedBatch([Row(None, 0, 1, 0, 1)], 1, 1), 1.0, NOW)  # type: ignore[arg-type]
     replica.finish_at = finish_at
     return replica
 

@@ -1,4 +1,4 @@
-"""What are the levels of an image at another size, by exactly the operation that a model names?
+"""Resizes an image by exactly the operation that a model names.
 
 With antialiasing it is Pillow's resampling, whose kernel widens with the reduction: on whole levels
 as image files have them (rounded after each of the two passes, as torchvision does with images), or

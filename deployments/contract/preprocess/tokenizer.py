@@ -1,4 +1,4 @@
-"""Which token ids does a text become, and is it short enough for its model?
+"""Texts to token ids, and the refusal of a text that is too long for its model.
 
 The tokeniser file's own truncation and padding are turned off: lengths are real lengths and nothing
 is cut unless the model's settings say so. `encode` runs on a preprocessing thread and lets go of
@@ -146,10 +146,10 @@ class TextTokenizer:
 
         Raises `BadRequest` naming the first text that is too long, empty of tokens or no Unicode.
         """
-        found = self.cached(texts)
-        missing = [(index, texts[index]) for index, ids in enumerate(found) if ids is None]
+        known = self.cached(texts)
+        missing = [(index, texts[index]) for index, ids in enumerate(known) if ids is None]
         fresh = iter(self.tokenize(missing))
-        return [ids if ids is not None else next(fresh) for ids in found]
+        return [ids if ids is not None else next(fresh) for ids in known]
 
     def tokenize(self, texts: Sequence[tuple[int, str]]) -> list[IdArray]:
         """As `encode`, of (index in the request, text), without looking anything up."""

@@ -1,4 +1,4 @@
-"""How long was a request on its way to us? Reads what a proxy wrote into `x-request-start`.
+"""The time a request spent on its way to the gateway, by the proxy's `x-request-start` header.
 
 nginx writes `t=1700000000.123` (seconds), HAProxy microseconds, other load balancers milliseconds
 or nanoseconds; the magnitude tells which, for any date between 1973 and 5138. What makes no sense

@@ -1,4 +1,4 @@
-"""Which endpoint does a path name? A table of the surface, matched without regular expressions.
+"""The table of paths and their endpoints, matched without regular expressions.
 
 Paths: the Open Inference Protocol's (`/v2/...`), `:predict` and `:classify`, OpenAI's (`/v1/...`),
 and the operator's (`/metrics`, `/healthz`, `/readyz`, `/openapi.json`, `/docs` and the files it
@@ -46,7 +46,7 @@ _V1_ACTIONS = ("predict", "classify")
 
 
 def match(path: str) -> Route | None:
-    """The route of a path, None when nothing lives there."""
+    """The route of a path, None when it has none."""
     fixed = _FIXED.get(path)
     if fixed is not None:
         return fixed

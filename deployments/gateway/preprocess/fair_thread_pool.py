@@ -1,4 +1,4 @@
-"""Whose work does a preprocessing thread take next? Tenants in turn, and in a tenant the oldest.
+"""Threads for preprocessing, which serve tenants in turn and in a tenant the oldest job first.
 
 Fair in turns: among tenants with work, the one served longest ago goes first, so a newcomer waits
 for what is running and for nothing else, however many texts another tenant has waiting. A job is

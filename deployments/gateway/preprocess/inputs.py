@@ -29,16 +29,16 @@ async def encode_texts(
     pool: FairThreadPool, tenant: str, tokenizer: TextTokenizer, texts: Sequence[str]
 ) -> list[IdArray]:
     """int64 ids of each text, in order. Raises `BadRequest`, and `Overloaded` by a full pool."""
-    found = tokenizer.cached(texts)
-    missing = [(index, texts[index]) for index, ids in enumerate(found) if ids is None]
+    encoded = tokenizer.cached(texts)
+    missing = [(index, texts[index]) for index, ids in enumerate(encoded) if ids is None]
     if not missing:
-        return [ids for ids in found if ids is not None]
+        return [ids for ids in encoded if ids is not None]
     if sum(len(text) for _, text in missing) <= INLINE_CHARS:
         fresh = iter(tokenizer.tokenize(missing))
     else:
         turns = await pool.run_each(tenant, tokenizer.tokenize, list(text_turns(missing)))
         fresh = (ids for turn in turns for ids in turn)
-    return [ids if ids is not None else next(fresh) for ids in found]
+    return [ids if ids is not None else next(fresh) for ids in encoded]
 
 
 def text_turns(texts: Sequence[tuple[int, str]]) -> Iterator[Piece]:

@@ -1,4 +1,4 @@
-"""How long is a prompt, what may come of it, and which prompts begin like it?
+"""A prompt's length, the output it leaves room for, and the hashes of its blocks.
 
 Counted as the engine will count, as far as a gateway can: a chat's template is the engine's, so
 what it adds is an allowance, and only what cannot fit into the context in any case is refused here.

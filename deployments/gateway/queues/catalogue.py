@@ -167,11 +167,11 @@ class Catalogue:
         """What is gone goes at once; what is new is taken in by a task a model, so that one that
         does not answer holds up no other."""
         declared, live = view.declared, view.models
-        self.draining = view.draining or (self.draining and not view.whole)
-        if not view.whole:
+        self.draining = view.draining or (self.draining and not view.complete)
+        if not view.complete:
             declared, live = declared | self._declared, {**self._live, **live}
         self._declared = declared
-        self._fallbacks = view.fallbacks if view.whole else {**self._fallbacks, **view.fallbacks}
+        self._fallbacks = view.fallbacks if view.complete else {**self._fallbacks, **view.fallbacks}
         if self._awaited is None and declared:
             self._awaited = set(declared)
         elif self._awaited is not None:

@@ -82,7 +82,7 @@ class ServedModel:
             )
             self._reuse = AnswerReuse(description, self.queue.cancel)
         self.recorder = self._recorder()
-        self._stop_listening = directory.listen(self._heard)
+        self._stop_listening = directory.listen(self._replicas_changed)
 
     @property
     def batches(self) -> BatchQueue:
@@ -130,7 +130,7 @@ class ServedModel:
             self.end_recording()
             self.recorder = self._recorder()
         self.queue.adopt(self._settings(), terms(description))
-        self._heard(self._running)
+        self._replicas_changed(self._running)
 
     def freeze(self, frozen: bool) -> None:
         """Stops all that learns in the model's core, or lets it go on; what waits stays."""
@@ -166,7 +166,7 @@ class ServedModel:
     def _live(self) -> tuple[RunningReplica, ...]:
         return tuple(r for r in self._running if r.digest() == self.description.digest)
 
-    def _heard(self, running: tuple[RunningReplica, ...]) -> None:
+    def _replicas_changed(self, running: tuple[RunningReplica, ...]) -> None:
         self._running = running
         d, live = self.description, self._live()
         self._transport.forget({r.replica_id for r in running})

@@ -42,6 +42,13 @@ from runtimes.types import EngineLoad
 _LATER_S = 1.0  # a replica gives up this much later than we do, so that we say why
 _REPORT_TOKENS = 16  # how often the dispatcher hears of a run: a step of it costs 10 to 30 us
 
+_END = {
+    StreamEnd.DONE: LeaseEnd.DONE,
+    StreamEnd.ABORTED: LeaseEnd.ABORTED,
+    StreamEnd.BUSY: LeaseEnd.BUSY,
+    StreamEnd.FAILED: LeaseEnd.ABORTED,
+}
+
 
 class StreamQueue(CoreLoop[PendingStreamRequest]):
     """`gateway`: its name at the replicas. `output_tokens`: that callers were brought, ever."""
@@ -212,14 +219,6 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         fits = pending.take(piece, now)
         self.output_tokens += max(pending.tokens.output - before, 0)
         return fits
-
-
-_END = {
-    StreamEnd.DONE: LeaseEnd.DONE,
-    StreamEnd.ABORTED: LeaseEnd.ABORTED,
-    StreamEnd.BUSY: LeaseEnd.BUSY,
-    StreamEnd.FAILED: LeaseEnd.ABORTED,
-}
 
 
 def _too_slow() -> errors.ReaderTooSlow:

@@ -1,4 +1,4 @@
-"""Which of the rows that came are kept? Of every length bucket as many, each as likely as another.
+"""The rows that are kept of all that came: as many of each length bucket, drawn evenly.
 
 Vitter's algorithm R within a bucket: the n-th row replaces a kept one with probability room / n, so
 that what is kept is an even sample of all that came, however many did. Bytes are bounded too: a row
@@ -21,13 +21,13 @@ import numpy as np
 from deployments.gateway.rows.types import Rows
 
 Array = np.ndarray[Any, Any]
-Kept = dict[str, Array]
+StoredRow = dict[str, Array]
 
 
 @dataclass(slots=True)
 class _Bucket:
     seen: int = 0
-    rows: list[Kept] = field(default_factory=list)
+    rows: list[StoredRow] = field(default_factory=list)
 
 
 class Reservoir:
@@ -84,7 +84,7 @@ class Reservoir:
         return True
 
 
-def _size(row: Kept) -> int:
+def _size(row: StoredRow) -> int:
     return sum(_bytes(array) for array in row.values())
 
 

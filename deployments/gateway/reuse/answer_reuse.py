@@ -123,7 +123,7 @@ class AnswerReuse:
     ) -> ReusedAnswers:
         """By the cache, by another's run, or by a new request for what is left. Raises as
         `SingleFlight.answers`."""
-        asks = self._cache is not None and query.share
+        cacheable = self._cache is not None and query.share
         known = self._known(query)
         left = [row for row, answer in enumerate(known) if answer is None]
         kept = len(known) - len(left)
@@ -136,7 +136,7 @@ class AnswerReuse:
             for row, answer in zip(left, ran, strict=True):
                 known[row] = answer
         answers = tuple([answer for answer in known if answer is not None])
-        return ReusedAnswers(answers, kept if asks else None, bool(left) and follower.followed)
+        return ReusedAnswers(answers, kept if cacheable else None, bool(left) and follower.followed)
 
     def _known(self, query: ReuseQuery) -> list[RowAnswer | None]:
         cache = self._cache

@@ -1,4 +1,4 @@
-"""Has this row been answered before? Least-recently-used answers, bounded in bytes and in age.
+"""Answers by row, the least recently used ones evicted, bounded in bytes and in age.
 
 A row's key is a 256-bit hash of what its answer depends on: the model's version, the outputs
 wanted, and every input's name, datatype, shape and elements as the model gets them, so that a text

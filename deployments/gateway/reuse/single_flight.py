@@ -1,4 +1,4 @@
-"""Is an identical request under way? Then its answer will do: one run, many callers.
+"""One run for identical requests: those that come while it is under way share its answer.
 
 The first caller queues; those who come while it waits or runs follow it. From then on nobody owns
 the run: a caller that leaves stops following, the last one to leave cancels it. Each caller has its
@@ -125,18 +125,18 @@ class SingleFlight:
     def _find_or_begin(
         self, key: Hashable, follower: Follower, submit: Callable[[], PendingBatchRequest]
     ) -> _SharedRun:
-        there = self._running.get(key)
-        if there is not None and self._following_rows + follower.rows > self._most_rows:
-            there = None
+        under_way = self._running.get(key)
+        if under_way is not None and self._following_rows + follower.rows > self._most_rows:
+            under_way = None
         follower.followed = True
-        if there is not None and not _is_worse(there, follower):
-            return there
+        if under_way is not None and not _is_worse(under_way, follower):
+            return under_way
         try:
             run = self._begin(key, submit())
         except (errors.Overloaded, errors.OverOwnLimit):
-            if there is None:
+            if under_way is None:
                 raise
-            return there
+            return under_way
         follower.followed = False
         return run
 

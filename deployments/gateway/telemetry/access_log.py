@@ -1,4 +1,4 @@
-"""Which requests are worth a line? By default those we failed: status 500 and above.
+"""A log line for each request that failed: by default those of status 500 and above.
 
 Metrics count everything; lines are for finding one. A flood of refusals must not cost what it was
 refused to save, so at most `most_per_s` lines a second are written; the next line written says how

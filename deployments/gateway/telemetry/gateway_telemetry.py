@@ -22,7 +22,7 @@ from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
 from deployments.gateway.telemetry.levels import (
     GatewayLevels,
     ModelLevels,
-    TokenPace,
+    TokenRates,
     model_status,
 )
 from deployments.gateway.telemetry.metrics import GatewayMetrics
@@ -54,7 +54,7 @@ class GatewayTelemetry:
         self._metrics = GatewayMetrics(gateway, levels=self._levels, priorities=settings.priorities)
         self._tracing = Tracing(_span_writer(tracing.otlp_endpoint), tracing.sample_ratio)
         self._access = AccessLog()
-        self._pace = TokenPace()
+        self._token_rates = TokenRates()
         self._clients: dict[object, None] = {}
         self._server: MetricsServer | None = None
         if listen:
@@ -194,7 +194,7 @@ class GatewayTelemetry:
         now = time.monotonic()
         return {
             "models": {
-                m.model: model_status(m, self._pace.of(m.model, m.output_tokens, now))
+                m.model: model_status(m, self._token_rates.of(m.model, m.output_tokens, now))
                 for m in self._levels().models
             },
             "inflight": sum(m.queue.inflight for m in self._models.served.values()),

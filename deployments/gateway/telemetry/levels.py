@@ -54,7 +54,7 @@ class GatewayLevels:
     frozen: bool = False
 
 
-class TokenPace:
+class TokenRates:
     """Output tokens a second of each model, between one look and the next."""
 
     def __init__(self) -> None:

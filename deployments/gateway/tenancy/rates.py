@@ -21,7 +21,7 @@ from routers.admission.rate_limit import Rate, RateLimit
 
 
 @dataclass(slots=True)
-class _Kept:
+class _TenantLimit:
     rate: RateSettings
     limit: RateLimit
 
@@ -32,7 +32,7 @@ class Rates:
     def __init__(self, gateways: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._gateways = gateways
         self._clock = clock
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _TenantLimit] = {}
 
     def take_request(self, tenant: Tenant) -> None:
         """Counts one request. Raises OverOwnLimit."""
@@ -72,7 +72,7 @@ class Rates:
         kept = self._kept.get(tenant.name)
         if kept is None:
             limit = RateLimit(*self._shares(tenant.rate), now)
-            kept = self._kept[tenant.name] = _Kept(tenant.rate, limit)
+            kept = self._kept[tenant.name] = _TenantLimit(tenant.rate, limit)
         elif kept.rate is not tenant.rate and kept.rate != tenant.rate:
             kept.rate = tenant.rate
             kept.limit.change(*self._shares(tenant.rate), now)

@@ -1,4 +1,4 @@
-"""Who is calling, and how urgent may they be?
+"""The tenant of a request and the priority that it may have, from its headers.
 
 While no tenant has keys, `x-tenant` chooses and `Authorization` is ignored. As soon as one has, a
 key is the only way to be a tenant: no key means the tenant `default` where it is declared, and
@@ -106,11 +106,11 @@ class Tenants:
     def _priority(self, tenant: Tenant, x_priority: bytes | None) -> str:
         if x_priority is None:
             return tenant.priority
-        asked = self._by_header.get(x_priority.strip().lower())
-        if asked is None:
+        requested = self._by_header.get(x_priority.strip().lower())
+        if requested is None:
             known = ", ".join(self._rank)
             raise BadRequest(f"x-priority must be one of {known}", param="x-priority")
-        return max(asked, tenant.priority, key=self._rank.__getitem__)
+        return max(requested, tenant.priority, key=self._rank.__getitem__)
 
     def _by_authorization(self, authorization: bytes | None) -> Tenant:
         if authorization is None:

@@ -56,13 +56,13 @@ class TenantsFile:
         return True
 
     def _read(self) -> None:
-        found = load_tenants(self._path, self._priorities)
-        self.current = Tenants(found.tenants, self._priorities)
-        self.frozen = found.controllers.frozen
+        loaded = load_tenants(self._path, self._priorities)
+        self.current = Tenants(loaded.tenants, self._priorities)
+        self.frozen = loaded.controllers.frozen
 
     def _signature(self) -> tuple[int, int, int, int] | None:
         try:
-            found = os.stat(self._path)
+            status = os.stat(self._path)
         except OSError:
             return None
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -49,16 +49,16 @@ def compare(
     for interval, places in batches(plan.samples, plan.among, plan.max_size, plan.max_tokens):
         chosen = [plan.samples[place] for place in places]
         batch = batch_of(limits, chosen)
-        wanted = _run(reference, batch, "the reference", CannotVerify)
-        found = _run(candidate, batch, "the model", NotAccepted)
-        for theirs, ours in pairs:
+        expected = _run(reference, batch, "the reference", CannotVerify)
+        actual = _run(candidate, batch, "the model", NotAccepted)
+        for reference_name, candidate_name in pairs:
             left, right = (
-                rows_of(wanted.outputs[theirs]),
-                rows_of(found.outputs[ours]),
+                rows_of(expected.outputs[reference_name]),
+                rows_of(actual.outputs[candidate_name]),
             )
             for at, place in enumerate(places):
                 sample = place, chosen[at].length
-                gathered.add(ours, interval, sample, left[at], right[at])
+                gathered.add(candidate_name, interval, sample, left[at], right[at])
         done += len(places)
         progress(done / len(plan.samples))
     return gathered.verdict(plan.tolerances)
@@ -67,17 +67,17 @@ def compare(
 def matched(reference: Limits, candidate: Limits) -> list[tuple[str, str]]:
     """(reference's, candidate's) names of the outputs that are compared, in the candidate's order.
     Raises `CannotVerify` where an output of the candidate has no counterpart."""
-    theirs = [spec.name for spec in reference.outputs]
-    ours = [spec.name for spec in candidate.outputs]
-    if len(theirs) == len(ours) == 1:
-        return [(theirs[0], ours[0])]
-    missing = [name for name in ours if name not in theirs]
+    reference_names = [spec.name for spec in reference.outputs]
+    candidate_names = [spec.name for spec in candidate.outputs]
+    if len(reference_names) == len(candidate_names) == 1:
+        return [(reference_names[0], candidate_names[0])]
+    missing = [name for name in candidate_names if name not in reference_names]
     if missing:
         raise CannotVerify(
-            f"the reference has no output {' or '.join(missing)}, it has {', '.join(theirs)}: "
-            "nothing would be said of it"
+            f"the reference has no output {' or '.join(missing)}, it has "
+            f"{', '.join(reference_names)}: nothing would be said of it"
         )
-    return [(name, name) for name in ours]
+    return [(name, name) for name in candidate_names]
 
 
 def rows_of(ragged: Ragged) -> list[Array]:

@@ -36,7 +36,7 @@ FILE = "verdict.json"
 def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> None:
     """`runtime` is loaded from `settings`. Raises `NotAccepted` with the first tolerance that does
     not hold, `CannotVerify` where there is nothing to compare with, and what loading raises."""
-    if not model.accept.asked:
+    if not model.accept.required:
         return
     options = of_settings(model.accept)
     settings.progress("verifying", 0.0)
@@ -120,10 +120,10 @@ def _named_images(files: Sequence[Path]) -> list[Path]:
 
 def _images_of(line: str, folder: Path) -> set[Path]:
     try:
-        told = json.loads(line)
+        row = json.loads(line)
     except ValueError:
         return set()  # reading the samples says what is wrong with it
-    named = told.get("image") if isinstance(told, dict) else None
+    named = row.get("image") if isinstance(row, dict) else None
     return {folder / named} if isinstance(named, str) and (folder / named).is_file() else set()
 
 

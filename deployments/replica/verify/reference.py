@@ -52,7 +52,7 @@ def reference_for(
     return wanted
 
 
-def said(settings: RuntimeSettings) -> str:
+def runtime_label(settings: RuntimeSettings) -> str:
     """`openvino bf16`, as reports have it."""
     return f"{settings.runtime} {settings.precision}"
 
@@ -66,8 +66,9 @@ def _chosen(candidate: RuntimeSettings, place: Path) -> tuple[str, str]:
             return runtime, "fp32"
     able = " and ".join(PREFERRED[kind])
     raise CannotVerify(
-        f"{place.name} is run by {able} alone, which leaves nothing to compare {said(candidate)} "
-        "with: install another runtime, or name another artifact as the reference"
+        f"{place.name} is run by {able} alone, which leaves nothing to compare "
+        f"{runtime_label(candidate)} with: install another runtime, or "
+        "name another artifact as the reference"
     )
 
 
@@ -86,5 +87,5 @@ def _options(candidate: RuntimeSettings, runtime: str) -> dict[str, object]:
 
 
 def _same(candidate: RuntimeSettings, wanted: RuntimeSettings) -> bool:
-    mine = (candidate.runtime, candidate.precision, candidate.source)
-    return mine == (wanted.runtime, wanted.precision, wanted.source)
+    own = (candidate.runtime, candidate.precision, candidate.source)
+    return own == (wanted.runtime, wanted.precision, wanted.source)

@@ -18,7 +18,7 @@ import numpy as np
 
 from deployments.replica.verify.agreement import MEASURES, Interval, Measured, Tolerances, Verdict
 from deployments.replica.verify.comparison import ComparisonPlan, compare
-from deployments.replica.verify.reference import reference_for, said
+from deployments.replica.verify.reference import reference_for, runtime_label
 from deployments.replica.verify.sample_file import Reading, SampleFile
 from deployments.replica.verify.samples import LEAST, Sample, completed, drawn, intervals
 from deployments.settings.accept import AcceptSettings
@@ -109,7 +109,12 @@ def verify(
         reference.close()
     given = sum(not sample.drawn for sample in samples)
     return VerificationReport(
-        settings.name, said(settings), said(wanted), verdict, options.tolerances, given
+        settings.name,
+        runtime_label(settings),
+        runtime_label(wanted),
+        verdict,
+        options.tolerances,
+        given,
     )
 
 

@@ -1,4 +1,4 @@
-"""What would have to be faster for this model to be served faster?
+"""What binds a model's speed: the part of a batch that would have to be faster.
 
 At one kind of batch: the shares of its time that are launch and transfer, how near its arithmetic
 comes to what the machine computes at most and its weights to what the machine copies at most, and

@@ -1,4 +1,4 @@
-"""What should the engine of a model that generates be started with, given recorded lengths?
+"""Recommends an engine's settings for a model that generates, from recorded lengths.
 
 Its cache is shared out by what a sequence may need at most, and a step takes longer the more
 sequences are in it: both bounds are better no larger than the traffic needs. A context follows from

@@ -1,4 +1,4 @@
-"""What did a profile find? Everything that is printed, drawn, stored or written as JSON.
+"""The findings of a profile: everything that is printed, drawn, stored or written as JSON.
 
 Parts that were not reached, or that do not apply to the model, are None or empty.
 """

@@ -16,6 +16,8 @@ from loadtests.report.plots import Axis, Figure, Series, bars, lines
 from loadtests.report.scale import linear, logarithmic
 from loadtests.results.report_table import Table, number, this_machine, today
 
+MOST = 8
+
 
 def write(found: Findings, notes: Iterable[str], path: Path) -> None:
     """Raises OSError."""
@@ -44,9 +46,6 @@ def _parts(found: Findings, notes: list[str]) -> Iterator[str]:
     yield page.section("Tables", [page.table(each) for each in tables(found)])
     yield page.section("Pictures", [page.figure(each) for each in figures(found)], "figures")
     yield page.section("For serving", [page.words(note) for note in notes])
-
-
-MOST = 8
 
 
 def figures(found: Findings) -> Iterator[Figure]:

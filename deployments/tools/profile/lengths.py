@@ -1,4 +1,4 @@
-"""How long are the rows that this model will be asked about?
+"""The lengths that a model is profiled with.
 
 A file of lengths (one a line), a recording (CSV or JSON lines with a header's names), or a
 scenario; without any the ragged mix that Headrace's own figures use, scaled to the model's longest

@@ -1,4 +1,4 @@
-"""What does a request cost beside the device's time: in memory, on its way there, in tokenising?
+"""Measures what a request costs beside the device's time: memory, the hop to it, tokenising.
 
 Memory is this process's own peak of resident memory, which Linux counts and lets it reset: that of
 the first batch of its kind, before warm-up has made the allocator keep what it once had; a device's
@@ -27,6 +27,9 @@ from runtimes.types import Runtime
 
 _HANG_S = 60.0
 _LEAST_HOPS = 20
+_SELF = Path("/proc/self")
+_RESET_PEAK = "5"
+_AT_ONCE = 32
 
 
 def hop_s(runtime: Runtime, timed: TimedBatch, seconds: float) -> float:
@@ -51,10 +54,6 @@ async def _hops(runtime: Runtime, timed: TimedBatch, seconds: float) -> float:
     finally:
         worker.close()
     return median(found)
-
-
-_SELF = Path("/proc/self")
-_RESET_PEAK = "5"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +97,6 @@ def _resident(field: str) -> int | None:
         return None
     found = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
     return int(found[0]) * 1024 if found else None
-
-
-_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How deep is the queue when so many clients each wait for their answer before they ask again?
+"""Simulates how deep the queue is while so many clients each wait for their answer.
 
 The real dispatcher on virtual time, its device taking what was measured: closed-loop clients, one
 row each at a time, no pause in between. The start, when all come at once, is not counted. A device

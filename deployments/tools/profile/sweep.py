@@ -1,4 +1,4 @@
-"""Which batches are timed, in which order, and what do they take on the live backend?
+"""Times batches on the live backend: which ones, and in which order.
 
 A grid of rows x lengths to fit the cost model to, and ragged batches as traffic would make them,
 between the grid's points, which the fit never sees: what it is wrong by there is its error. The
@@ -26,6 +26,8 @@ from runtimes.types import Batch, Limits, Runtime, RuntimeSettings, StageTimes
 
 HELD = 24
 _TRIES = 8
+_MOST_RUNS = 5  # at a visit
+_ENOUGH_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,6 @@ def rounds(first: Sequence[TimedBatch], rng: Random) -> Iterator[tuple[TimedBatc
 
 
 Clock = Callable[[], float]
-
-_MOST_RUNS = 5  # at a visit
-_ENOUGH_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)

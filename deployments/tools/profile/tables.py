@@ -1,4 +1,4 @@
-"""How are the findings of a profile put into tables? The baseline first, then what it rests on.
+"""The findings of a profile as tables: the baseline first, then what it rests on.
 
 The same tables go to the terminal, into Markdown and onto the page. Times are milliseconds unless a
 heading says otherwise; what was not measured is a dash.

@@ -1,4 +1,4 @@
-"""Which replicas does a scenario have, from when to when, and how do they misbehave?
+"""The replicas of a scenario: from when to when each lives, and how it misbehaves.
 
 Each place for a replica has lives one after another: the one that runs at the start (or joins), and
 one more each time a death is made good. A life is a device of its own, as a replica that Ray starts

@@ -39,8 +39,8 @@ def engine_of(scenario: Scenario) -> EngineShape:
     )
 
 
-def page_of(name: str, model: ModelSettings, engine: EngineShape) -> ModelDescription:
-    """The model's page as a replica with this engine would write it."""
+def description_of(name: str, model: ModelSettings, engine: EngineShape) -> ModelDescription:
+    """The model's description as a replica with this engine would make it."""
     generating = Generating(
         context_tokens=model.lengths.max,
         cache_tokens=engine.cache_tokens,

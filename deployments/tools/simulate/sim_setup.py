@@ -1,4 +1,4 @@
-"""What is a scenario's server like in a simulation: its core, its device, who may call and how?
+"""A scenario's server in a simulation: its core, its device, who may call and how.
 
 Settings become the core's by the very translation that the service uses, so that the two cannot
 differ; a model that is not `synthetic` is described as if it were, with the device that the
@@ -18,7 +18,7 @@ from deployments.replica.image_model import with_image_lengths
 from deployments.replica.known_costs import KnownCosts
 from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
-from deployments.tools.simulate.engines import Prompts, engine_of, page_of
+from deployments.tools.simulate.engines import Prompts, description_of, engine_of
 from deployments.tools.simulate.engines import row_cost_s as generation_cost_s
 from loadtests.results.fairness import TenantShare
 from loadtests.traffic.scenario import Scenario
@@ -98,15 +98,15 @@ def set_up(scenario: Scenario, settings: Settings, *, cut: bool = False) -> SimS
     if scenario.engine is not None:
         raise SimSetupError(f"engine: must be left out; {name} generates nothing")
     device = _device(scenario, name, model)
-    page = _page(name, model, device)
+    description = _description(name, model, device)
     priorities = settings.gateway.priorities
-    home = GatewayIdentity("simulated", len(priorities), settings.controllers.frozen)
+    gateway = GatewayIdentity("simulated", len(priorities), settings.controllers.frozen)
     replicas = model.replicas.count if scenario.replicas is None else scenario.replicas
     return SimSetup(
-        core=dispatcher_settings(page, home),
+        core=dispatcher_settings(description, gateway),
         service_s=lambda rows, width: service_s(device, rows, width),
-        terms=_terms(scenario, settings, page),
-        longest=page.max_length if page.truncate or cut else None,
+        terms=_terms(scenario, settings, description),
+        longest=description.max_length if description.truncate or cut else None,
         replicas=replicas,
         gateways=scenario.gateways or settings.gateway.replicas,
         slots=model.replicas.slots,
@@ -126,14 +126,14 @@ def _generating(
             f"engine.cache_tokens: is {engine.cache_tokens}; must hold a request of "
             f"{model.lengths.max} tokens, which is {name}'s lengths.max"
         )
-    page = page_of(name, model, engine)
-    home = GatewayIdentity(
+    description = description_of(name, model, engine)
+    gateway = GatewayIdentity(
         "simulated", len(settings.gateway.priorities), settings.controllers.frozen
     )
     return SimSetup(
-        core=dispatcher_settings(page, home),
+        core=dispatcher_settings(description, gateway),
         service_s=lambda rows, width: 0.0,
-        terms=_terms(scenario, settings, page),
+        terms=_terms(scenario, settings, description),
         longest=model.lengths.max - 1,
         replicas=model.replicas.count if scenario.replicas is None else scenario.replicas,
         gateways=scenario.gateways or settings.gateway.replicas,
@@ -169,7 +169,7 @@ def _device(scenario: Scenario, name: str, model: ModelSettings) -> SyntheticOpt
         raise SimSetupError(f"settings.models.{name}.options: {error}") from None
 
 
-def _page(name: str, model: ModelSettings, device: SyntheticOptions) -> ModelDescription:
+def _description(name: str, model: ModelSettings, device: SyntheticOptions) -> ModelDescription:
     """The model's page as a synthetic replica of these settings would write it."""
     data = with_image_lengths(model).model_dump() | {
         "runtime": "synthetic",
@@ -187,9 +187,9 @@ def _page(name: str, model: ModelSettings, device: SyntheticOptions) -> ModelDes
     runtime = SyntheticRuntime(settled)
     runtime.load()
     profile = _profile(settled, runtime.limits(), device, model.profile_s)
-    page, _ = describe(name, stand_in, "", runtime, KnownCosts(profile))
+    description, _ = describe(name, stand_in, "", runtime, KnownCosts(profile))
     runtime.close()
-    return page
+    return description
 
 
 def _profile(
@@ -206,7 +206,7 @@ def _profile(
 
 
 def _terms(
-    scenario: Scenario, settings: Settings, page: ModelDescription
+    scenario: Scenario, settings: Settings, description: ModelDescription
 ) -> dict[str, TenantTerms]:
     known = Tenants(settings.tenants, settings.gateway.priorities)
     declared = {tenant.name: tenant for tenant in known.all}
@@ -218,7 +218,7 @@ def _terms(
                 f"tenants.{name}: {scenario.settings} has no such tenant, but {', '.join(declared)}"
             )
         own = part.budget_ms
-        plan = page.scheduling
+        plan = description.scheduling
         found[name] = TenantTerms(
             tenant=tenant,
             slo_s=plan.slo_s if own is None else own / 1e3,

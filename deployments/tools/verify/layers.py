@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from deployments.replica.verify.reference import GRAPH_RUNTIMES, reference_for, said
+from deployments.replica.verify.reference import GRAPH_RUNTIMES, reference_for, runtime_label
 from deployments.replica.verify.sample_file import Reading
 from deployments.replica.verify.samples import Sample, batch_of
 from deployments.replica.verify.verification import (
@@ -69,7 +69,7 @@ def look(
     traced = layers.trace(quiet, arrays)
     found = drifts(reference, traced, quiet.precision)
     keep, healed = _healing(quiet, list(_proposals(found, traced)), options, reading)
-    return Looked(said(wanted), (number, sample.length), found, keep, healed)
+    return Looked(runtime_label(wanted), (number, sample.length), found, keep, healed)
 
 
 def lines(looked: Looked) -> list[str]:
@@ -117,8 +117,8 @@ def _side(settings: RuntimeSettings, options: VerificationOptions) -> RuntimeSet
         )
     if settings.precision == "fp32" or settings.runtime not in layers.TRACERS:
         raise CannotVerify(
-            f"the tensors of {said(settings)} and {said(wanted)} have no names in common; "
-            "--layers compares onnxruntime and openvino on one ONNX graph, or one of "
+            f"the tensors of {runtime_label(settings)} and {runtime_label(wanted)} have no names "
+            "in common; --layers compares onnxruntime and openvino on one ONNX graph, or one of "
             f"{', '.join(layers.TRACERS)} with itself in fp32"
         )
     return own

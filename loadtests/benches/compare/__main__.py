@@ -1,4 +1,4 @@
-"""How does Headrace compare with what one would pick instead, on the same work and client?
+"""Bench: Headrace beside other servers, on the same work and with the same client.
 
 `python -m loadtests.benches.compare`: works and systems in turn, repeats alternating; see `rounds`
 for what is measured and `tables` for the promises. Takes about twenty-five minutes for the device

@@ -1,4 +1,4 @@
-"""What is sent in one trial, and what came of it?
+"""The loads of one trial, and their results.
 
 Poisson arrivals of the ragged mix at a rate, open loop; or a victim that sends the mix and a noisy
 neighbour that floods with long rows. A request that is not answered within a second is given up.

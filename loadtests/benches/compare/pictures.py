@@ -1,4 +1,4 @@
-"""What does each system keep of what it is asked, drawn?
+"""Draws the share of what each system is asked that it answers in time.
 
 Across, the requests offered a second; up, those of them answered in time. Whoever keeps all goes up
 the diagonal; the peak is where a line leaves it, and what overload costs is how it goes on. Trials

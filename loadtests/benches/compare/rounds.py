@@ -1,4 +1,4 @@
-"""What is measured of one system in one round, and where is it kept?
+"""What is measured of one system in one round, and where it is kept.
 
 A search for the highest rate that it keeps, then what it does at half of its own peak, at a rate
 that is the same for all, at multiples of its peak, and to a victim beside a noisy neighbour.

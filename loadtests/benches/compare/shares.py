@@ -1,4 +1,4 @@
-"""Did each length keep its fair share of the device in overload?
+"""The share of the device that each length had in overload, beside its fair one.
 
 Served cost by length class beside what it should have had: the lesser of what it asked for and its
 water-filled share of what was served. Cost is the device's seconds for a row as one of a full batch

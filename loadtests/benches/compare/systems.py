@@ -1,4 +1,4 @@
-"""Which systems are compared, how is each started, and does it compute what it should?
+"""The systems that are compared: how each is started, and that it computes what it should.
 
 `headrace`, or a peer by its name in `loadtests.peers.catalogue`; `NAME@16` is a peer with batches
 of at most 16 instead of the tuned size. A `Server` is one that runs, and can be started afresh when

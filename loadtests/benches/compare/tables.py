@@ -1,4 +1,4 @@
-"""What do the rounds say, side by side, and were the promises kept?
+"""The rounds side by side, and whether the promises were kept.
 
 Medians over a system's rounds; a peak's interval is from the lowest rate that held to the highest
 that failed. What is above or below is said as it is, the peers' better figures included.

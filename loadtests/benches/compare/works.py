@@ -1,4 +1,4 @@
-"""What are the works on which systems are compared?
+"""The works on which systems are compared.
 
 `device`: rows of token ids for a pretended device of 5 ms + 0.2 ms a row + 8 µs a padded token, one
 batch at a time. `minilm`: English texts, embedded on this machine's processors. Lengths are the

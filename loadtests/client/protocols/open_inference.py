@@ -26,6 +26,7 @@ from loadtests.traffic.workload import token_ids
 
 METADATA_S = 10.0
 _FORMATS = {"INT64": "q", "INT32": "i"}
+_FIVE_DIGITS = (10_000, 29_999)  # so that the two that vary are found in no other place's digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +133,6 @@ class OpenInference:
         shape = [len(rows)] if texts else [len(rows), len(rows[0])]
         flat = rows if texts else [each for row in rows for each in row]
         return {"name": name, "shape": shape, "datatype": self._inputs.datatype, "data": flat}
-
-
-_FIVE_DIGITS = (10_000, 29_999)  # so that the two that vary are found in no other place's digits
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What does a protocol have to say: how a planned request looks, and what its answer tells?
+"""What a protocol defines: how a planned request looks, and what its answer says.
 
 A `Wire` is one protocol towards one server: it renders requests and, where a status is not all that
 counts, hears answers as they come. Sending, pacing and counting are the player's business.

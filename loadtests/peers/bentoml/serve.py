@@ -1,4 +1,4 @@
-"""How is BentoML started here? Becomes `bentoml serve` for the service beside this file."""
+"""Starts BentoML: becomes `bentoml serve` for the service beside this file."""
 
 from __future__ import annotations
 

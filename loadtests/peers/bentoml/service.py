@@ -1,4 +1,4 @@
-"""How does BentoML serve the work? The service that `serve.py` hands to BentoML's own server.
+"""The work as a BentoML service, which `serve.py` hands to BentoML's own server.
 
 A `batchable` API: BentoML gathers the rows of several calls by its adaptive batching, which refuses
 what it expects to be later than `max_latency_ms`; that is set to the SLO. One worker owns the

@@ -1,4 +1,4 @@
-"""How is infinity started here? Becomes `infinity_emb v2`, for embeddings alone.
+"""Starts infinity: becomes `infinity_emb v2`, for embeddings alone.
 
 It brings its own engines and not OpenVINO, so it runs its own best for this processor: torch in
 bfloat16, the precision that the others run. It sorts what waits by length and batches by itself;

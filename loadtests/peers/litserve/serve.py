@@ -1,4 +1,4 @@
-"""How does LitServe serve the work, as well as its documentation can make it?
+"""The work served by LitServe, as well as its documentation can make it.
 
 A `LitAPI` whose `predict` is given lists: one worker process owns the device, one API server,
 `fast_queue` (its documentation's choice for many small requests). It looks for more items for 2 ms

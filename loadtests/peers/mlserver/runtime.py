@@ -1,4 +1,4 @@
-"""How does MLServer serve the work? The model that `serve.py` tells MLServer's own server to load.
+"""The work as an MLServer runtime, which `serve.py` tells MLServer's own server to load.
 
 MLServer's adaptive batching joins tensors of one shape, and rows of ids differ in theirs: a row
 travels as one BYTES element (its ids as text), of which a batch has as many as it has rows.

@@ -1,4 +1,4 @@
-"""How is MLServer started here? Writes its settings and becomes `mlserver start`.
+"""Starts MLServer: writes its settings and becomes `mlserver start`.
 
 One parallel worker owns the device, as its documentation advises for models that compute. Its
 batcher hands every batch on at once and asks nobody whether the device is free, so that a batch is

@@ -1,4 +1,4 @@
-"""Which environment does Ray Serve's throughput mode need, and a Ray that is this machine's alone?
+"""The environment of Ray Serve's throughput mode, and of a Ray that is this machine's alone.
 
 Ray Serve reads these when it is imported, in every process, so they stand in the environment of the
 process that starts Ray. HAProxy's ports and files are this start's own.

@@ -1,4 +1,4 @@
-"""How does an application run on a Ray of its own until it is told to end?"""
+"""Runs an application on a Ray of its own until it is told to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does Ray Serve serve the work, as it comes and in its throughput settings?
+"""The work served by Ray Serve, as it comes and in its throughput settings.
 
 One deployment whose `__call__` parses the request and awaits a `@serve.batch` method, as its guide
 on dynamic batching shows; one replica owns the device. Variants:

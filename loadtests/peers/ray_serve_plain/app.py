@@ -1,4 +1,4 @@
-"""How does Ray Serve as it comes serve the fake device?
+"""The fake device served by Ray Serve as it comes.
 
 An ingress deployment parses the Open Inference request and calls a model deployment whose
 `@serve.batch` method is the device: 2 ms a batch of at most 32, one batch at a time, the row's sum

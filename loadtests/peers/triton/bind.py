@@ -1,4 +1,4 @@
-"""How does Triton serve the fake device bound through PyTriton, the wheel's own interface?
+"""The fake device served by Triton, bound through PyTriton, the wheel's own interface.
 
 The same server, dynamic batcher and device as `serve.py`; here Triton's Python backend is only a
 proxy and the device runs in this process, to which every batch is sent. This is the way PyTriton's

@@ -1,4 +1,4 @@
-"""What does the fake device look like to Triton's Python backend?
+"""The fake device as a model of Triton's Python backend.
 
 The same device as everywhere: 2 ms a batch of at most 32, one batch at a time (one instance), the
 sum of each row as FP32. Triton's dynamic batcher decides what `execute` is given; nothing is

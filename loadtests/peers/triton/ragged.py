@@ -1,4 +1,4 @@
-"""How does Triton serve the work with a Python backend and its ragged batching?
+"""The work served by Triton with a Python backend and its ragged batching.
 
 Its dynamic batcher joins requests of one shape only, unless an input has `allow_ragged_batch`: then
 rows of any length share a batch, as everywhere else here (variant `equal-shapes` leaves that off).

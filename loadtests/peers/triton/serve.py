@@ -1,4 +1,4 @@
-"""How does Triton serve the fake device here, as well as its documentation can make it?
+"""The fake device served by Triton, as well as its documentation can make it.
 
 Runs in the peer's own environment (`python -m loadtests.peers.venvs triton`): takes the server
 that the `nvidia-pytriton` wheel carries, gives it the Python backend's stub for this interpreter,

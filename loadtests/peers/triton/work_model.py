@@ -1,4 +1,4 @@
-"""What does the work look like to Triton's Python backend? Loaded by Triton, one instance.
+"""The work as a model of Triton's Python backend. Loaded by Triton, one instance.
 
 A batch is every row of every request that `execute` is given; a request has one row here.
 """

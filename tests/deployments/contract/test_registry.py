@@ -118,20 +118,20 @@ def test_tokenisers_are_kept_while_somebody_uses_them(
 def test_a_view_is_whole_once_all_were_declared(description: Describe) -> None:
     registry = Registry(born_s=100.0)
     registry.announce(description(), b"", 100.0)
-    assert not registry.view().whole
+    assert not registry.view().complete
     registry.declare(["device"])
-    assert registry.view().whole
+    assert registry.view().complete
 
 
-@pytest.mark.parametrize(("after_s", "whole"), [(GATHERS_S - 0.001, False), (GATHERS_S, True)])
+@pytest.mark.parametrize(("after_s", "complete"), [(GATHERS_S - 0.001, False), (GATHERS_S, True)])
 def test_a_view_is_whole_once_everybody_had_the_time_to_announce(
-    after_s: float, whole: bool
+    after_s: float, complete: bool
 ) -> None:
     registry = Registry(born_s=100.0)
     revision = registry.revision
-    assert registry.sweep(100.0 + after_s) == whole
-    assert registry.view().whole == whole
-    assert (registry.revision > revision) == whole
+    assert registry.sweep(100.0 + after_s) == complete
+    assert registry.view().complete == complete
+    assert (registry.revision > revision) == complete
 
 
 def test_snapshots_of_gateways_that_went_are_dropped(registry: Registry) -> None:

@@ -97,7 +97,7 @@ def test_what_the_settings_say_stands(
 def test_edges_for_another_longest_row_are_named(tmp_path: Path) -> None:
     store(tmp_path, model())
     costs, _, _ = started(tmp_path, model(lengths={"max": 256}))
-    assert "edges end at 512, not at lengths.max" in costs.said
+    assert "edges end at 512, not at lengths.max" in costs.source
 
 
 def test_without_a_stored_profile_nothing_is_said_of_one(tmp_path: Path) -> None:

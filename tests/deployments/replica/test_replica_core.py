@@ -187,7 +187,7 @@ async def test_what_is_said_of_a_batch_that_never_comes_is_forgotten(
     monkeypatch.setattr("deployments.replica.replica_core._ARRIVES_S", 0.001)
     held.core.drop("a", 8)
     assert await held.core.opened("a", 9) is False
-    assert not held.core._asked
+    assert not held.core._unseen
     assert not held.core._dropped
 
 

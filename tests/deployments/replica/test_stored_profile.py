@@ -20,13 +20,13 @@ PROFILE = StoredProfile(
 
 def test_what_was_stored_is_found_again(tmp_path: Path) -> None:
     path = save(PROFILE, tmp_path)
-    assert look_up(IDENTITY, tmp_path).found == PROFILE
+    assert look_up(IDENTITY, tmp_path).profile == PROFILE
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_nothing_stored_is_nothing_to_say(tmp_path: Path) -> None:
     assert look_up(IDENTITY, tmp_path) == look_up(IDENTITY, tmp_path / "gone")
-    assert look_up(IDENTITY, tmp_path).said == ""
+    assert look_up(IDENTITY, tmp_path).problem == ""
 
 
 @pytest.mark.parametrize(
@@ -44,20 +44,20 @@ def test_one_of_something_else_is_not_used_and_what_differs_is_said(
 ) -> None:
     save(PROFILE, tmp_path)
     lookup = look_up(identity(**changes), tmp_path)
-    assert lookup.found is None
-    assert lookup.said == f"the stored profile is of {said}"
+    assert lookup.profile is None
+    assert lookup.problem == f"the stored profile is of {said}"
 
 
 def test_another_artifact_says_nothing(tmp_path: Path) -> None:
     save(PROFILE, tmp_path)
-    assert look_up(identity(artifact="b" * 64), tmp_path).said == ""
+    assert look_up(identity(artifact="b" * 64), tmp_path).problem == ""
 
 
 def test_of_several_the_nearest_is_named(tmp_path: Path) -> None:
     save(PROFILE, tmp_path)
     other = StoredProfile(identity(threads=1, precision="bf16"), "t", ((1, 1, 1.0),), (1, 0, 0, 0))
     save(other, tmp_path)
-    assert look_up(identity(threads=1), tmp_path).said.count(" and of ") == 0
+    assert look_up(identity(threads=1), tmp_path).problem.count(" and of ") == 0
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_a_damaged_file_is_not_used(tmp_path: Path, change: dict[str, Any]) -> N
     path = save(PROFILE, tmp_path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     lookup = look_up(IDENTITY, tmp_path)
-    assert lookup.found is None
-    assert f"{path} cannot be used" in lookup.said
+    assert lookup.profile is None
+    assert f"{path} cannot be used" in lookup.problem
 
 
 @pytest.mark.parametrize("text", ["", "[", "null", "[]"])
 def test_a_file_of_something_else_is_not_used(tmp_path: Path, text: str) -> None:
     path = save(PROFILE, tmp_path)
     path.write_text(text)
-    assert "cannot be used" in look_up(IDENTITY, tmp_path).said
+    assert "cannot be used" in look_up(IDENTITY, tmp_path).problem
 
 
 def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_later_profile_replaces_the_earlier_one(tmp_path: Path) -> None:
     save(PROFILE, tmp_path)
     later = StoredProfile(IDENTITY, "later", ((1, 16, 0.002),), (2e-3, 0, 0, 0))
     save(later, tmp_path)
-    assert look_up(IDENTITY, tmp_path).found == later
+    assert look_up(IDENTITY, tmp_path).profile == later
 
 
 def test_a_synthetic_device_is_known_by_its_options(tmp_path: Path) -> None:

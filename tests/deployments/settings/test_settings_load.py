@@ -472,5 +472,5 @@ def test_an_empty_section_asks_for_no_agreement(tmp_path: Path, accept: str, ask
     (tmp_path / "m.onnx").write_bytes(b"")
     text = f"models:\n  a: {{runtime: openvino, source: m.onnx, accept: {accept}}}\n"
     settings = load(write(tmp_path, text))
-    assert settings.models["a"].accept.asked is asked
+    assert settings.models["a"].accept.required is asked
     assert parse(dump(settings)) == settings

@@ -65,9 +65,9 @@ def decode(body: bytes, content_type: str, query: bytes) -> ClassifyCall:
     if media in IMAGE_MEDIA:
         if not body:
             raise BadRequest("the body is empty; it must be a JPEG or PNG file")
-        return ClassifyCall(None, [body], _asked(query))
+        return ClassifyCall(None, [body], _top_k(query))
     if media == "multipart/form-data":
-        return _from_form(body, content_type, _asked(query))
+        return _from_form(body, content_type, _top_k(query))
     raise UnsupportedMedia(
         "Content-Type must be application/json, image/jpeg, image/png or multipart/form-data"
     )
@@ -75,18 +75,18 @@ def decode(body: bytes, content_type: str, query: bytes) -> ClassifyCall:
 
 def _from_json(body: bytes) -> ClassifyCall:
     try:
-        found = _bodies.decode(body)
+        request = _bodies.decode(body)
     except malformed.DECODE_ERRORS as error:
         raise malformed.fault(error, body) from None
-    _check_count(len(found.instances))
-    pairs = [_pair(index, instance) for index, instance in enumerate(found.instances)]
+    _check_count(len(request.instances))
+    pairs = [_pair(index, instance) for index, instance in enumerate(request.instances)]
     texts = [text for text, _ in pairs if text is not None]
     if not texts:
         images = [_bytes(index, b64 or "") for index, (_, b64) in enumerate(pairs)]
-        return ClassifyCall(None, images, found.top_k)
+        return ClassifyCall(None, images, request.top_k)
     if len(texts) < len(pairs):
         raise BadRequest("instances must be all images or all texts", param="instances")
-    return ClassifyCall(texts, None, found.top_k)
+    return ClassifyCall(texts, None, request.top_k)
 
 
 def _pair(index: int, instance: str | Instance) -> tuple[str | None, str | None]:
@@ -120,7 +120,7 @@ def from_base64(data: bytes) -> bytes:
         return data
 
 
-def _asked(query: bytes) -> int | None:
+def _top_k(query: bytes) -> int | None:
     values = parse_qs(query.decode("latin-1"), keep_blank_values=True).get("top_k")
     return None if values is None else _number(values[-1])
 
@@ -133,10 +133,10 @@ def _number(text: str) -> int:
 
 def _from_form(body: bytes, content_type: str, top_k: int | None) -> ClassifyCall:
     """Every part with a file name is an image, in order; a field `top_k` counts as in JSON."""
-    found = _BOUNDARY.search(content_type)
-    if found is None:
+    boundary = _BOUNDARY.search(content_type)
+    if boundary is None:
         raise BadRequest("multipart/form-data needs its boundary in Content-Type")
-    mark = b"\r\n--" + (found[1] or found[2]).encode("latin-1")
+    mark = b"\r\n--" + (boundary[1] or boundary[2]).encode("latin-1")
     sections = (b"\r\n" + body).split(mark, MAX_INSTANCES + 3)
     if len(sections) > MAX_INSTANCES + 2:
         _check_count(len(sections) - 2)
@@ -191,8 +191,8 @@ def scores(outputs: Sequence[np.ndarray[Any, Any]], classes: Classes) -> np.ndar
         raw = np.log(np.maximum(raw, np.finfo(np.float64).tiny))
     raw = raw / classes.temperature
     raw = np.exp(raw - raw.max(axis=1, keepdims=True))
-    found: np.ndarray[Any, Any] = raw / raw.sum(axis=1, keepdims=True)
-    return found
+    probabilities: np.ndarray[Any, Any] = raw / raw.sum(axis=1, keepdims=True)
+    return probabilities
 
 
 def encode(

@@ -51,8 +51,8 @@ def element(error: Exception, label: str, where: str = "data") -> BadRequest:
 
 def _split(text: str) -> tuple[str, str]:
     """`Expected `int`, got `str` - at `$.a[0]`` → (expected int, got str; a[0])."""
-    found = _AT_PATH.search(text)
-    path = found["path"] if found else ""
+    match = _AT_PATH.search(text)
+    path = match["path"] if match else ""
     what = _AT_PATH.sub("", text).replace("`", "")
     return what[:1].lower() + what[1:], path
 
@@ -81,8 +81,8 @@ def _syntax(text: str, body: bytes) -> str:
     if not body.strip():
         return "The body is empty; a JSON object is expected."
     what = text.removeprefix("JSON is malformed: ").replace("Input data was", "it is")
-    found = _AT_BYTE.search(text)
-    at = int(found["byte"]) if found else len(body)
+    match = _AT_BYTE.search(text)
+    at = int(match["byte"]) if match else len(body)
     if body.startswith(_NON_NUMBERS, at):
         return f"The JSON body is malformed: NaN and Infinity are no JSON numbers (byte {at})."
-    return f"The JSON body is malformed: {what}{'' if found else f' (byte {at})'}."
+    return f"The JSON body is malformed: {what}{'' if match else f' (byte {at})'}."

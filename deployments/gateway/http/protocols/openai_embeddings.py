@@ -57,17 +57,17 @@ _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 def decode(body: bytes) -> EmbeddingsCall:
     """The call; `BadRequest` names the parameter at fault."""
     try:
-        found = _bodies.decode(body)
+        request = _bodies.decode(body)
     except malformed.DECODE_ERRORS as error:
         raise malformed.fault(error, body) from None
     try:
-        texts, tokens = _inputs(found.input)
+        texts, tokens = _inputs(request.input)
     except malformed.DECODE_ERRORS as error:
         refusal = malformed.element(error, "The body", "input")
         raise BadRequest(refusal.message, param="input") from None
     _check_count(len(texts or tokens or ()))
     return EmbeddingsCall(
-        found.model, texts, tokens, found.encoding_format == "base64", found.dimensions
+        request.model, texts, tokens, request.encoding_format == "base64", request.dimensions
     )
 
 

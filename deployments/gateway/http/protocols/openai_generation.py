@@ -114,35 +114,36 @@ _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
 
 def decode_completion(body: bytes) -> GenerationCall:
     """Raises `BadRequest`, which names the parameter at fault."""
-    found = _decoded(_completions, body)
-    if not _given(found.prompt):
+    request = _decoded(_completions, body)
+    if not _given(request.prompt):
         raise BadRequest("prompt is missing.", param="prompt")
     try:
-        texts, tokens = _prompts(found.prompt)
+        texts, tokens = _prompts(request.prompt)
     except malformed.DECODE_ERRORS as error:
         refusal = malformed.element(error, "The body", "prompt")
         raise BadRequest(refusal.message, param="prompt") from None
-    each = max(found.n or 1, found.best_of or 1)
-    most = _COMPLETION_TOKENS if found.max_tokens is None else found.max_tokens
-    model, _, adapter = found.model.partition(":")
+    each = max(request.n or 1, request.best_of or 1)
+    most = _COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    model, _, adapter = request.model.partition(":")
     return GenerationCall(
-        "completions", model, body, bool(found.stream), texts, tokens,
-        each * len(texts or tokens or ()), most, found.user or "", 0, _truncated(found), adapter,
+        "completions", model, body, bool(request.stream), texts, tokens,
+        each * len(texts or tokens or ()), most, request.user or "", 0, _truncated(request),
+        adapter,
     )  # fmt: skip
 
 
 def decode_chat(body: bytes) -> GenerationCall:
     """Raises `BadRequest`, which names the parameter at fault."""
-    found = _decoded(_chats, body)
-    if not found.messages:
+    request = _decoded(_chats, body)
+    if not request.messages:
         raise BadRequest("messages must hold at least one message.", param="messages")
-    most = found.max_completion_tokens
-    extra = _MESSAGE_TOKENS * (len(found.messages) + 1)
-    model, _, adapter = found.model.partition(":")
+    most = request.max_completion_tokens
+    extra = _MESSAGE_TOKENS * (len(request.messages) + 1)
+    model, _, adapter = request.model.partition(":")
     return GenerationCall(
-        "chat", model, body, bool(found.stream), [_conversation(found)], None, found.n or 1,
-        found.max_tokens if most is None else most, found.user or "", extra, _truncated(found),
-        adapter,
+        "chat", model, body, bool(request.stream), [_conversation(request)], None, request.n or 1,
+        request.max_tokens if most is None else most, request.user or "", extra,
+        _truncated(request), adapter,
     )  # fmt: skip
 
 
@@ -153,9 +154,9 @@ def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
         raise malformed.fault(error, body) from None
 
 
-def _truncated(found: _Generation) -> int | None:
+def _truncated(request: _Generation) -> int | None:
     """-1 stands for the longest prompt that leaves room for the answer."""
-    cut = found.truncate_prompt_tokens
+    cut = request.truncate_prompt_tokens
     return None if cut is None or cut == 0 or cut < -1 else cut
 
 
@@ -177,10 +178,10 @@ def _prompts(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None
     return None, _token_lists.decode(raw)
 
 
-def _conversation(found: ChatRequest) -> str:
+def _conversation(request: ChatRequest) -> str:
     """What a template makes a prompt of: tools come first in all that are in use, then messages."""
-    parts = [_text_of(found.tools)] if _given(found.tools) else []
-    for message in found.messages:
+    parts = [_text_of(request.tools)] if _given(request.tools) else []
+    for message in request.messages:
         content = message.content
         if isinstance(content, str):
             parts.append(content)

@@ -30,7 +30,7 @@ _REQUEST_HEADERS: dict[str, tuple[str, Node]] = {
     "x-tenant": ("The tenant, where no tenant has keys.", STRING),
     "x-priority": ("The request's priority, no higher than its tenant's.", STRING),
     "x-timeout-ms": (
-        "Milliseconds until nobody waits for the answer; also its deadline.",
+        "The request's time limit in milliseconds; also its deadline.",
         {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e9},
     ),
     "x-session-id": ("Prefers the replica that served this session last.", _NAME),
@@ -59,7 +59,7 @@ _ANSWER_HEADERS: dict[str, tuple[str, Node]] = {
         "`true`: answered by an identical request's run.",
         {"type": "string", "enum": ["true"]},
     ),
-    "x-served-by": ("The fallback that answered for the model that was asked.", STRING),
+    "x-served-by": ("The fallback model that answered instead of the requested one.", STRING),
 }
 _GENERATES = {  # by path: operation, summary, schema, example
     "/v1/chat/completions": (
@@ -86,7 +86,7 @@ _REFUSALS = {
     415: "The body's encoding is not taken.",
     429: "The tenant is over its own limits.",
     503: "Overloaded, draining, or the model is not ready.",
-    504: "The request's time was up before an answer.",
+    504: "The request's time limit passed before it was answered.",
 }
 _INFERENCE = (400, 401, 403, 404, 408, 413, 415, 429, 503, 504)
 _MAY_RETRY = (429, 503)
@@ -163,8 +163,8 @@ def _answer(schema: str, *, timed: bool = False) -> Node:
 
 
 def _examples(descriptions: Descriptions, make: Callable[[ModelDescription], Node | None]) -> Node:
-    found = {d.name: make(d) for d in descriptions}
-    return {name: {"value": value} for name, value in found.items() if value is not None}
+    examples = {d.name: make(d) for d in descriptions}
+    return {name: {"value": value} for name, value in examples.items() if value is not None}
 
 
 def _json_body(schema: str, examples: Node) -> Node:
@@ -180,10 +180,10 @@ def _path_parameter(name: str, known: Sequence[str]) -> Node:
 
 
 def _model_path(descriptions: Descriptions, *, version: bool = False) -> list[Node]:
-    found = [_path_parameter("model", [d.name for d in descriptions])]
+    parameters = [_path_parameter("model", [d.name for d in descriptions])]
     if version:
-        found.append(_path_parameter("version", [d.version for d in descriptions]))
-    return found
+        parameters.append(_path_parameter("version", [d.version for d in descriptions]))
+    return parameters
 
 
 def _inference_operation(operation: str, summary: str, body: Node, answer: Node) -> Node:
@@ -226,7 +226,7 @@ def _infer(descriptions: Descriptions, operation: str) -> Node:
     binary: Node = {"schema": {"type": "string", "format": "binary"}}
     body["content"]["application/octet-stream"] = binary
     answer["content"]["application/octet-stream"] = binary
-    found = _inference_operation(
+    spec = _inference_operation(
         operation, "Infer from tensors (Open Inference Protocol).", body, answer
     )
     length = _header(
@@ -234,10 +234,10 @@ def _infer(descriptions: Descriptions, operation: str) -> Node:
         "Bytes of JSON before the binary tensors; needed by application/octet-stream only.",
         {"type": "integer", "minimum": 0},
     )
-    found["parameters"].append(length)
+    spec["parameters"].append(length)
     given = {key: length[key] for key in ("description", "schema")}
     answer["headers"][length["name"]] = given
-    return found
+    return spec
 
 
 def _classify(descriptions: Descriptions) -> Node:
@@ -247,7 +247,7 @@ def _classify(descriptions: Descriptions) -> Node:
     binary: Node = {"schema": {"type": "string", "format": "binary"}}
     body["content"] |= dict.fromkeys(IMAGE_MEDIA, binary)
     body["content"]["multipart/form-data"] = {"schema": ref("ClassifyForm")}
-    found = _inference_operation(
+    spec = _inference_operation(
         "classify",
         "Labels with scores of images or texts.",
         body,
@@ -259,8 +259,8 @@ def _classify(descriptions: Descriptions) -> Node:
         "description": "Labels wanted, where the body is no JSON; unset, the model's own number.",
         "schema": _COUNT,
     }
-    found["parameters"].append(top_k)
-    return found
+    spec["parameters"].append(top_k)
+    return spec
 
 
 def _embeddings(descriptions: Descriptions) -> Node:

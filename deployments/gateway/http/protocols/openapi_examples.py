@@ -21,6 +21,12 @@ MOST_VALUES = 64
 _ROW_LENGTH = 4
 _VALUES: dict[str, Any] = {"b": True, "f": 0.5, "V": 0.5, "O": "text"}
 
+# A grey PNG of 8 x 8, for a request that can be sent as it stands.
+_PNG = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR4nGNsYIAAJgaKGAAmCACQXTCl"
+    "HgAAAABJRU5ErkJggg=="
+)
+
 
 def infer(d: ModelDescription) -> dict[str, Any] | None:
     """An Open Inference request, None where the model's inputs have no JSON form or are large, or
@@ -39,13 +45,6 @@ def predict(d: ModelDescription) -> dict[str, Any] | None:
         return None
     rows = {spec.name: _values(spec, d)[0] for spec in needed}
     return {"instances": [rows[needed[0].name] if len(needed) == 1 else rows]}
-
-
-# A grey PNG of 8 x 8, for a request that can be sent as it stands.
-_PNG = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR4nGNsYIAAJgaKGAAmCACQXTCl"
-    "HgAAAABJRU5ErkJggg=="
-)
 
 
 def classify(d: ModelDescription) -> dict[str, Any] | None:
@@ -77,8 +76,8 @@ def chat(d: ModelDescription) -> dict[str, Any] | None:
     """A chat whose answer streams, None for a model that does not generate."""
     if d.generating is None:
         return None
-    said = [{"role": "user", "content": "Say hello."}]
-    return {"model": d.name, "messages": said, "max_tokens": 16, "stream": True}
+    messages = [{"role": "user", "content": "Say hello."}]
+    return {"model": d.name, "messages": messages, "max_tokens": 16, "stream": True}
 
 
 def _needed(d: ModelDescription) -> list[TensorSpec]:

@@ -46,15 +46,15 @@ _lists = msgspec.json.Decoder(list[msgspec.Raw])
 def decode(body: bytes) -> PredictCall:
     """The call, its values still JSON; `rows_of` reads them with the model at hand."""
     try:
-        found = _bodies.decode(body)
+        request = _bodies.decode(body)
     except malformed.DECODE_ERRORS as error:
         raise malformed.fault(error, body) from None
-    columnar = len(memoryview(found.inputs)) > 0
-    if columnar == (found.instances is not None):
+    columnar = len(memoryview(request.inputs)) > 0
+    if columnar == (request.instances is not None):
         raise BadRequest("The body must have either 'instances' (rows) or 'inputs' (columns).")
-    if found.instances is not None and not found.instances:
+    if request.instances is not None and not request.instances:
         raise BadRequest("'instances' is empty; it must have at least one.", param="instances")
-    return PredictCall(found.instances, found.inputs if columnar else None)
+    return PredictCall(request.instances, request.inputs if columnar else None)
 
 
 def rows_of(call: PredictCall, d: ModelDescription) -> Rows:

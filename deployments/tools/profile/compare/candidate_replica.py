@@ -78,14 +78,14 @@ def main() -> int:
 
 
 def _serve(lines: IO[str], out: IO[str]) -> None:
-    told = json.loads(lines.readline())
-    model = ModelSettings.model_validate(told["model"])
+    job = json.loads(lines.readline())
+    model = ModelSettings.model_validate(job["model"])
     settings = runtime_settings(
-        told["name"], model, Path(told["cache_dir"]), lambda phase, fraction: None
+        job["name"], model, Path(job["cache_dir"]), lambda phase, fraction: None
     )
     runtime = created(settings)
     try:
-        replica = CandidateReplica(runtime, settings, told["lengths"])
+        replica = CandidateReplica(runtime, settings, job["lengths"])
         _say(out, pass_s=replica.load())
         for line in lines:
             _say(out, **replica.run(**json.loads(line)))

@@ -1,4 +1,4 @@
-"""Which ways of running one model are compared?
+"""The ways of running one model that are compared.
 
 Every backend that was named, at the precision that was named with it, or else at fp32, bf16 and the
 model's own where the backend has them; in each of its modes; and with the processors given to one

@@ -1,4 +1,4 @@
-"""`headrace profile --compare`: which candidate is fastest, by how much, and might that be chance?
+"""`headrace profile --compare`: the fastest candidate, its lead, and whether that may be chance.
 
 Rates of runs, the first of which did not count. The distance to the best is a ratio of means with
 an interval of 95 % by bootstrap: runs of the same round are drawn together, because what disturbs
@@ -32,6 +32,7 @@ from runtimes.threads import allowed_cpus
 
 DRAWS = 2000
 _TAIL = 0.025
+STOPPED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +86,15 @@ def _interval(own: Sequence[Ran], first: Sequence[Ran], rng: Random) -> tuple[fl
     ratios = []
     for _ in range(DRAWS):
         drawn = rng.choices(rounds, k=len(rounds))
-        mine, theirs = (
+        own_mean, first_mean = (
             fmean(
                 fmean(rng.choices(runs[place].rates, k=len(runs[place].rates))) for place in drawn
             )
             for runs in (own, first)
         )
-        ratios.append(mine / theirs)
+        ratios.append(own_mean / first_mean)
     ratios.sort()
     return ratios[int(_TAIL * DRAWS)], ratios[int((1 - _TAIL) * DRAWS) - 1]
-
-
-STOPPED = 130
 
 
 def compare(options: ProfileOptions, names: Sequence[str], output: ProfileOutput) -> int:

@@ -26,6 +26,11 @@ from deployments.tools.profile.compare.candidates import Candidate, Skipped
 from deployments.tools.profile.subject import ChosenModel
 
 _END_S = 10.0
+ROUNDS = 5
+ROWS = 128
+LOAD_SHARE = 0.5
+LEAST_LOAD_S = 30.0  # a process with its libraries takes seconds on a busy machine
+_LEAST_MEMORY = 0.1  # of the machine's: below it nothing more is loaded
 
 
 class CandidateFailed(RuntimeError):
@@ -104,7 +109,7 @@ def _model(candidate: Candidate, found: ChosenModel) -> dict[str, Any]:
     return data
 
 
-def _start(told: str) -> subprocess.Popen[str]:
+def _start(job: str) -> subprocess.Popen[str]:
     module = "deployments.tools.profile.compare.candidate_replica"
     # Our own interpreter and our own module. In a group of its own: Ctrl-C is this process's to
     # handle, which then ends the others.
@@ -112,7 +117,7 @@ def _start(told: str) -> subprocess.Popen[str]:
         [sys.executable, "-m", module], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True, start_new_session=True,
     )  # fmt: skip
-    _tell(process, told)
+    _tell(process, job)
     return process
 
 
@@ -132,13 +137,6 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     if "failed" in answer:
         raise CandidateFailed(answer["failed"])
     return answer
-
-
-ROUNDS = 5
-ROWS = 128
-LOAD_SHARE = 0.5
-LEAST_LOAD_S = 30.0  # a process with its libraries takes seconds on a busy machine
-_LEAST_MEMORY = 0.1  # of the machine's: below it nothing more is loaded
 
 
 class Contest:

@@ -131,7 +131,7 @@ async def test_who_stands_in_is_known_before_a_model_was_ready(
     await following.registry.tell(declared="device", fallbacks={"device": "small"})
     assert following.catalogue.fallback_of("device") == "small"
     assert following.catalogue.fallback_of("other") == ""
-    await following.registry.tell(declared="device", whole=False)
+    await following.registry.tell(declared="device", complete=False)
     assert following.catalogue.fallback_of("device") == "small"
     following.run(description())
     await following.registry.tell(description(), fallbacks={"device": "small"})
@@ -257,10 +257,10 @@ async def test_a_registry_that_starts_anew_takes_nothing_away(
 ) -> None:
     following.run(description())
     await following.registry.tell(description(), draining=True)
-    await following.registry.tell(whole=False)
+    await following.registry.tell(complete=False)
     assert following.catalogue.ready("device")
     assert following.catalogue.draining
-    await following.registry.tell(description(version="2"), whole=False)
+    await following.registry.tell(description(version="2"), complete=False)
     assert following.catalogue.find("device").description.version == "2"
     await following.registry.tell(draining=False)
     assert following.catalogue.served == {}

@@ -15,7 +15,7 @@ from in_process import Stand, ask, standing
 from deployments.contract.description import ModelDescription
 from deployments.contract.logs import fields_of
 from deployments.contract.wire import StreamEnd
-from deployments.gateway.telemetry.levels import TokenPace
+from deployments.gateway.telemetry.levels import TokenRates
 from runtimes.types import EngineLoad
 
 Describe = Callable[..., ModelDescription]
@@ -150,7 +150,7 @@ async def test_an_answer_that_was_cut_off_has_its_line_with_its_tokens(
 
 
 def test_tokens_a_second_are_between_one_look_and_the_next() -> None:
-    pace = TokenPace()
+    pace = TokenRates()
     assert pace.of("m", 100, 10.0) == 0.0
     assert pace.of("m", 300, 12.0) == 100.0
     assert pace.of("m", 300, 13.0) == 0.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.replica.verify.reference import reference_for, said
+from deployments.replica.verify.reference import reference_for, runtime_label
 from deployments.settings.reference import CannotVerify
 from runtimes.errors import LoadError
 from runtimes.types import RuntimeSettings
@@ -43,7 +43,7 @@ def candidate(source: Path | None, runtime: str = "openvino", **fields) -> Runti
     ],
 )
 def test_a_graph_is_compared_with_onnx_runtime_unless_it_is_that(graph, runtime, precision, chosen):
-    assert said(reference_for(candidate(graph, runtime, precision=precision))) == chosen
+    assert runtime_label(reference_for(candidate(graph, runtime, precision=precision))) == chosen
 
 
 @pytest.mark.parametrize(
@@ -55,25 +55,25 @@ def test_a_graph_is_compared_with_onnx_runtime_unless_it_is_that(graph, runtime,
     ],
 )
 def test_a_folder_is_compared_with_torch_unless_it_is_that(folder, runtime, precision, chosen):
-    assert said(reference_for(candidate(folder, runtime, precision=precision))) == chosen
+    assert runtime_label(reference_for(candidate(folder, runtime, precision=precision))) == chosen
 
 
 def test_pooling_that_the_settings_ask_for_goes_along_and_rules_torch_out(folder):
     options = {"pooling": "cls", "streams": 1}
     wanted = reference_for(candidate(folder, options=options))
-    assert said(wanted) == "onnxruntime fp32"
+    assert runtime_label(wanted) == "onnxruntime fp32"
     assert wanted.options == {"pooling": "cls"}
 
 
 def test_the_reference_may_be_named_with_its_precision(folder):
-    assert said(reference_for(candidate(folder), "torch:bf16")) == "torch bf16"
-    assert said(reference_for(candidate(folder), "onnxruntime")) == "onnxruntime fp32"
+    assert runtime_label(reference_for(candidate(folder), "torch:bf16")) == "torch bf16"
+    assert runtime_label(reference_for(candidate(folder), "onnxruntime")) == "onnxruntime fp32"
 
 
 @pytest.mark.parametrize("against", ["tourch", "torch:fp12", ":", "torch:"])
 def test_a_reference_that_is_none_is_refused(folder, against):
     if against == "torch:":
-        assert said(reference_for(candidate(folder), against)) == "torch fp32"
+        assert runtime_label(reference_for(candidate(folder), against)) == "torch fp32"
         return
     with pytest.raises(CannotVerify, match="is no RUNTIME or RUNTIME:PRECISION"):
         reference_for(candidate(folder), against)
@@ -88,8 +88,11 @@ def test_another_artifact_makes_the_same_runtime_a_reference(graph):
     other = graph.with_name("original.onnx")
     other.write_bytes(graph.read_bytes())
     wanted = reference_for(candidate(graph), "openvino", other)
-    assert (said(wanted), wanted.source) == ("openvino fp32", other)
-    assert said(reference_for(candidate(graph, "onnxruntime"), None, other)) == "onnxruntime fp32"
+    assert (runtime_label(wanted), wanted.source) == ("openvino fp32", other)
+    assert (
+        runtime_label(reference_for(candidate(graph, "onnxruntime"), None, other))
+        == "onnxruntime fp32"
+    )
 
 
 def test_what_one_runtime_alone_runs_has_nothing_to_be_compared_with(tmp_path):
@@ -97,7 +100,10 @@ def test_what_one_runtime_alone_runs_has_nothing_to_be_compared_with(tmp_path):
     (tmp_path / "m.bin").write_bytes(b"")
     with pytest.raises(CannotVerify, match=r"m\.xml is run by openvino alone"):
         reference_for(candidate(tmp_path / "m.xml"))
-    assert said(reference_for(candidate(tmp_path / "m.xml", precision="bf16"))) == "openvino fp32"
+    assert (
+        runtime_label(reference_for(candidate(tmp_path / "m.xml", precision="bf16")))
+        == "openvino fp32"
+    )
 
 
 def test_a_model_without_an_artifact_cannot_be_verified():

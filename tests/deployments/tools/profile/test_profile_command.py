@@ -41,7 +41,7 @@ def run(file: Path, *words: str) -> Result:
 def stored(file: Path) -> Any:
     model, cache = load(file).models["device"], file.parent / "cache" / "headrace"
     told = runtime_settings("device", model, cache, lambda *_: None)
-    return look_up(identity_of(told), cache).found
+    return look_up(identity_of(told), cache).profile
 
 
 class VirtualTime:
