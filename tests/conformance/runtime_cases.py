@@ -86,8 +86,9 @@ STACKED = (
     Case("openvino", "pair.xml"),
     Case("torch", "pair.pt2"),
 )
-ONE_EACH = (TEXTS[0], TEXTS[1], TEXTS[4], TEXTS[7])
-FROM_FILES = ONE_EACH[1:]
+RUNTIMES = tuple(dict.fromkeys(case.runtime for case in TEXTS))
+ONE_EACH = tuple(next(case for case in TEXTS if case.runtime == name) for name in RUNTIMES)
+FROM_FILES = tuple(case for case in ONE_EACH if case.source is not None)
 Sources = Callable[[str], Path]
 
 

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from routers.dispatcher import Dispatcher
-from routers.settings import DispatcherSettings, GenerationParameters, HedgeParameters
+from routers.settings import (
+    AdmissionParameters,
+    CodelParameters,
+    DispatcherSettings,
+    GenerationParameters,
+    HedgeParameters,
+    LimitParameters,
+    Mode,
+)
 from routers.types import (
     Abort,
     Arrive,
@@ -80,6 +88,12 @@ class DispatcherMachine(RuleBasedStateMachine):
             long_tokens=st.sampled_from((4, 100)),
             max_long_tokens=st.sampled_from((0.0, 12.0, float("inf"))),
             affinity=st.sampled_from(("off", "session", "prefix")),
+        ),
+        admission=st.builds(
+            AdmissionParameters,
+            feasibility=st.sampled_from(Mode),
+            codel=st.builds(CodelParameters, st.sampled_from(Mode), st.just(0.02), st.just(0.5)),
+            limit=st.builds(LimitParameters, st.sampled_from(Mode), st.sampled_from((None, 1, 4))),
         ),
         hedge=st.builds(
             HedgeParameters,
