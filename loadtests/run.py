@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -90,11 +90,6 @@ class PreparedRun:
         simulated = ("replicas", "joins", "gateways", "device", "faults")
         return [name for name in simulated if name in self.scenario.model_fields_set]
 
-    def changed(self, *changes: str) -> PreparedRun:
-        """The same with further changes to the scenario. Raises ScenarioErrors."""
-        options = replace(self.options, changes=(*self.options.changes, *changes))
-        return replace(self, options=options, scenario=_scenario(options))
-
     def play(self, watch: Callable[[list[Glimpse]], None] = lambda _: None) -> Record:
         """Raises TraceError and WorkerLost."""
         started = datetime.datetime.now(datetime.UTC)
@@ -147,7 +142,7 @@ def fill(record: Record, order: Order, accounts: list[WorkerResult], slo_s: floa
 
 def prepare(options: RunOptions) -> PreparedRun:
     """Reads everything and asks the server what has to be known. Raises ScenarioErrors, WireError
-    and AskedWrongly."""
+    and InvalidRunOptions."""
     scenario = _scenario(options)
     settings = _settings(options.scenario.parent, scenario)
     name = options.model or scenario.model or _only_model(settings)

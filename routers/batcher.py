@@ -5,7 +5,7 @@ passed over for `ageing_s` leads one batch. In a lane the flow with the lowest s
 the bucket whose turn it is; the batch is filled from that bucket over all flows in tag order, up to
 its target size. Rows that cannot make their deadline in such a batch are called late instead of
 taken. A retried row travels alone, on a replica that holds nothing else. A stream replica takes one
-row. Fair in predicted device seconds; spare room is `buckets.spare_room`'s question.
+row. Fair in predicted device seconds; spare room is `batch_builder.fill_spare_room`'s question.
 
 Sources: SFQ(D) over weighted flows; early drop by sliding window (Nexus, SOSP'19); token budgets on
 padded size as in text-embeddings-inference.

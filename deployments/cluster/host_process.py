@@ -245,8 +245,8 @@ class Host:
         except TimeoutError as error:
             say("log", message=str(error))
             return
-        server_files.remove_run_folder(self._port)
-        server_files.remove(self._port, self._states)
+        server_files.remove_run_folder(self._port, self._id)
+        server_files.remove(self._port, self._states, self._id)
 
 
 def _already_served(port: int, pid: int) -> str:

@@ -84,8 +84,9 @@ def clear(dead: ServerState, folder: Path) -> str | None:
     Raises TimeoutError, and keeps the files, when a process does not end.
     """
     names = end(dead.server_id)
-    server_files.remove_run_folder(dead.port)
-    server_files.remove(dead.port, folder)
+    if dead.server.of_this_boot:  # else it may live, on another machine with the same home
+        server_files.remove_run_folder(dead.port, dead.server_id)
+        server_files.remove(dead.port, folder, dead.server_id)
     if not names:
         return None
     counted = [f"{count} {name}" for name, count in sorted(Counter(names).items())]

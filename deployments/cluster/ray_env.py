@@ -41,6 +41,9 @@ _LOCAL = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_AUTH_MODE": "token",
+    # Ray's agents rename themselves, which else overwrites their environment; in it stands the id
+    # by which a server's processes are found once its host is dead.
+    "SPT_NOENV": "1",
 }
 
 _MAXCONN = 65_536

@@ -1,8 +1,10 @@
 """The files of the servers on this machine: a state file each, and a folder while it runs.
 
 `serve` writes one JSON file a port; `status`, `apply` and `stop` read it. A process is known by its
-pid and the time it was created, so that a pid that the system gave away again is never taken for
-ours (and never ended). Files are replaced atomically; those of dead servers are stale, not wrong.
+pid and when it started, in ticks since this machine's boot: neither a pid that the system gave away
+again nor a step of the wall clock nor another machine with the same home is taken for ours. Files
+are replaced atomically; those of dead servers are stale, not wrong.
+
 The run folder holds sockets, HAProxy's files and a copy of the state, for a start whose state
 folder is another. Its name is short because a Unix socket's path may have 97 characters in HAProxy,
 68 of which Serve takes (the node's id).
@@ -25,6 +27,8 @@ from typing import Any
 import psutil
 
 CREATED_TOLERANCE_S = 2.0  # the system derives it from a boot time that clock corrections move
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_START_FIELD = 22  # of /proc/PID/stat, proc(5)
 
 
 class NoServer(Exception):
@@ -33,25 +37,55 @@ class NoServer(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProcessMark:
-    """`created_s`: seconds since the epoch."""
+    """`created_s`: seconds since the epoch. `started_ticks`, `boot_id`: when it started, exactly,
+    in which boot of which machine; 0 and "" where the system does not say (other than Linux)."""
 
     pid: int
     created_s: float
+    started_ticks: int = 0
+    boot_id: str = ""
 
     @classmethod
     def of(cls, pid: int) -> ProcessMark:
         """Raises psutil.NoSuchProcess."""
-        return cls(pid, psutil.Process(pid).create_time())
+        created_s = psutil.Process(pid).create_time()
+        return cls(pid, created_s, _started_ticks(pid), boot_id())
+
+    @property
+    def of_this_boot(self) -> bool:
+        return self.boot_id in ("", boot_id())
 
     def process(self) -> psutil.Process | None:
         """The process itself; None when it is gone, a zombie, or another of that pid."""
         try:
             found = psutil.Process(self.pid)
-            if abs(found.create_time() - self.created_s) > CREATED_TOLERANCE_S:
+            if not self._is(found):
                 return None
             return None if found.status() == psutil.STATUS_ZOMBIE else found
         except psutil.Error:
             return None
+
+    def _is(self, found: psutil.Process) -> bool:
+        if self.started_ticks:
+            return self.of_this_boot and _started_ticks(self.pid) == self.started_ticks
+        return abs(found.create_time() - self.created_s) <= CREATED_TOLERANCE_S
+
+
+def boot_id() -> str:
+    """A random name of this machine's boot; "" where the system has none."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _started_ticks(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    # The second field is the name in parentheses, and may hold anything.
+    return int(text.rpartition(")")[2].split()[_START_FIELD - 3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +146,17 @@ def read(port: int, folder: Path) -> ServerState | None:
         return None
 
 
-def remove(port: int, folder: Path) -> None:
+def remove(port: int, folder: Path, server_id: str | None = None) -> None:
+    """`server_id`: only that server's file; another may have started on the port meanwhile."""
+    if server_id is not None and _is_of_another(port, folder, server_id):
+        return
     with contextlib.suppress(NotADirectoryError):  # then there was no state either
         file_of(port, folder).unlink(missing_ok=True)
+
+
+def _is_of_another(port: int, folder: Path, server_id: str) -> bool:
+    state = read(port, folder)
+    return state is not None and state.server_id != server_id
 
 
 def listing(folder: Path) -> list[ServerState]:
@@ -172,7 +214,10 @@ def _is_ours(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
-def remove_run_folder(port: int) -> None:
+def remove_run_folder(port: int, server_id: str | None = None) -> None:
+    """As `remove`."""
+    if server_id is not None and _is_of_another(port, run_folder(port), server_id):
+        return
     shutil.rmtree(run_folder(port), ignore_errors=True)
 
 

@@ -14,8 +14,6 @@ from pydantic import Field, StringConstraints
 
 from yaml_document.section import Section
 
-PATHS = ("folder",)
-
 
 class RecordSettings(Section):
     folder: Annotated[str, StringConstraints(min_length=1)] | None = Field(

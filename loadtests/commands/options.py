@@ -66,7 +66,7 @@ _NAMES = {
 
 
 def options_of(**given: Any) -> RunOptions:
-    """Raises AskedWrongly."""
+    """Raises InvalidRunOptions."""
     seed = given.pop("seed")
     changes = (*given.pop("changes"), *([f"seed={seed}"] if seed is not None else []))
     try:

@@ -45,7 +45,7 @@ def smoke(file: Path, url: str, record_path: Path | None, page: Path | None, qui
 
 
 def _ready(file: Path, promised: PromiseFile, url: str) -> PreparedRun:
-    """Raises AskedWrongly, and what `prepare` raises."""
+    """Raises InvalidRunOptions, and what `prepare` raises."""
     if not (url or promised.url):
         raise InvalidRunOptions(f"{file}: url: is missing, and so is --url")
     if promised.protocol not in PROTOCOLS:

@@ -8,7 +8,7 @@ what it should, never in the hot loop.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,5 +83,3 @@ TENSORS = PeerAdapter("/v2/models/device/infer", _ids_tensor, _tensor_data)
 TEXT_TENSORS = PeerAdapter("/v2/models/minilm/infer", _text_tensor, _tensor_data)
 EMBEDDINGS = PeerAdapter("/v1/embeddings", _openai, _openai_embedding)
 INFINITY = PeerAdapter("/embeddings", _openai, _openai_embedding)
-
-Adapters = Mapping[str, PeerAdapter]

@@ -23,7 +23,6 @@ from runtimes.signature import Signature
 from runtimes.types import Batch, Limits, Ragged, TensorSpec
 
 Array = np.ndarray[Any, Any]
-Arrays = Mapping[str, Array]
 
 
 def feed(batch: Batch, signature: Signature) -> tuple[dict[str, Array], int]:

@@ -134,6 +134,9 @@ def kill_cluster(server: Server) -> list[psutil.Process]:
     """Kills the host; what is left of its server, HAProxy included."""
     # In an order in which nobody is left who would end HAProxy while the cluster falls apart.
     (raylet,) = [p for p in server.processes() if p.name() == "raylet"]
+    # Ray's agents rename themselves, and carry their server's id all the same.
+    for agent in ("ray::DashboardAgent", "ray::RuntimeEnvAgent"):
+        server.until(lambda agent=agent: bool(server.named(agent)), 30)
     for process in (raylet, *server.named("ray::HAProxyManager"), server.host()):
         process.kill()
     assert server.wait() == 1

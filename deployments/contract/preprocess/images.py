@@ -22,8 +22,6 @@ from deployments.contract.errors import BadRequest
 from deployments.contract.preprocess.resize import Operation, resized
 from runtimes.datatypes import DTYPES
 
-# Above it Pillow warns by itself.
-MOST_PIXELS = 89_478_485
 _MOST_SCANS = 100
 _SCAN = b"\xff\xda"
 _PNG_DEPTH_BYTE = 24

@@ -130,8 +130,14 @@ class Pages:
 def _docs_file(exchange: Exchange, route: Route) -> Page:
     """One of the router's names."""
     name = PurePosixPath(exchange.path).name
-    body = (_docs_folder() / name).read_bytes()
+    body = _docs_file_bytes(name)
     return 200, Encoded(body, _MEDIA[PurePosixPath(name).suffix], _KEPT_A_DAY)
+
+
+@cache
+def _docs_file_bytes(name: str) -> bytes:
+    """Read once: the largest has 1.5 MB, and the event loop would wait for the disk."""
+    return (_docs_folder() / name).read_bytes()
 
 
 @cache

@@ -56,13 +56,12 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class TurnStatistics:
-    """Levels and counters. `waiting_tenants`: tenants with work that waits."""
+    """Levels and counters."""
 
     waiting_jobs: int
     waiting_turns: int
     busy_workers: int
     workers: int
-    waiting_tenants: int
     turns_total: int
     refused_total: int
     mean_turn_s: float
@@ -139,7 +138,7 @@ class FairThreadPool:
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
-            raise RuntimeError("a TurnPool belongs to the event loop that used it first")
+            raise RuntimeError("a FairThreadPool belongs to the event loop that used it first")
         return loop
 
     def _admit(self, lane: _Lane) -> None:
@@ -279,7 +278,6 @@ class FairThreadPool:
                 waiting_turns=self._waiting_turns,
                 busy_workers=len(self._threads) - self._idle,
                 workers=self._workers,
-                waiting_tenants=sum(1 for lane in self._lanes.values() if lane.jobs),
                 turns_total=self._turns,
                 refused_total=self._refused,
                 mean_turn_s=self._mean_turn_s,

@@ -30,7 +30,6 @@ from loadtests.results.report_table import (
 
 SORTED_DEVICE = 980.0
 LEAST_TIMES = 2.3
-LEAST_OF_SORTED = 0.7
 LEAST_OF_PEAK = 0.95
 LEAST_OF_SHARE = 0.8
 JUDGED = ("1.5", "3")

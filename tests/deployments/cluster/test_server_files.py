@@ -13,7 +13,7 @@ from deployments.cluster import server_files
 from deployments.cluster.server_files import NoServer, ProcessMark, ServerState
 
 OURS = ProcessMark.of(os.getpid())
-RECYCLED = ProcessMark(os.getpid(), OURS.created_s - 60)
+RECYCLED = dataclasses.replace(OURS, started_ticks=OURS.started_ticks - 100)
 GONE = ProcessMark(2**22 + 1, 1.0)
 
 
@@ -96,6 +96,29 @@ def test_of_several_servers_one_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(NoServer, match=r"--port \(8000, 8001\)"):
         server_files.find(None, tmp_path)
     assert server_files.find(8001, tmp_path).port == 8001
+
+
+def test_a_server_removes_its_own_files_alone(tmp_path: Path) -> None:
+    server_files.write(dataclasses.replace(state(), server_id="theirs"), tmp_path)
+    server_files.remove(8000, tmp_path, "ours")
+    assert server_files.read(8000, tmp_path) is not None
+    server_files.remove(8000, tmp_path, "theirs")
+    assert server_files.read(8000, tmp_path) is None
+
+
+def test_a_process_is_known_whatever_the_wall_clock_says() -> None:
+    mark = ProcessMark.of(os.getpid())
+    assert mark.started_ticks > 0
+    assert dataclasses.replace(mark, created_s=mark.created_s + 3600).process() is not None
+    assert dataclasses.replace(mark, started_ticks=mark.started_ticks + 1).process() is None
+
+
+def test_a_process_of_another_boot_or_machine_is_not_ours() -> None:
+    mark = ProcessMark.of(os.getpid())
+    assert mark.of_this_boot
+    other = dataclasses.replace(mark, boot_id="another")
+    assert not other.of_this_boot
+    assert other.process() is None
 
 
 def test_removing_twice_is_fine(tmp_path: Path) -> None:

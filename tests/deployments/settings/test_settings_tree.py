@@ -14,7 +14,6 @@ from deployments.tools.console import settings_page
 from yaml_document.shape import expected, fields_below, place_at, section_at
 
 EVERY = list(fields_below(Settings))
-UNITS = ("_s", "_ms", "_bytes", "_tokens", "_rows", "_percent", "_size", "_ratio", "_port")
 
 
 @pytest.mark.parametrize(("name", "field"), EVERY, ids=[name for name, _ in EVERY])

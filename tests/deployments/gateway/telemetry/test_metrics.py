@@ -66,7 +66,7 @@ LEVELS = GatewayLevels(
             {"r#1": 0.75}, CacheStatistics(1, 500, 1000, 11, 12), {"answered": 4},
         ),
     ),
-    preprocess=TurnStatistics(3, 9, 1, 2, 2, 40, 6, 0.001),
+    preprocess=TurnStatistics(3, 9, 1, 2, 40, 6, 0.001),
 )  # fmt: skip
 
 
