@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -75,7 +75,7 @@ class EqualShapes:
         if len(groups) == 1:
             return replace(results[0], padded_tokens=tokens)
         order = [row for group in groups for row in group]
-        return Result(_joined(results, order), _total(results), tokens)
+        return Result(_joined(results, order), StageTimes.total(results), tokens)
 
     def health(self) -> None:
         """After a failed batch the smallest must run: a backend would try one of no real shape."""
@@ -183,8 +183,3 @@ def _joined(results: list[Result], order: list[int]) -> Mapping[str, Ragged]:
         shapes = tuple(shape for part in parts for shape in part.shapes)
         joined[name] = _picked(Ragged(first.datatype, data, shapes), back)
     return joined
-
-
-def _total(results: list[Result]) -> StageTimes:
-    names = [field.name for field in fields(StageTimes)]
-    return StageTimes(*(sum(getattr(r.times, name) for r in results) for name in names))

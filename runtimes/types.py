@@ -8,8 +8,8 @@ names (BOOL, UINT8 … INT64, FP16, BF16, FP32, FP64, BYTES).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -68,6 +68,12 @@ class StageTimes:
     run_s: float = 0.0
     copy_out_s: float = 0.0
     post_s: float = 0.0
+
+    @classmethod
+    def total(cls, results: Sequence[Result]) -> StageTimes:
+        """Of runs one after another, stage by stage."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(sum(getattr(r.times, name) for r in results) for name in names))
 
 
 @dataclass(frozen=True, slots=True)

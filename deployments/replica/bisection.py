@@ -36,7 +36,9 @@ def run_bisected(runtime: Runtime, batch: Batch) -> BatchResult:
     errors: list[RowError] = []
     _halve(runtime, batch, 0, parts, errors)
     padded_tokens = sum(part.padded_tokens for part in parts)
-    return BatchResult(from_ragged(_joined(parts)), tuple(errors), _total(parts), padded_tokens)
+    return BatchResult(
+        from_ragged(_joined(parts)), tuple(errors), StageTimes.total(parts), padded_tokens
+    )
 
 
 def _halve(
@@ -86,14 +88,3 @@ def _joined(parts: list[Result]) -> dict[str, Ragged]:
         )
         for name in names
     }
-
-
-def _total(parts: list[Result]) -> StageTimes:
-    total = StageTimes()
-    for part in parts:
-        total.pad_s += part.times.pad_s
-        total.copy_in_s += part.times.copy_in_s
-        total.run_s += part.times.run_s
-        total.copy_out_s += part.times.copy_out_s
-        total.post_s += part.times.post_s
-    return total
