@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev quick digits-example llm-example vllm serve lint types test test-vllm oracles check-oracles unit coverage integration bench compare gpu-check wheel clean
+.PHONY: install dev quick digits-example llm-example vllm serve lint types test test-vllm oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -72,6 +72,10 @@ quick: dev
 
 coverage: dev
 	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm' --cov --cov-report=term:skip-covered
+
+# 100,000 cases of what may come on a connection between a gateway and a replica: six tests' 17,000.
+fuzz: dev
+	$(BIN)/python -m pytest -q --hypothesis-profile fuzz tests/deployments/contract/channel/test_channel_fuzz.py
 
 # One after the other: each starts a Ray of its own.
 integration: dev

@@ -116,17 +116,32 @@ class Dispatcher:
     def step(self, event: Event, now: float) -> list[Action]:
         """Take in one event at `now`, which never goes back; returns what is to do, in order."""
         actions: list[Action] = []
+        if self.take(event, now, actions):
+            self._settle(now, actions)
+        return actions
+
+    def take(self, event: Event, now: float, actions: list[Action]) -> bool:
+        """The first half of `step`: takes in the event and decides nothing that follows from it.
+        True: `decide` is to be called, soon. So of many events that come together all are known
+        before the first batch is formed."""
         wakeups = self._wakeups
         if now >= wakeups.wakes_at or isinstance(event, Tick):
             wakeups.wakes_at = inf
         if now < wakeups.quiet_until and isinstance(event, Arrive):
-            self._join(event, now, actions)
-            return actions
+            return self._join(event, now, actions)
         self._advance(now)
-        if not isinstance(event, Progress):
-            self._handle(event, now, actions)
-        elif not self._progress(event, now) and now < wakeups.wakes_at < inf:
-            return actions
+        if isinstance(event, Progress):
+            return self._progress(event, now) or not now < wakeups.wakes_at < inf
+        self._handle(event, now, actions)
+        return True
+
+    def decide(self, now: float) -> list[Action]:
+        """What follows from all that was taken in. Unlike a `Tick`, it uses up no timer that was
+        asked for and is not due."""
+        actions: list[Action] = []
+        if now >= self._wakeups.wakes_at:
+            self._wakeups.wakes_at = inf
+        self._advance(now)
         self._settle(now, actions)
         return actions
 
@@ -225,17 +240,17 @@ class Dispatcher:
 
     # -- what follows from an event
 
-    def _join(self, event: Arrive, now: float, actions: list[Action]) -> None:
+    def _join(self, event: Arrive, now: float, actions: list[Action]) -> bool:
         """A new request while nothing else happens: all that may follow is that less urgent work
         that has been sent gives way to it."""
         requests, wakeups = self._requests, self._wakeups
         if requests.arrive(event.request, now, actions):
             if requests.most_urgent() != wakeups.most_urgent:
                 self._advance(now)
-                self._settle(now, actions)
-                return
+                return True
             wakeups.joined(requests)
         wakeups.ask(requests.waiting.rows > 0, actions)
+        return False
 
     def _advance(self, now: float) -> None:
         """Before anything changes about how busy the replicas are."""

@@ -155,7 +155,7 @@ async def chat(switch: Callable[[bool], None]) -> None:
     from generating import CHAT, Client, add, streamed
     from in_process import Stand
 
-    from deployments.contract.wire import StreamEnd
+    from deployments.contract.channel.messages import StreamEnd
 
     with TemporaryDirectory() as folder:
         stand = Stand({"device": MODEL}, Path(folder))
@@ -163,10 +163,10 @@ async def chat(switch: Callable[[bool], None]) -> None:
         for on in (False, True):
             switch(on)
             client = Client(stand, CHAT, streamed())
-            _, call = await engines.until_begun(len(engines.begun) + 1)
-            engines.say(call.lease_id, b"data: one\n\n", tokens=(10, 0, 1))
+            lease_id = (await engines.until_begun(len(engines.begun) + 1)).lease_id
+            engines.say(lease_id, b"data: one\n\n", tokens=(10, 0, 1))
             await client.hears(1)
-            engines.say(call.lease_id, b"", tokens=(10, 0, 2), end=StreamEnd.DONE)
+            engines.say(lease_id, b"", tokens=(10, 0, 2), end=StreamEnd.DONE)
             await client.end()
         switch(False)
         stand.close()

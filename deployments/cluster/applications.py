@@ -19,7 +19,7 @@ from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
 
 GRACE_S = 20.0
-_STREAM_CALLS = 10_000
+_CALLS = 10_000  # never to be reached: gateways ask replicas for their key through Serve, no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ def _model_application(
             "digest": digest,
             "cache_dir": place.cache_dir,
             "gateways": gateway.replicas,
+            "channel": gateway.channel.model_dump(mode="json"),
             "log": gateway.log.model_dump(mode="json"),
         },
     }
@@ -109,7 +110,7 @@ def model(args: dict[str, Any]) -> Any:
 
     settings = ModelSettings.model_validate(args["settings"])
     gateways: int = args["gateways"]
-    own = (_streams if settings.task == "generate" else _batches)(settings, gateways)
+    own = _streams(settings) if settings.task == "generate" else _batches(settings, gateways)
     replica: Any = serve.deployment(
         name=MODEL_DEPLOYMENT,
         num_replicas=settings.replicas.count,
@@ -117,13 +118,14 @@ def model(args: dict[str, Any]) -> Any:
             "num_cpus": settings.replicas.num_cpus,
             "num_gpus": settings.replicas.num_gpus,
         },
+        max_ongoing_requests=_CALLS,
         max_queued_requests=-1,
         max_surge_percent=settings.replicas.surge_percent,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=2,
         health_check_timeout_s=settings.replicas.hang_limit_s + GRACE_S,  # behind what runs
         request_router_config=_pinned(args["name"]),
-        **own.options,
+        graceful_shutdown_timeout_s=own.drain_s,
     )(own.cls)
     anchor: Any = serve.deployment(
         ModelAnchor,
@@ -140,42 +142,25 @@ def model(args: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What is a kind of replica's own: its class, and options of its deployment."""
+    """What is a kind of replica's own: its class, and how long it may take to finish what it has
+    in hand when it is told to go."""
 
     cls: type
-    options: dict[str, Any]
+    drain_s: float
 
 
 def _batches(settings: ModelSettings, gateways: int) -> _Kind:
     from deployments.replica.batch_replica import BatchReplica
 
-    replicas = settings.replicas
-    # What a replica may have in hand at most: a stop lets it end.
-    room = 1 + gateways * (replicas.slots - 1)
-    # A bound that is never to be reached: of each gateway its batches, one sent over them, and for
-    # each a call that drops it or asks for its start. Too many batches get a busy answer instead.
-    calls = gateways * 2 * (replicas.slots + 1)
-    return _Kind(
-        BatchReplica,
-        {
-            "max_ongoing_requests": calls + 2,
-            "graceful_shutdown_timeout_s": replicas.hang_limit_s * room + GRACE_S,
-        },
-    )
+    # What a replica may have in hand at most.
+    room = 1 + gateways * (settings.replicas.slots - 1)
+    return _Kind(BatchReplica, settings.replicas.hang_limit_s * room + GRACE_S)
 
 
-def _streams(settings: ModelSettings, gateways: int) -> _Kind:
+def _streams(settings: ModelSettings) -> _Kind:
     from deployments.replica.stream_replica import StreamReplica
 
-    # Never to be reached either: a gateway's stream lasts, its calls return at once, and the stream
-    # core bounds the requests.
-    return _Kind(
-        StreamReplica,
-        {
-            "max_ongoing_requests": gateways * _STREAM_CALLS,
-            "graceful_shutdown_timeout_s": settings.timeout_s + GRACE_S,
-        },
-    )
+    return _Kind(StreamReplica, settings.timeout_s + GRACE_S)
 
 
 def _pinned(name: str) -> Any:

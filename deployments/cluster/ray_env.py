@@ -21,7 +21,6 @@ from deployments.settings.gateway import GatewaySettings
 
 _ALWAYS = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 * 1024 * 1024),
     "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "3600",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.gateway.http.fast_path:middlewares",
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a datagram a request, parsed in Python
@@ -41,6 +40,8 @@ _LOCAL = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_AUTH_MODE": "token",
+    # Nobody lists tasks here, and telling of them is a seventh of what idle processes cost.
+    "RAY_task_events_report_interval_ms": "0",
     # Ray's agents rename themselves, which else overwrites their environment; in it stands the id
     # by which a server's processes are found once its host is dead.
     "SPT_NOENV": "1",

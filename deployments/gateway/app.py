@@ -19,7 +19,7 @@ from deployments.gateway.http.codecs import (
     InferCodec,
     PredictCodec,
 )
-from deployments.gateway.http.exchange import Exchange
+from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
 from deployments.gateway.http.pages import Pages
 from deployments.gateway.http.protocols import error_shapes, openai_generation
@@ -52,10 +52,11 @@ class GatewayApp:
         self._pipeline = Pipeline(services)
         self._pages = pages
         self._connection = connection
+        self._disconnects = DisconnectWatch()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._http(Exchange(scope, receive, send))
+            await self._http(Exchange(scope, receive, send, self._disconnects))
         elif scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "websocket":

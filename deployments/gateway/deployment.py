@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ray import serve
 
+from deployments.contract.channel.sockets import client_tls
 from deployments.contract.description import GatewayIdentity
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry_actor import registry
@@ -21,8 +23,10 @@ from deployments.gateway.app import assembled
 from deployments.gateway.http import fast_path
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.queues.serve_handles import ServeChannel
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants_file import TenantsFile
+from deployments.settings.channel import channel_tls
 from deployments.settings.gateway import GatewaySettings
 
 _REFRESH_S = 1.0
@@ -49,6 +53,7 @@ class Gateway:
             GatewayIdentity(self._uid, len(settings.priorities), self._tenants.frozen),
             settings.preprocess.cache_bytes,
             self._telemetry.batch,
+            partial(ServeChannel, tls=client_tls(channel_tls(settings.channel))),
         )
         self._telemetry.watch(self._models, self._pool, self._tenants)
         self._app = assembled(settings, self._tenants, self._models, self._pool, self._telemetry)

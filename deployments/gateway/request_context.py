@@ -258,17 +258,13 @@ def demand_of(context: RequestContext, promise: Scheduling, session: str = "") -
     due_s = promise.slo_s if budget_s is None else budget_s
     if promise.core.generation is not None and budget_s is not None:
         due_s = min(promise.slo_s, budget_s)  # its first token is due before all of its answer
+    # Sessions of different tenants are different, whatever their callers name them.
+    own_session = f"{tenant.name}/{session}" if session else ""
+    expires_s = (promise.timeout_s if budget_s is None else budget_s) - spent_s
     return Demand(
-        tenant=tenant.name,
-        priority=context.caller.rank,
-        deadline_s=due_s - spent_s,
-        expires_s=(promise.timeout_s if budget_s is None else budget_s) - spent_s,
-        weight=tenant.weight,
-        tenant_rows=tenant.max_queue_rows,
-        # Sessions of different tenants are different, whatever their callers name them.
-        session=f"{tenant.name}/{session}" if session else "",
-        repeatable=options.repeatable,
-    )
+        tenant.name, context.caller.rank, due_s - spent_s, expires_s, tenant.weight,
+        tenant.max_queue_rows, own_session, options.repeatable,
+    )  # fmt: skip
 
 
 def check_tenant_bounds(caller: Caller, lengths: tuple[int, ...]) -> None:

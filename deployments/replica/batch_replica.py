@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.wire import BatchCall, BatchReply
 from deployments.replica import describe
 from deployments.replica.device import DeviceWorker
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of
@@ -34,7 +33,7 @@ class BatchReplica(ModelReplica):
         )
         self._core = ReplicaCore(self._worker)
         self._watch = self._loop.create_task(watch_hangs(self._worker, min(1.0, hang_limit_s / 4)))
-        self._progress.tell("ready", 1.0)
+        await self._listen(self._core, args)
 
     async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:
         costs = await self._loop.run_in_executor(None, self._load_and_measure, cache_dir)
@@ -53,22 +52,12 @@ class BatchReplica(ModelReplica):
             start, model, runtime, lambda line: logger.info(line, extra={"model": self._name})
         )
 
-    async def infer(self, call: BatchCall) -> BatchReply:
-        return await self._core.infer(call)
-
-    async def drop(self, gateway: str, lease_id: int) -> bool:
-        """See `ReplicaCore.drop`."""
-        return self._core.drop(gateway, lease_id)
-
-    async def opened(self, gateway: str, lease_id: int) -> bool:
-        """See `ReplicaCore.opened`."""
-        return await self._core.opened(gateway, lease_id)
-
     async def check_health(self) -> None:
         await self._worker.health()
 
     async def __del__(self) -> None:
         """A constructor that failed leaves some of these unmade."""
+        await self._drain()
         watch = getattr(self, "_watch", None)
         if watch is not None:
             watch.cancel()
@@ -76,6 +65,7 @@ class BatchReplica(ModelReplica):
         if worker is not None:
             # Off the loop: it waits for a batch that still runs, and the loop delivers its answer.
             await self._loop.run_in_executor(None, worker.close)
+        await self._let_go()
         runtime = getattr(self, "_runtime", None)
         if runtime is not None:
             runtime.close()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deployments.contract.wire import Column, RowError, from_ragged
+from deployments.contract.channel.messages import Column, RowError, from_ragged
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import Batch, Ragged, Result, Runtime, StageTimes
 

@@ -20,31 +20,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.contract.wire import RowError
+from deployments.contract.channel.messages import RowError
 from deployments.replica.bisection import NOTHING_RUN, BatchResult, run_bisected
 from routers.staging import Staged, Staging, Turn
 from routers.types import FlowWork, Report
 from runtimes.types import Batch, Prefetching, Runtime
 
 Key = tuple[str, int]
-News = list[tuple[asyncio.Future[Any], Any]]
+News = list[tuple[Callable[[Any], None], Any]]  # what to call on the loop, and with what
 _DUTY_WINDOW_S = 10.0
 _TOO_LATE = "the request's time limit passed before it ran"
 
 
 @dataclass(slots=True)
 class Job:
-    """`done` is a future of the loop that queued it. `budget_s`: how long after its arrival
-    anybody waits. `returned`: it was not started and will not be. `opened`, for whoever asked:
-    resolves to True when it starts, to False when it never will. `fault`: what the runtime raised
-    when that was not the fault of single rows."""
+    """`on_done` is called on the loop, once, when it has run or was returned; `on_start` when it
+    starts, if anybody wants to know. `budget_s`: how long after its arrival anybody waits.
+    `returned`: it was not started and will not be. `fault`: what the runtime raised when that was
+    not the fault of single rows."""
 
     staged: Staged
     batch: Batch
-    done: asyncio.Future[Job]
+    on_done: Callable[[Job], None]
     arrived: float
     budget_s: float = float("inf")
-    opened: asyncio.Future[bool] | None = None
+    on_start: Callable[[Job], None] | None = None
     returned: bool = False
     started: float = 0.0
     finished: float = 0.0
@@ -70,6 +70,10 @@ class Probe:
     """A question for the runtime's health; `done` resolves to its fault, None when it is well."""
 
     done: asyncio.Future[Exception | None]
+
+    def answer(self, fault: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_result(fault)
 
 
 class DeviceQueue:
@@ -107,19 +111,20 @@ class DeviceQueue:
         return dropped
 
     def holds(self, key: Key) -> bool:
-        return key in self._jobs
+        with self._lock:
+            return key in self._jobs
 
-    def opened(self, key: Key) -> asyncio.Future[bool] | None:
-        """Resolves once the job has started (True) or never will (False); None: it is not here."""
+    def watch(self, key: Key, on_start: Callable[[Job], None]) -> None:
+        """Calls that when the job starts, at once where it has; not if it never does."""
         with self._lock:
             job = self._jobs.get(key)
             if job is None:
-                return None
-            if job.opened is None:
-                job.opened = self._loop.create_future()
-            if job.staged is self._staging.running and not job.opened.done():
-                job.opened.set_result(True)
-            return job.opened
+                return
+            runs = job.staged is self._staging.running
+            if not runs:
+                job.on_start = on_start
+        if runs:
+            on_start(job)
 
     def probe(self, probe: Probe) -> None:
         self._ready.put(probe)
@@ -154,11 +159,11 @@ class DeviceQueue:
         with self._lock:
             del self._jobs[job.key]
             turn = self._staging.finish(job.service_s, time.perf_counter())
-            news: News = [(job.done, job), *self._carried_out(turn)]
+            news: News = [(job.on_done, job), *self._carried_out(turn)]
         self.tell(news)
 
     def tell(self, news: News) -> None:
-        """Sets futures' results on the loop."""
+        """Calls them on the loop."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(_tell, news)
 
@@ -169,8 +174,8 @@ class DeviceQueue:
         if turn.start is not None:
             job = self._jobs[turn.start.gateway, turn.start.lease_id]
             self._ready.put(job)
-            if job.opened is not None:
-                news.append((job.opened, True))
+            if job.on_start is not None:
+                news.append((job.on_start, job))
         for staged in turn.returned:
             news += self._returned((staged.gateway, staged.lease_id))
         return news
@@ -178,16 +183,12 @@ class DeviceQueue:
     def _returned(self, key: Key) -> News:
         job = self._jobs.pop(key)
         job.returned = True
-        news: News = [(job.done, job)]
-        if job.opened is not None:
-            news.append((job.opened, False))
-        return news
+        return [(job.on_done, job)]
 
 
 def _tell(news: News) -> None:
-    for future, result in news:
-        if not future.done():
-            future.set_result(result)
+    for call, of in news:
+        call(of)
 
 
 class DeviceWorker:
@@ -255,7 +256,7 @@ class DeviceWorker:
     def _work(self) -> None:
         while (item := self.queue.take()) is not None:
             if isinstance(item, Probe):
-                self.queue.tell([(item.done, self._probe())])
+                self.queue.tell([(item.answer, self._probe())])
             else:
                 self._run(item)
                 self.queue.finish(item)

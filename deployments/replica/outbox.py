@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from deployments.contract.wire import Piece, StreamEnd
+from deployments.contract.channel.messages import Piece, StreamEnd
 from runtimes.types import Chunk
 
+MOST_MESSAGE_BYTES = 1 << 20  # the last piece may go past it
 _NOTHING = Chunk(b"", 0, 0, 0, 0)
 
 
@@ -27,6 +28,15 @@ class Outbox:
     def __init__(self) -> None:
         self._gathered: dict[int, _Gathered] = {}
         self._wake = asyncio.Event()
+
+    @property
+    def filled(self) -> bool:
+        return bool(self._gathered)
+
+    @property
+    def ends(self) -> int:
+        """Requests whose end has not been taken."""
+        return sum(entry.end is not None for entry in self._gathered.values())
 
     def put(self, lease_id: int, chunk: Chunk, service_s: float) -> None:
         entry = self._entry(lease_id)
@@ -54,10 +64,20 @@ class Outbox:
             pass
 
     def take(self) -> tuple[Piece, ...]:
-        """All of it, in the order in which requests had something first."""
+        """In the order in which requests had something first; what no message has room for is left
+        for the next."""
         self._wake.clear()
-        taken, self._gathered = self._gathered, {}
-        return tuple(_piece(lease_id, entry) for lease_id, entry in taken.items())
+        gathered, self._gathered = self._gathered, {}
+        pieces: list[Piece] = []
+        size = 0
+        for lease_id, entry in gathered.items():
+            if size < MOST_MESSAGE_BYTES:
+                pieces.append(_piece(lease_id, entry))
+                size += len(pieces[-1].data)
+            else:
+                self._gathered[lease_id] = entry
+                self._wake.set()
+        return tuple(pieces)
 
     def _entry(self, lease_id: int) -> _Gathered:
         self._wake.set()

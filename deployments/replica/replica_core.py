@@ -1,89 +1,126 @@
 """A model replica without Ray: takes batches in, and says with every answer how things stand here.
 
-A batch that was not started, whoever's choice that was, gets a busy answer as a value. `held` and
-`seen` let each gateway compare its leases with the truth. Calls may overtake each other on their
-way, so what is said of a batch that has not come yet is kept for a while. A batch whose call was
-abandoned is dropped unless it runs.
+A batch that was not started, whoever's choice that was, gets a busy answer. `held` and `seen` let
+each gateway compare its leases with the truth. What a gateway that is gone had staged is returned,
+what runs for it runs to its end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import Sequence
+from functools import partial
 
-from deployments.contract.wire import BatchCall, BatchReply, to_batch
-from deployments.replica.device import DeviceWorker, Job, Key
+from deployments.contract.channel.frames import Buffer, Frame, Kind
+from deployments.contract.channel.messages import (
+    BatchCall,
+    BatchReply,
+    MessageError,
+    decode_call,
+    encode_reply,
+    to_batch,
+)
+from deployments.replica.channel_server import Session
+from deployments.replica.device import DeviceWorker, Job
 from routers.staging import Staged
 from routers.types import FlowWork, Report
 
-_MOST_GATEWAYS = 64
-_ARRIVES_S = 1.0  # how much later a batch may come than what is said of it
+logger = logging.getLogger("headrace.replica")
 
 
 class ReplicaCore:
+    """A `LeaseCore`."""
+
     def __init__(self, worker: DeviceWorker) -> None:
         self._worker = worker
         self._queue = worker.queue
-        self._loop = asyncio.get_running_loop()
-        self._last_reported: dict[str, tuple[FlowWork, ...]] = {}
-        self._dropped: set[Key] = set()
-        self._unseen: dict[Key, asyncio.Future[bool]] = {}
+        self._held: dict[Session, set[int]] = {}
+        self._last_reported: dict[Session, tuple[FlowWork, ...]] = {}
+        self._leaving = False
+        self._ended = asyncio.Event()
 
     @property
     def inflight(self) -> int:
         return self._queue.inflight
 
-    async def infer(self, call: BatchCall) -> BatchReply:
-        """Raises what the runtime raised when it was not the fault of single rows."""
-        job = self._job(call)
-        if job.key in self._dropped:
-            self._dropped.discard(job.key)
+    # ---- `LeaseCore` --------------------------------------------------------------------------
+
+    def joined(self, session: Session) -> None:
+        self._held[session] = set()
+
+    def left(self, session: Session) -> None:
+        self._last_reported.pop(session, None)
+        for lease_id in list(self._held.pop(session, ())):
+            self._queue.drop((session.gateway, lease_id))
+
+    def received(self, session: Session, frame: Frame) -> None:
+        key = session.gateway, frame.lease_id
+        if frame.kind is Kind.BATCH:
+            self._take_in(session, frame.lease_id, decode_call(frame.body))
+        elif frame.kind is Kind.DROP:
+            self._queue.drop(key)
+        elif frame.kind is Kind.WATCH:
+            self._queue.watch(key, partial(self._started, session))
+        else:
+            raise MessageError(f"{frame.kind.name} to a replica that takes batches")
+
+    def leave(self) -> None:
+        self._leaving = True
+
+    async def until_idle(self) -> None:
+        while self.inflight or any(self._held.values()):
+            self._ended.clear()
+            await self._ended.wait()
+
+    # ---- batches ------------------------------------------------------------------------------
+
+    def _take_in(self, session: Session, lease_id: int, call: BatchCall) -> None:
+        if lease_id in self._held[session] or self._queue.holds((session.gateway, lease_id)):
+            raise MessageError(f"lease {lease_id} is here already")
+        staged = Staged(session.gateway, lease_id, call.rank, call.predicted_s, call.charges)
+        on_start = partial(self._started, session) if call.tells_start else None
+        job = Job(
+            staged, to_batch(call), partial(self._done, session), time.perf_counter(),
+            call.budget_s, on_start,
+        )  # fmt: skip
+        self._held[session].add(lease_id)
+        if self._leaving:
             job.returned = True
-            return self._reply(job, Report())
-        job.opened = self._unseen.pop(job.key, None)
-        self._queue.put(job, call.waiting)
-        try:
-            await job.done
-        except asyncio.CancelledError:
-            self._queue.drop(job.key)
-            raise
-        if job.fault is not None:
-            raise job.fault
-        service_s = job.service_s
-        return self._reply(
-            job, self._queue.report(call.gateway, service_s, job.result.padded_tokens)
-        )
+            self._done(session, job)
+        else:
+            self._queue.put(job, call.waiting)
 
-    def drop(self, gateway: str, lease_id: int) -> bool:
-        """Nobody waits for this batch: it is returned unless it has started; whether it was."""
-        key = gateway, lease_id
-        dropped = self._queue.drop(key)
-        if not dropped and not self._queue.holds(key):
-            self._dropped.add(key)
-            self._loop.call_later(_ARRIVES_S, self._dropped.discard, key)
-        return dropped
+    def _started(self, session: Session, job: Job) -> None:
+        session.send(Kind.STARTED, job.staged.lease_id)
 
-    async def opened(self, gateway: str, lease_id: int) -> bool:
-        """Returns when the batch starts: True; False once it never will."""
-        key = gateway, lease_id
-        future = self._queue.opened(key)
-        if future is None:
-            future = self._unseen[key] = self._loop.create_future()
-            self._loop.call_later(_ARRIVES_S, self._has_not_come, key)
-        return await future
+    def _done(self, session: Session, job: Job) -> None:
+        self._ended.set()
+        if session in self._held:
+            lease_id = job.staged.lease_id
+            self._held[session].discard(lease_id)
+            kind, body = self._answer(session, job)
+            session.send(kind, lease_id, body)
 
-    def _has_not_come(self, key: Key) -> None:
-        future = self._unseen.pop(key, None)
-        if future is not None and not future.done():
-            future.set_result(False)
+    def _answer(self, session: Session, job: Job) -> tuple[Kind, Sequence[Buffer]]:
+        """What a runtime made that no message can hold costs this batch alone."""
+        fault = job.fault
+        if fault is None:
+            try:
+                return Kind.REPLY, encode_reply(self._reply(session, job))
+            except Exception as unsendable:
+                logger.exception("a batch's answer cannot be sent")
+                fault = unsendable
+        return Kind.FAULT, [str(fault).encode("utf-8", "replace")]
 
-    def _job(self, call: BatchCall) -> Job:
-        staged = Staged(call.gateway, call.lease_id, call.rank, call.predicted_s, call.charges)
-        done: asyncio.Future[Job] = self._loop.create_future()
-        return Job(staged, to_batch(call), done, time.perf_counter(), call.budget_s)
+    def _report(self, job: Job) -> Report:
+        if job.returned and self._leaving:
+            return Report()
+        return self._queue.report(job.staged.gateway, job.service_s, job.result.padded_tokens)
 
-    def _reply(self, job: Job, report: Report) -> BatchReply:
-        result, t = job.result, job.result.times
+    def _reply(self, session: Session, job: Job) -> BatchReply:
+        report, result, t = self._report(job), job.result, job.result.times
         return BatchReply(
             busy=job.returned,
             outputs=result.outputs,
@@ -100,16 +137,14 @@ class ReplicaCore:
             free_in_s=report.free_in_s,
             virtual_time=report.virtual_time,
             served=report.served,
-            waiting=self._news(job.staged.gateway, report.waiting),
+            waiting=self._news(session, report.waiting),
         )
 
-    def _news(self, gateway: str, waiting: tuple[FlowWork, ...]) -> tuple[FlowWork, ...] | None:
-        """What waits elsewhere, None when this gateway was told so before."""
-        if self._last_reported.get(gateway) is waiting:
+    def _news(self, session: Session, waiting: tuple[FlowWork, ...]) -> tuple[FlowWork, ...] | None:
+        """What waits elsewhere, None when it was told so on this connection before."""
+        if self._last_reported.get(session) is waiting:
             return None
-        if len(self._last_reported) > _MOST_GATEWAYS:
-            self._last_reported.clear()  # gateways that were restarted have new names
-        self._last_reported[gateway] = waiting
+        self._last_reported[session] = waiting
         return waiting
 
 

@@ -1,4 +1,4 @@
-"""How a model's replica starts, whatever it runs, and what it tells the registry meanwhile.
+"""How a model's replica starts and goes, whatever it runs, and what the registry hears of it.
 
 A constructor loads, warms and profiles before it returns, so a replica that runs is hot; which
 phase it is in, how far, and why it failed, the registry hears. A replica whose device or engine
@@ -12,14 +12,18 @@ import os
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import serve
 
 from deployments.contract import logs
+from deployments.contract.channel.sockets import server_tls
 from deployments.contract.description import ModelDescription
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry import ReplicaProgress
 from deployments.contract.registry_actor import registry
 from deployments.replica import backend_env
+from deployments.replica.channel_server import ChannelServer, LeaseCore
+from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
 from deployments.settings.model import ModelSettings
 from runtimes.errors import RuntimeFault
 
@@ -28,11 +32,12 @@ logger = logging.getLogger("headrace.replica")
 
 
 class ModelReplica:
-    """What batch and stream replicas have in common. A constructor calls `_start_up`; a subclass
-    says in `_load` how its runtime becomes hot."""
+    """What batch and stream replicas have in common. A constructor calls `_start_up` and, last,
+    `_listen`; a subclass says in `_load` how its runtime becomes hot."""
 
     async def _start_up(self, args: dict[str, Any]) -> None:
-        """`args`: {"name", "settings" (plain dict), "digest" of them, "cache_dir", "log"}."""
+        """`args`: {"name", "settings" (plain dict), "digest" of them, "cache_dir", "channel",
+        "log"}."""
         keep_replica_calls_local()
         logs.configure(args["log"]["level"], args["log"]["format"])
         self._name: str = args["name"]
@@ -51,12 +56,40 @@ class ModelReplica:
         """The description of the loaded and warm model, and its tokeniser's bytes."""
         raise NotImplementedError
 
+    async def _listen(self, core: LeaseCore, args: dict[str, Any]) -> None:
+        """Lets gateways in, which is the last thing before the replica is ready."""
+        channel = ChannelSettings.model_validate(args["channel"])
+        replica_id = serve.get_replica_context().replica_id.unique_id
+        self._server = ChannelServer(core, replica_id, tls=server_tls(channel_tls(channel)))
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        await self._server.listen(host, channel_ports(channel))
+        self._progress.tell("ready", 1.0)
+
+    async def _drain(self) -> None:
+        """A constructor that failed has let nobody in."""
+        server = getattr(self, "_server", None)
+        if server is not None:
+            await server.drain()
+
+    async def _let_go(self) -> None:
+        server = getattr(self, "_server", None)
+        if server is not None:
+            await server.close()
+
     def _end_process(self, reason: str) -> None:
         logger.error("%s; the replica ends", reason, extra={"model": self._name})
         os._exit(HUNG_EXIT_CODE)
 
     def record_replica_metadata(self) -> dict[str, str]:
-        return {"version": self._description.version, "digest": self._description.digest}
+        """What gateways hear of a running replica. Serve calls it once the constructor is done."""
+        description, address = self._description, self._server.address
+        return {
+            "version": description.version, "digest": description.digest, "channel": address,
+        }  # fmt: skip
+
+    async def channel_key(self) -> bytes:
+        """What a gateway must know to connect; for callers inside the cluster alone."""
+        return self._server.key
 
     async def describe(self) -> tuple[ModelDescription, bytes]:
         """The model's description and its tokeniser's bytes (empty without one)."""

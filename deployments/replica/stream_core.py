@@ -1,9 +1,9 @@
 """A replica that generates, without Ray: runs requests one by one, tells each gateway what came.
 
 Every request that began ends with a piece that says how, once the engine has freed what it held; a
-gateway's stream that ends aborts all that runs for it. What is told goes out as soon as the loop
-has handed on an engine step's outputs, and merged where the gateway reads slowly. An abort may come
-before its request does, and is kept for a while.
+gateway's connection that ends aborts all that runs for it. What is told goes out as soon as the
+loop has handed on an engine step's outputs, and merged where the gateway takes it in slowly: no
+gateway holds up the engine.
 """
 
 from __future__ import annotations
@@ -13,19 +13,27 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from deployments.contract.wire import GenerateCall, StepMessage, StreamEnd
+from deployments.contract.channel.frames import STALLED_S, Frame, Kind
+from deployments.contract.channel.messages import (
+    GenerateCall,
+    MessageError,
+    StepMessage,
+    StreamEnd,
+    decode_generate,
+    encode_steps,
+)
+from deployments.replica.channel_server import Session
 from deployments.replica.outbox import Outbox
 from runtimes.errors import RuntimeFault, Unhealthy
 from runtimes.types import Ask, Chunk, EngineLoad, StreamRuntime
 
 SIGN_OF_LIFE_S = 1.0
 _SETTLED_S, _LOOKS = 0.1, 10  # an engine's account shows what ended a step later
-MOST_CHUNK_BYTES = 64 << 20  # a message carries them all, and gRPC breaks the stream at 256 MiB
-_ARRIVES_S = 1.0  # how much later a request may come than its abort
+MOST_CHUNK_BYTES = 64 << 20  # a message carries them all, and a frame has a limit
 logger = logging.getLogger("headrace.replica")
 
 
@@ -33,42 +41,52 @@ logger = logging.getLogger("headrace.replica")
 class _Run:
     """A request that has begun. `end`: how it would have ended, were its task cancelled now."""
 
+    lease_id: int
     call: GenerateCall
     began: float
     task: asyncio.Task[None] | None = None
     last: Chunk | None = None
     end: StreamEnd = StreamEnd.ABORTED
 
+    def cancel(self) -> None:
+        """Once: a second time would disturb the engine while it lets go."""
+        if self.task is not None and not self.task.cancelling():
+            self.task.cancel()
+
 
 class _Stream:
-    """One gateway's: its outbox, its requests by lease, aborts of such as have not come."""
+    """One gateway's: its outbox, its requests by lease. `pump`: the task that empties it."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self.outbox = Outbox()
         self.running: dict[int, _Run] = {}
-        self.aborted: set[int] = set()
         self.seen = 0
         self.open = True
+        self.pump: asyncio.Task[None] | None = None
+
+    def abort(self) -> None:
+        for run in self.running.values():
+            run.cancel()
 
     def close(self) -> None:
+        """What is in the outbox is still told."""
         self.open = False
         self.outbox.wake()
-        for run in self.running.values():
-            if run.task is not None:
-                run.task.cancel()
 
 
 class StreamCore:
-    """`room`: requests that it takes at once; further ones are answered busy."""
+    """A `LeaseCore`. `room`: requests that it takes at once; further ones are answered busy."""
 
     def __init__(self, runtime: StreamRuntime, room: int) -> None:
         self._runtime = runtime
         self._room = room
         self._loop = asyncio.get_running_loop()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[Session, _Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
         self._inflight = 0
+        self._leaving = False
         self._load = EngineLoad()
 
     @property
@@ -76,61 +94,65 @@ class StreamCore:
         """Requests that run, those included that are being aborted."""
         return self._inflight
 
-    def begin(self, call: GenerateCall) -> bool:
-        """False: the gateway has no stream open here, nothing was begun."""
-        stream = self._streams.get(call.gateway)
-        if stream is None:
-            return False
-        stream.seen = max(stream.seen, call.lease_id)
-        if call.lease_id in stream.aborted:
-            stream.aborted.discard(call.lease_id)
-            stream.outbox.end(call.lease_id, StreamEnd.ABORTED, None, 0.0)
-        elif self.inflight >= self._room:
-            stream.outbox.end(call.lease_id, StreamEnd.BUSY, None, 0.0)
-        else:
-            self._start(stream, _Run(call, time.perf_counter()))
-        return True
+    # ---- `LeaseCore` --------------------------------------------------------------------------
 
-    def abort(self, gateway: str, lease_id: int) -> bool:
-        """Whether it ran. Its last piece follows when the engine has let go of it."""
-        stream = self._streams.get(gateway)
-        if stream is None:
-            return False
-        run = stream.running.get(lease_id)
-        if run is not None and run.task is not None:
-            run.task.cancel()
-            return True
-        stream.aborted.add(lease_id)
-        self._loop.call_later(_ARRIVES_S, stream.aborted.discard, lease_id)
-        return False
+    def joined(self, session: Session) -> None:
+        stream = self._streams[session] = _Stream(session)
+        stream.pump = self._loop.create_task(self._messages(stream))
 
-    async def messages(self, gateway: str) -> AsyncGenerator[StepMessage, None]:
-        """The gateway's stream: at once an empty message, then whatever comes, then a sign of life
-        a second, and soon after requests ended; ends when a newer stream takes its place. Closing
-        it aborts the gateway's requests."""
-        stream = _Stream()
-        older = self._streams.get(gateway)
-        self._streams[gateway] = stream
-        if older is not None:
-            older.close()
-        try:
-            yield await self._message(stream)
-            looks, steps = 0, 0  # how often to look soon for a step after that in which some ended
-            while stream.open:
-                await stream.outbox.wait(_SETTLED_S if looks else SIGN_OF_LIFE_S)
-                if not stream.open:
-                    return
-                message = await self._message(stream)
-                if any(piece.end is not None for piece in message.pieces):
-                    looks, steps = _LOOKS, message.load.steps
-                else:
-                    looks = max(looks - 1, 0) if message.load.steps == steps else 0
-                yield message
-                del message  # it may be large, and the next one may be long in coming
-        finally:
-            if self._streams.get(gateway) is stream:
-                del self._streams[gateway]
+    def left(self, session: Session) -> None:
+        """Aborts the gateway's requests."""
+        stream = self._streams.pop(session, None)
+        if stream is not None:
+            stream.abort()
             stream.close()
+
+    def received(self, session: Session, frame: Frame) -> None:
+        stream = self._streams[session]
+        if frame.kind is Kind.BEGIN:
+            self._begin(stream, frame.lease_id, decode_generate(frame.body))
+        elif frame.kind is Kind.ABORT:
+            run = stream.running.get(frame.lease_id)
+            if run is not None:
+                run.cancel()  # its last piece follows when the engine has let go of it
+        else:
+            raise MessageError(f"{frame.kind.name} to a replica that generates")
+
+    def leave(self) -> None:
+        self._leaving = True
+
+    async def until_idle(self) -> None:
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._until_told()
+
+    # ---- requests -----------------------------------------------------------------------------
+
+    def _begin(self, stream: _Stream, lease_id: int, call: GenerateCall) -> None:
+        if lease_id in stream.running:
+            raise MessageError(f"lease {lease_id} is here already")
+        stream.seen = max(stream.seen, lease_id)
+        if self._leaving or self.inflight >= self._room:
+            stream.outbox.end(lease_id, StreamEnd.BUSY, None, 0.0)
+        else:
+            self._start(stream, _Run(lease_id, call, time.perf_counter()))
+            stream.session.send(Kind.STARTED, lease_id)
+
+    async def _messages(self, stream: _Stream) -> None:
+        """Whatever comes, else a sign of life a second, and soon after requests ended; until the
+        stream is closed and all has been told."""
+        looks, steps = 0, 0  # how often to look soon for a step after that in which some ended
+        while stream.open or stream.outbox.filled:
+            await stream.session.room()
+            message = await self._message(stream)
+            if any(piece.end is not None for piece in message.pieces):
+                looks, steps = _LOOKS, message.load.steps
+            else:
+                looks = max(looks - 1, 0) if message.load.steps == steps else 0
+            stream.session.send(Kind.STEPS, 0, encode_steps(message))
+            del message  # it may be large, and the next one may be long in coming
+            if stream.open:
+                await stream.outbox.wait(_SETTLED_S if looks else SIGN_OF_LIFE_S)
 
     async def health(self) -> EngineLoad:
         """Raises `Unhealthy` where the engine will not recover."""
@@ -138,10 +160,21 @@ class StreamCore:
         return self._load
 
     async def close(self) -> None:
-        """Aborts all that runs and waits until the engine has let go of it."""
+        """Aborts all that runs, waits until the engine has let go of it and that has been told."""
+        for stream in self._streams.values():
+            stream.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._until_told()
+
+    async def _until_told(self) -> None:
+        """A gateway that takes nothing in does not hold the replica for ever."""
         for stream in self._streams.values():
             stream.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        pumps = [stream.pump for stream in self._streams.values() if stream.pump is not None]
+        if pumps:
+            _, stuck = await asyncio.wait(pumps, timeout=STALLED_S)
+            for pump in stuck:
+                pump.cancel()
 
     async def _message(self, stream: _Stream) -> StepMessage:
         try:
@@ -149,13 +182,14 @@ class StreamCore:
         except Unhealthy:
             load = self._load  # the health check replaces the replica; what came is handed on
         pieces = stream.outbox.take()
-        return StepMessage(pieces, len(stream.running), stream.seen, self.inflight, load)
+        held = len(stream.running) + stream.outbox.ends
+        return StepMessage(pieces, held, stream.seen, self.inflight, load)
 
     def _start(self, stream: _Stream, run: _Run) -> None:
         task = self._loop.create_task(self._serve(stream, run))
         run.task = task
         self._inflight += 1
-        stream.running[run.call.lease_id] = run
+        stream.running[run.lease_id] = run
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         # A task that is cancelled before its first step never runs a line of its own.
@@ -163,14 +197,14 @@ class StreamCore:
 
     async def _serve(self, stream: _Stream, run: _Run) -> None:
         call = run.call
-        ask = Ask(self._name(call), call.endpoint, call.body, call.priority)
+        ask = Ask(self._name(stream, run), call.endpoint, call.body, call.priority)
         try:
             async with asyncio.timeout(call.budget_s), aclosing(self._runtime.run(ask)) as chunks:
                 async for chunk in chunks:
                     if len(chunk.data) > MOST_CHUNK_BYTES:
                         chunk = _too_large(chunk)
                     run.last = chunk
-                    stream.outbox.put(call.lease_id, chunk, time.perf_counter() - run.began)
+                    stream.outbox.put(run.lease_id, chunk, time.perf_counter() - run.began)
             run.end = StreamEnd.DONE
         except TimeoutError:
             pass  # aborted: nobody waits for it any longer
@@ -183,14 +217,14 @@ class StreamCore:
         finally:
             self._finish(stream, run)
 
-    def _name(self, call: GenerateCall) -> str:
-        return f"{call.gateway}-{call.lease_id}-{next(self._numbers)}"
+    def _name(self, stream: _Stream, run: _Run) -> str:
+        return f"{stream.session.gateway}-{run.lease_id}-{next(self._numbers)}"
 
     def _finish(self, stream: _Stream, run: _Run) -> None:
         """Idempotent."""
-        if stream.running.pop(run.call.lease_id, None) is not None:
+        if stream.running.pop(run.lease_id, None) is not None:
             self._inflight -= 1
-            stream.outbox.end(run.call.lease_id, run.end, run.last, time.perf_counter() - run.began)
+            stream.outbox.end(run.lease_id, run.end, run.last, time.perf_counter() - run.began)
 
 
 def _too_large(chunk: Chunk) -> Chunk:

@@ -1,19 +1,17 @@
 """The Ray Serve deployment of a model that generates: wires a stream runtime to the stream core.
 
-What runs inside is an engine that batches by itself, and what comes of its requests goes out on one
-stream a gateway. An engine that makes no step while requests run ends the process; gateways run
+What runs inside is an engine that batches by itself, and what comes of its requests goes out with
+each of its steps. An engine that makes no step while requests run ends the process; gateways run
 again what had not begun to answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.wire import GenerateCall, StepMessage
 from deployments.replica import backend_env, describe
 from deployments.replica.startup import ModelReplica
 from deployments.replica.stream_core import StreamCore, watch_stalls
@@ -32,7 +30,7 @@ class StreamReplica(ModelReplica):
         self._watch = asyncio.get_running_loop().create_task(
             watch_stalls(self._core, limit_s, self._stalled, min(1.0, limit_s / 4))
         )
-        self._progress.tell("ready", 1.0)
+        await self._listen(self._core, args)
 
     async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:
         name, model = self._name, self._settings
@@ -47,34 +45,19 @@ class StreamReplica(ModelReplica):
     def _stalled(self) -> None:
         self._end_process("the engine made no step within hang_limit_s")
 
-    async def begin(self, call: GenerateCall) -> bool:
-        """See `StreamCore.begin`."""
-        return self._core.begin(call)
-
-    async def abort(self, gateway: str, lease_ids: list[int]) -> int:
-        """How many of them ran; see `StreamCore.abort`."""
-        return sum(self._core.abort(gateway, lease_id) for lease_id in lease_ids)
-
-    async def messages(self, gateway: str) -> AsyncIterator[StepMessage]:
-        """See `StreamCore.messages`."""
-        stream = self._core.messages(gateway)
-        try:
-            async for message in stream:
-                yield message
-        finally:
-            await stream.aclose()
-
     async def check_health(self) -> None:
         await self._core.health()
 
     async def __del__(self) -> None:
         """A constructor that failed leaves some of these unmade."""
+        await self._drain()
         watch = getattr(self, "_watch", None)
         if watch is not None:
             watch.cancel()
         core = getattr(self, "_core", None)
         if core is not None:
             await core.close()
+        await self._let_go()
         runtime = getattr(self, "_runtime", None)
         if runtime is not None:
             await runtime.close()

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from deployments.settings.channel import ChannelSettings, channel_ports
 from yaml_document.section import Section, listed, wrong
 
 MIB = 1024 * 1024
@@ -147,6 +148,10 @@ class GatewaySettings(Section):
     limits: LimitSettings = Field(
         default_factory=LimitSettings, description="What a request may weigh and take to arrive."
     )
+    channel: ChannelSettings = Field(
+        default_factory=ChannelSettings,
+        description="Between gateways and replicas. A change restarts them.",
+    )
     preprocess: PreprocessSettings = Field(
         default_factory=PreprocessSettings,
         description="The pool for texts, images and large bodies.",
@@ -170,6 +175,9 @@ class GatewaySettings(Section):
                 if each in taken:
                     raise wrong(f"uses port {each}, which {taken[each]} has; must differ", name)
                 taken[each] = name
+        for each, name in taken.items():
+            if each in channel_ports(self.channel) and each:
+                raise wrong(f"includes port {each}, which {name} has", "channel", "first_port")
         if self.metrics_port + self.replicas - 1 > 65_535:
             raise wrong("leaves too few ports below 65536 for every gateway", "metrics_port")
         return self

@@ -13,14 +13,23 @@ from routers.staging import Staged
 from runtimes.types import Batch, Ragged, Runtime
 
 
+class WaitedJob(Job):
+    """A job that a test waits for: `done` resolves when it has run or was returned, which it hears
+    once."""
+
+    done: asyncio.Future[Job]
+
+
 def job_of(
     lease_id: int, gateway: str = "g", *, tag: float = 0.0, budget_s: float = 60.0, **more: Any
-) -> Job:
+) -> WaitedJob:
     ids = Ragged("INT64", np.array([lease_id], dtype=np.int64), ((1,),))
     batch = Batch(1, np.ones(1, dtype=np.int64), {"x": ids})
     done: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
     staged = Staged(gateway, lease_id, (0, 0, tag), **more)
-    return Job(staged, batch, done, time.perf_counter(), budget_s)
+    job = WaitedJob(staged, batch, done.set_result, time.perf_counter(), budget_s)
+    job.done = done
+    return job
 
 
 def worker_of(runtime: Runtime, slots: int = 2) -> DeviceWorker:

@@ -1,87 +1,124 @@
 """Replicas that generate, played by a test: who was asked for what, and what each says and when.
 
-`Engines` is a gateway's way to them. Streams open at once unless the replica is `dead`; a request
-that is begun waits until the test brings pieces of its answer. An abort is answered by the
-request's last piece, as a real replica does, unless `deaf`.
+`Engines` is a gateway's channel to them, without sockets but through the bytes that would travel. A
+replica is connected a turn of the loop after it was listed, unless it is `dead`; a request that is
+begun waits until the test brings pieces of its answer. An abort is answered by the request's last
+piece, as a real replica does, unless `deaf`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
 
-from deployments.contract.wire import GenerateCall, Piece, StepMessage, StreamEnd
-from deployments.gateway.queues.transport import ReplicaDied, Unreached
+from local_frames import soon, to_gateway, to_replica
+
+from deployments.contract.channel.frames import Buffer, Frame, FrameError, Kind
+from deployments.contract.channel.messages import (
+    GenerateCall,
+    Piece,
+    StepMessage,
+    StreamEnd,
+    decode_generate,
+    encode_steps,
+)
+from deployments.contract.replica_directory import RunningReplica
+from deployments.gateway.queues.replica_channel import ChannelListener
+from deployments.gateway.queues.replica_link import LinkCounts
 from runtimes.types import EngineLoad
+
+
+class Refusal(Enum):
+    """How a request fails to arrive."""
+
+    UNREACHED = "there is no connection"
+    FAULT = "the replica cannot read it"
+    BREAK = "the connection breaks"
+
+
+class Asked(NamedTuple):
+    """A request that a replica was asked to run."""
+
+    replica_id: str
+    lease_id: int
+    call: GenerateCall
 
 
 @dataclass
 class Engine:
-    """`said`: messages on their way; None breaks the stream. `calls`: what runs, by lease."""
+    """`connected`: a connection stands. `calls`: what runs, by lease."""
 
-    said: asyncio.Queue[StepMessage | None] = field(default_factory=asyncio.Queue)
+    connected: bool = False
     calls: dict[int, GenerateCall] = field(default_factory=dict)
     seen: int = 0
-    streams: int = 0
 
 
 class Engines:
+    """`refusal`: what becomes of the next request."""
+
+    listener: ChannelListener
+
     def __init__(self) -> None:
+        self.counts = LinkCounts()
         self.engines: dict[str, Engine] = {}
-        self.begun: list[tuple[str, GenerateCall]] = []
+        self.begun: list[Asked] = []
         self.aborted: list[tuple[str, int]] = []
-        self.abort_calls = 0
         self.dead: set[str] = set()
         self.deaf: set[str] = set()
-        self.refusal: Exception | None = None
+        self.refusal: Refusal | None = None
         self.load = EngineLoad()
+        self._listed: list[str] = []
 
     def engine(self, replica_id: str) -> Engine:
         return self.engines.setdefault(replica_id, Engine())
 
-    # ---- what the gateway asks (`StreamTransport`) --------------------------------------------
-
-    def forget(self, running: set[str]) -> None:
-        pass
+    # ---- what the gateway asks (`ReplicaChannel`) ---------------------------------------------
 
     async def seed(self, timeout_s: float) -> None:
         pass
 
-    async def begin(self, replica_id: str, call: GenerateCall) -> None:
-        engine = self.engine(replica_id)
-        if self.refusal is not None:
-            refusal, self.refusal = self.refusal, None
-            raise refusal
-        if replica_id in self.dead:
-            raise ReplicaDied(replica_id)
-        if not engine.streams:
-            raise Unreached(replica_id)
-        engine.calls[call.lease_id] = call
-        engine.seen = max(engine.seen, call.lease_id)
-        self.begun.append((replica_id, call))
+    @property
+    def reached(self) -> list[str]:
+        return [uid for uid in self._listed if self.engine(uid).connected]
 
-    async def abort(self, replica_id: str, lease_ids: list[int]) -> None:
-        self.abort_calls += 1
-        for lease_id in lease_ids:
-            self.aborted.append((replica_id, lease_id))
-            if replica_id not in self.deaf and lease_id in self.engine(replica_id).calls:
-                self.say(lease_id, end=StreamEnd.ABORTED)
+    def follow(self, listed: Sequence[RunningReplica]) -> None:
+        self._listed = [replica.replica_id for replica in listed]
+        for replica_id in self._listed:
+            if not self.engine(replica_id).connected:
+                soon(self._connect, replica_id)
 
-    async def messages(self, replica_id: str) -> AsyncIterator[StepMessage]:
-        if replica_id in self.dead:
-            raise ReplicaDied(replica_id)
+    def send(self, replica_id: str, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> bool:
         engine = self.engine(replica_id)
-        engine.said = asyncio.Queue()
-        engine.streams += 1
-        try:
-            yield self._message(engine)
-            while (message := await engine.said.get()) is not None:
-                yield message
-            raise ReplicaDied(replica_id)
-        finally:
-            engine.streams -= 1
-            engine.calls.clear()
+        if kind is Kind.ABORT:
+            self._abort(replica_id, lease_id)
+            return engine.connected
+        assert kind is Kind.BEGIN
+        call = decode_generate(to_replica(kind, lease_id, body).body)
+        refusal, self.refusal = self.refusal, None
+        if not engine.connected or refusal is Refusal.UNREACHED:
+            return False
+        if refusal is Refusal.FAULT:
+            self._say(replica_id, Kind.FAULT, lease_id, b"it cannot be read")
+        elif refusal is Refusal.BREAK:
+            self.disconnect(replica_id)
+        else:
+            engine.calls[lease_id] = call
+            engine.seen = max(engine.seen, lease_id)
+            self.begun.append(Asked(replica_id, lease_id, call))
+            self._say(replica_id, Kind.STARTED, lease_id)
+        return True
+
+    def release(self, replica_id: str) -> None:
+        if replica_id not in self._listed:
+            self._forget(replica_id)
+
+    def close(self) -> None:
+        self._listed = []
+        for replica_id in self.engines:
+            self._forget(replica_id)
 
     # ---- what the test makes them do ----------------------------------------------------------
 
@@ -96,22 +133,34 @@ class Engines:
     ) -> None:
         """A piece of one request's answer; `tokens`: in, cached, out so far."""
         replica_id = next(r for r, e in self.engines.items() if lease_id in e.calls)
-        engine = self.engines[replica_id]
-        if end is not None:
-            del engine.calls[lease_id]
         piece = Piece(lease_id, data, *tokens, tokens[0] + tokens[2], 0.01, status, end)
-        engine.said.put_nowait(self._message(engine, piece))
+        self.tell(replica_id, piece)
 
-    def _message(self, engine: Engine, *pieces: Piece) -> StepMessage:
+    def tell(self, replica_id: str, *pieces: Piece) -> None:
+        """One message, of these pieces."""
+        engine = self.engine(replica_id)
+        for piece in pieces:
+            if piece.end is not None:
+                del engine.calls[piece.lease_id]
         held = len(engine.calls)
-        return StepMessage(pieces, held, engine.seen, held, self.load)
+        message = StepMessage(pieces, held, engine.seen, held, self.load)
+        self._say(replica_id, Kind.STEPS, 0, *encode_steps(message))
+
+    def garble(self, replica_id: str) -> None:
+        """A message that nobody can read."""
+        self._say(replica_id, Kind.STEPS, 0, b"\xc1")
+
+    def disconnect(self, replica_id: str) -> None:
+        """The connection breaks, behind what was said; it is opened again unless the replica is
+        dead."""
+        soon(self._break, replica_id)
 
     def kill(self, replica_id: str) -> None:
         self.dead.add(replica_id)
-        self.engine(replica_id).said.put_nowait(None)
+        self.disconnect(replica_id)
 
-    async def until_begun(self, count: int) -> tuple[str, GenerateCall]:
-        """The latest call, once so many were begun in all."""
+    async def until_begun(self, count: int) -> Asked:
+        """The latest request, once so many were begun in all."""
         await until(lambda: len(self.begun) >= count)
         return self.begun[count - 1]
 
@@ -121,6 +170,43 @@ class Engines:
     @property
     def running(self) -> int:
         return sum(len(engine.calls) for engine in self.engines.values())
+
+    # ---- connections --------------------------------------------------------------------------
+
+    def _connect(self, replica_id: str) -> None:
+        engine = self.engine(replica_id)
+        if replica_id in self._listed and replica_id not in self.dead and not engine.connected:
+            engine.connected = True
+            self.listener.links_changed()
+            self.tell(replica_id)
+
+    def _break(self, replica_id: str) -> None:
+        if self._forget(replica_id):
+            self.listener.links_changed()
+            self.listener.link_lost(replica_id, "it was cut")
+            soon(self._connect, replica_id)
+
+    def _forget(self, replica_id: str) -> bool:
+        """Whether it was connected; what ran there is aborted."""
+        engine = self.engine(replica_id)
+        was, engine.connected = engine.connected, False
+        engine.calls.clear()
+        return was
+
+    def _abort(self, replica_id: str, lease_id: int) -> None:
+        self.aborted.append((replica_id, lease_id))
+        if replica_id not in self.deaf and lease_id in self.engine(replica_id).calls:
+            self.say(lease_id, end=StreamEnd.ABORTED)
+
+    def _say(self, replica_id: str, kind: Kind, lease_id: int, *body: Buffer) -> None:
+        soon(self._arrives, replica_id, to_gateway(kind, lease_id, body))
+
+    def _arrives(self, replica_id: str, frame: Frame) -> None:
+        if self.engine(replica_id).connected:
+            try:
+                self.listener.received(replica_id, frame)
+            except FrameError:
+                self._break(replica_id)
 
 
 async def until(holds: Callable[[], bool], limit_s: float = 5.0) -> None:

@@ -57,7 +57,7 @@ def add(
     stand.models._served[name] = served
     stand.models._live[name] = described
     stand.models._declared |= {name}
-    stand.transports[name], stand.books[name] = engines, directory  # type: ignore[assignment]
+    stand.channels[name], stand.books[name] = engines, directory  # type: ignore[assignment]
     ids = tuple(RunningReplica(f"{name}-{n}", (("digest", "digest"),)) for n in range(replicas))
     directory.update(list(ids))
     stand.telemetry.refresh()

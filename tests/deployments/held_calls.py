@@ -8,7 +8,7 @@ from typing import Any
 
 from in_process import Answer, Stand, ask
 
-from deployments.contract.wire import BatchReply
+from deployments.contract.channel.messages import BatchReply
 
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 2000}}
 INFER = "/v2/models/device/infer"
@@ -32,12 +32,12 @@ def data(answer: Answer) -> list[float]:
 
 async def fill(stand: Stand) -> list[asyncio.Task[Answer]]:
     """Takes every slot of both replicas with held calls of one row each."""
-    transport = stand.transports["device"]
-    transport.hold()
+    channel = stand.channels["device"]
+    channel.hold()
     calls = []
     for count in range(1, 5):
         calls.append(send(stand, 100 + count))
-        await transport.sent(count)
+        await channel.sent(count)
     return calls
 
 

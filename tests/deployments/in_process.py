@@ -1,30 +1,33 @@
 """The whole gateway in one process: real app, pipeline, queue and replica core, no Ray.
 
-`Stand` plays Serve's part: a transport that calls replica cores directly, and a catalogue that has
-its models from the start. Replicas can be killed, held, added and removed, and a model swapped.
+`Stand` plays Serve's part: a channel to replica cores that needs no sockets, and a catalogue that
+has its models from the start. Replicas can be killed, held, added and removed, and a model swapped.
 `ask` is a client of one request whose body and whose leaving the test decides.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+from local_frames import soon, to_gateway, to_replica
 
+from deployments.contract.channel.frames import Buffer, Frame, Kind
+from deployments.contract.channel.messages import BatchCall, BatchReply, decode_call, encode_reply
 from deployments.contract.description import GatewayIdentity
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
-from deployments.contract.wire import BatchCall, BatchReply
 from deployments.gateway.app import assembled
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.queues.replica_channel import ChannelListener
+from deployments.gateway.queues.replica_link import LinkCounts
 from deployments.gateway.queues.served_model import ServedModel
-from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Unreached
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import Tenants
 from deployments.replica import describe
@@ -39,71 +42,139 @@ from runtimes.types import Runtime
 
 # Says nothing of costs: replicas are trusted with batches from the first one on.
 PROFILE = ((1, 1, 0.0),)
+_BEGINNINGS = frozenset({Kind.BATCH, Kind.BEGIN})
 
 
-class LocalTransport:
-    """Calls replica cores by id. `calls` keeps every batch that was sent, `drops` who was asked to
-    drop which lease. `script`: what the next calls end with instead (an exception or a reply); None
-    lets one through."""
+class LocalSession:
+    """A gateway's connection as a replica core has it: what the core sends arrives at the listener
+    in a later turn of the loop, in order, as the bytes it would be."""
 
-    def __init__(self) -> None:
-        self.cores: dict[str, ReplicaCore] = {}
+    def __init__(self, replica_id: str, gateway: str, channel: LocalChannel) -> None:
+        self.gateway = gateway
+        self.open = True
+        self._replica_id = replica_id
+        self._channel = channel
+
+    def send(self, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> None:
+        if self.open:
+            frame = to_gateway(kind, lease_id, body)
+            soon(self._arrives, frame)
+
+    async def room(self) -> None:
+        pass
+
+    def _arrives(self, frame: Frame) -> None:
+        if self.open:
+            self._channel.listener.received(self._replica_id, frame)
+
+
+class LocalChannel:
+    """A `ReplicaChannel` to replica cores in this process, connected as soon as they are listed.
+
+    `calls` keeps every batch that was given to it, `drops` who was asked to drop which lease.
+    `script`: what the next batches are answered with instead of being run: a reply, or a text,
+    which is a fault's; None lets one through. Leases that reach one of the `dead` are lost; to one
+    that is `gone` nothing can be written."""
+
+    listener: ChannelListener
+
+    def __init__(self, gateway: str) -> None:
+        self.counts = LinkCounts()
+        self.cores: dict[str, Any] = {}
         self.dead: set[str] = set()
         self.gone: set[str] = set()
         self.calls: list[tuple[str, BatchCall]] = []
         self.drops: list[tuple[str, int]] = []
-        self.script: list[Exception | BatchReply | None] = []
-        self._open = asyncio.Event()
-        self._open.set()
+        self.script: list[BatchReply | str | None] = []
+        self._gateway = gateway
+        self._listed: list[str] = []
+        self._sessions: dict[str, LocalSession] = {}
+        self._held: list[tuple[str, LocalSession, Frame]] | None = None
         self._called = asyncio.Event()
 
-    def forget(self, running: set[str]) -> None:
-        pass
+    # ---- what a test does ---------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Calls from now on wait on their way, until `release`."""
-        self._open.clear()
+        """What is sent from now on waits on its way, until `let_go`."""
+        self._held = self._held or []
 
-    def release(self) -> None:
-        self._open.set()
+    def let_go(self) -> None:
+        held, self._held = self._held or [], None
+        for each in held:
+            soon(self._arrives, *each)
 
     async def sent(self, count: int) -> None:
-        """Returns once `count` calls were made in all."""
+        """Returns once `count` batches were sent in all."""
         while len(self.calls) < count:
             self._called.clear()
             await asyncio.wait_for(self._called.wait(), 5.0)
 
-    async def call(self, replica_id: str, call: BatchCall, timeout_s: float) -> BatchReply:
-        self.calls.append((replica_id, call))
-        self._called.set()
-        await self._open.wait()
+    def lose(self, replica_id: str) -> None:
+        """The connection breaks, and is not opened again."""
+        self._leave(replica_id)
+        self.listener.links_changed()
+        self.listener.link_lost(replica_id, "it was cut")
+
+    # ---- `ReplicaChannel` ---------------------------------------------------------------------
+
+    @property
+    def reached(self) -> list[str]:
+        return [replica_id for replica_id in self._listed if replica_id in self._sessions]
+
+    def follow(self, listed: Sequence[RunningReplica]) -> None:
+        self._listed = [replica.replica_id for replica in listed]
+        for replica_id in self._listed:
+            if replica_id not in self._sessions:
+                session = LocalSession(replica_id, self._gateway, self)
+                self._sessions[replica_id] = session
+                self.cores[replica_id].joined(session)
+
+    def send(self, replica_id: str, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> bool:
+        frame = to_replica(kind, lease_id, body)
+        if kind is Kind.BATCH:
+            self.calls.append((replica_id, decode_call(frame.body)))
+            self._called.set()
+        elif kind is Kind.DROP:
+            self.drops.append((replica_id, lease_id))
+        session = self._sessions.get(replica_id)
+        if session is None or replica_id in self.gone:
+            return False
+        if self._held is not None:
+            self._held.append((replica_id, session, frame))
+        else:
+            soon(self._arrives, replica_id, session, frame)
+        return True
+
+    def release(self, replica_id: str) -> None:
+        if replica_id not in self._listed:
+            self._leave(replica_id)
+
+    def close(self) -> None:
+        for replica_id in list(self._sessions):
+            self._leave(replica_id)
+
+    # ---- at the replica -----------------------------------------------------------------------
+
+    def _leave(self, replica_id: str) -> None:
+        session = self._sessions.pop(replica_id, None)
+        if session is not None:
+            session.open = False
+            self.cores[replica_id].left(session)
+
+    def _arrives(self, replica_id: str, session: LocalSession, frame: Frame) -> None:
+        if not session.open:
+            return
+        scripted = self._instead(replica_id) if frame.kind in _BEGINNINGS else None
+        if isinstance(scripted, BatchReply):
+            session.send(Kind.REPLY, frame.lease_id, encode_reply(scripted))
+        elif scripted is not None:
+            session.send(Kind.FAULT, frame.lease_id, [scripted.encode()])
+        else:
+            self.cores[replica_id].received(session, frame)
+
+    def _instead(self, replica_id: str) -> BatchReply | str | None:
         scripted = self.script.pop(0) if self.script else None
-        if isinstance(scripted, Exception):
-            raise scripted
-        if scripted is not None:
-            return scripted
-        core = self._reached(replica_id)
-        try:
-            return await asyncio.wait_for(core.infer(call), timeout_s)
-        except TimeoutError:
-            raise ReplicaDied("no answer") from None
-        except Exception as fault:
-            raise ReplicaFault(str(fault)) from fault
-
-    async def drop(self, replica_id: str, gateway: str, lease_id: int) -> bool:
-        self.drops.append((replica_id, lease_id))
-        return self._reached(replica_id).drop(gateway, lease_id)
-
-    async def opened(self, replica_id: str, gateway: str, lease_id: int, timeout_s: float) -> bool:
-        asked = self._reached(replica_id).opened(gateway, lease_id)
-        return await asyncio.wait_for(asked, timeout_s)
-
-    def _reached(self, replica_id: str) -> ReplicaCore:
-        if replica_id in self.gone:
-            raise Unreached(replica_id)
-        if replica_id in self.dead:
-            raise ReplicaDied(replica_id)
-        return self.cores[replica_id]
+        return "it is dead" if replica_id in self.dead else scripted
 
 
 class StandingTenants:
@@ -140,7 +211,7 @@ class Stand:
         self.telemetry = GatewayTelemetry("gateway-0", self.settings, 0, listen=False)
         self.models = Catalogue(None, self.identity, 1 << 20, self.telemetry.batch)
         self.telemetry.watch(self.models, self.pool, self.tenants)
-        self.transports: dict[str, LocalTransport] = {}
+        self.channels: dict[str, LocalChannel] = {}
         self.books: dict[str, ReplicaDirectory] = {}
         self._workers: list[DeviceWorker] = []
         self._runtimes = dict(runtimes or {})
@@ -152,7 +223,7 @@ class Stand:
         self.app = assembled(self.settings, self.tenants, self.models, self.pool, self.telemetry)
 
     def _serve(self, name: str, model: ModelSettings, cache_dir: Path, replicas: int) -> None:
-        transport, directory = LocalTransport(), ReplicaDirectory()
+        channel, directory = LocalChannel(self.identity.gateway), ReplicaDirectory()
         settings = describe.runtime_settings(name, model, cache_dir, lambda phase, share: None)
         for index in range(replicas):
             runtime = self._runtimes.get(name) or catalog.create(settings)
@@ -160,7 +231,7 @@ class Stand:
             limit_s, slots = model.replicas.hang_limit_s, model.replicas.slots
             worker = DeviceWorker(runtime, slots, hang_limit_s=limit_s, on_hang=lambda: None)
             self._workers.append(worker)
-            transport.cores[f"{name}-{index}"] = ReplicaCore(worker)
+            channel.cores[f"{name}-{index}"] = ReplicaCore(worker)
         description, tokenizer = describe.describe(
             name, model, "digest", runtime, KnownCosts(PROFILE)
         )
@@ -168,12 +239,12 @@ class Stand:
         if tokenizer and description.task != "tensors":
             reader = TextTokenizer(tokenizer, description.max_length, description.truncate, 1 << 20)
         served = ServedModel(
-            description, reader, transport, directory, self.identity, self.telemetry.batch
+            description, reader, channel, directory, self.identity, self.telemetry.batch
         )
         self.models._served[name] = served
         self.models._live[name] = description
-        self.transports[name], self.books[name] = transport, directory
-        self.run_replicas(name, list(transport.cores))
+        self.channels[name], self.books[name] = channel, directory
+        self.run_replicas(name, list(channel.cores))
 
     def run_replicas(self, name: str, ids: list[str]) -> None:
         digest = self.models._served[name].description.digest
@@ -186,7 +257,7 @@ class Stand:
         description = replace(served.description, **changes)
         served.replace(description, served.tokenizer)
         self.models._live[name] = description
-        self.run_replicas(name, list(self.transports[name].cores))
+        self.run_replicas(name, list(self.channels[name].cores))
 
     async def waiting(self, name: str, rows: int) -> None:
         """Returns once so many rows wait."""
@@ -199,12 +270,12 @@ class Stand:
 
     async def settled(self) -> None:
         """Lets what is under way end, then sees that nothing is left."""
+        cores = [core for channel in self.channels.values() for core in channel.cores.values()]
+        queues = [served.queue for served in self.models.served.values()]
         async with asyncio.timeout(5.0):
-            for served in self.models.served.values():
-                while served.queue.calls.tasks:
-                    await asyncio.wait(served.queue.calls.tasks)
-            cores = [c for t in self.transports.values() for c in t.cores.values()]
-            while any(core.inflight for core in cores):  # noqa: ASYNC110 - abandoned calls
+            while any(q.calls.count for q in queues) or any(  # noqa: ASYNC110 - abandoned calls
+                core.inflight for core in cores
+            ):
                 await asyncio.sleep(0.001)
         self.assert_empty()
 
@@ -217,6 +288,7 @@ class Stand:
         self.pool.close()
         for served in self.models.served.values():
             served.close()
+            served.queue.calls.close()
         for worker in self._workers:
             worker.close()
 
@@ -227,7 +299,7 @@ class Stand:
             assert served.queue.inflight == 0
             assert snapshot.waiting_rows == snapshot.leases == snapshot.drift == 0
             assert snapshot.waiting_requests == snapshot.leased_rows == snapshot.unknown_closes == 0
-            assert all(core.inflight == 0 for core in self.transports[name].cores.values())
+            assert all(core.inflight == 0 for core in self.channels[name].cores.values())
 
 
 @asynccontextmanager

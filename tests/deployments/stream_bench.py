@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 from fake_engines import Engines, until
@@ -37,7 +36,7 @@ class Bench:
         self.engines = Engines()
         self.terms = terms(self.description)
         settings = dispatcher_settings(self.description, GatewayIdentity("g0"))
-        self.queue = StreamQueue(settings, self.terms, self.engines, gateway="g0")
+        self.queue = StreamQueue(settings, self.terms, self.engines)
         self.names = [f"r{number}" for number in range(replicas)]
         self.run(self.names)
 
@@ -49,19 +48,18 @@ class Bench:
     ) -> PendingStreamRequest:
         prompt = Prompt("chat", b"{}", tokens, Generation(50), streams)
         asked = Demand("t", 1, min(1.0, expires_s), expires_s)
-        return self.queue.submit(prompt, self.terms, replace(asked, **demand))
+        return self.queue.submit(prompt, self.terms, asked._replace(**demand))
 
     async def begun(self, count: int) -> int:
-        """The lease of the latest call, once so many were begun."""
-        _, call = await asyncio.wait_for(self.engines.until_begun(count), 5.0)
-        return call.lease_id
+        """The lease of the latest request, once so many were begun."""
+        return (await self.engines.until_begun(count)).lease_id
 
     async def up(self) -> None:
-        await until(lambda: len(self.queue.calls.up) == len(self.names))
+        await until(lambda: len(self.queue.calls.reached) == len(self.names))
 
     async def settled(self) -> None:
         """Lets what is under way end, then sees that nothing is left."""
-        await until(lambda: not self.queue.calls.tasks and not self.queue.calls.count)
+        await until(lambda: not self.queue.calls.count)
         found = self.queue.snapshot()
         assert self.queue.inflight == found.waiting_rows == found.leases == found.drift == 0
         assert found.waiting_requests == found.leased_rows == found.unknown_closes == 0

@@ -82,6 +82,22 @@ def test_a_model_under_load_changes_hands_without_a_failure(server):
     apply(server, {"a": A, "b": B})
 
 
+def test_replicas_that_are_told_to_go_finish_what_they_have(server):
+    """Nothing may run twice here, so that a batch that was lost would be a failure."""
+    slow = {**A, "options": {"base_ms": 150}, "retry": False}
+    few, many = ({**slow, "replicas": {"count": count, "num_cpus": 0}} for count in (1, 3))
+    apply(server, {"a": many, "b": B})
+    server.until(lambda: len(server.replicas("a")) == 3, 60)
+    with server.load("a", clients=12) as load:
+        load.goes_on(server)
+        scaled = apply(server, {"a": few, "b": B})
+        assert scaled.returncode == 0, scaled.stderr
+        server.until(lambda: len(server.replicas("a")) == 1, 60)
+        load.goes_on(server)
+    assert load.failures == []
+    apply(server, {"a": A, "b": B})
+
+
 def test_a_file_with_a_mistake_changes_nothing_and_says_why(server):
     pids = server.replicas("a") | server.replicas("b")
     refused = apply(server, {"a": {"runtime": "synthetic", "colour": "blue"}})

@@ -4,8 +4,15 @@ import pytest
 
 from routers.settings import DispatcherSettings
 from routers.types import (
+    Arrive,
+    Closed,
     Dispatch,
+    LeaseEnd,
     Opened,
+    Report,
+    Request,
+    Tick,
+    WakeAt,
 )
 
 
@@ -36,6 +43,28 @@ def test_closed_lease_is_refilled_in_the_same_step(start):
     core.arrive(2)
     core.arrive(3)
     assert requests_of(*core.close(first)) == [[2, 3]]
+
+
+def test_what_is_taken_in_together_is_decided_upon_together(start):
+    core = start()
+    core.replicas("a")
+    (first,) = core.arrive(1)
+    actions = []
+    assert core.dispatcher.take(Closed(first.lease_id, LeaseEnd.DONE, Report()), 0.1, actions)
+    core.dispatcher.take(Arrive(Request(2, (10,), 0.1, 1.0, 2.0)), 0.1, actions)
+    core.dispatcher.take(Arrive(Request(3, (10,), 0.1, 1.0, 2.0)), 0.1, actions)
+    assert requests_of(*actions) == []
+    assert requests_of(*core.take_in(core.dispatcher.decide(0.1))) == [[2, 3]]
+
+
+def test_a_decision_asks_for_no_timer_that_is_set_already(start):
+    core = start(initial_cost_s=0.1)
+    core.replicas("a")
+    core.arrive(1)
+    core.arrive(2)
+    assert core.timer is not None
+    assert core.dispatcher.decide(0.0) == []
+    assert core.dispatcher.step(Tick(), 0.0) == [WakeAt(core.timer)]
 
 
 def test_second_slot_is_filled_at_once_while_nothing_is_measured(start):

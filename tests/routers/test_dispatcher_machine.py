@@ -79,6 +79,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         initial_cost_s=st.sampled_from((0.0, 0.5)),
         preempt_streams=st.booleans(),
         warm=st.sampled_from((False, True, True)),
+        defers=st.booleans(),
         generation=st.none()
         | st.builds(
             GenerationParameters,
@@ -104,7 +105,8 @@ class DispatcherMachine(RuleBasedStateMachine):
             min_samples=st.just(1),
         ),
     )
-    def begin(self, warm, **chosen):
+    def begin(self, warm, defers, **chosen):
+        self.defers, self.undecided = defers, False
         self.settings = DispatcherSettings(EDGES, **chosen)
         self.dispatcher = Dispatcher(self.settings)
         self.now, self.timer, self.arrivals = 0.0, None, 0
@@ -122,16 +124,35 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.replicas_change(PAIR)
         for _ in range(4):
             self.arrive([3], 1.0, 20.0, True)
+            self.decide()
         while self.leases:
             self.now += 0.1
             self.close(min(self.leases), LeaseEnd.DONE, 0.1)
+            self.decide()
 
     # -- events
 
     def step(self, event):
-        for action in self.dispatcher.step(event, self.now):
+        """Requests and ends of leases may be taken in, and decided upon later; most other events
+        decide upon them as well."""
+        actions = []
+        if self.defers and isinstance(event, Arrive | Closed):
+            self.undecided |= self.dispatcher.take(event, self.now, actions)
+        else:
+            self.undecided &= isinstance(event, Progress)
+            actions = self.dispatcher.step(event, self.now)
+        self.follow(actions)
+
+    def decide(self):
+        if self.undecided:
+            self.undecided = False
+            self.follow(self.dispatcher.decide(self.now))
+
+    def follow(self, actions):
+        for action in actions:
             self.judge(action)
-        self.dispatcher.check()
+        if not self.undecided:
+            self.dispatcher.check()
 
     @rule(
         lengths=st.lists(st.integers(0, 17), min_size=1, max_size=4),
@@ -162,6 +183,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from((0.0, 0.001, 0.3, 1.0, 4.0)))
     def time_passes(self, seconds):
         """The shell's timer fires on the way, as it would."""
+        self.decide()
         until = self.now + seconds
         while self.timer is not None and self.timer <= until:
             self.now, self.timer = max(self.now, self.timer), None

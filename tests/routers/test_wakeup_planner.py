@@ -43,6 +43,14 @@ class Thorough(Dispatcher):
         return super().step(event, now)
 
 
+class InTwo(Dispatcher):
+    """As queues use it: takes in each event, and decides afterwards."""
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        actions: list[Action] = []
+        return actions + self.decide(now) if self.take(event, now, actions) else actions
+
+
 class Nobody:
     def arrived(self, *told):
         pass
@@ -84,10 +92,11 @@ def watched(rate, **settings):
 @pytest.mark.parametrize(("rate", "hold"), [(100.0, "auto"), (500.0, "never"), (3000.0, "never")])
 def test_same_is_said_as_if_everything_were_looked_at_after_each_event(rate, hold, mode):
     settings, core = watched(rate, hold=hold, hedge=HedgeParameters(mode, min_samples=5))
-    thorough = Thorough(settings)
+    thorough, in_two = Thorough(settings), InTwo(settings)
     assert core.skips > 0
     for event, now, actions in core.said:
         assert thorough.step(event, now) == actions
+        assert in_two.step(event, now) == actions
 
 
 def test_newcomer_to_a_full_house_is_looked_at_alone():

@@ -18,6 +18,8 @@ from typing import Any
 
 from starlette.middleware import Middleware
 
+from deployments.gateway.http import whole_response
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -56,5 +58,6 @@ class Wrapped:
 
 
 def middlewares() -> list[Middleware]:
-    """What Serve imports by name."""
+    """What Serve imports by name, before it starts its HTTP server."""
+    whole_response.offer()
     return [Middleware(FastPath)]

@@ -7,6 +7,7 @@ shows itself with). Names of models may hold dots and dashes, never slashes.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -45,8 +46,20 @@ _ACTIONS = {
 _V1_ACTIONS = ("predict", "classify")
 
 
+_LONGEST_KEPT = 256
+
+
 def match(path: str) -> Route | None:
-    """The route of a path, None when it has none."""
+    """The route of a path, None when it has none. Callers choose paths: long ones are not kept."""
+    return _kept(path) if len(path) <= _LONGEST_KEPT else _match(path)
+
+
+@lru_cache(maxsize=1024)
+def _kept(path: str) -> Route | None:
+    return _match(path)
+
+
+def _match(path: str) -> Route | None:
     fixed = _FIXED.get(path)
     if fixed is not None:
         return fixed

@@ -1,17 +1,12 @@
-"""Leases of batches as calls to replicas: what is sent, what a reply means for each row.
+"""Leases of batches as messages to replicas: what is sent, what a reply means for each row.
 
-One task a lease: it sends the batch, hands the reply to the queue and says how the lease ended,
-whatever happens, exactly once. Tasks run in an empty context: inside a request's context one
-caller's disconnect would cancel the whole batch (Serve cancels a request's children). An abort asks
-the replica to drop the batch unstarted; the call itself then answers, so that nothing is guessed.
-Where a lease is tied, a second call says when it starts. Rows of different callers may name
-different optional inputs: a batch has them all, zeros where a caller left one out.
+An abort asks the replica to drop the batch unstarted; the reply then says whether it was, so that
+nothing is guessed. Where a lease is tied, the replica says when it starts. Rows of different
+callers may name different optional inputs: a batch has them all, zeros where a caller left one out.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from math import inf
@@ -21,23 +16,26 @@ from typing import Any, Protocol
 import numpy as np
 
 from deployments.contract import errors
-from deployments.contract.wire import BatchCall, BatchReply, Column, pack, rows_of
-from deployments.gateway.queues.core_loop import VersionTerms
-from deployments.gateway.queues.pending_requests import LEASE_COUNTS, BatchEnd, PendingBatchRequest
-from deployments.gateway.queues.transport import (
-    UNREACHED_RETRY_S,
-    LeaseTasks,
-    ReplicaDied,
-    ReplicaFault,
-    Transport,
-    Unreached,
+from deployments.contract.channel.frames import Buffer, Frame, Kind
+from deployments.contract.channel.messages import (
+    BatchCall,
+    BatchReply,
+    Column,
+    MessageError,
+    decode_reply,
+    encode_call,
+    pack,
+    rows_of,
 )
+from deployments.contract.replica_directory import RunningReplica
+from deployments.gateway.queues.core_loop import VersionTerms
+from deployments.gateway.queues.lease_calls import LeaseCalls, SentLease
+from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
+from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.rows.types import RowAnswer, Rows
 from routers.staging import REPORT_EVERY_S
 from routers.types import Dispatch, FlowWork, LeaseEnd, Report
 from runtimes.datatypes import DTYPES
-
-logger = logging.getLogger("headrace.queue")
 
 
 @dataclass(slots=True)
@@ -87,7 +85,6 @@ class PeerDemand:
 
 
 def build_call(
-    gateway: str,
     lease: Dispatch,
     members: Sequence[Rows],
     budget_s: float,
@@ -99,8 +96,8 @@ def build_call(
     names = dict.fromkeys(name for payload in members for name in payload.inputs)
     inputs = {name: _column(name, rows) for name in names}
     return BatchCall(
-        gateway, lease.lease_id, budget_s, lengths.tobytes(), inputs, _wanted(members),
-        lease.rank, lease.predicted_s, lease.charges, waiting,
+        budget_s, lengths.tobytes(), inputs, _wanted(members), lease.rank, lease.predicted_s,
+        lease.charges, waiting, lease.tied,
     )  # fmt: skip
 
 
@@ -139,7 +136,8 @@ def deliver_rows(
     failed = {e.row: e for e in reply.errors}
     columns = {name: (c.datatype, rows_of(c)) for name, c in reply.outputs.items()}
     size, at = len(lease.rows), 0
-    if any(len(rows) != size - len(failed) for _, rows in columns.values()):
+    counts = {len(rows) for _, rows in columns.values()} or {0}
+    if counts != {size - len(failed)} or not failed.keys() <= set(range(size)):
         raise ValueError(f"the reply to {size} rows holds others")
     answers = []
     for position in range(size):
@@ -160,30 +158,28 @@ def _row_error(callers_fault: bool, message: str) -> errors.HeadraceError:
     return errors.RowFailed("the model failed on this request; send it again", retry_after_s=1.0)
 
 
-@dataclass(slots=True, eq=False)
-class SentBatch:
-    """A lease that is out. `members[i]` waits for `lease.rows[i]`; `at`: when it was dispatched, on
-    the monotonic clock. `aborted`: nobody waits for it any more. `calling`: its call is out."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class SentBatch(SentLease):
+    """`members[i]` waits for `lease.rows[i]`; `version`: the one it was sent to."""
 
-    lease: Dispatch
     members: Sequence[PendingBatchRequest]
-    at: float
-    aborted: bool = False
-    calling: bool = False
-    watch: asyncio.Task[None] | None = None
+    version: str
 
 
 class BatchCallsOwner(Protocol):
-    """The queue, as far as its leases' calls need it."""
+    """The queue, as far as its leases need it."""
 
     terms: VersionTerms
 
-    def may_send(self, sent: SentBatch) -> bool:
-        """Whether the live version takes all members' rows."""
+    def links_changed(self) -> None: ...
 
-    def answered(
-        self, sent: SentBatch, version: str, round_trip_s: float, reply: BatchReply
-    ) -> bool:
+    def takes(self, pending: PendingBatchRequest) -> bool:
+        """Whether the live version takes its rows."""
+
+    def outdated(self, pending: PendingBatchRequest) -> None:
+        """It does not."""
+
+    def answered(self, sent: SentBatch, round_trip_s: float, reply: BatchReply) -> bool:
         """Whether anybody still waited for any of it."""
 
     def failed(self, sent: SentBatch) -> None:
@@ -194,122 +190,92 @@ class BatchCallsOwner(Protocol):
     def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None: ...
 
 
-class BatchCalls(LeaseTasks):
-    """The calls of one queue; `gateway` is its name at the replicas. `ends`: how many of them have
-    ended how."""
+class BatchCalls(LeaseCalls[SentBatch]):
+    """The batches of one queue."""
 
-    def __init__(self, owner: BatchCallsOwner, transport: Transport, gateway: str) -> None:
-        super().__init__()
+    def __init__(self, owner: BatchCallsOwner, channel: ReplicaChannel) -> None:
+        super().__init__(channel)
         self._owner = owner
-        self._transport = transport
-        self._gateway = gateway
-        self._sent: dict[int, SentBatch] = {}
         self._peer_demand = PeerDemand()
-        self.ends = dict.fromkeys(BatchEnd, 0)
 
     def send(self, lease: Dispatch, members: Sequence[PendingBatchRequest], now: float) -> None:
-        sent = self._sent[lease.lease_id] = SentBatch(lease, members, now)
-        self._start(self._run(sent))
-        if lease.tied:
-            self._watch(sent)
-            if lease.copy_of in self._sent:
-                self._watch(self._sent[lease.copy_of])
+        terms = self._owner.terms
+        self._send(
+            SentBatch(lease, now, terms.call_limit_s, members=members, version=terms.version)
+        )
+        raced = self._sent.get(lease.copy_of) if lease.tied else None
+        if raced is not None:
+            self._tell(raced, Kind.WATCH)
 
     def members(self, lease_id: int) -> dict[tuple[int, int], PendingBatchRequest]:
         """Who waits for which row of a lease that is out, also those who have left meanwhile."""
         sent = self._sent[lease_id]
         return dict(zip(sent.lease.rows, sent.members, strict=True))
 
-    def forget(self, running: Set[str]) -> None:
-        """Replicas that are gone."""
-        self._peer_demand.forget(running)
+    def follow(self, listed: Sequence[RunningReplica]) -> None:
+        super().follow(listed)
+        self._peer_demand.forget({replica.replica_id for replica in listed})
 
     def abort(self, lease_id: int) -> None:
         """Nobody waits for this one: it is dropped unless it has started."""
         sent = self._sent[lease_id]
-        if sent.calling and not sent.aborted:
-            self._start(self._drop(sent.lease))
+        if sent.at_replica and not sent.aborted:
+            self._tell(sent, Kind.DROP)
         sent.aborted = True
 
-    # ---- a lease's own call -------------------------------------------------------------------
+    # ---- `LeaseCalls` -------------------------------------------------------------------------
 
-    async def _run(self, sent: SentBatch) -> None:
-        end, report, used = LeaseEnd.LOST, Report(), True
-        try:
-            if sent.aborted or not self._owner.may_send(sent):
-                end = LeaseEnd.ABORTED if sent.aborted else LeaseEnd.BUSY
-                return
-            version = self._owner.terms.version
-            sent.calling = True
-            reply = await self._call(sent)
-            sent.calling = False
-            round_trip_s = monotonic() - sent.at
-            end, report = _end(reply, sent.aborted), self._report(sent, reply, round_trip_s)
-            if end is LeaseEnd.DONE:
-                used = self._owner.answered(sent, version, round_trip_s, reply)
-        except Unreached:
-            end, report = LeaseEnd.BUSY, Report(retry_in_s=UNREACHED_RETRY_S)
-        except (ReplicaDied, ReplicaFault) as died:
-            logger.warning("replica %s lost a batch: %s", sent.lease.replica_id, died)
-        except Exception:
-            logger.exception("a batch could not be sent, or its reply not read")
-            self._owner.failed(sent)
-            end = LeaseEnd.DONE if end is LeaseEnd.DONE else LeaseEnd.ABORTED
-        finally:
-            if sent.calling:
-                self._peer_demand.report_lost(sent.lease.replica_id)
-            del self._sent[sent.lease.lease_id]
-            if sent.watch is not None:
-                sent.watch.cancel()
-            self.ends[LEASE_COUNTS[end] if used else BatchEnd.UNUSED] += 1
-            self._owner.closed(sent, end, report)
+    def links_changed(self) -> None:
+        self._owner.links_changed()
 
-    async def _call(self, sent: SentBatch) -> BatchReply:
-        now, lease = monotonic(), sent.lease
-        budget_s = max(m.request.expires for m in sent.members) - now
+    def _message(self, sent: SentBatch) -> tuple[Kind, Sequence[Buffer]] | None:
+        if not all(map(self._owner.takes, sent.members)):
+            return None
+        lease = sent.lease
+        budget_s = max([m.request.expires for m in sent.members]) - sent.at
         waiting = None  # of which a copy says nothing
         if not lease.copy_of:
-            waiting = self._peer_demand.to_report(lease.replica_id, lease.waiting, now)
-        payloads = [m.rows for m in sent.members]
-        call = build_call(self._gateway, lease, payloads, budget_s, waiting)
-        limit_s = self._owner.terms.call_limit_s
-        return await self._transport.call(lease.replica_id, call, limit_s)
+            waiting = self._peer_demand.to_report(lease.replica_id, lease.waiting, sent.at)
+        call = build_call(lease, [m.rows for m in sent.members], budget_s, waiting)
+        return Kind.BATCH, encode_call(call)
+
+    def _refuse_outdated(self, sent: SentBatch) -> None:
+        for pending in sent.members:
+            if not self._owner.takes(pending):
+                self._owner.outdated(pending)
+
+    def _handle(self, replica_id: str, frame: Frame, sent: SentBatch | None) -> None:
+        if frame.kind is not Kind.REPLY:
+            raise MessageError(f"{frame.kind.name} of a replica that takes batches")
+        if sent is None:
+            return  # it was given up for lost
+        reply = decode_reply(frame.body)
+        round_trip_s = monotonic() - sent.at
+        report = self._report(sent, reply, round_trip_s)
+        if reply.busy:
+            self._end(sent, LeaseEnd.BUSY, report)
+            return
+        sent.at_replica = False
+        used = self._owner.answered(sent, round_trip_s, reply)
+        self._remove(sent)
+        self._count(BatchEnd.ANSWERED if used else BatchEnd.UNUSED)
+        self._owner.closed(sent, LeaseEnd.DONE, report)
+
+    def _started(self, sent: SentBatch) -> None:
+        self._owner.opened(sent)
+
+    def _failed(self, sent: SentBatch) -> None:
+        self._owner.failed(sent)
+
+    def _closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None:
+        if end is LeaseEnd.LOST or not sent.at_replica:
+            self._peer_demand.report_lost(sent.lease.replica_id)
+        self._owner.closed(sent, end, report)
 
     def _report(self, sent: SentBatch, reply: BatchReply, round_trip_s: float) -> Report:
-        transport_s = max(round_trip_s - reply.wait_s - reply.service_s, 0.0)
         waiting = self._peer_demand.update(sent.lease.replica_id, reply.waiting)
         return Report(
             reply.service_s, reply.padded_tokens, reply.inflight, reply.held, reply.seen,
-            reply.retry_in_s, transport_s, reply.free_in_s, reply.virtual_time, reply.served,
-            waiting,
+            reply.retry_in_s, reply.transport_s(round_trip_s), reply.free_in_s, reply.virtual_time,
+            reply.served, waiting,
         )  # fmt: skip
-
-    # ---- beside it ----------------------------------------------------------------------------
-
-    async def _drop(self, lease: Dispatch) -> None:
-        try:
-            await self._transport.drop(lease.replica_id, self._gateway, lease.lease_id)
-        except (Unreached, ReplicaDied, ReplicaFault) as fault:
-            logger.debug("lease %d was not dropped: %s", lease.lease_id, fault)
-
-    def _watch(self, sent: SentBatch) -> None:
-        if sent.watch is None:
-            sent.watch = self._start(self._until_opened(sent))
-
-    async def _until_opened(self, sent: SentBatch) -> None:
-        lease = sent.lease
-        try:
-            started = await self._transport.opened(
-                lease.replica_id, self._gateway, lease.lease_id, self._owner.terms.call_limit_s
-            )
-        except (Unreached, ReplicaDied, ReplicaFault) as fault:
-            logger.debug("whether lease %d has started is unknown: %s", lease.lease_id, fault)
-            return
-        if started and lease.lease_id in self._sent:
-            self._owner.opened(sent)
-
-
-def _end(reply: BatchReply, aborted: bool) -> LeaseEnd:
-    if not reply.busy:
-        return LeaseEnd.DONE
-    return LeaseEnd.ABORTED if aborted else LeaseEnd.BUSY

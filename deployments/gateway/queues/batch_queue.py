@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deployments.contract import errors
+from deployments.contract.channel.messages import BatchReply
 from deployments.contract.replica_directory import RunningReplica
-from deployments.contract.wire import BatchReply
 from deployments.gateway.queues.batch_calls import BatchCalls, SentBatch, deliver_rows
 from deployments.gateway.queues.core_loop import (
+    INTERNAL_ERROR,
     CoreLoop,
     Demand,
     VersionTerms,
@@ -25,7 +26,7 @@ from deployments.gateway.queues.core_loop import (
     refusal,
 )
 from deployments.gateway.queues.pending_requests import BatchRecord, PendingBatchRequest
-from deployments.gateway.queues.transport import Transport
+from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.rows.types import RowAnswer, Rows
 from routers.settings import DispatcherSettings
 from routers.types import (
@@ -99,13 +100,13 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         self,
         settings: DispatcherSettings,
         terms: VersionTerms,
-        transport: Transport,
+        channel: ReplicaChannel,
         *,
-        gateway: str,
         on_batch: Callable[[BatchRecord], None],
     ) -> None:
         super().__init__(settings, terms)
-        self.calls = BatchCalls(self, transport, gateway)
+        self.calls = BatchCalls(self, channel)
+        self._slots = 0
         self._copies = LeaseCopies()
         self._on_batch = on_batch
         self._duty: dict[str, tuple[float, float]] = {}
@@ -137,10 +138,16 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
             pending.future.exception()  # seen: perhaps nobody awaits it any more
 
     def set_replicas(self, replicas: Sequence[RunningReplica], slots: int) -> None:
-        known = tuple(Replica(r.replica_id, slots) for r in replicas)
+        """`slots`: of each of them."""
+        self._slots = slots
         self._duty = {r.replica_id: self._duty.get(r.replica_id, (0.0, 0.0)) for r in replicas}
-        self.calls.forget(self._duty.keys())
-        self._step(Replicas(known), clock())
+        self.calls.follow(replicas)
+        self.links_changed()
+
+    def close(self) -> None:
+        """What waits is refused, what runs goes on to its end."""
+        super().close()
+        self.calls.follow(())
 
     @property
     def duty(self) -> dict[str, float]:
@@ -170,22 +177,24 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
 
     # ---- what becomes of leases (`BatchCallsOwner`) -----------------------------------------
 
-    def may_send(self, sent: SentBatch) -> bool:
-        stale = [m for m in sent.members if not self.terms.take(m.terms)]
-        for pending in stale:
-            self._finish(pending, changed())
-        return not stale
+    def links_changed(self) -> None:
+        known = tuple([Replica(uid, self._slots) for uid in self.calls.reached])
+        self._step(Replicas(known), clock())
+
+    def takes(self, pending: PendingBatchRequest) -> bool:
+        return self.terms.take(pending.terms)
+
+    def outdated(self, pending: PendingBatchRequest) -> None:
+        self._finish(pending, changed())
 
     def opened(self, sent: SentBatch) -> None:
         self._step(Opened(sent.lease.lease_id), clock())
 
-    def answered(
-        self, sent: SentBatch, version: str, round_trip_s: float, reply: BatchReply
-    ) -> bool:
+    def answered(self, sent: SentBatch, round_trip_s: float, reply: BatchReply) -> bool:
         lease = sent.lease
         self._duty[lease.replica_id] = reply.duty, clock()
         self._on_batch(_record(sent, round_trip_s, reply))
-        answers = deliver_rows(lease, sent.at, version, reply)
+        answers = deliver_rows(lease, sent.at, sent.version, reply)
         awaited = [
             (pending, row, answer)
             for pending, row, answer in zip(sent.members, lease.rows, answers, strict=True)
@@ -199,17 +208,12 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         """Whoever has no answer yet gets an error, and no second try."""
         for pending, (request_id, _) in zip(sent.members, sent.lease.rows, strict=True):
             if pending.request.request_id == request_id:
-                self._finish(
-                    pending,
-                    errors.RowFailed(
-                        "the request could not be answered because of an internal error"
-                    ),
-                )
+                self._finish(pending, errors.RowFailed(INTERNAL_ERROR))
 
     def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None:
         lease_id = sent.lease.lease_id
         failures = self._copies.ended(lease_id)
-        self._step(Closed(lease_id, end, report), clock())
+        self._take(Closed(lease_id, end, report), clock())
         for failure in failures:
             if _awaits(failure.request, failure.row):
                 self._row_failed(failure)

@@ -21,8 +21,9 @@ from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.registry import View
 from deployments.contract.replica_directory import directory_for
 from deployments.gateway.queues.pending_requests import BatchRecord
-from deployments.gateway.queues.served_model import AnyTransport, ServedModel
-from deployments.gateway.queues.transport import ServeStreamTransport, ServeTransport
+from deployments.gateway.queues.replica_channel import ReplicaChannel
+from deployments.gateway.queues.serve_handles import ServeChannel
+from deployments.gateway.queues.served_model import ServedModel
 
 _WATCH_S = 5.0
 _SEED_S = 30.0
@@ -39,15 +40,21 @@ class _Adopting:
     task: asyncio.Task[None]
 
 
-class SeededTransport(AnyTransport, Protocol):
-    async def seed(self, timeout_s: float) -> None: ...
+class SeededChannel(ReplicaChannel, Protocol):
+    async def seed(self, timeout_s: float) -> None:
+        """Returns when the model's replicas can be heard of."""
+
+
+class Connect(Protocol):
+    """Makes the channel to a model's replicas; `speaks`: they generate."""
+
+    def __call__(self, app: str, gateway: str, *, speaks: bool) -> SeededChannel: ...
 
 
 class Catalogue:
     """`identity`: this gateway, as its queues know it. `cache_bytes`: bound of each tokeniser's
-    cache of frequent texts. `connect(application)` makes the transport to a model's replicas,
-    `connect_streams(application, gateway)` to those of one that generates. `on_change` is called
-    when the set of models has changed, before the loop's next turn."""
+    cache of frequent texts. `on_change` is called when the set of models has changed, before the
+    loop's next turn."""
 
     def __init__(
         self,
@@ -55,15 +62,13 @@ class Catalogue:
         identity: GatewayIdentity,
         cache_bytes: int,
         on_batch: Callable[[str, BatchRecord], None],
-        connect: Callable[[str], SeededTransport] = ServeTransport,
-        *,
-        connect_streams: Callable[[str, str], SeededTransport] = ServeStreamTransport,
+        connect: Connect = ServeChannel,
     ) -> None:
         self._registry = registry
         self._identity = identity
         self._cache_bytes = cache_bytes
         self._on_batch = on_batch
-        self._connect, self._connect_streams = connect, connect_streams
+        self._connect = connect
         self.on_change: Callable[[], None] = lambda: None
         self._served: dict[str, ServedModel] = {}
         self._live: dict[str, ModelDescription] = {}
@@ -227,20 +232,16 @@ class Catalogue:
         if served is not None and served.is_like(description):
             served.replace(description, tokenizer)
             return
-        transport = self._transport_for(description)
-        await transport.seed(_SEED_S)
+        channel = self._connect(
+            model_app(name), self._identity.gateway, speaks=description.generating is not None
+        )
+        await channel.seed(_SEED_S)
         if served is not None:
             served.close()
         self._served[name] = ServedModel(
-            description, tokenizer, transport, directory_for(directory_key(name)), self._identity,
+            description, tokenizer, channel, directory_for(directory_key(name)), self._identity,
             self._on_batch,
         )  # fmt: skip
-
-    def _transport_for(self, description: ModelDescription) -> SeededTransport:
-        application = model_app(description.name)
-        if description.generating is None:
-            return self._connect(application)
-        return self._connect_streams(application, self._identity.gateway)
 
     async def _tokenizer(self, d: ModelDescription) -> TextTokenizer | None:
         if not d.tokenizer_digest or d.task == "tensors":

@@ -8,10 +8,11 @@ change. What a lease means, and how it becomes a call, is said by the queue that
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import itertools
 import time
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.contract import errors
 from routers.cost.model import Coefficients, CostError
@@ -36,6 +37,7 @@ from routers.types import (
 )
 
 clock = time.monotonic
+INTERNAL_ERROR = "the request could not be answered because of an internal error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,7 @@ class VersionTerms:
         return other is self or other.signature == self.signature
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What a request asks of a queue besides its rows: who pays and how urgent it is, how long it
     has, what may be done with it.
 
@@ -146,6 +147,7 @@ class CoreLoop(Generic[P]):
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._pending: dict[int, P] = {}
+        self._decides = False
         self._timer: asyncio.TimerHandle | None = None
 
     # ---- what the gateway calls -----------------------------------------------------------
@@ -251,10 +253,24 @@ class CoreLoop(Generic[P]):
             else:
                 self._abort(action)
 
+    def _take(self, event: Event, now: float) -> None:
+        """As `_step`, but what follows is decided once all of this turn of the loop is known: what
+        came in one read makes one batch, not one and then the rest."""
+        actions: list[Action] = []
+        if self._dispatcher.take(event, now, actions) and not self._decides:
+            self._decides = True
+            self._loop.call_soon(self._decide, context=contextvars.Context())
+        self._perform(actions, now)
+
+    def _decide(self) -> None:
+        self._decides = False
+        now = clock()
+        self._perform(self._dispatcher.decide(now), now)
+
     def _enter(self, pending: P, now: float) -> None:
         """A caller waits from now on, unless it is refused at once."""
         self._pending[pending.request.request_id] = pending
-        self._step(Arrive(pending.request), now)
+        self._take(Arrive(pending.request), now)
 
     def _leave(self, pending: P) -> bool:
         """Whether it was waiting still; the dispatcher is to be told by the caller of this."""

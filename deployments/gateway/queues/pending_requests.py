@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from deployments.contract import errors
-from deployments.contract.wire import BatchReply, Piece
+from deployments.contract.channel.messages import BatchReply, Piece
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.rows.types import RowAnswer, Rows
 from deployments.gateway.telemetry.tracing import TraceContext

@@ -1,4 +1,4 @@
-"""One model as a gateway sees it: its description, queue, transport to the replicas, tokeniser.
+"""One model as a gateway sees it: its description, queue, channel to the replicas, tokeniser.
 
 Lives from the model's first announcement until it is no longer declared; a new version of the same
 kind replaces the description and keeps the queue. Only replicas of the announced version get work;
@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, cast
 
 from deployments.contract import errors
 from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
@@ -20,18 +19,13 @@ from deployments.contract.replica_directory import ReplicaDirectory, RunningRepl
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import BatchRecord
+from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.gateway.recording.recorder import Recorder
 from deployments.gateway.reuse.answer_reuse import AnswerReuse
 from routers.settings import DispatcherSettings
 
 _CALL_MARGIN_S = 5.0
-
-
-class AnyTransport(Protocol):
-    """A `Transport` or a `StreamTransport`, as far as it is the same."""
-
-    def forget(self, running: set[str]) -> None: ...
 
 
 def terms(d: ModelDescription) -> VersionTerms:
@@ -48,36 +42,33 @@ def terms(d: ModelDescription) -> VersionTerms:
 
 
 class ServedModel:
-    """`transport`: of the kind that the model's replicas are. `on_batch(name, record)` hears of
-    every finished batch."""
+    """`channel`: to the model's replicas. `on_batch(name, record)` hears of every finished
+    batch."""
 
     def __init__(
         self,
         description: ModelDescription,
         tokenizer: TextTokenizer | None,
-        transport: AnyTransport,
+        channel: ReplicaChannel,
         directory: ReplicaDirectory,
         identity: GatewayIdentity,
         on_batch: Callable[[str, BatchRecord], None],
     ) -> None:
         self.description = description
         self.tokenizer = tokenizer
-        self._transport = transport
+        self.channel = channel
         self._identity = identity
         self._profile = description.profile
         self._running: tuple[RunningReplica, ...] = ()
         self._reuse: AnswerReuse | None = None
         self.queue: BatchQueue | StreamQueue
         if description.generating is not None:
-            self.queue = StreamQueue(
-                self._settings(), terms(description), cast(Any, transport), gateway=identity.gateway
-            )
+            self.queue = StreamQueue(self._settings(), terms(description), channel)
         else:
             self.queue = BatchQueue(
                 self._settings(),
                 terms(description),
-                cast(Any, transport),
-                gateway=identity.gateway,
+                channel,
                 on_batch=lambda record: on_batch(description.name, record),
             )
             self._reuse = AnswerReuse(description, self.queue.cancel)
@@ -169,7 +160,6 @@ class ServedModel:
     def _replicas_changed(self, running: tuple[RunningReplica, ...]) -> None:
         self._running = running
         d, live = self.description, self._live()
-        self._transport.forget({r.replica_id for r in running})
         if isinstance(self.queue, BatchQueue):
             self.queue.set_replicas(live, d.scheduling.slots)
         elif d.generating is not None:

@@ -12,17 +12,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deployments.contract import errors
+from deployments.contract.channel.messages import GenerateCall, Piece, StreamEnd
 from deployments.contract.description import Generating
 from deployments.contract.replica_directory import RunningReplica
-from deployments.contract.wire import GenerateCall, Piece, StreamEnd
-from deployments.gateway.queues.core_loop import CoreLoop, Demand, VersionTerms, changed, clock
+from deployments.gateway.queues.core_loop import (
+    INTERNAL_ERROR,
+    CoreLoop,
+    Demand,
+    VersionTerms,
+    changed,
+    clock,
+)
 from deployments.gateway.queues.pending_requests import (
     MOST_UNREAD_BYTES,
     PendingStreamRequest,
     Prompt,
 )
+from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.stream_calls import StreamCalls, StreamRun
-from deployments.gateway.queues.transport import StreamTransport
 from routers.settings import DispatcherSettings
 from routers.types import (
     Abort,
@@ -51,19 +58,16 @@ _END = {
 
 
 class StreamQueue(CoreLoop[PendingStreamRequest]):
-    """`gateway`: its name at the replicas. `output_tokens`: that callers were brought, ever."""
+    """`output_tokens`: that callers were brought, ever."""
 
     def __init__(
         self,
         settings: DispatcherSettings,
         terms: VersionTerms,
-        transport: StreamTransport,
-        *,
-        gateway: str,
+        channel: ReplicaChannel,
     ) -> None:
         super().__init__(settings, terms)
-        self.calls = StreamCalls(self, transport)
-        self._gateway = gateway
+        self.calls = StreamCalls(self, channel)
         self._shape = Generating(0, 0, 0)
         self.output_tokens = 0
 
@@ -86,13 +90,13 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
     def set_replicas(self, replicas: Sequence[RunningReplica], shape: Generating) -> None:
         """`shape`: what each of them may hold."""
         self._shape = shape
-        self.calls.follow({r.replica_id for r in replicas})
+        self.calls.follow(replicas)
         self.links_changed()
 
     def close(self) -> None:
         """What waits is refused, what runs goes on to its end."""
         super().close()
-        self.calls.follow(frozenset())
+        self.calls.follow(())
 
     @property
     def duty(self) -> dict[str, float]:
@@ -108,11 +112,11 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
     def _open(self, lease: Dispatch, now: float) -> None:
         pending = self._pending[lease.rows[0][0]]
         pending.dispatched_at, pending.replica_id = now, lease.replica_id
-        self.calls.begin(lease, pending)
+        self.calls.begin(lease, pending, now)
 
     def _abort(self, action: Abort) -> None:
         """An answer of which something was given cannot be put back: it goes on."""
-        run = self.calls.run(action.lease_id)
+        run = self.calls.find(action.lease_id)
         if run is not None and not (self._is_live(run) and run.pending.begun):
             self.calls.abort(action.lease_id)
 
@@ -127,23 +131,25 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         shape = self._shape
         up = tuple(
             Replica(uid, float(shape.cache_tokens), ReplicaKind.STREAM, shape.max_sequences)
-            for uid in self.calls.up
+            for uid in self.calls.reached
         )
         self._step(Replicas(up), clock())
 
-    def may_begin(self, run: StreamRun) -> bool:
-        if self.terms.take(run.pending.terms):
-            return True
-        self._finish(run.pending, changed())
-        return False
+    def takes(self, pending: PendingStreamRequest) -> bool:
+        return self.terms.take(pending.terms)
+
+    def outdated(self, pending: PendingStreamRequest) -> None:
+        self._finish(pending, changed())
+
+    def failed(self, run: StreamRun) -> None:
+        if self._is_live(run):
+            self._finish(run.pending, errors.RowFailed(INTERNAL_ERROR))
 
     def call_of(self, run: StreamRun) -> GenerateCall:
-        lease, pending = run.lease, run.pending
+        pending = run.pending
         left_s = max(pending.request.expires - clock(), 0.0) + _LATER_S
         prompt, priority = pending.prompt, pending.request.priority
-        return GenerateCall(
-            self._gateway, lease.lease_id, prompt.endpoint, prompt.body, left_s, priority
-        )
+        return GenerateCall(prompt.endpoint, prompt.body, left_s, priority)
 
     def opened(self, run: StreamRun) -> None:
         self._step(Opened(run.lease.lease_id), clock())
@@ -152,7 +158,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         if run.aborted or not self._is_live(run):
             return  # nothing of it is given any more
         pending, now = run.pending, clock()
-        if not self._take(pending, piece, now):
+        if not self._bring(pending, piece, now):
             self._finish(pending, _too_slow())
             return
         new = pending.tokens.output - pending.last_reported
@@ -200,7 +206,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         if failed and not pending.begun and self._retry(pending, pending.replica_id):
             return LeaseEnd.ABORTED
         begun = pending.begun
-        fits = self._take(pending, piece, clock())
+        fits = self._bring(pending, piece, clock())
         if not fits:
             self._finish(pending, _too_slow())
             return LeaseEnd.DONE
@@ -214,7 +220,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         self._step(Cancel(pending.request.request_id), clock())
         return LeaseEnd.ABORTED
 
-    def _take(self, pending: PendingStreamRequest, piece: Piece, now: float) -> bool:
+    def _bring(self, pending: PendingStreamRequest, piece: Piece, now: float) -> bool:
         before = pending.tokens.output
         fits = pending.take(piece, now)
         self.output_tokens += max(pending.tokens.output - before, 0)

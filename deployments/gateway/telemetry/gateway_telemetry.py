@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 from deployments.contract import logs
@@ -135,6 +136,7 @@ class GatewayTelemetry:
             BatchSample(
                 model, record.bucket, record.size, max(padding, 0.0), reply.service_s,
                 record.predicted_s, pad_s, copy_in_s + copy_out_s, run_s, post_s,
+                reply.transport_s(record.round_trip_s),
             )
         )  # fmt: skip
         traced = [t for t in record.traces if t is not None and self._tracing.records(t)]
@@ -288,4 +290,6 @@ def _model_levels(name: str, model: ServedModel) -> ModelLevels:
         reuse=reuse.levels() if reuse is not None else None,
         engines=queue.loads,
         output_tokens=queue.output_tokens,
+        reached=len(queue.calls.reached),
+        links=replace(model.channel.counts),
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 from deployments.contract.preprocess.tokenizer import CacheStatistics
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
+from deployments.gateway.queues.replica_link import LinkCounts
 from deployments.gateway.reuse.answer_reuse import ReuseLevels
 from routers.cost.model import Coefficients, CostError
 from routers.types import Snapshot
@@ -31,6 +32,7 @@ class ModelLevels:
     seconds by replica, 0 to 1, as it last said. `batch_ends`: how many batches have ended how.
     `text_cache`: of a model that takes texts; `reuse`: of one that keeps or shares answers. Of one
     that generates, `engines`: each replica's own account; `output_tokens`: that came, ever.
+    `reached`: replicas with a connection that stands; `links`: what went over the connections.
     """
 
     model: str
@@ -43,6 +45,8 @@ class ModelLevels:
     reuse: ReuseLevels | None = None
     engines: Mapping[str, EngineLoad] = field(default_factory=dict)
     output_tokens: int = 0
+    reached: int = 0
+    links: LinkCounts = field(default_factory=LinkCounts)
 
 
 @dataclass(frozen=True, slots=True)

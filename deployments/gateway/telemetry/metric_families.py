@@ -165,7 +165,7 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
               lambda r: r.requests.queue_wait),
     histogram("stage_seconds", ("model", "stage"),
               "Time in one stage: of a request upstream, parse, tokenize, queue, reply; of a batch "
-              "pad, copy, run, post.", lambda r: r.stages),
+              "pad, copy, run, post, transport.", lambda r: r.stages),
     histogram("response_bytes", ("model",), "Body sizes of answers.",
               lambda r: r.requests.response_bytes),
     histogram("service_seconds", ("model", "bucket"),
@@ -212,6 +212,19 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     gauge("replica_accounting_drift", REPLICA, "Accounted less actual, by its last answer.",
           lambda r: r.drift),
     gauge("replica_duty_cycle", DUTY, "Service seconds over wall seconds.", _itself),
+
+    gauge("channel_connections", MODEL, "Replicas with a connection that stands.",
+          lambda m: m.reached),
+    counter("channel_connects", MODEL, "Connections to replicas that were made.",
+            lambda m: m.links.connects),
+    counter("channel_disconnects", MODEL, "Of those, connections that have ended.",
+            lambda m: m.links.disconnects),
+    counter("channel_sent_frames", MODEL, "Frames sent to replicas.",
+            lambda m: m.links.sent_frames),
+    counter("channel_sent_bytes", MODEL, "Bytes of them.", lambda m: m.links.sent_bytes),
+    counter("channel_received_frames", MODEL, "Frames that replicas sent.",
+            lambda m: m.links.received_frames),
+    counter("channel_received_bytes", MODEL, "Bytes of them.", lambda m: m.links.received_bytes),
 
     counter("bucket_switches", CORE, "Times that edges moved.", lambda c: c.edge_switches),
     counter("hedges", CORE, "Copies of batches that took long.", lambda c: c.hedges),

@@ -34,7 +34,7 @@ NOT_MEASURED = float("nan")
 WAITING_ROWS = 4096
 WAITING_GENERATIONS = 1024
 REQUEST_STAGES = ("upstream", "parse", "tokenize", "queue", "reply")
-BATCH_STAGES = ("pad", "copy", "run", "post")
+BATCH_STAGES = ("pad", "copy", "run", "post", "transport")
 
 FlowLabels = tuple[str, str, str]  # model, tenant, priority
 
@@ -63,7 +63,7 @@ class RequestTimes(NamedTuple):
 
 class BatchSample(NamedTuple):
     """`bucket`: upper edge, tokens. `padding`: share of the padded tokens that is padding, 0 to 1.
-    `copy_s`: to and from the device."""
+    `copy_s`: to and from the device; `transport_s`: round trip less what passed at the replica."""
 
     model: str
     bucket: int
@@ -75,6 +75,7 @@ class BatchSample(NamedTuple):
     copy_s: float
     run_s: float
     post_s: float
+    transport_s: float
 
 
 class GenerationSample(NamedTuple):

@@ -46,7 +46,8 @@ async def _hops(runtime: Runtime, timed: TimedBatch, seconds: float) -> float:
         while len(found) < _LEAST_HOPS or perf_counter() < end:
             begin = perf_counter()
             done: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
-            worker.queue.put(Job(Staged("profile", len(found) + 1), batch, done, begin))
+            staged = Staged("profile", len(found) + 1)
+            worker.queue.put(Job(staged, batch, done.set_result, begin))
             job = await done
             if job.fault is not None:
                 raise job.fault

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_runtimes import Encoder, Moody, Shout
-from in_process import Stand, ask, standing
+from in_process import Answer, Stand, ask, standing
 
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}}
 
@@ -67,7 +67,7 @@ async def test_embeddings_of_a_hundred_inputs_keep_their_order_across_batches(st
     answer = await ask(stand.app, "POST", "/v1/embeddings", body=body)
     data = json.loads(answer.body)["data"]
     assert [each["embedding"][0] for each in data] == [n + 1 for n in range(100)]
-    assert len(stand.transports["encoder"].calls) >= 4
+    assert len(stand.channels["encoder"].calls) >= 4
 
 
 async def test_ragged_outputs_are_cut_back_to_each_row(stand: Stand) -> None:
@@ -103,28 +103,36 @@ async def test_gzip_is_accepted(stand: Stand) -> None:
     assert answer.status == 200
 
 
+async def two_alone(stand: Stand, asked: list[Any]) -> list[asyncio.Task[Answer]]:
+    """Two batches of one are under way, the others wait together."""
+    calls = []
+    for count, call in enumerate(asked, 1):
+        calls.append(asyncio.create_task(infer(stand, "encoder", call)))
+        await stand.channels["encoder"].sent(min(count, 2))
+    await stand.waiting("encoder", len(asked) - 2)
+    return calls
+
+
 async def test_callers_with_and_without_an_optional_input_share_a_batch(stand: Stand) -> None:
-    transport = stand.transports["encoder"]
-    transport.hold()
+    channel = stand.channels["encoder"]
+    channel.hold()
     kinds = {"name": "types", "datatype": "INT64", "shape": [1, 2], "data": [7, 8]}
     without, with_kinds = ids([[1, 2]]), ids([[3, 4]])
     with_kinds["inputs"].append(kinds)
-    calls = [asyncio.create_task(infer(stand, "encoder", c)) for c in [without] * 3 + [with_kinds]]
-    await stand.waiting("encoder", 2)  # two batches of one are under way
-    transport.release()
+    calls = await two_alone(stand, [without, without, without, with_kinds])
+    channel.let_go()
     sums = [outputs((await call).body)["sums"]["data"] for call in calls]
     assert sums == [[3, 0], [3, 0], [3, 0], [7, 15]]
-    assert len(transport.calls) == 3
+    assert len(channel.calls) == 3
 
 
 async def test_callers_that_want_different_outputs_share_a_batch(stand: Stand) -> None:
-    transport = stand.transports["encoder"]
-    transport.hold()
+    channel = stand.channels["encoder"]
+    channel.hold()
     pick = [{"name": "sums"}], [{"name": "tokens"}], None, [{"name": "sums"}]
     asked = [ids([[1, 2]], **({"outputs": names} if names else {})) for names in pick]
-    calls = [asyncio.create_task(infer(stand, "encoder", call)) for call in asked]
-    await stand.waiting("encoder", 2)
-    transport.release()
+    calls = await two_alone(stand, asked)
+    channel.let_go()
     names = [set(outputs((await call).body)) for call in calls]
     assert names == [{"sums"}, {"tokens"}, {"tokens", "sums"}, {"sums"}]
 

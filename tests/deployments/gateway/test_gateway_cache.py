@@ -45,7 +45,7 @@ def cached(answer: Answer) -> bytes | None:
 
 
 def rows_run(stand: Stand) -> int:
-    calls = stand.transports["device"].calls
+    calls = stand.channels["device"].calls
     return sum(len(np.frombuffer(call.lengths, np.int32)) for _, call in calls)
 
 
@@ -136,7 +136,7 @@ def _binary(path: str, ids: Any, output: str) -> tuple[str, bytes, list[tuple[by
 
 async def test_outputs_that_others_in_the_batch_wanted_are_not_needed(tmp_path: Path) -> None:
     async with standing({"device": CACHED}, tmp_path, runtimes={"device": Encoder()}) as stand:
-        transport = stand.transports["device"]
+        channel = stand.channels["device"]
 
         def wants(names: list[str], *rows: int) -> Any:
             call = json.loads(body_of(list(rows)))
@@ -144,13 +144,15 @@ async def test_outputs_that_others_in_the_batch_wanted_are_not_needed(tmp_path: 
             return ask(stand.app, "POST", INFER, (), json.dumps(call).encode())
 
         await wants(["sums"], 1)
-        transport.hold()
-        held = [asyncio.create_task(wants(["tokens"], 100 + n)) for n in range(2)]
-        await transport.sent(3)
+        channel.hold()
+        held = []
+        for n in range(2):
+            held.append(asyncio.create_task(wants(["tokens"], 100 + n)))
+            await channel.sent(2 + n)
         both = asyncio.create_task(wants(["tokens", "sums"], 7))
         mixed = asyncio.create_task(wants(["sums"], 2, 1))
         await stand.waiting("device", 2)
-        transport.release()
+        channel.let_go()
         answer = await mixed
         assert cached(answer) == b"partial"
         assert [each["name"] for each in json.loads(answer.body)["outputs"]] == ["sums"]
@@ -190,12 +192,12 @@ async def test_the_same_model_announced_again_keeps_its_answers(stand: Stand) ->
 
 
 async def test_what_was_under_way_when_the_version_changed_is_not_kept(stand: Stand) -> None:
-    transport = stand.transports["device"]
-    transport.hold()
+    channel = stand.channels["device"]
+    channel.hold()
     call = asyncio.create_task(post(stand, 1))
-    await transport.sent(1)
+    await channel.sent(1)
     stand.swap("device", version="2")
-    transport.release()
+    channel.let_go()
     await call
     assert cached(await post(stand, 1)) == b"miss"
 
@@ -204,14 +206,16 @@ async def test_a_request_that_meets_two_versions_is_asked_to_come_again(stand: S
     await post(stand, 1)
     for value in (2, 3):
         await post(stand, value)
-    transport = stand.transports["device"]
-    transport.hold()
-    held = [asyncio.create_task(post(stand, 100 + n)) for n in range(2)]
-    await transport.sent(5)
+    channel = stand.channels["device"]
+    channel.hold()
+    held = []
+    for n in range(2):
+        held.append(asyncio.create_task(post(stand, 100 + n)))
+        await channel.sent(4 + n)
     mixed = asyncio.create_task(post(stand, 1, 9))
     await stand.waiting("device", 1)
     stand.swap("device", version="2")
-    transport.release()
+    channel.let_go()
     assert (await mixed).status == 503
     await asyncio.gather(*held)
 
@@ -237,17 +241,17 @@ async def test_what_is_known_is_answered_though_the_queue_is_full(tmp_path: Path
     small = {**CACHED, "queue": {"max_rows": 1}, "batch": {"max_size": 1}}
     async with standing({"device": small}, tmp_path, tenants=TENANTS) as stand:
         await post(stand, 1)
-        transport = stand.transports["device"]
-        transport.hold()
+        channel = stand.channels["device"]
+        channel.hold()
         held = [asyncio.create_task(post(stand, 100))]
-        await transport.sent(2)
+        await channel.sent(2)
         held.append(asyncio.create_task(post(stand, 101)))
-        await transport.sent(3)
+        await channel.sent(3)
         held.append(asyncio.create_task(post(stand, 102)))
         await stand.waiting("device", 1)
         assert (await post(stand, 103)).status == 503
         assert data(await post(stand, 1)) == [1]
-        transport.release()
+        channel.let_go()
         await asyncio.gather(*held)
 
 

@@ -10,11 +10,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fake_runtimes import Encoder, Moody
+from fake_engines import until
+from fake_runtimes import Encoder, Gated
 from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
 from in_process import Stand, ask, standing
 
-from deployments.contract.wire import RowError
+from deployments.contract.channel.messages import RowError
+from deployments.gateway.queues.pending_requests import BatchEnd
 
 
 @pytest.fixture
@@ -37,56 +39,78 @@ async def test_a_caller_that_leaves_the_queue_frees_its_place(stand: Stand) -> N
     leave.set()
     assert (await leaver).status == 0
     assert stand.models._served["device"].queue.waiting_rows == 1
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     assert data(await stayer) == [2]
     await asyncio.gather(*held)
 
 
 @pytest.mark.usefixtures("looked_at_once")
 async def test_a_caller_that_leaves_a_running_batch_is_not_waited_for(stand: Stand) -> None:
-    transport = stand.transports["device"]
-    transport.hold()
+    channel = stand.channels["device"]
+    channel.hold()
     leave = asyncio.Event()
     leaver = send(stand, 1, leave=leave)
-    await transport.sent(1)
+    await channel.sent(1)
     leave.set()
     assert (await leaver).status == 0
     assert stand.models._served["device"].queue.inflight == 0
-    transport.release()
+    channel.let_go()
 
 
 @pytest.mark.usefixtures("looked_at_once")
 async def test_a_batch_whose_callers_all_left_before_it_started_never_runs(tmp_path: Path) -> None:
-    runtime = Moody(lambda value: None)
+    """It has been sent: it waits at the replica behind one that runs."""
+    runtime = Gated()
     models, fakes = {"device": SYNTHETIC}, {"device": runtime}
     async with standing(models, tmp_path, runtimes=fakes) as stand:
-        transport, leave = stand.transports["device"], asyncio.Event()
-        transport.hold()
+        channel, leave = stand.channels["device"], asyncio.Event()
+        calls = stand.models.served["device"].queue.calls
+        stayer = asyncio.create_task(ask(stand.app, "POST", INFER, body=body_of([1], "x")))
+        await channel.sent(1)
         body = body_of([7], "x")
         leaver = asyncio.create_task(ask(stand.app, "POST", INFER, body=body, leave=leave))
-        await transport.sent(1)
+        await channel.sent(2)
         leave.set()
         assert (await leaver).status == 0
-        transport.release()
+        await until(lambda: calls.ends[BatchEnd.DROPPED] == 1)
+        runtime.let.set()
+        assert data(await stayer) == [1]
         await stand.settled()
-        assert transport.drops == [("device-0", 1)]
-        assert runtime.batches == []
+        assert channel.drops == [("device-0", 2)]
+        assert [batch.inputs["x"].data.tolist() for batch in runtime.batches] == [[1]]
         lines = (await ask(stand.app, "GET", "/metrics")).body.decode().splitlines()
         (dropped,) = [n for n in lines if "batches_total{" in n and 'end="dropped"' in n]
         assert dropped.endswith(" 1.0")
 
 
 @pytest.mark.usefixtures("looked_at_once")
+async def test_a_batch_that_started_before_its_callers_left_runs_to_its_end(tmp_path: Path) -> None:
+    runtime = Gated()
+    models, fakes = {"device": SYNTHETIC}, {"device": runtime}
+    async with standing(models, tmp_path, runtimes=fakes) as stand:
+        leave, calls = asyncio.Event(), stand.models.served["device"].queue.calls
+        body = body_of([7], "x")
+        leaver = asyncio.create_task(ask(stand.app, "POST", INFER, body=body, leave=leave))
+        await until(runtime.begun.is_set)
+        leave.set()
+        assert (await leaver).status == 0
+        runtime.let.set()
+        await stand.settled()
+        assert stand.channels["device"].drops == [("device-0", 1)]
+        assert calls.ends[BatchEnd.UNUSED] == 1
+
+
+@pytest.mark.usefixtures("looked_at_once")
 async def test_a_caller_that_left_is_counted_as_cancelled_and_is_no_latency_sample(
     stand: Stand,
 ) -> None:
-    stand.transports["device"].hold()
+    stand.channels["device"].hold()
     leave = asyncio.Event()
     leaver = send(stand, 1, leave=leave)
-    await stand.transports["device"].sent(1)
+    await stand.channels["device"].sent(1)
     leave.set()
     await leaver
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     lines = (await ask(stand.app, "GET", "/metrics")).body.decode().splitlines()
     assert any("requests_total{" in line and 'outcome="cancelled"' in line for line in lines)
     assert not any("request_seconds_count{" in line and "device" in line for line in lines)
@@ -100,7 +124,7 @@ async def test_a_request_that_is_cancelled_from_outside_leaves_nothing(stand: St
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert stand.models._served["device"].queue.waiting_rows == 0
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     await asyncio.gather(*held)
 
 
@@ -116,7 +140,7 @@ async def test_a_request_expires_while_it_waits(stand: Stand) -> None:
     held = await fill(stand)
     answer = await send(stand, 1, headers=[(b"x-timeout-ms", b"5")])
     assert (answer.status, list(json.loads(answer.body))) == (504, ["error"])
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     await asyncio.gather(*held)
 
 
@@ -124,39 +148,39 @@ async def test_a_request_expires_while_it_waits(stand: Stand) -> None:
     "header", [(b"x-timeout-ms", b"5"), (b"x-request-timeout-seconds", b"0.025")]
 )
 async def test_a_request_expires_while_it_runs(stand: Stand, header: tuple[bytes, bytes]) -> None:
-    stand.transports["device"].hold()
+    stand.channels["device"].hold()
     assert (await send(stand, 1, headers=[header])).status == 504
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
 
 
 async def test_an_embeddings_request_expires_in_openais_shape(tmp_path: Path) -> None:
     model = {**SYNTHETIC, "task": "embed"}
     async with standing({"e": model}, tmp_path, runtimes={"e": Encoder()}) as stand:
-        stand.transports["e"].hold()
+        stand.channels["e"].hold()
         headers, body = [(b"x-timeout-ms", b"5")], b'{"model": "e", "input": [1]}'
         answer = await ask(stand.app, "POST", "/v1/embeddings", headers, body)
         assert answer.status == 504
         assert json.loads(answer.body)["error"]["type"] == "server_error"
-        stand.transports["e"].release()
+        stand.channels["e"].let_go()
 
 
 async def test_a_late_answer_to_a_request_that_expired_is_ignored(stand: Stand) -> None:
-    stand.transports["device"].hold()
+    stand.channels["device"].hold()
     call = send(stand, 1, headers=[(b"x-timeout-ms", b"5")])
     assert (await call).status == 504
     again = send(stand, 2)
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     assert data(await again) == [2]
 
 
 async def test_an_answer_to_what_a_request_was_before_its_retry_is_ignored(tmp_path: Path) -> None:
     async with standing({"device": {**SYNTHETIC, "batch": {"max_size": 1}}}, tmp_path) as stand:
-        transport = stand.transports["device"]
-        transport.hold()
+        channel = stand.channels["device"]
+        channel.hold()
         call = send(stand, 1, 2)
-        await transport.sent(2)
+        await channel.sent(2)
         failed = busy()._replace(busy=False, errors=(RowError(0, False, "stumbled"),))
-        transport.script = [failed]
-        transport.release()
+        channel.script = [failed]
+        channel.let_go()
         assert data(await call) == [1, 2]
-        assert len(transport.calls) == 4
+        assert len(channel.calls) == 4

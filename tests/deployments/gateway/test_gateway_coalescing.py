@@ -11,7 +11,7 @@ from held_calls import INFER, body_of, data, fill
 from in_process import Answer, Stand, ask, standing
 
 from deployments.contract import errors
-from deployments.contract.wire import BatchReply, RowError
+from deployments.contract.channel.messages import BatchReply, RowError
 
 SHARING = {
     "runtime": "synthetic",
@@ -58,68 +58,68 @@ async def following(stand: Stand, rows: int) -> None:
 
 
 async def test_identical_requests_are_one_run(stand: Stand) -> None:
-    transport = stand.transports["device"]
-    transport.hold()
+    channel = stand.channels["device"]
+    channel.hold()
     calls = [send(stand, 7) for _ in range(20)]
-    await transport.sent(1)
+    await channel.sent(1)
     await following(stand, 19)
-    transport.release()
+    channel.let_go()
     answers = await asyncio.gather(*calls)
     assert [data(answer) for answer in answers] == [[7]] * 20
-    assert len(transport.calls) == 1
+    assert len(channel.calls) == 1
     assert [a.header(b"x-coalesced") for a in answers] == [None] + [b"true"] * 19
     lines = (await ask(stand.app, "GET", "/metrics")).body.decode().splitlines()
     assert 'headrace_coalesced_total{gateway="gateway-0",model="device"} 19.0' in lines
 
 
 async def test_requests_that_differ_in_one_row_are_two(stand: Stand) -> None:
-    transport = stand.transports["device"]
-    transport.hold()
+    channel = stand.channels["device"]
+    channel.hold()
     calls = [send(stand, 7), send(stand, 8), send(stand, 7, 8)]
-    await transport.sent(4)
-    transport.release()
+    await channel.sent(4)
+    channel.let_go()
     assert [data(await call) for call in calls] == [[7], [8], [7, 8]]
 
 
 async def test_other_tenants_and_requests_that_say_so_run_by_themselves(stand: Stand) -> None:
-    transport = stand.transports["device"]
-    transport.hold()
+    channel = stand.channels["device"]
+    channel.hold()
     calls = [
         send(stand, 7),
         send(stand, 7, tenant=b"b"),
         send(stand, 7, headers=((b"x-idempotent", b"false"),)),
         send(stand, 7, headers=((b"cache-control", b"no-cache"),)),
     ]
-    await transport.sent(4)
-    transport.release()
+    await channel.sent(4)
+    channel.let_go()
     assert [data(answer) for answer in await asyncio.gather(*calls)] == [[7]] * 4
 
 
 async def test_nothing_is_shared_unless_the_model_says_so(tmp_path: Path) -> None:
     alone = {**SHARING, "coalesce": False}
     async with standing({"device": alone}, tmp_path, replicas=2, tenants=TENANTS) as stand:
-        stand.transports["device"].hold()
+        stand.channels["device"].hold()
         calls = [send(stand, 7) for _ in range(3)]
-        await stand.transports["device"].sent(3)
-        stand.transports["device"].release()
+        await stand.channels["device"].sent(3)
+        stand.channels["device"].let_go()
         answers = await asyncio.gather(*calls)
         assert [answer.header(b"x-coalesced") for answer in answers] == [None] * 3
 
 
 @pytest.mark.usefixtures("looked_at_once")
 async def test_a_leader_that_disconnects_takes_no_follower_with_it(stand: Stand) -> None:
-    transport = stand.transports["device"]
-    transport.hold()
+    channel = stand.channels["device"]
+    channel.hold()
     leave = asyncio.Event()
     leader = send(stand, 7, leave=leave)
-    await transport.sent(1)
+    await channel.sent(1)
     follower = send(stand, 7)
     await following(stand, 1)
     leave.set()
     assert (await leader).status == 0
-    transport.release()
+    channel.let_go()
     assert data(await follower) == [7]
-    assert len(transport.calls) == 1
+    assert len(channel.calls) == 1
 
 
 @pytest.mark.usefixtures("looked_at_once")
@@ -132,7 +132,7 @@ async def test_when_all_have_left_the_place_in_the_queue_is_free(stand: Stand) -
     leave.set()
     assert [(await call).status for call in calls] == [0, 0, 0]
     assert stand.models.served["device"].queue.waiting_rows == 0
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     await asyncio.gather(*held)
 
 
@@ -148,19 +148,19 @@ async def test_a_leader_that_expires_leaves_its_followers_a_run(stand: Stand) ->
     assert (await leader).status == 504
     await following(stand, 4)
     await stand.waiting("device", 1)
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     assert [data(await call) for call in followers] == [[7]] * 5
-    assert len(stand.transports["device"].calls) == 5
+    assert len(stand.channels["device"].calls) == 5
     await asyncio.gather(*held)
 
 
 async def test_a_follower_expires_by_its_own_clock(stand: Stand) -> None:
-    transport = stand.transports["device"]
-    transport.hold()
+    channel = stand.channels["device"]
+    channel.hold()
     leader = send(stand, 7)
-    await transport.sent(1)
+    await channel.sent(1)
     assert (await send(stand, 7, headers=((b"x-timeout-ms", b"5"),))).status == 504
-    transport.release()
+    channel.let_go()
     assert data(await leader) == [7]
 
 
@@ -172,22 +172,22 @@ async def test_the_more_urgent_do_not_wait_behind_bulk(stand: Stand) -> None:
     await stand.waiting("device", 2)
     bulk_too = send(stand, 7, headers=((b"x-priority", b"bulk"),))
     await following(stand, 1)
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     for call in (bulk, urgent, bulk_too):
         assert data(await call) == [7]
     await asyncio.gather(*held)
 
 
 async def test_a_fault_of_the_input_is_told_to_all(stand: Stand) -> None:
-    transport = stand.transports["device"]
-    transport.hold()
+    channel = stand.channels["device"]
+    channel.hold()
     fault = (RowError(0, True, "no such token"),)
-    transport.script = [BatchReply(False, {}, fault, 0.0, 0.0, 0, (0.0,) * 5, 0, 0, 1, 0.0, 0.0)]
+    channel.script = [BatchReply(False, {}, fault, 0.0, 0.0, 0, (0.0,) * 5, 0, 0, 1, 0.0, 0.0)]
     calls = [send(stand, 7) for _ in range(3)]
     await following(stand, 2)
-    transport.release()
+    channel.let_go()
     assert [(await call).status for call in calls] == [400] * 3
-    assert len(transport.calls) == 1
+    assert len(channel.calls) == 1
 
 
 async def test_followers_over_a_change_of_version_get_what_ran(stand: Stand) -> None:
@@ -197,7 +197,7 @@ async def test_followers_over_a_change_of_version_get_what_ran(stand: Stand) -> 
     stand.swap("device", version="2")
     after = send(stand, 7)
     await stand.waiting("device", 2)
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     answers = await asyncio.gather(*before, after)
     assert [data(answer) for answer in answers] == [[7]] * 3
     assert all(b'"model_version":"2"' in answer.body for answer in answers)
@@ -207,11 +207,11 @@ async def test_followers_over_a_change_of_version_get_what_ran(stand: Stand) -> 
 async def test_what_many_asked_for_together_is_kept_once(tmp_path: Path) -> None:
     model = {**SHARING, "cache": {"max_bytes": 1_000_000}}
     async with standing({"device": model}, tmp_path, tenants=TENANTS) as stand:
-        transport = stand.transports["device"]
-        transport.hold()
+        channel = stand.channels["device"]
+        channel.hold()
         calls = [send(stand, 7) for _ in range(4)]
         await following(stand, 3)
-        transport.release()
+        channel.let_go()
         assert [(await call).header(b"x-cache") for call in calls] == [b"miss"] * 4
         assert (await send(stand, 7)).header(b"x-cache") == b"hit"
-        assert len(transport.calls) == 1
+        assert len(channel.calls) == 1

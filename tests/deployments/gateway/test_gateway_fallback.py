@@ -43,20 +43,20 @@ async def post(
 
 async def fill(stand: Stand, model: str = "device") -> list[asyncio.Task[Answer]]:
     """Both slots and the one place in the queue are taken."""
-    transport = stand.transports[model]
-    transport.hold()
+    channel = stand.channels[model]
+    channel.hold()
     path, calls = f"/v2/models/{model}/infer", []
     for count in (1, 2):
         calls.append(asyncio.create_task(post(stand, 100 + count, path)))
-        await transport.sent(count)
+        await channel.sent(count)
     calls.append(asyncio.create_task(post(stand, 103, path)))
     await stand.waiting(model, 1)
     return calls
 
 
 async def drained(stand: Stand, *held: list[asyncio.Task[Answer]]) -> None:
-    for transport in stand.transports.values():
-        transport.release()
+    for channel in stand.channels.values():
+        channel.let_go()
     for calls in held:
         assert all(answer.status == 200 for answer in await asyncio.gather(*calls))
 
@@ -71,7 +71,7 @@ async def test_a_full_queues_overflow_is_answered_by_the_cheaper_model(stand: St
     answer = await post(stand)
     assert (served_by(answer), data(answer)) == (b"small", [7])
     assert json.loads(answer.body)["model_name"] == "small"
-    assert len(stand.transports["small"].calls) == 1
+    assert len(stand.channels["small"].calls) == 1
     await drained(stand, held)
 
 
@@ -79,7 +79,7 @@ async def test_while_there_is_room_the_asked_model_answers(stand: Stand) -> None
     answer = await post(stand)
     assert served_by(answer) is None
     assert json.loads(answer.body)["model_name"] == "device"
-    assert not stand.transports["small"].calls
+    assert not stand.channels["small"].calls
 
 
 async def test_it_is_counted_for_the_model_that_was_asked(stand: Stand) -> None:
@@ -123,7 +123,7 @@ async def test_without_leave_or_with_a_version_the_refusal_stands(
     answer = await post(stand, path=path.format(version=version), headers=headers)
     assert answer.status == 503
     assert answer.header(b"retry-after") is not None
-    assert not stand.transports["small"].calls
+    assert not stand.channels["small"].calls
     await drained(stand, held)
 
 
@@ -149,7 +149,7 @@ async def test_one_hop_and_no_further(tmp_path: Path) -> None:
         answer = await post(stand)
         assert answer.status == 503
         assert b"queue" in answer.body
-        assert not stand.transports["tiny"].calls
+        assert not stand.channels["tiny"].calls
         await drained(stand, *held)
 
 
@@ -190,16 +190,16 @@ async def test_an_evicted_request_goes_on_by_its_own_clock(tmp_path: Path) -> No
     refusing = {**SMALL, "slo": {"latency_ms": 30, "late": "refuse", "timeout_ms": 5000}}
     models = {"device": {**refusing, "batch": {"max_size": 1}, "fallback": "small"}, "small": SMALL}
     async with standing(models, tmp_path) as stand:
-        transport = stand.transports["device"]
-        transport.hold()
+        channel = stand.channels["device"]
+        channel.hold()
         held = [asyncio.create_task(post(stand, 100 + n)) for n in range(2)]
-        await transport.sent(2)
-        stand.transports["small"].hold()
+        await channel.sent(2)
+        stand.channels["small"].hold()
         late = asyncio.create_task(post(stand))
-        await stand.transports["small"].sent(1)
-        _, call = stand.transports["small"].calls[0]
+        await stand.channels["small"].sent(1)
+        _, call = stand.channels["small"].calls[0]
         assert 4.0 < call.budget_s < 4.98
-        stand.transports["small"].release()
+        stand.channels["small"].let_go()
         answer = await late
         assert served_by(answer) == b"small"
         assert float(answer.header(b"x-queue-wait-ms") or 0) >= 20
@@ -257,12 +257,12 @@ async def test_what_the_asked_model_has_kept_goes_before_a_cheaper_answer(tmp_pa
 
 
 async def fill_after(stand: Stand, calls: int) -> list[asyncio.Task[Answer]]:
-    transport = stand.transports["device"]
-    transport.hold()
+    channel = stand.channels["device"]
+    channel.hold()
     held = []
     for count in (1, 2):
         held.append(asyncio.create_task(post(stand, 100 + count)))
-        await transport.sent(calls + count)
+        await channel.sent(calls + count)
     held.append(asyncio.create_task(post(stand, 103)))
     await stand.waiting("device", 1)
     return held
@@ -271,10 +271,10 @@ async def fill_after(stand: Stand, calls: int) -> list[asyncio.Task[Answer]]:
 async def test_a_failure_is_not_tried_on_the_cheaper_model(tmp_path: Path) -> None:
     models = {"device": {**DEVICE, "retry": False}, "small": SMALL}
     async with standing(models, tmp_path) as stand:
-        stand.transports["device"].dead.add("device-0")
+        stand.channels["device"].dead.add("device-0")
         assert (await post(stand)).status == 503
-        assert not stand.transports["small"].calls
-        stand.transports["device"].dead.clear()
+        assert not stand.channels["small"].calls
+        stand.channels["device"].dead.clear()
 
 
 async def test_tokens_are_counted_once_at_a_tenants_rate(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from fake_runtimes import Moody
 from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
 from in_process import Answer, Stand, ask, standing
 
-from deployments.contract.wire import Column
-from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault
+from deployments.contract.channel.messages import Column
+from deployments.gateway.queues.pending_requests import BatchEnd
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import TensorSpec
 
@@ -44,18 +44,18 @@ async def moody(tmp_path: Path) -> AsyncIterator[Stand]:
 
 async def together(stand: Stand, values: list[int]) -> list[Answer]:
     """All in one batch, behind two held ones."""
-    transport = stand.transports["device"]
-    transport.hold()
+    channel = stand.channels["device"]
+    channel.hold()
     first = [asyncio.create_task(ask(stand.app, "POST", INFER, body=body_of([9], "x")))]
-    await transport.sent(1)
+    await channel.sent(1)
     first.append(asyncio.create_task(ask(stand.app, "POST", INFER, body=body_of([9], "x"))))
-    await transport.sent(2)
+    await channel.sent(2)
     calls = [
         asyncio.create_task(ask(stand.app, "POST", INFER, body=body_of([value], "x")))
         for value in values
     ]
     await stand.waiting("device", len(values))
-    transport.release()
+    channel.let_go()
     answers = await asyncio.gather(*calls)
     await asyncio.gather(*first)
     return answers
@@ -108,50 +108,66 @@ async def test_an_unhealthy_device_counts_as_lost(moody: Stand) -> None:
 
 async def test_members_of_a_lost_batch_are_retried_singly_on_another_replica(stand: Stand) -> None:
     held = await fill(stand)
-    transport = stand.transports["device"]
+    channel = stand.channels["device"]
     calls = [send(stand, n) for n in (1, 2, 3)]
     await stand.waiting("device", 3)
-    transport.script = [None, None, None, None, ReplicaDied("gone")]
-    transport.release()
+    channel.script = [None, None, None, None, "gone"]
+    channel.let_go()
     assert [data(await call) for call in calls] == [[1], [2], [3]]
     await asyncio.gather(*held)
-    lost_by, lost = transport.calls[4]
-    retries = transport.calls[5:]
+    lost_by, lost = channel.calls[4]
+    retries = channel.calls[5:]
     assert len(lost.lengths) == 3 * 4
     assert [len(call.lengths) for _, call in retries] == [4, 4, 4]
     assert lost_by not in {replica for replica, _ in retries}
 
 
+async def test_a_connection_that_breaks_loses_what_was_out_on_it_and_nothing_else(
+    stand: Stand,
+) -> None:
+    held = await fill(stand)
+    channel = stand.channels["device"]
+    there = [replica for replica, _ in channel.calls].count("device-0")
+    channel.lose("device-0")
+    channel.let_go()
+    assert [data(await call) for call in held] == [[101], [102], [103], [104]]
+    assert stand.models.served["device"].queue.calls.ends[BatchEnd.LOST] == there == 2
+    assert {replica for replica, _ in channel.calls[4:]} == {"device-1"}
+
+
 async def test_a_request_that_is_lost_twice_is_503_with_retry_after(stand: Stand) -> None:
-    transport = stand.transports["device"]
-    transport.script = [ReplicaDied("gone"), ReplicaFault("broken")]
+    channel = stand.channels["device"]
+    channel.script = ["gone", "broken"]
     answer = await send(stand, 1)
     assert (answer.status, answer.header(b"retry-after")) == (503, b"1")
-    assert len({replica for replica, _ in transport.calls}) == 2
+    assert len({replica for replica, _ in channel.calls}) == 2
 
 
 async def test_without_retry_a_lost_request_is_503_at_once(tmp_path: Path) -> None:
     async with standing({"device": {**SYNTHETIC, "retry": False}}, tmp_path, replicas=2) as stand:
-        stand.transports["device"].script = [ReplicaDied("gone")]
+        stand.channels["device"].script = ["gone"]
         assert (await send(stand, 1)).status == 503
-        assert len(stand.transports["device"].calls) == 1
+        assert len(stand.channels["device"].calls) == 1
 
 
 async def test_a_call_that_never_arrived_harms_nobody(stand: Stand) -> None:
-    transport = stand.transports["device"]
-    transport.gone = {"device-0"}
+    channel = stand.channels["device"]
+    channel.gone = {"device-0"}
     assert [data(await send(stand, n)) for n in range(4)] == [[0], [1], [2], [3]]
-    assert "device-0" in {replica for replica, _ in transport.calls}
+    assert "device-0" in {replica for replica, _ in channel.calls}
 
 
-async def test_a_hang_past_the_limit_counts_as_died(tmp_path: Path) -> None:
+async def test_a_hang_past_the_limit_counts_as_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.gateway.queues.lease_calls._LATE_EVERY_S", 0.005)
     model = {**SYNTHETIC, "options": {"base_ms": 0, "hang_ids": [7], "hang_s": 0.2}}
     async with standing({"device": model}, tmp_path, replicas=2) as stand:
         queue = stand.models._served["device"].queue
         object.__setattr__(queue.terms, "call_limit_s", 0.01)
         assert (await send(stand, 7)).status == 503
-        assert sorted({r for r, _ in stand.transports["device"].calls}) == ["device-0", "device-1"]
-        assert [core.inflight for core in stand.transports["device"].cores.values()] == [1, 1]
+        assert sorted({r for r, _ in stand.channels["device"].calls}) == ["device-0", "device-1"]
+        assert [core.inflight for core in stand.channels["device"].cores.values()] == [1, 1]
         stand._workers[0]._runtime.close()
         stand._workers[1]._runtime.close()
 
@@ -159,16 +175,16 @@ async def test_a_hang_past_the_limit_counts_as_died(tmp_path: Path) -> None:
 async def test_rows_that_a_busy_replica_returned_keep_their_order(tmp_path: Path) -> None:
     model = {**SYNTHETIC, "batch": {"max_size": 1}, "replicas": {"slots": 1}}
     async with standing({"device": model}, tmp_path) as stand:
-        transport = stand.transports["device"]
-        transport.hold()
+        channel = stand.channels["device"]
+        channel.hold()
         calls = [send(stand, 1)]
-        await transport.sent(1)
+        await channel.sent(1)
         calls += [send(stand, 2), send(stand, 3)]
         await stand.waiting("device", 2)
-        transport.script = [busy()]
-        transport.release()
+        channel.script = [busy()]
+        channel.let_go()
         assert [data(await call) for call in calls] == [[1], [2], [3]]
-        sent = [call.inputs["ids"].buffer for _, call in transport.calls]
+        sent = [call.inputs["ids"].buffer for _, call in channel.calls]
         assert sent[0] == sent[1] == (1).to_bytes(8, "little")
 
 
@@ -178,9 +194,9 @@ async def test_a_reply_that_makes_no_sense_is_503_and_nothing_is_left(
     monkeypatch.setattr(logging.getLogger("headrace"), "propagate", True)
     column = {"sum": Column("FP32", bytes(12), ((), (), ()))}
     nonsense = busy()._replace(busy=False, outputs=column)
-    stand.transports["device"].script = [nonsense]
+    stand.channels["device"].script = [nonsense]
     assert (await send(stand, 1)).status == 503
-    assert "could not be sent, or its reply not read" in caplog.text
+    assert "what replica device-0 sent cannot be used: the reply to 1 rows" in caplog.text
     assert data(await send(stand, 2)) == [2]
 
 
@@ -200,10 +216,10 @@ async def test_a_full_queue_is_503_with_retry_after_and_the_body_is_not_read(
 ) -> None:
     model = {**SYNTHETIC, "queue": {"max_rows": 2}, "replicas": {"slots": 1}}
     async with standing({"device": model}, tmp_path) as stand:
-        transport = stand.transports["device"]
-        transport.hold()
+        channel = stand.channels["device"]
+        channel.hold()
         calls = [send(stand, 1)]
-        await transport.sent(1)
+        await channel.sent(1)
         assert (await send(stand, 1, 2, 3)).status == 400  # could never be queued
         calls.append(send(stand, 2))
         await stand.waiting("device", 1)
@@ -212,21 +228,21 @@ async def test_a_full_queue_is_503_with_retry_after_and_the_body_is_not_read(
         await stand.waiting("device", 2)
         refused = await ask(stand.app, "POST", INFER, body=[None])
         assert (refused.status, refused.header(b"retry-after")) == (503, b"1")
-        transport.release()
+        channel.let_go()
         assert [data(await call) for call in calls] == [[1], [2], [5]]
 
 
 async def test_draining_refuses_the_new_and_finishes_what_runs(stand: Stand) -> None:
-    stand.transports["device"].hold()
+    stand.channels["device"].hold()
     running = send(stand, 1)
-    await stand.transports["device"].sent(1)
+    await stand.channels["device"].sent(1)
     stand.models.draining = True
     refused = await send(stand, 2)
     assert (refused.status, refused.header(b"retry-after")) == (503, b"2")
     ready = await ask(stand.app, "GET", "/readyz")
     assert (ready.status, ready.header(b"retry-after")) == (503, b"2")
     assert (await ask(stand.app, "GET", "/healthz")).status == 200
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     assert data(await running) == [1]
 
 
@@ -236,7 +252,7 @@ async def test_a_withdrawn_model_refuses_what_waits_and_finishes_what_runs(stand
     await stand.waiting("device", 1)
     stand.models._served["device"].queue.close()
     assert (await waiting).status == 503
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     assert [data(await call) for call in held] == [[101], [102], [103], [104]]
 
 
@@ -254,7 +270,7 @@ async def test_what_waits_is_answered_by_a_new_version_of_equal_tensors(stand: S
     waiting = send(stand, 1)
     await stand.waiting("device", 1)
     stand.swap("device", version="v2")
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     assert json.loads((await waiting).body)["model_version"] == "v2"
     assert {json.loads((await call).body)["model_version"] for call in held} == {before}
 
@@ -263,25 +279,25 @@ async def test_rows_parsed_for_other_tensors_never_reach_the_new_version(stand: 
     held = await fill(stand)
     waiting = send(stand, 1)
     await stand.waiting("device", 1)
-    sent = len(stand.transports["device"].calls)
+    sent = len(stand.channels["device"].calls)
     stand.swap("device", version="v2", inputs=(TensorSpec("other", "INT64", (-1, -1)),))
     refused = await waiting
     assert (refused.status, refused.header(b"retry-after")) == (503, b"1")
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     assert [data(await call) for call in held] == [[101], [102], [103], [104]]
-    assert len(stand.transports["device"].calls) == sent
+    assert len(stand.channels["device"].calls) == sent
 
 
 async def test_rows_that_come_back_after_such_a_change_are_refused_too(stand: Stand) -> None:
-    transport = stand.transports["device"]
-    transport.hold()
+    channel = stand.channels["device"]
+    channel.hold()
     running = send(stand, 1)
-    await transport.sent(1)
+    await channel.sent(1)
     stand.swap("device", version="v2", outputs=(TensorSpec("other", "FP32", (-1,)),))
-    transport.script = [ReplicaDied("gone")]
-    transport.release()
+    channel.script = ["gone"]
+    channel.let_go()
     assert (await running).status == 503
-    assert len(transport.calls) == 1
+    assert len(channel.calls) == 1
 
 
 async def test_a_request_for_one_version_is_not_answered_by_another(stand: Stand) -> None:
@@ -291,7 +307,7 @@ async def test_a_request_for_one_version_is_not_answered_by_another(stand: Stand
     waiting = asyncio.create_task(ask(stand.app, "POST", path, body=body_of([1])))
     await stand.waiting("device", 1)
     stand.swap("device", version="v2")
-    stand.transports["device"].release()
+    stand.channels["device"].let_go()
     assert (await waiting).status == 503
     await asyncio.gather(*held)
 
@@ -300,7 +316,7 @@ async def test_the_log_of_a_refused_request_carries_its_id(
     stand: Stand, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("headrace"), "propagate", True)
-    stand.transports["device"].script = [ReplicaDied("a"), ReplicaDied("b")]
+    stand.channels["device"].script = ["a", "b"]
     await send(stand, 1, headers=[(b"x-request-id", b"find-me")])
     lines = [r for r in caplog.records if r.name == "headrace.access"]
     assert {line.__dict__["request_id"] for line in lines} == {"find-me"}

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from deployments.contract.channel.messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.contract.wire import StreamEnd
 
 Describe = Callable[..., ModelDescription]
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}}
@@ -45,8 +45,8 @@ def looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def begun(engines: Played, count: int = 1) -> int:
-    _, call = await engines.until_begun(count)
-    return call.lease_id
+    asked = await engines.until_begun(count)
+    return asked.lease_id
 
 
 async def test_a_stream_is_passed_on_piece_by_piece(stand: Stand, engines: Played) -> None:
@@ -78,9 +78,9 @@ async def test_an_answer_that_is_not_streamed_is_one_reply(stand: Stand, engines
 async def test_the_engine_gets_the_callers_own_bytes(stand: Stand, engines: Played) -> None:
     body = b'{"model":"chat", "tools": [{"x":1.50}], "messages":[{"role":"user","content":"a"}]}'
     client = Client(stand, CHAT, body)
-    (_, call) = await engines.until_begun(1)
-    assert (call.body, call.endpoint, call.gateway) == (body, "chat", "g0")
-    engines.say(call.lease_id, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
+    asked = await engines.until_begun(1)
+    assert (asked.call.body, asked.call.endpoint) == (body, "chat")
+    engines.say(asked.lease_id, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
     await client.end()
 
 
@@ -88,10 +88,10 @@ async def test_an_adapter_is_asked_of_the_model_it_belongs_to(
     stand: Stand, engines: Played
 ) -> None:
     client = Client(stand, COMPLETIONS, {"model": "chat:sql", "prompt": "a"})
-    (_, call) = await engines.until_begun(1)
-    assert json.loads(call.body)["model"] == "chat:sql"
-    assert call.endpoint == "completions"
-    engines.say(call.lease_id, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
+    asked = await engines.until_begun(1)
+    assert json.loads(asked.call.body)["model"] == "chat:sql"
+    assert asked.call.endpoint == "completions"
+    engines.say(asked.lease_id, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
     await client.end()
 
 
@@ -100,9 +100,9 @@ async def test_a_request_that_does_not_say_how_much_gets_the_models_own_bound(
 ) -> None:
     engines = add(stand, description, generation={"max_output_tokens": 7})
     client = Client(stand, CHAT, chat())
-    (_, call) = await engines.until_begun(1)
-    assert json.loads(call.body)["max_tokens"] == 7
-    engines.say(call.lease_id, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
+    asked = await engines.until_begun(1)
+    assert json.loads(asked.call.body)["max_tokens"] == 7
+    engines.say(asked.lease_id, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
     await client.end()
 
 
@@ -300,13 +300,14 @@ async def test_a_cheaper_model_takes_what_the_asked_one_refuses(
     one = replace(SHAPE, max_sequences=1)
     full = add(stand, description, shape=one, fallback="small", queue={"max_rows": 1})
     small = add(stand, description, "small")
-    held = [Client(stand, CHAT, chat("a" * 360)) for _ in range(2)]
+    held = [Client(stand, CHAT, chat("a" * 360))]
     await begun(full)
+    held.append(Client(stand, CHAT, chat("a" * 360)))
     await stand.waiting("chat", 1)
     late = Client(stand, CHAT, chat("a" * 360))
-    (_, call) = await small.until_begun(1)
-    assert json.loads(call.body)["model"] == "small"
-    small.say(call.lease_id, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
+    asked = await small.until_begun(1)
+    assert json.loads(asked.call.body)["model"] == "small"
+    small.say(asked.lease_id, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
     await late.end()
     assert late.headers[b"x-served-by"] == b"small"
     adapted = Client(stand, CHAT, {**chat("a" * 360), "model": "chat:sql"})

@@ -136,7 +136,7 @@ async def test_concurrent_callers_of_all_sizes_get_their_own_answers(
 
 
 def _calls(stand: Stand) -> list[Any]:
-    return stand.transports["tiny"].calls
+    return stand.channels["tiny"].calls
 
 
 async def test_a_bad_image_among_good_ones_is_named_by_its_place(stand: Stand) -> None:

@@ -145,16 +145,16 @@ async def test_a_client_that_hangs_up_frees_its_place(
     listening: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deployments.gateway.http.exchange._WATCH_AFTER_S", 0.0)
-    transport = listening.stand.transports["device"]
-    transport.hold()
+    channel = listening.stand.channels["device"]
+    channel.hold()
     async with listening.connect() as connection:
         await connection.send(GOOD)
-        await transport.sent(1)
+        await channel.sent(1)
     queue = listening.stand.models._served["device"].queue
     async with asyncio.timeout(5.0):
         while queue.inflight:  # noqa: ASYNC110 - the socket's closing gives no event
             await asyncio.sleep(0.001)
-    transport.release()
+    channel.let_go()
 
 
 async def test_the_request_id_stands_once_on_every_answer(listening: Listening) -> None:

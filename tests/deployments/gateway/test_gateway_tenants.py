@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from in_process import Stand, ask, standing
+from in_process import Answer, Stand, ask, standing
 
 from routers.types import Request
 
@@ -19,12 +19,12 @@ ACME = (b"x-tenant", b"acme")
 
 async def queued(stand: Stand, *headers: tuple[bytes, bytes]) -> Request:
     """The request as the core was given it."""
-    transport, queue = stand.transports["device"], stand.models.served["device"].queue
-    transport.hold()
+    channel, queue = stand.channels["device"], stand.models.served["device"].queue
+    channel.hold()
     asked = asyncio.create_task(ask(stand.app, "POST", INFER, headers, GOOD))
-    await transport.sent(len(transport.calls) + 1)
+    await channel.sent(len(channel.calls) + 1)
     (pending,) = queue._pending.values()
-    transport.release()
+    channel.let_go()
     assert (await asked).status == 200
     return pending.request
 
@@ -160,17 +160,26 @@ async def test_each_gateway_enforces_its_share_of_a_rate(tmp_path: Path) -> None
         assert answers[-1].header(b"retry-after") == b"50"  # half of the rate
 
 
+async def one_out_two_waiting(stand: Stand) -> list[asyncio.Task[Answer]]:
+    """Requests of one row each, on a replica of one slot."""
+    channel, asked = stand.channels["device"], []
+    channel.hold()
+    for _ in range(3):
+        asked.append(asyncio.create_task(ask(stand.app, "POST", INFER, [ACME], GOOD)))
+        await channel.sent(1)
+    await stand.waiting("device", 2)
+    return asked
+
+
 async def test_what_a_tenant_has_waiting_and_was_served_is_published(tmp_path: Path) -> None:
     tenants: dict[str, Any] = {"acme": {"priority": "bulk"}}
     device = {**SYNTHETIC, "options": {"base_ms": 1}, "replicas": {"slots": 1}}
     async with standing({"device": device}, tmp_path, tenants=tenants) as stand:
-        stand.transports["device"].hold()
-        asked = [asyncio.create_task(ask(stand.app, "POST", INFER, [ACME], GOOD)) for _ in range(3)]
-        await stand.waiting("device", 2)
+        asked = await one_out_two_waiting(stand)
         model = stand.telemetry.snapshot()["models"]["device"]
         assert model["rows_by_tenant"] == {"acme": 2}
         assert sum(model["rows_by_bucket"].values()) == 2
-        stand.transports["device"].release()
+        stand.channels["device"].let_go()
         assert {(await each).status for each in asked} == {200}
         page = (await ask(stand.app, "GET", "/metrics")).body.decode()
         (line,) = [s for s in page.splitlines() if s.startswith("headrace_tenant_served_seconds_t")]
@@ -183,9 +192,7 @@ async def test_a_tenant_over_its_own_bound_is_429_and_the_others_wait_on(tmp_pat
     tenants: dict[str, Any] = {"acme": {"max_queue_rows": 2}, "other": {}}
     device = {**SYNTHETIC, "replicas": {"slots": 1}}
     async with standing({"device": device}, tmp_path, tenants=tenants) as stand:
-        stand.transports["device"].hold()
-        asked = [asyncio.create_task(ask(stand.app, "POST", INFER, [ACME], GOOD)) for _ in range(3)]
-        await stand.waiting("device", 2)
+        asked = await one_out_two_waiting(stand)
         # One row runs, two wait: the next is refused, by its headers alone.
         answer = await ask(stand.app, "POST", INFER, [ACME], [None])
         assert (answer.status, b"max_queue_rows" in answer.body) == (429, True)
@@ -193,7 +200,7 @@ async def test_a_tenant_over_its_own_bound_is_429_and_the_others_wait_on(tmp_pat
         other = [(b"x-tenant", b"other")]
         asked.append(asyncio.create_task(ask(stand.app, "POST", INFER, other, GOOD)))
         await stand.waiting("device", 3)
-        stand.transports["device"].release()
+        stand.channels["device"].let_go()
         assert {(await each).status for each in asked} == {200}
         page = (await ask(stand.app, "GET", "/metrics")).body.decode()
         assert sum('reason="tenant_full"' in line for line in page.splitlines()) == 1
@@ -214,11 +221,9 @@ async def test_a_full_queue_is_503_whoever_asks(tmp_path: Path) -> None:
     tenants: dict[str, Any] = {"acme": {}, "other": {"max_queue_rows": 1}}
     device = {**SYNTHETIC, "replicas": {"slots": 1}, "queue": {"max_rows": 2}}
     async with standing({"device": device}, tmp_path, tenants=tenants) as stand:
-        stand.transports["device"].hold()
-        asked = [asyncio.create_task(ask(stand.app, "POST", INFER, [ACME], GOOD)) for _ in range(3)]
-        await stand.waiting("device", 2)
+        asked = await one_out_two_waiting(stand)
         for tenant in (b"acme", b"other"):
             answer = await ask(stand.app, "POST", INFER, [(b"x-tenant", tenant)], [None])
             assert (answer.status, answer.header(b"retry-after")) == (503, b"1")
-        stand.transports["device"].release()
+        stand.channels["device"].let_go()
         assert {(await each).status for each in asked} == {200}

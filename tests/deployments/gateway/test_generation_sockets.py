@@ -16,12 +16,10 @@ import openai
 import pytest
 import uvicorn
 from fake_engines import until
-from in_process import Stand, ask, standing
+from in_process import LocalChannel, Stand, ask, standing
 
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
-from deployments.contract.wire import GenerateCall, StepMessage
 from deployments.gateway.queues.served_model import ServedModel
-from deployments.gateway.queues.transport import ReplicaDied, Unreached
 from deployments.replica import describe
 from deployments.replica.stream_core import StreamCore
 from deployments.settings.model import ModelSettings
@@ -37,84 +35,59 @@ CHAT = {
 }
 
 
-class Cores:
-    """The way to replica cores in this process. `cores`: the stand looks for batch replicas'."""
-
-    def __init__(self) -> None:
-        self.cores: dict[str, Any] = {}
-        self.streams: dict[str, StreamCore] = {}
-        self.dead: set[str] = set()
-
-    def forget(self, running: set[str]) -> None:
-        pass
-
-    async def begin(self, replica_id: str, call: GenerateCall) -> None:
-        if replica_id in self.dead:
-            raise ReplicaDied(replica_id)
-        if not self.streams[replica_id].begin(call):
-            raise Unreached(replica_id)
-
-    async def abort(self, replica_id: str, lease_ids: list[int]) -> None:
-        for lease_id in lease_ids:
-            self.streams[replica_id].abort("g0", lease_id)
-
-    async def messages(self, replica_id: str) -> AsyncIterator[StepMessage]:
-        async for message in self.streams[replica_id].messages("g0"):
-            if replica_id in self.dead:
-                raise ReplicaDied(replica_id)
-            yield message
-
-    @property
-    def inflight(self) -> int:
-        return sum(core.inflight for core in self.streams.values())
-
-
 class Chats:
     """A stand that listens, and its engines."""
 
-    def __init__(self, stand: Stand, url: str, cores: Cores) -> None:
-        self.stand, self.url, self.cores = stand, url, cores
+    def __init__(self, stand: Stand, url: str, channel: LocalChannel) -> None:
+        self.stand, self.url, self.channel = stand, url, channel
         self.client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         self.http = httpx.AsyncClient(base_url=url, timeout=10)
+
+    @property
+    def inflight(self) -> int:
+        """Requests that run at its replicas."""
+        return sum(core.inflight for core in self.channel.cores.values())
 
     async def metrics(self) -> list[str]:
         return (await ask(self.stand.app, "GET", "/metrics")).body.decode().splitlines()
 
 
-async def engines(stand: Stand, folder: Path, count: int) -> tuple[Cores, list[Any]]:
+async def engines(stand: Stand, folder: Path, count: int) -> tuple[LocalChannel, list[Any]]:
     model = ModelSettings.model_validate(CHAT)
     settings = describe.runtime_settings("chat", model, folder, lambda phase, share: None)
-    cores, runtimes = Cores(), []
+    channel, runtimes = LocalChannel("g0"), []
     for index in range(count):
         runtime = catalog.create_stream(settings)
         await runtime.load()
         runtimes.append(runtime)
-        cores.streams[f"chat-{index}"] = StreamCore(runtime, 64)
+        channel.cores[f"chat-{index}"] = StreamCore(runtime, 64)
     description, _ = describe.describe_stream("chat", model, "digest", runtimes[0])
     directory = ReplicaDirectory()
-    served = ServedModel(description, None, cores, directory, stand.identity, stand.telemetry.batch)
+    served = ServedModel(
+        description, None, channel, directory, stand.identity, stand.telemetry.batch
+    )
     stand.models._served["chat"], stand.models._live["chat"] = served, description
-    stand.transports["chat"], stand.books["chat"] = cores, directory  # type: ignore[assignment]
-    directory.update([RunningReplica(name, (("digest", "digest"),)) for name in cores.streams])
+    stand.channels["chat"], stand.books["chat"] = channel, directory
+    directory.update([RunningReplica(name, (("digest", "digest"),)) for name in channel.cores])
     stand.telemetry.refresh()
-    return cores, runtimes
+    return channel, runtimes
 
 
 @pytest.fixture
 async def chats(tmp_path: Path) -> AsyncIterator[Chats]:
     async with standing({}, tmp_path) as stand:
-        cores, runtimes = await engines(stand, tmp_path, 2)
+        channel, runtimes = await engines(stand, tmp_path, 2)
         server = uvicorn.Server(
             uvicorn.Config(stand.app, port=0, http="httptools", log_config=None)
         )
         serving = asyncio.create_task(server.serve())
         await until(lambda: server.started)
         port = server.servers[0].sockets[0].getsockname()[1]
-        found = Chats(stand, f"http://127.0.0.1:{port}", cores)
+        found = Chats(stand, f"http://127.0.0.1:{port}", channel)
         yield found
         await found.client.close()
         await found.http.aclose()
-        await until(lambda: not cores.inflight)
+        await until(lambda: not found.inflight)
         server.should_exit = server.force_exit = True
         await serving
         for runtime in runtimes:
@@ -126,9 +99,7 @@ async def test_tokens_come_while_the_engine_makes_further_ones(chats: Chats) -> 
         model="chat", messages=SAID, max_tokens=100, stream=True
     )
     running = [
-        chats.cores.inflight
-        async for chunk in stream
-        if chunk.choices and chunk.choices[0].delta.content
+        chats.inflight async for chunk in stream if chunk.choices and chunk.choices[0].delta.content
     ]
     assert len(running) == 100
     assert running[:50] == [1] * 50
@@ -181,9 +152,9 @@ async def test_a_client_that_leaves_frees_the_engine(chats: Chats) -> None:
     async with chats.http.stream("POST", "/v1/chat/completions", json=asked) as answer:
         async for _ in answer.aiter_lines():
             break
-        assert chats.cores.inflight == 1
-    await until(lambda: not chats.cores.inflight)
-    loads = [await core.health() for core in chats.cores.streams.values()]
+        assert chats.inflight == 1
+    await until(lambda: not chats.inflight)
+    loads = [await core.health() for core in chats.channel.cores.values()]
     assert [load.running for load in loads] == [0, 0]
     lines = await chats.metrics()
     assert any('protocol="chat"' in x and 'outcome="cancelled"' in x for x in lines)
@@ -204,9 +175,9 @@ async def test_a_dying_replica_ends_what_it_had_begun_and_nothing_else(chats: Ch
     tasks = [asyncio.create_task(one(event)) for event in events]
     for event in events:
         await event.wait()
-    running = {name: core.inflight for name, core in chats.cores.streams.items()}
+    running = {name: core.inflight for name, core in chats.channel.cores.items()}
     assert min(running.values()) > 0
-    chats.cores.dead.add("chat-0")
+    chats.channel.lose("chat-0")
     ends = await asyncio.gather(*tasks)
     broken = [json.loads(end[6:])["error"]["code"] for end in ends if end != "data: [DONE]"]
     assert broken == ["replica_lost"] * running["chat-0"]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
-from device_jobs import job_of, values, worker_of
+from device_jobs import WaitedJob, job_of, values, worker_of
 from fake_runtimes import Gated, Moody
 
 from deployments.replica.device import DeviceWorker, Job
@@ -25,11 +25,11 @@ class Busy:
         self.queue = self.worker.queue
         self.first = self.put(job_of(1, "a"))
 
-    def put(self, job: Job) -> Job:
+    def put(self, job: WaitedJob) -> WaitedJob:
         self.queue.put(job)
         return job
 
-    async def let(self, *jobs: Job) -> None:
+    async def let(self, *jobs: WaitedJob) -> None:
         """Lets the device work; returns when all these jobs have their answers."""
         self.runtime.let.set()
         await asyncio.wait_for(asyncio.gather(self.first.done, *(j.done for j in jobs)), 5.0)
@@ -70,8 +70,9 @@ async def test_an_urgent_batch_sends_its_own_gateways_bulk_one_back_at_once(busy
 async def test_one_too_many_goes_back_at_once(busy: Busy) -> None:
     staged, more = busy.put(job_of(2, "a")), busy.put(job_of(3, "a"))
     assert more.returned
+    assert more.done.done()
     assert not staged.done.done()
-    assert not busy.queue.holds(more.key)
+    assert not busy.queue.drop(more.key)
 
 
 async def test_a_dropped_batch_never_runs_and_its_place_is_free(busy: Busy) -> None:
@@ -91,31 +92,55 @@ async def test_a_running_batch_is_never_dropped(busy: Busy) -> None:
 
 
 async def test_whoever_asked_hears_when_a_batch_starts(busy: Busy) -> None:
-    staged = busy.put(job_of(2, "a"))
-    running, waiting = busy.queue.opened(busy.first.key), busy.queue.opened(staged.key)
-    assert running is not None
-    assert waiting is not None
-    assert running.result() is True
-    assert not waiting.done()
+    staged, started = busy.put(job_of(2, "a")), list[Job]()
+    busy.queue.watch(busy.first.key, started.append)
+    busy.queue.watch(staged.key, started.append)
+    assert started == [busy.first]
     await busy.let(staged)
-    assert waiting.result() is True
+    assert started == [busy.first, staged]
 
 
-async def test_whoever_asked_hears_that_a_batch_never_will(busy: Busy) -> None:
+async def test_a_start_is_told_before_the_end_also_to_who_asked_at_once(busy: Busy) -> None:
+    said: list[str] = []
+    asked = job_of(2, "a")
+    asked.on_start = lambda job: said.append("start")
+    asked.done.add_done_callback(lambda job: said.append("end"))
+    busy.put(asked)
+    assert said == []
+    await busy.let(asked)
+    assert said == ["start", "end"]
+
+
+async def test_a_batch_that_starts_as_it_comes_is_told_so_at_once() -> None:
+    runtime, started = Gated(), list[Job]()
+    worker = worker_of(runtime)
+    job = job_of(1)
+    job.on_start = started.append
+    worker.queue.put(job)
+    assert started == [job]
+    runtime.let.set()
+    await job.done
+    worker.close()
+
+
+async def test_nobody_hears_of_a_start_that_never_was(busy: Busy) -> None:
+    started: list[Job] = []
     dropped = busy.put(job_of(2, "a"))
-    first = busy.queue.opened(dropped.key)
+    busy.queue.watch(dropped.key, started.append)
     busy.queue.drop(dropped.key)
     returned = busy.put(job_of(3, "a", tag=5.0))
-    second = busy.queue.opened(returned.key)
+    busy.queue.watch(returned.key, started.append)
     await busy.let(busy.put(job_of(4, "b")))
-    assert first is not None
-    assert second is not None
-    assert (first.result(), second.result()) == (False, False)
+    assert (dropped.returned, returned.returned, started) == (True, True, [])
 
 
 async def test_nothing_is_known_of_a_batch_that_is_not_here(busy: Busy) -> None:
-    assert busy.queue.opened(("a", 99)) is None
-    assert not busy.queue.holds(("a", 99))
+    started: list[Job] = []
+    busy.queue.watch(("a", 99), started.append)
+    assert not busy.queue.drop(("a", 99))
+    after = busy.put(job_of(99, "a"))
+    await busy.let(after)
+    assert started == []
 
 
 async def test_the_next_batch_runs_although_the_loop_stands_still(busy: Busy) -> None:
@@ -163,18 +188,6 @@ async def test_a_run_past_the_limit_is_told_and_a_staged_batch_is_none() -> None
     runtime.let.set()
     await job.done
     assert worker.running_for_s() == 0.0
-    worker.close()
-
-
-async def test_a_job_that_nobody_waits_for_is_no_fault() -> None:
-    runtime = Gated()
-    worker = worker_of(runtime)
-    left, stays = job_of(1), job_of(2)
-    worker.queue.put(left)
-    worker.queue.put(stays)
-    left.done.cancel()
-    runtime.let.set()
-    assert (await stays.done).fault is None
     worker.close()
 
 

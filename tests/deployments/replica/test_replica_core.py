@@ -10,40 +10,71 @@ from typing import Any
 import numpy as np
 import pytest
 from device_jobs import worker_of
-from fake_runtimes import Gated
+from fake_runtimes import Gated, Moody
+from fake_sessions import FakeSession, frame
 
-from deployments.contract.wire import BatchCall, BatchReply, Column, pack
+from deployments.contract.channel.frames import Kind
+from deployments.contract.channel.messages import (
+    BatchCall,
+    BatchReply,
+    Column,
+    MessageError,
+    encode_call,
+    pack,
+)
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
-from runtimes.types import Batch, Result
+from runtimes.errors import BadRows, RunError, Unhealthy
+from runtimes.types import Batch, Ragged, Result, StageTimes
 
 
-def call(gateway: str, lease_id: int, **more: Any) -> BatchCall:
+def call(lease_id: int, **more: Any) -> BatchCall:
     column = pack("INT64", [np.array([lease_id])], None)
     lengths = np.array([1], dtype=np.int32).tobytes()
-    return BatchCall(gateway, lease_id, 1.0, lengths, {"x": column}, None, **more)
+    return BatchCall(1.0, lengths, {"x": column}, None, **more)
 
 
 class Held:
-    """A core whose device waits until `let`."""
+    """A core whose device waits until `let`, and gateways that connect with their first batch."""
 
     def __init__(self, slots: int) -> None:
         self.runtime = Gated()
         self.worker = worker_of(self.runtime, slots)
         self.core = ReplicaCore(self.worker)
+        self.sessions: dict[str, FakeSession] = {}
 
-    async def take(self, gateway: str, lease_id: int, **more: Any) -> asyncio.Task[BatchReply]:
-        """A call that has arrived."""
-        task = asyncio.create_task(self.core.infer(call(gateway, lease_id, **more)))
-        await asyncio.sleep(0)
-        return task
+    def session(self, gateway: str) -> FakeSession:
+        session = self.sessions.get(gateway)
+        if session is None:
+            session = self.sessions[gateway] = FakeSession(gateway)
+            self.core.joined(session)
+        return session
+
+    def take(self, gateway: str, lease_id: int, **more: Any) -> FakeSession:
+        """A batch has come; its gateway."""
+        session = self.session(gateway)
+        said = frame(Kind.BATCH, lease_id, encode_call(call(lease_id, **more)))
+        self.core.received(session, said)
+        return session
+
+    def say(self, kind: Kind, gateway: str, lease_id: int) -> None:
+        self.core.received(self.session(gateway), frame(kind, lease_id))
+
+    def leave(self, gateway: str) -> FakeSession:
+        """Its connection is gone."""
+        session = self.sessions.pop(gateway)
+        self.core.left(session)
+        return session
 
     def let(self) -> None:
         self.runtime.let.set()
 
-    async def refuses(self, gateway: str, lease_id: int) -> BatchReply:
-        reply = await (await self.take(gateway, lease_id))
+    def refuses(self, gateway: str, lease_id: int) -> BatchReply:
+        reply = self.take(gateway, lease_id).replies[lease_id]
         assert reply.busy
         return reply
+
+    async def idle(self) -> None:
+        await asyncio.wait_for(self.core.until_idle(), 5.0)
 
 
 @pytest.fixture
@@ -51,20 +82,24 @@ async def held() -> AsyncIterator[Held]:
     held = Held(slots=2)
     yield held
     held.let()
+    await held.idle()
     held.worker.close()
+    assert held.core.inflight == 0
+    assert not any(held.core._held.values())
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
 async def test_a_gateway_has_as_many_slots_as_there_are_and_no_more(slots: int) -> None:
     held = Held(slots)
-    taken = [await held.take("a", n) for n in range(1, slots + 1)]
-    await asyncio.sleep(0.001)
-    reply = await held.refuses("a", slots + 1)
+    taken = range(1, slots + 1)
+    for lease_id in taken:
+        held.take("a", lease_id)
+    reply = held.refuses("a", slots + 1)
     assert (reply.held, reply.seen, reply.inflight) == (slots, slots, slots)
     assert (reply.outputs, reply.errors, reply.service_s, reply.wait_s) == ({}, (), 0.0, 0.0)
     assert reply.retry_in_s > 0
     held.let()
-    replies = await asyncio.gather(*taken)
+    replies = [await held.session("a").reply(lease_id) for lease_id in taken]
     assert [r.held for r in replies][-1] == 0
     held.worker.close()
 
@@ -72,9 +107,9 @@ async def test_a_gateway_has_as_many_slots_as_there_are_and_no_more(slots: int) 
 async def test_a_batch_that_goes_back_is_told_when_what_started_instead_will_end(
     held: Held,
 ) -> None:
-    first = await held.take("a", 1)
-    mine = await held.take("a", 2, rank=(0, 0, 5.0))
-    theirs = await held.take("b", 3, rank=(0, 0, 1.0), predicted_s=3.0)
+    a = held.take("a", 1)
+    held.take("a", 2, rank=(0, 0, 5.0))
+    b = held.take("b", 3, rank=(0, 0, 1.0), predicted_s=3.0)
     goes_on, run = threading.Event(), held.runtime.run
     assert held.runtime.begun.wait(5.0)
 
@@ -84,111 +119,246 @@ async def test_a_batch_that_goes_back_is_told_when_what_started_instead_will_end
 
     held.runtime.run = last_waits  # type: ignore[method-assign]
     held.let()
-    done, returned = await asyncio.gather(first, mine)
+    done, returned = await a.reply(1), await a.reply(2)
     assert (done.busy, returned.busy, returned.held) == (False, True, 0)
     assert 2.5 < returned.retry_in_s <= 3.0
     assert 2.5 < done.free_in_s <= 3.0
     goes_on.set()
-    reply = await theirs
+    reply = await b.reply(3)
     assert (reply.virtual_time, reply.free_in_s) == ((1.0,), 0.0)
 
 
 async def test_an_answer_tells_who_else_was_served_and_what_waits_elsewhere(held: Held) -> None:
-    first = await held.take("a", 1, charges=((0, "x", 1.0),), waiting=((0, "x", 2.0),))
-    other = await held.take("b", 1, rank=(0, 0, 1.0), waiting=((1, "y", 4.0),))
+    first = held.take("a", 1, charges=((0, "x", 1.0),), waiting=((0, "x", 2.0),))
+    other = held.take("b", 1, rank=(0, 0, 1.0), waiting=((1, "y", 4.0),))
     held.let()
-    mine, theirs = await asyncio.gather(first, other)
+    mine, theirs = await first.reply(1), await other.reply(1)
     assert (mine.waiting, theirs.waiting) == (((1, "y", 4.0),), ((0, "x", 2.0),))
     assert (mine.served, len(theirs.served)) == ((), 1)
     assert theirs.served[0][:2] == (0, "x")
     assert theirs.served[0][2] == pytest.approx(mine.service_s)
 
 
+def forget_when_it_was_told(held: Held, gateway: str) -> None:
+    held.core._queue._staging._gateways[gateway].last_reported_at = 0.0  # long ago
+
+
 async def test_what_waits_elsewhere_is_told_once_and_then_only_when_it_is_new(held: Held) -> None:
     held.let()
-    await (await held.take("a", 1))
-    await (await held.take("b", 1, waiting=((1, "y", 4.0),)))
-    held.core._queue._staging._gateways["a"].last_reported_at = 0.0  # long ago
-    said = [(await (await held.take("a", lease_id))).waiting for lease_id in (2, 3)]
+    await held.take("a", 1).reply(1)
+    await held.take("b", 1, waiting=((1, "y", 4.0),)).reply(1)
+    forget_when_it_was_told(held, "a")
+    said = [(await held.take("a", lease_id).reply(lease_id)).waiting for lease_id in (2, 3)]
     assert said == [((1, "y", 4.0),), None]
 
 
-async def test_an_answer_tells_its_own_gateway_what_that_still_holds(held: Held) -> None:
-    first, other = await held.take("a", 1), await held.take("b", 7)
+async def test_a_gateway_that_connects_again_is_told_again_what_waits_elsewhere(held: Held) -> None:
     held.let()
-    replies = await asyncio.gather(first, other)
+    await held.take("b", 1, waiting=((1, "y", 4.0),)).reply(1)
+    assert (await held.take("a", 1).reply(1)).waiting == ((1, "y", 4.0),)
+    held.leave("a")
+    assert (await held.take("a", 2).reply(2)).waiting == ((1, "y", 4.0),)
+
+
+async def test_an_answer_tells_its_own_gateway_what_that_still_holds(held: Held) -> None:
+    first, other = held.take("a", 1), held.take("b", 7)
+    held.let()
+    replies = [await first.reply(1), await other.reply(7)]
     assert [(r.held, r.seen) for r in replies] == [(0, 1), (0, 7)]
     assert held.core.inflight == 0
 
 
-async def test_an_abandoned_call_keeps_its_slot_until_the_device_is_free(held: Held) -> None:
-    abandoned, stays = await held.take("a", 1), await held.take("a", 2)
-    abandoned.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await abandoned
+# ---- gateways that go ---------------------------------------------------------------------------
+
+
+async def test_what_runs_for_a_gateway_that_is_gone_keeps_its_place_until_its_end(
+    held: Held,
+) -> None:
+    held.take("a", 1)
+    b = held.take("b", 1)
+    gone = held.leave("a")
     assert held.core.inflight == 2
-    await held.refuses("a", 3)
     held.let()
-    reply = await stays
-    assert (reply.held, held.core.inflight) == (0, 0)
+    assert not (await b.reply(1)).busy
+    await held.idle()
+    assert len(held.runtime.batches) == 2
+    assert gone.was_sent(Kind.REPLY) == []
 
 
-async def test_an_abandoned_call_whose_batch_has_not_started_frees_its_place(held: Held) -> None:
-    runs, abandoned = await held.take("a", 1), await held.take("a", 2)
-    abandoned.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await abandoned
+async def test_what_a_gateway_that_is_gone_had_staged_is_not_run(held: Held) -> None:
+    b = held.take("b", 1)
+    held.take("a", 1)
+    held.leave("a")
     assert held.core.inflight == 1
     held.let()
-    await runs
+    await b.reply(1)
+    await held.idle()
     assert len(held.runtime.batches) == 1
 
 
-async def test_a_call_that_cannot_be_read_takes_no_slot(held: Held) -> None:
-    with pytest.raises(KeyError):
-        await held.core.infer(call("a", 1)._replace(inputs={"x": Column("NOPE", b"", None)}))
+async def test_a_lease_of_a_connection_that_is_gone_is_not_taken_for_one_of_the_next(
+    held: Held,
+) -> None:
+    old = held.take("a", 1)
+    held.leave("a")
+    with pytest.raises(MessageError, match="here already"):
+        held.take("a", 1)
+    held.let()
+    await held.idle()
+    assert not (await held.take("a", 2).reply(2)).busy
+    assert old.was_sent(Kind.REPLY) == []
+    assert held.session("a").was_sent(Kind.REPLY) == [2]
+
+
+# ---- batches that cannot be taken or answered ---------------------------------------------------
+
+
+async def test_a_batch_that_cannot_be_read_takes_no_place(held: Held) -> None:
+    nope = call(1)._replace(inputs={"x": Column("NOPE", b"", None)})
+    with pytest.raises(MessageError):
+        held.core.received(held.session("a"), frame(Kind.BATCH, 1, encode_call(nope)))
     assert held.core.inflight == 0
+    held.let()
+    assert not (await held.take("a", 1).reply(1)).busy
+
+
+async def test_a_lease_that_is_here_already_is_refused_and_the_first_goes_on(held: Held) -> None:
+    a = held.take("a", 1)
+    with pytest.raises(MessageError, match="here already"):
+        held.take("a", 1)
+    held.let()
+    assert not (await a.reply(1)).busy
+
+
+@pytest.mark.parametrize("kind", [Kind.BEGIN, Kind.ABORT])
+async def test_what_is_meant_for_a_replica_that_generates_is_refused(
+    held: Held, kind: Kind
+) -> None:
+    with pytest.raises(MessageError, match=kind.name):
+        held.say(kind, "a", 1)
+
+
+async def test_a_device_that_is_ill_ends_its_batch_with_a_reason() -> None:
+    moods: dict[int, Exception] = {1: Unhealthy("gone"), 2: RunError("bad"), 3: BadRows("worse")}
+    worker = worker_of(Moody(moods.get))
+    core, session = ReplicaCore(worker), FakeSession()
+    core.joined(session)
+    for lease_id in (1, 2, 3, 4):
+        core.received(session, frame(Kind.BATCH, lease_id, encode_call(call(lease_id))))
+        await session.until(lambda n=lease_id: n in session.replies or n in session.faults)
+    assert session.faults == {1: "gone"}
+    assert [session.replies[n].errors for n in (2, 3, 4)] == [
+        ((0, False, "bad"),), ((0, True, "worse"),), ()
+    ]  # fmt: skip
+    worker.close()
+
+
+async def test_an_answer_that_cannot_be_sent_is_a_fault_and_the_next_is_answered() -> None:
+    class Odd(Moody):
+        """Of row 1 it makes what no message can hold."""
+
+        def run(self, batch: Batch) -> Result:
+            if batch.inputs["x"].data.tolist() != [1]:
+                return super().run(batch)
+            data = np.empty(1, dtype=object)
+            data[:] = [object()]
+            return Result({"y": Ragged("BYTES", data, ((1,),))}, StageTimes(), 1)
+
+    worker = worker_of(Odd(lambda value: None))
+    core, session = ReplicaCore(worker), FakeSession()
+    core.joined(session)
+    for lease_id in (1, 2):
+        core.received(session, frame(Kind.BATCH, lease_id, encode_call(call(lease_id))))
+    assert not (await session.reply(2)).busy
+    assert "object cannot be sent" in session.faults[1]
+    await asyncio.wait_for(core.until_idle(), 5.0)
+    worker.close()
 
 
 # ---- what is said of batches --------------------------------------------------------------------
 
 
 async def test_a_dropped_batch_is_answered_busy_and_the_running_one_goes_on(held: Held) -> None:
-    runs, staged = await held.take("a", 1), await held.take("a", 2)
-    assert held.core.drop("a", 2)
-    assert not held.core.drop("a", 1)
-    assert (await staged).busy
+    a = held.take("a", 1)
+    held.take("a", 2)
+    for lease_id in (2, 1):
+        held.say(Kind.DROP, "a", lease_id)
+    assert a.replies[2].busy
     held.let()
-    assert not (await runs).busy
+    assert not (await a.reply(1)).busy
 
 
-async def test_a_batch_that_comes_after_it_was_dropped_is_not_taken(held: Held) -> None:
-    assert not held.core.drop("a", 1)
-    reply = await held.refuses("a", 1)
-    assert (reply.seen, held.core.inflight) == (0, 0)
+async def test_what_is_said_of_a_batch_that_has_not_come_is_not_kept(held: Held) -> None:
+    """A connection keeps the order, so it is of one that has gone."""
+    held.say(Kind.DROP, "a", 1)
+    held.say(Kind.WATCH, "a", 1)
+    a = held.take("a", 1)
     held.let()
-    assert not (await (await held.take("a", 1))).busy  # said once, acted on once
+    assert not (await a.reply(1)).busy
+    assert a.was_sent(Kind.STARTED) == []
 
 
-async def test_a_start_is_told_also_to_who_asked_before_the_batch_came(held: Held) -> None:
-    early = asyncio.create_task(held.core.opened("a", 2))
-    runs = await held.take("a", 1)
-    staged = await held.take("a", 2)
-    assert await held.core.opened("a", 1) is True
-    assert not early.done()
-    held.let()
-    assert await early is True
-    await asyncio.gather(runs, staged)
-
-
-async def test_what_is_said_of_a_batch_that_never_comes_is_forgotten(
-    held: Held, monkeypatch: pytest.MonkeyPatch
+async def test_a_start_is_told_to_who_asked_with_the_batch_or_later_and_to_nobody_else(
+    held: Held,
 ) -> None:
-    monkeypatch.setattr("deployments.replica.replica_core._ARRIVES_S", 0.001)
-    held.core.drop("a", 8)
-    assert await held.core.opened("a", 9) is False
-    assert not held.core._unseen
-    assert not held.core._dropped
+    a = held.take("a", 1, tells_start=True)
+    assert a.was_sent(Kind.STARTED) == [1]
+    held.take("a", 2)
+    b = held.take("b", 1)
+    held.say(Kind.WATCH, "a", 2)
+    assert a.was_sent(Kind.STARTED) == [1]
+    held.let()
+    await a.reply(2)
+    assert a.sent == [
+        (Kind.STARTED, 1), (Kind.REPLY, 1), (Kind.STARTED, 2), (Kind.REPLY, 2)
+    ]  # fmt: skip
+    assert b.was_sent(Kind.STARTED) == []
+
+
+async def test_who_asks_after_the_start_is_told_at_once_and_after_the_end_not_at_all(
+    held: Held,
+) -> None:
+    a = held.take("a", 1)
+    held.say(Kind.WATCH, "a", 1)
+    assert a.was_sent(Kind.STARTED) == [1]
+    held.let()
+    await a.reply(1)
+    held.say(Kind.WATCH, "a", 1)
+    assert a.was_sent(Kind.STARTED) == [1]
+
+
+# ---- the end ------------------------------------------------------------------------------------
+
+
+async def test_a_replica_that_leaves_finishes_what_it_has_and_takes_nothing_more(
+    held: Held,
+) -> None:
+    a = held.take("a", 1)
+    held.take("a", 2)
+    held.core.leave()
+    crossing = held.refuses("b", 1)
+    assert (crossing.outputs, crossing.errors) == ({}, ())
+    idle = asyncio.create_task(held.core.until_idle())
+    await asyncio.sleep(0)
+    assert not idle.done()
+    held.let()
+    await asyncio.wait_for(idle, 5.0)
+    assert [(lease_id, reply.busy) for lease_id, reply in a.replies.items()] == [
+        (1, False), (2, False)
+    ]  # fmt: skip
+
+
+async def test_a_replica_that_leaves_waits_for_what_runs_for_a_gateway_that_is_gone(
+    held: Held,
+) -> None:
+    held.take("a", 1)
+    held.leave("a")
+    held.core.leave()
+    idle = asyncio.create_task(held.core.until_idle())
+    await asyncio.sleep(0.01)
+    assert not idle.done()
+    held.let()
+    await asyncio.wait_for(idle, 5.0)
 
 
 async def test_hangs_are_looked_for_until_cancelled() -> None:

@@ -1,98 +1,50 @@
-"""What each gateway hears of its requests, how they end, and what a stream's end does to them."""
+"""What each gateway hears of its requests, how they end, and what becomes of them without it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from fake_sessions import FakeSession, frame
+from told_engine import Told
 
-from deployments.contract.wire import GenerateCall, Piece, StepMessage, StreamEnd
-from deployments.replica import stream_core
+from deployments.contract.channel.frames import Kind
+from deployments.contract.channel.messages import (
+    GenerateCall,
+    MessageError,
+    StreamEnd,
+    encode_generate,
+)
+from deployments.replica import outbox, stream_core
 from deployments.replica.stream_core import StreamCore, watch_stalls
 from runtimes.errors import RunError, Unhealthy
-from runtimes.types import Ask, Chunk, EngineLoad, StreamLimits
 
 
-class Told:
-    """An engine that gives each request the chunks that the test tells it to."""
+class Gateway(FakeSession):
+    """A gateway that is connected to a core, and asks it for things."""
 
-    def __init__(self) -> None:
-        self.queues: dict[bytes, asyncio.Queue[Chunk | Exception | None]] = {}
-        self.freed: list[bytes] = []
-        self.asks: list[Ask] = []
-        self.steps = 0
-        self.ill = False
+    def __init__(self, core: StreamCore, name: str = "g") -> None:
+        super().__init__(name)
+        self._core = core
+        core.joined(self)
 
-    def give(self, body: bytes, *texts: bytes, count: int = 1) -> None:
-        self.steps += 1
-        for text in texts:
-            self.queues[body].put_nowait(Chunk(text, 3, 1, count, 16))
+    def begin(self, lease_id: int, body: bytes = b"a", **more: Any) -> None:
+        fields: dict[str, Any] = {"endpoint": "completions", "budget_s": 30.0} | more
+        said = encode_generate(GenerateCall(body=body, **fields))
+        self._core.received(self, frame(Kind.BEGIN, lease_id, said))
 
-    def end(self, body: bytes, fault: Exception | None = None) -> None:
-        self.queues[body].put_nowait(fault)
+    def say(self, kind: Kind, lease_id: int) -> None:
+        self._core.received(self, frame(kind, lease_id))
 
-    async def run(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
-        self.asks.append(ask)
-        queue = self.queues[ask.body] = asyncio.Queue()
-        try:
-            while (chunk := await queue.get()) is not None:
-                if isinstance(chunk, Exception):
-                    raise chunk
-                yield chunk
-        finally:
-            await asyncio.sleep(0)  # an engine takes a while to let go
-            self.freed.append(ask.body)
-
-    async def health(self) -> EngineLoad:
-        if self.ill:
-            raise Unhealthy("gone")
-        return EngineLoad(running=len(self.queues) - len(self.freed), steps=self.steps)
-
-    async def load(self) -> None: ...
-    async def warm(self) -> None: ...
-    async def close(self) -> None: ...
-    def limits(self) -> StreamLimits:
-        return StreamLimits(100, 1000, 4)
+    def leave(self) -> None:
+        """Its connection is gone: it has room, and nothing comes of what it is sent."""
+        self.full = False
+        self._core.left(self)
 
 
-def call(lease_id: int, body: bytes = b"a", **more: Any) -> GenerateCall:
-    fields: dict[str, Any] = {"gateway": "g", "endpoint": "completions", "budget_s": 30.0} | more
-    return GenerateCall(lease_id=lease_id, body=body, **fields)
-
-
-class Reader:
-    """A gateway's side: reads its stream into a list, and can stop reading."""
-
-    def __init__(self, core: StreamCore, gateway: str = "g") -> None:
-        self.messages: list[StepMessage] = []
-        self.task = asyncio.create_task(self._read(core, gateway))
-
-    async def _read(self, core: StreamCore, gateway: str) -> None:
-        async with aclosing(core.messages(gateway)) as messages:
-            async for message in messages:
-                self.messages.append(message)
-
-    @property
-    def pieces(self) -> list[Piece]:
-        return [piece for message in self.messages for piece in message.pieces]
-
-    async def end_of(self, lease_id: int) -> Piece:
-        async with asyncio.timeout(2):
-            while True:
-                for piece in self.pieces:
-                    if piece.lease_id == lease_id and piece.end is not None:
-                        return piece
-                await asyncio.sleep(0)
-
-    async def close(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-
-
-async def turns(count: int = 8) -> None:
+async def turns(count: int = 12) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -112,29 +64,23 @@ async def core(engine: Told) -> AsyncIterator[StreamCore]:
 
 
 @pytest.fixture
-async def reader(core: StreamCore) -> AsyncIterator[Reader]:
-    reader = Reader(core)
+async def gateway(core: StreamCore) -> Gateway:
+    gateway = Gateway(core)
     await turns()
-    yield reader
-    await reader.close()
+    return gateway
 
 
-async def test_a_stream_says_at_once_that_it_is_open(reader: Reader) -> None:
-    (hello,) = reader.messages
+async def test_a_gateway_hears_at_once_how_things_stand(gateway: Gateway) -> None:
+    (hello,) = gateway.messages
     assert hello.pieces == ()
     assert (hello.held, hello.seen, hello.inflight) == (0, 0, 0)
 
 
-async def test_without_a_stream_nothing_is_begun(core: StreamCore, engine: Told) -> None:
-    assert not core.begin(call(1))
-    await turns()
-    assert engine.asks == []
-
-
-async def test_what_comes_is_handed_on_and_the_last_piece_says_done(
-    core: StreamCore, engine: Told, reader: Reader
+async def test_a_start_is_told_and_then_what_comes_and_the_last_piece_says_done(
+    engine: Told, gateway: Gateway
 ) -> None:
-    assert core.begin(call(7, priority=2))
+    gateway.begin(7, priority=2)
+    assert gateway.was_sent(Kind.STARTED) == [7]
     await turns()
     (ask,) = engine.asks
     assert (ask.endpoint, ask.body, ask.priority) == ("completions", b"a", 2)
@@ -142,212 +88,345 @@ async def test_what_comes_is_handed_on_and_the_last_piece_says_done(
     await turns()
     engine.give(b"a", b"two", count=2)
     engine.end(b"a")
-    last = await reader.end_of(7)
-    assert reader.pieces[0].data == b"one"
-    assert b"".join(p.data for p in reader.pieces) == b"onetwo"
-    assert [p.end for p in reader.pieces if p.end] == [StreamEnd.DONE]
+    last = await gateway.end_of(7)
+    assert gateway.pieces[0].data == b"one"
+    assert b"".join(p.data for p in gateway.pieces) == b"onetwo"
+    assert [p.end for p in gateway.pieces if p.end] == [StreamEnd.DONE]
     assert (last.input_tokens, last.cached_tokens, last.output_tokens) == (3, 1, 2)
-    assert reader.messages[-1].held == 0
-    assert reader.messages[-1].seen == 7
+    assert gateway.messages[-1].held == 0
+    assert gateway.messages[-1].seen == 7
 
 
-async def test_a_step_of_many_requests_is_one_message(
-    core: StreamCore, engine: Told, reader: Reader
-) -> None:
+async def test_a_step_of_many_requests_is_one_message(engine: Told, gateway: Gateway) -> None:
     for lease_id, body in enumerate([b"a", b"b", b"c"], start=1):
-        core.begin(call(lease_id, body))
+        gateway.begin(lease_id, body)
     await turns()
-    before = len(reader.messages)
+    before = len(gateway.messages)
     for body in (b"a", b"b", b"c"):
         engine.give(body, b"x")
     await turns()
-    (message,) = reader.messages[before:]
+    (message,) = gateway.messages[before:]
     assert [p.lease_id for p in message.pieces] == [1, 2, 3]
     assert (message.held, message.inflight, message.seen) == (3, 3, 3)
     assert message.load.steps == 3
 
 
-async def test_what_a_slow_gateway_leaves_is_merged(core: StreamCore, engine: Told) -> None:
-    messages = core.messages("g")
-    await anext(messages)
-    core.begin(call(1))
+async def test_what_a_slow_gateway_leaves_is_merged(engine: Told, gateway: Gateway) -> None:
+    gateway.begin(1)
+    gateway.full = True
     await turns()
+    before = len(gateway.messages)
     for count in range(1, 6):
         engine.give(b"a", b"%d" % count, count=count)
+        await turns()
     engine.end(b"a")
     await turns()
-    message = await anext(messages)
-    (piece,) = message.pieces
-    assert piece.data == b"12345"
-    assert piece.output_tokens == 5
-    assert piece.end is StreamEnd.DONE
-    await messages.aclose()  # type: ignore[attr-defined]
+    assert len(gateway.messages) <= before + 1
+    gateway.full = False
+    await gateway.end_of(1)
+    *_, piece = gateway.messages[-1].pieces
+    assert b"".join(p.data for p in gateway.pieces) == b"12345"
+    assert len(gateway.pieces) <= 2
+    assert (piece.output_tokens, piece.end) == (5, StreamEnd.DONE)
+
+
+async def test_a_gateway_that_takes_nothing_in_holds_up_no_other(
+    core: StreamCore, engine: Told, gateway: Gateway
+) -> None:
+    other = Gateway(core, "other")
+    gateway.full = True
+    gateway.begin(1, b"a")
+    other.begin(1, b"b")
+    await turns()
+    for _ in range(20):
+        engine.give(b"a", b"x" * 1000)
+        engine.give(b"b", b"x")
+        await turns()
+    assert b"".join(p.data for p in other.pieces) == b"x" * 20
+    engine.end(b"b")
+    assert (await other.end_of(1)).end is StreamEnd.DONE
+    gateway.full = False
+
+
+async def test_what_waits_for_a_slow_gateway_is_told_in_several_messages_and_is_all_there(
+    core: StreamCore, engine: Told, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "MOST_MESSAGE_BYTES", 1500)
+    gateway.full = True
+    for lease_id, body in enumerate([b"a", b"b", b"c"], start=1):
+        gateway.begin(lease_id, body)
+    await turns()
+    before = len(gateway.messages)
+    for body in (b"a", b"b", b"c"):
+        engine.give(body, body * 1000)
+        engine.end(body)
+    await turns()
+    gateway.full = False
+    ends = [(await gateway.end_of(lease_id)).end for lease_id in (1, 2, 3)]
+    assert ends == [StreamEnd.DONE] * 3
+    told = [m for m in gateway.messages[before:] if m.pieces]
+    assert [[p.lease_id for p in message.pieces] for message in told] == [[1, 2], [3]]
+    assert [message.held for message in told] == [1, 0]
 
 
 async def test_more_than_there_is_room_for_are_answered_busy(
-    core: StreamCore, engine: Told, reader: Reader
+    core: StreamCore, engine: Told, gateway: Gateway
 ) -> None:
     for lease_id in range(1, 5):
-        assert core.begin(call(lease_id, b"%d" % lease_id))
-    assert (await reader.end_of(4)).end is StreamEnd.BUSY
+        gateway.begin(lease_id, b"%d" % lease_id)
+    assert (await gateway.end_of(4)).end is StreamEnd.BUSY
+    assert gateway.was_sent(Kind.STARTED) == [1, 2, 3]
     assert core.inflight == 3
     assert len(engine.asks) == 3
     engine.end(b"1")
-    await reader.end_of(1)
-    core.begin(call(5, b"5"))
+    await gateway.end_of(1)
+    gateway.begin(5, b"5")
     await turns()
     assert engine.asks[-1].body == b"5"
 
 
-async def test_an_abort_frees_the_engine_before_it_is_told(
-    core: StreamCore, engine: Told, reader: Reader
-) -> None:
-    core.begin(call(1))
+async def test_an_abort_frees_the_engine_before_it_is_told(engine: Told, gateway: Gateway) -> None:
+    gateway.begin(1)
     await turns()
     engine.give(b"a", b"x", count=4)
     await turns()
-    assert core.abort("g", 1)
-    last = await reader.end_of(1)
+    gateway.say(Kind.ABORT, 1)
+    last = await gateway.end_of(1)
     assert last.end is StreamEnd.ABORTED
     assert last.output_tokens == 4
     assert engine.freed == [b"a"]
-    assert not core.abort("g", 1)
+    gateway.say(Kind.ABORT, 1)
+    await turns()
+    assert len([p for p in gateway.pieces if p.end]) == 1
 
 
 async def test_an_abort_in_the_same_turn_as_the_begin_ends_it(
-    core: StreamCore, engine: Told, reader: Reader
+    core: StreamCore, engine: Told, gateway: Gateway
 ) -> None:
-    core.begin(call(1))
-    core.abort("g", 1)
-    assert (await reader.end_of(1)).end is StreamEnd.ABORTED
+    gateway.begin(1)
+    gateway.say(Kind.ABORT, 1)
+    assert (await gateway.end_of(1)).end is StreamEnd.ABORTED
     assert engine.asks == []
     assert core.inflight == 0
 
 
-async def test_an_abort_that_overtakes_its_request_ends_it_on_arrival(
-    core: StreamCore, engine: Told, reader: Reader
-) -> None:
-    assert not core.abort("g", 9)
-    core.begin(call(9))
-    assert (await reader.end_of(9)).end is StreamEnd.ABORTED
-    assert engine.asks == []
+async def test_an_abort_of_what_has_not_come_is_not_kept(engine: Told, gateway: Gateway) -> None:
+    """A connection keeps the order, so it is of one that has ended."""
+    gateway.say(Kind.ABORT, 9)
+    gateway.begin(9)
+    await turns()
+    engine.end(b"a")
+    assert (await gateway.end_of(9)).end is StreamEnd.DONE
 
 
-async def test_what_nobody_awaits_any_longer_is_aborted(
-    core: StreamCore, engine: Told, reader: Reader
-) -> None:
-    core.begin(call(1, budget_s=0.01))
-    assert (await reader.end_of(1)).end is StreamEnd.ABORTED
+async def test_what_nobody_awaits_any_longer_is_aborted(engine: Told, gateway: Gateway) -> None:
+    gateway.begin(1, budget_s=0.01)
+    assert (await gateway.end_of(1)).end is StreamEnd.ABORTED
     assert engine.freed == [b"a"]
 
 
 @pytest.mark.parametrize("fault", [RunError("broken"), ValueError("a bug")])
 async def test_a_fault_of_the_engine_fails_its_request_alone(
-    core: StreamCore, engine: Told, reader: Reader, fault: Exception
+    engine: Told, gateway: Gateway, fault: Exception
 ) -> None:
-    core.begin(call(1, b"a"))
-    core.begin(call(2, b"b"))
+    gateway.begin(1, b"a")
+    gateway.begin(2, b"b")
     await turns()
     engine.end(b"a", fault)
-    assert (await reader.end_of(1)).end is StreamEnd.FAILED
+    assert (await gateway.end_of(1)).end is StreamEnd.FAILED
     engine.end(b"b")
-    assert (await reader.end_of(2)).end is StreamEnd.DONE
+    assert (await gateway.end_of(2)).end is StreamEnd.DONE
 
 
-async def test_a_closed_stream_aborts_what_ran_on_it(core: StreamCore, engine: Told) -> None:
-    mine, other = Reader(core), Reader(core, "other")
+async def test_a_lease_that_is_here_already_is_refused_and_the_first_goes_on(
+    engine: Told, gateway: Gateway
+) -> None:
+    gateway.begin(1)
+    with pytest.raises(MessageError, match="here already"):
+        gateway.begin(1)
     await turns()
-    core.begin(call(1, b"a"))
-    core.begin(call(1, b"b", gateway="other"))
+    engine.end(b"a")
+    assert (await gateway.end_of(1)).end is StreamEnd.DONE
+    assert len(engine.asks) == 1
+
+
+@pytest.mark.parametrize("kind", [Kind.BATCH, Kind.WATCH, Kind.DROP])
+async def test_what_is_meant_for_a_replica_that_takes_batches_is_refused(
+    gateway: Gateway, kind: Kind
+) -> None:
+    with pytest.raises(MessageError, match=kind.name):
+        gateway.say(kind, 1)
+
+
+# ---- gateways that go, and the replica's end ----------------------------------------------------
+
+
+async def test_a_connection_that_ends_aborts_what_ran_on_it(
+    core: StreamCore, engine: Told, gateway: Gateway
+) -> None:
+    other = Gateway(core, "other")
+    gateway.begin(1, b"a")
+    other.begin(1, b"b")
     await turns()
-    await mine.close()
+    gateway.leave()
     await turns()
     assert engine.freed == [b"a"]
-    assert not core.begin(call(2))
     engine.end(b"b")
     assert (await other.end_of(1)).end is StreamEnd.DONE
-    await other.close()
 
 
-async def test_a_second_stream_of_a_gateway_takes_the_place_of_the_first(
-    core: StreamCore, engine: Told
+async def test_an_abort_and_then_the_connections_end_leave_the_engine_time_to_let_go(
+    engine: Told, gateway: Gateway
 ) -> None:
-    first = Reader(core)
+    gateway.begin(1)
     await turns()
-    core.begin(call(1, b"a"))
+    gateway.say(Kind.ABORT, 1)
+    await asyncio.sleep(0)
+    gateway.say(Kind.ABORT, 1)
+    gateway.leave()
     await turns()
-    second = Reader(core)
-    await turns()
-    assert first.task.done()
     assert engine.freed == [b"a"]
-    core.begin(call(2, b"b"))
+
+
+async def test_a_gateway_that_connects_again_begins_anew(
+    core: StreamCore, engine: Told, gateway: Gateway
+) -> None:
+    gateway.begin(1, b"a")
     await turns()
+    second = Gateway(core)  # before the replica has heard of the first one's end
+    second.begin(2, b"b")
+    gateway.leave()
+    await turns()
+    assert engine.freed == [b"a"]
     engine.end(b"b")
     assert (await second.end_of(2)).end is StreamEnd.DONE
     assert [p.lease_id for p in second.pieces] == [2]
-    await second.close()
 
 
-async def test_an_idle_stream_gives_a_sign_of_life(
+async def test_a_replica_that_leaves_finishes_and_tells_what_runs_and_begins_nothing(
+    core: StreamCore, engine: Told, gateway: Gateway
+) -> None:
+    gateway.begin(1)
+    await turns()
+    core.leave()
+    gateway.begin(2, b"b")
+    idle = asyncio.create_task(core.until_idle())
+    assert (await gateway.end_of(2)).end is StreamEnd.BUSY
+    assert not idle.done()
+    engine.give(b"a", b"last")
+    engine.end(b"a")
+    await asyncio.wait_for(idle, 5.0)
+    assert [(p.data, p.end) for p in gateway.pieces if p.lease_id == 1][-1][1] is StreamEnd.DONE
+    assert b"".join(p.data for p in gateway.pieces) == b"last"
+    assert len(engine.asks) == 1
+
+
+async def test_a_gateway_that_takes_nothing_in_does_not_hold_a_replica_for_ever(
+    core: StreamCore, engine: Told, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_core, "STALLED_S", 0.01)
+    other = Gateway(core, "other")
+    gateway.full = True
+    gateway.begin(1, b"a")
+    other.begin(1, b"b")
+    await turns()
+    engine.end(b"a")
+    engine.end(b"b")
+    await asyncio.wait_for(core.until_idle(), 5.0)
+    await asyncio.wait_for(core.close(), 5.0)
+    assert (await other.end_of(1)).end is StreamEnd.DONE
+
+
+async def test_a_replica_that_closes_aborts_what_runs_and_tells_so(
+    core: StreamCore, engine: Told, gateway: Gateway
+) -> None:
+    gateway.begin(1)
+    await turns()
+    await asyncio.wait_for(core.close(), 5.0)
+    assert (await gateway.end_of(1)).end is StreamEnd.ABORTED
+    assert engine.freed == [b"a"]
+
+
+# ---- signs of life, and what an engine says -----------------------------------------------------
+
+
+async def test_a_gateway_for_which_nothing_runs_gets_a_sign_of_life(
     core: StreamCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_core, "SIGN_OF_LIFE_S", 0.005)
-    reader = Reader(core)
-    await asyncio.sleep(0.05)
-    assert len(reader.messages) >= 3
-    await reader.close()
+    gateway = Gateway(core)
+    await gateway.until(lambda: len(gateway.messages) >= 3)
+    assert gateway.pieces == []
 
 
-async def told_until_one_ended(core: StreamCore, engine: Told, reader: Reader) -> int:
+async def told_until_one_ended(engine: Told, gateway: Gateway) -> int:
     """Runs one request to its end; how many messages that took."""
-    core.begin(call(1))
+    gateway.begin(1)
     await turns()
     engine.end(b"a")
-    await reader.end_of(1)
-    return len(reader.messages)
+    await gateway.end_of(1)
+    return len(gateway.messages)
 
 
 async def test_what_an_engine_says_after_an_end_is_told_soon(
-    core: StreamCore, engine: Told, reader: Reader, monkeypatch: pytest.MonkeyPatch
+    engine: Told, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_core, "_SETTLED_S", 0.005)
-    told = await told_until_one_ended(core, engine, reader)
+    told = await told_until_one_ended(engine, gateway)
     engine.steps += 1
     await asyncio.sleep(stream_core.SIGN_OF_LIFE_S / 5)
-    assert len(reader.messages) > told
-    assert reader.messages[-1].load.steps == engine.steps
-    assert not reader.messages[-1].pieces
+    assert len(gateway.messages) > told
+    assert gateway.messages[-1].load.steps == engine.steps
+    assert not gateway.messages[-1].pieces
 
 
 async def test_an_engine_that_says_nothing_new_after_an_end_is_not_asked_for_ever(
-    core: StreamCore, engine: Told, reader: Reader, monkeypatch: pytest.MonkeyPatch
+    engine: Told, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_core, "_SETTLED_S", 0.001)
-    told = await told_until_one_ended(core, engine, reader)
+    told = await told_until_one_ended(engine, gateway)
     await asyncio.sleep(stream_core.SIGN_OF_LIFE_S / 5)
-    assert 1 <= len(reader.messages) - told <= stream_core._LOOKS
+    assert 1 <= len(gateway.messages) - told <= stream_core._LOOKS
 
 
 async def test_what_came_is_handed_on_though_the_engine_is_ill(
-    core: StreamCore, engine: Told, reader: Reader
+    core: StreamCore, engine: Told, gateway: Gateway
 ) -> None:
-    core.begin(call(1))
+    gateway.begin(1)
     await turns()
     engine.ill = True
     engine.end(b"a", RunError("gone"))
-    assert (await reader.end_of(1)).end is StreamEnd.FAILED
+    assert (await gateway.end_of(1)).end is StreamEnd.FAILED
     with pytest.raises(Unhealthy):
         await core.health()
 
 
+async def test_an_answer_too_large_for_a_message_is_an_error_of_its_request(
+    engine: Told, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_core, "MOST_CHUNK_BYTES", 100)
+    gateway.begin(1, b"a")
+    gateway.begin(2, b"b")
+    await turns()
+    for body, size in ((b"a", 100), (b"b", 101)):
+        engine.give(body, b"x" * size)
+        engine.end(body)
+    assert (await gateway.end_of(1)).status == 200
+    refused = await gateway.end_of(2)
+    assert refused.status == 400
+    assert b"101 bytes, 100 is the limit" in b"".join(
+        p.data for p in gateway.pieces if p.lease_id == 2
+    )
+
+
 async def test_a_stall_is_noticed_and_steps_or_idleness_are_none(
-    core: StreamCore, engine: Told, reader: Reader
+    core: StreamCore, engine: Told, gateway: Gateway
 ) -> None:
     stalled = asyncio.Event()
     watch = asyncio.create_task(watch_stalls(core, 0.03, stalled.set, 0.005))
     await asyncio.sleep(0.05)
     assert not stalled.is_set()
-    core.begin(call(1))
+    gateway.begin(1)
     for _ in range(10):
         await asyncio.sleep(0.005)
         engine.give(b"a", b"x")

@@ -1,4 +1,4 @@
-"""Leases become calls, replies become rows' answers; what waits is told again when it is old."""
+"""Leases become messages, replies become rows' answers; what waits is told again when it is old."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deployments.contract import errors
-from deployments.contract.wire import BatchReply, RowError, from_ragged, to_batch
+from deployments.contract.channel.messages import BatchReply, RowError, from_ragged, to_batch
 from deployments.gateway.queues.batch_calls import PeerDemand, build_call, deliver_rows
 from deployments.gateway.rows.types import RowColumn, Rows
 from routers.staging import REPORT_EVERY_S
@@ -32,7 +32,7 @@ def lease(*of: tuple[int, int]) -> Dispatch:
 
 
 def batch(members: list[Rows], *of: tuple[int, int]) -> Batch:
-    return to_batch(build_call("g", lease(*of), members, 1.0))
+    return to_batch(build_call(lease(*of), members, 1.0))
 
 
 def test_rows_of_several_callers_are_one_buffer_in_the_leases_order() -> None:
@@ -66,7 +66,7 @@ def test_a_row_shaped_unlike_its_length_takes_its_shape_along() -> None:
 def test_a_batch_asks_for_what_any_of_its_members_wants(wanted: Any, union: Any) -> None:
     members = [rows([1], outputs=names) for names in wanted]
     of = [(n, 0) for n in range(len(members))]
-    assert build_call("g", lease(*of), members, 1.0).outputs == union
+    assert build_call(lease(*of), members, 1.0).outputs == union
 
 
 def reply(values: list[float], failed: tuple[RowError, ...] = ()) -> BatchReply:
@@ -99,6 +99,17 @@ def test_all_rows_may_have_failed() -> None:
 def test_a_reply_of_another_number_of_rows_is_refused_whole(values: list[float]) -> None:
     with pytest.raises(ValueError, match="2 rows"):
         deliver_rows(lease((1, 0), (1, 1)), 0.0, "v", reply(values))
+
+
+@pytest.mark.parametrize("row", [-1, 2, 2**63])
+def test_a_reply_in_which_a_row_failed_that_was_not_sent_is_refused_whole(row: int) -> None:
+    with pytest.raises(ValueError, match="2 rows"):
+        deliver_rows(lease((1, 0), (1, 1)), 0.0, "v", reply([1.0], (RowError(row, True, "x"),)))
+
+
+def test_a_reply_without_outputs_is_no_answer_to_rows_that_did_not_fail() -> None:
+    with pytest.raises(ValueError, match="2 rows"):
+        deliver_rows(lease((1, 0), (1, 1)), 0.0, "v", reply([])._replace(outputs={}))
 
 
 def test_what_waits_is_told_again_only_when_it_is_old() -> None:

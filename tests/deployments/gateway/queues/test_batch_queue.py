@@ -8,20 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from far_end import FarEnd, reply_of
 
 from deployments.contract import errors
-from deployments.contract.wire import BatchCall, BatchReply, RowError, from_ragged
+from deployments.contract.channel.frames import Kind
+from deployments.contract.channel.messages import RowError
 from deployments.gateway.queues.batch_queue import BatchQueue, LeaseCopies, PendingRowFailure
 from deployments.gateway.queues.core_loop import Demand, VersionTerms
 from deployments.gateway.queues.pending_requests import BatchEnd, PendingBatchRequest
-from deployments.gateway.queues.transport import ReplicaDied
 from deployments.gateway.rows.types import RowColumn, Rows
 from routers.settings import DispatcherSettings
 from routers.types import Abort, Action, Arrive, Cancel, Closed, Dispatch, Event, LeaseEnd, Opened
-from runtimes.types import Ragged
 
 BOTH = ((1, 0), (1, 1))
-NO_STAGES = (0.0, 0.0, 0.0, 0.0, 0.0)
 STUMBLED = (RowError(0, False, "stumbled"),)
 
 
@@ -115,6 +114,10 @@ class Racing:
                 return self._aborted(request_id)
         return []
 
+    def take(self, event: Event, now: float, actions: list[Action]) -> bool:
+        actions += self.step(event, now)
+        return False
+
     def _lease(self, replica_id: str, rows: Any, **more: Any) -> Dispatch:
         self._last_id += 1
         self.open[self._last_id] = rows[0][0]
@@ -124,42 +127,12 @@ class Racing:
         return [Abort(lease, "") for lease, of in self.open.items() if of == request_id]
 
 
-class Wire:
-    """Calls that the test answers, by lease. A drop answers the call busy while `heeds`."""
-
-    def __init__(self) -> None:
-        self.replies: dict[int, asyncio.Future[BatchReply]] = {}
-        self.starts: dict[int, asyncio.Future[bool]] = {}
-        self.dropped: list[int] = []
-        self.heeds = True
-
-    async def call(self, replica_id: str, call: BatchCall, timeout_s: float) -> BatchReply:
-        reply = self.replies[call.lease_id] = asyncio.get_running_loop().create_future()
-        return await reply
-
-    async def drop(self, replica_id: str, gateway: str, lease_id: int) -> bool:
-        self.dropped.append(lease_id)
-        if self.heeds:
-            self.replies[lease_id].set_result(reply_of(busy=True))
-        return self.heeds
-
-    async def opened(self, replica_id: str, gateway: str, lease_id: int, timeout_s: float) -> bool:
-        start = self.starts[lease_id] = asyncio.get_running_loop().create_future()
-        return await start
-
-
-def reply_of(*values: float, failed: tuple[RowError, ...] = (), busy: bool = False) -> BatchReply:
-    data = np.array(values, dtype=np.float32)
-    outputs = from_ragged({"y": Ragged("FP32", data, ((),) * len(values))}) if values else {}
-    return BatchReply(busy, outputs, failed, 0.0, 0.1, 0, NO_STAGES, 0, 0, 0, 0.0, 0.0)
-
-
 class Race:
     def __init__(self, **dispatcher: Any) -> None:
-        self.wire, self.dispatcher = Wire(), Racing(**dispatcher)
+        self.far, self.dispatcher = FarEnd(), Racing(**dispatcher)
         settings = DispatcherSettings(bucket_edges=(8,))
         self.queue = BatchQueue(
-            settings, VersionTerms("v", "s"), self.wire, gateway="g", on_batch=lambda record: None
+            settings, VersionTerms("v", "s"), self.far, on_batch=lambda record: None
         )
         self.queue._dispatcher = self.dispatcher  # type: ignore[assignment]
 
@@ -179,11 +152,12 @@ class Race:
         return pending
 
     async def reply(self, lease_id: int, *values: float, **more: Any) -> None:
-        self.wire.replies[lease_id].set_result(reply_of(*values, **more))
+        self.far.reply(lease_id, reply_of(*values, **more))
         await turns()
 
     async def lose(self, lease_id: int) -> None:
-        self.wire.replies[lease_id].set_exception(ReplicaDied("gone"))
+        """With the connection that it went out on."""
+        self.far.lose(self.far.sent[lease_id])
         await turns()
 
     def ends(self) -> dict[int, LeaseEnd]:
@@ -210,7 +184,7 @@ async def test_the_first_answer_counts_and_the_other_lease_is_dropped(
     pending = await race.submit()
     await race.reply(winner, 5.0)
     assert value(pending) == [5.0]
-    assert race.wire.dropped == [loser]
+    assert race.far.dropped == [loser]
     assert race.ends() == {winner: LeaseEnd.DONE, loser: LeaseEnd.ABORTED}
     assert race.queue.calls.ends[BatchEnd.DROPPED] == race.queue.calls.ends[BatchEnd.ANSWERED] == 1
     assert race.queue.inflight == 0
@@ -218,7 +192,7 @@ async def test_the_first_answer_counts_and_the_other_lease_is_dropped(
 
 async def test_a_second_answer_is_ignored_and_counted() -> None:
     race = Race()
-    race.wire.heeds = False
+    race.far.heeds = False
     pending = await race.submit()
     await race.reply(1, 5.0)
     await race.reply(2, 6.0)
@@ -232,7 +206,7 @@ async def test_a_row_that_failed_in_one_is_answered_by_the_other() -> None:
     pending = await race.submit()
     await race.reply(1, failed=STUMBLED)
     assert not pending.future.done()
-    assert race.wire.dropped == []
+    assert race.far.dropped == []
     await race.reply(2, 6.0)
     assert value(pending) == [6.0]
     assert len(race.arrivals()) == 1
@@ -276,7 +250,7 @@ async def test_what_is_the_callers_fault_is_told_at_once() -> None:
     pending = await race.submit()
     await race.reply(1, failed=(RowError(0, True, "bad id"),))
     assert isinstance(pending.future.exception(), errors.BadRequest)
-    assert race.wire.dropped == [2]
+    assert race.far.dropped == [2]
 
 
 async def test_a_row_that_is_hoped_for_expires() -> None:
@@ -294,36 +268,38 @@ async def test_a_caller_that_leaves_has_both_dropped() -> None:
     pending = await race.submit()
     race.queue.cancel(pending)
     await turns()
-    assert sorted(race.wire.dropped) == [1, 2]
+    assert sorted(race.far.dropped) == [1, 2]
     assert set(race.ends().values()) == {LeaseEnd.ABORTED}
 
 
-async def test_a_lease_that_nobody_waits_for_any_more_is_not_sent() -> None:
+async def test_a_caller_that_leaves_at_once_has_both_dropped_all_the_same() -> None:
+    """A lease is sent by the very step that decides on it: there is no moment in which it is known
+    and has not gone out."""
     race = Race()
     race.queue.cancel(race.ask())
+    assert race.far.dropped == [1, 2]
     await turns()
-    assert race.wire.replies == {}
     assert race.ends() == {1: LeaseEnd.ABORTED, 2: LeaseEnd.ABORTED}
 
 
 async def test_starts_of_tied_leases_are_told_until_they_end() -> None:
     race = Race(tied=True)
     await race.submit()
-    assert set(race.wire.starts) == {1, 2}
-    race.wire.starts[2].set_result(True)
+    assert race.far.starts == {1, 2}
+    race.far.says(2, Kind.STARTED)
     await turns()
     assert [e for e in race.dispatcher.events if isinstance(e, Opened)] == [Opened(2)]
     await race.reply(2, 5.0)
-    assert race.wire.starts[1].cancelled()
-    assert not race.queue.calls.tasks
+    assert race.ends() == {1: LeaseEnd.ABORTED, 2: LeaseEnd.DONE}
+    race.far.says(1, Kind.STARTED)  # it was on its way
+    assert [e for e in race.dispatcher.events if isinstance(e, Opened)] == [Opened(2)]
+    assert not race.queue.calls.count
 
 
 async def test_a_start_that_never_comes_is_not_told() -> None:
     race = Race(tied=True)
     await race.submit()
-    race.wire.starts[1].set_result(False)
-    race.wire.starts[2].set_exception(ReplicaDied("gone"))
-    await turns()
+    await race.lose(2)
     assert not any(isinstance(event, Opened) for event in race.dispatcher.events)
     await race.reply(1, 5.0)
 
@@ -331,7 +307,7 @@ async def test_a_start_that_never_comes_is_not_told() -> None:
 async def test_leases_that_race_no_other_ask_for_no_start() -> None:
     race = Race()
     await race.submit()
-    assert race.wire.starts == {}
+    assert race.far.starts == set()
     await race.reply(1, 5.0)
 
 
@@ -350,4 +326,4 @@ async def test_a_copy_that_is_wanted_while_answers_are_taken_in_has_its_rows() -
     await race.reply(1, 5.0, 6.0)
     assert value(pending) == [5.0, 6.0]
     assert race.ends()[9] is LeaseEnd.ABORTED
-    assert 9 not in race.wire.replies
+    assert 9 in race.far.dropped

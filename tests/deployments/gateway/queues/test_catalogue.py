@@ -49,42 +49,34 @@ class FakeRegistry:
             await asyncio.sleep(0)
 
 
-class FakeTransport:
-    """`ready` is waited for by `seed`, as if no replica ran before."""
+class HeldUp(Engines):
+    """A channel whose `seed` waits for `ready`, as if no replica ran before."""
 
     def __init__(self, ready: asyncio.Event) -> None:
+        super().__init__()
         self._ready = ready
 
     async def seed(self, timeout_s: float) -> None:
         await self._ready.wait()
 
-    def forget(self, running: set[str]) -> None: ...
-
 
 class Following:
-    """A catalogue that follows a fake registry; `seeds[application]` holds a model up."""
+    """A catalogue that follows a fake registry; `seeds[application]` holds a model up. `channels`:
+    what was asked for: application, gateway and whether its replicas speak."""
 
     def __init__(self) -> None:
         self.registry = FakeRegistry()
         self.seeds: dict[str, asyncio.Event] = {}
+        self.channels: list[tuple[str, str, bool]] = []
         self.catalogue = Catalogue(
-            self.registry,
-            GatewayIdentity("g"),
-            1 << 16,
-            lambda *_: None,
-            connect=self._connect,
-            connect_streams=self._connect_streams,
+            self.registry, GatewayIdentity("g"), 1 << 16, lambda *_: None, self._connect
         )
-        self.streams_to: list[tuple[str, str]] = []
 
-    def _connect(self, application: str) -> Any:
+    def _connect(self, app: str, gateway: str, *, speaks: bool) -> Engines:
+        self.channels.append((app, gateway, speaks))
         open_at_once = asyncio.Event()
         open_at_once.set()
-        return FakeTransport(self.seeds.get(application, open_at_once))
-
-    def _connect_streams(self, application: str, gateway: str) -> Any:
-        self.streams_to.append((application, gateway))
-        return Engines()
+        return HeldUp(self.seeds.get(app, open_at_once))
 
     def run(self, description: ModelDescription) -> None:
         metadata = (("digest", description.digest),)
@@ -181,10 +173,10 @@ async def test_a_model_that_cannot_be_taken_in_is_tried_again(
 ) -> None:
     connect, failures = following._connect, [RuntimeError("no route"), RuntimeError("no route")]
 
-    def stumble(application: str) -> Any:
+    def stumble(*of: Any, **more: Any) -> Engines:
         if failures:
             raise failures.pop()
-        return connect(application)
+        return connect(*of, **more)
 
     monkeypatch.setattr(following.catalogue, "_connect", stumble)
     await following.registry.tell(description())
@@ -287,13 +279,13 @@ async def test_a_superseded_announcement_is_given_up(
     assert following.catalogue.served == {}
 
 
-async def test_a_model_that_generates_is_reached_by_streams(
+async def test_replicas_are_reached_as_what_they_are(
     following: Following, description: Describe
 ) -> None:
     chat = description(name="chat", task="generate", generating=Generating(8, 64, 4))
     following.run(chat)
-    await following.registry.tell(chat)
-    assert following.streams_to == [("model-chat", "g")]
+    await following.registry.tell(chat, description())
+    assert sorted(following.channels) == [("model-chat", "g", True), ("model-device", "g", False)]
     assert following.catalogue.find("chat").streams.waiting_rows == 0
 
 

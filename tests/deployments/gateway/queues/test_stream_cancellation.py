@@ -7,11 +7,13 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from local_frames import to_gateway
 from stream_bench import bench, read
 
 from deployments.contract import errors
+from deployments.contract.channel.frames import Kind
+from deployments.contract.channel.messages import StreamEnd
 from deployments.contract.description import ModelDescription
-from deployments.contract.wire import StreamEnd
 from deployments.gateway.queues.pending_requests import BatchEnd
 
 Describe = Callable[..., ModelDescription]
@@ -32,14 +34,15 @@ async def test_a_caller_that_leaves_the_queue_frees_its_place(description: Descr
         assert not b.engines.aborted
 
 
-async def test_a_caller_that_leaves_before_its_call_is_out_is_never_sent(
-    description: Describe,
-) -> None:
+async def test_a_caller_that_leaves_at_once_leaves_nothing_running(description: Describe) -> None:
+    """A request is sent by the very step that decides where it runs: what was sent is aborted."""
     async with bench(description) as b:
         b.queue.cancel(b.submit())
         await b.settled()
-        assert not b.engines.begun
-        assert b.queue.calls.ends[BatchEnd.DROPPED] == 1
+        assert b.engines.aborted == [
+            (asked.replica_id, asked.lease_id) for asked in b.engines.begun
+        ]
+        assert b.queue.calls.ends[BatchEnd.DROPPED] == len(b.engines.begun)
 
 
 async def test_a_caller_that_leaves_before_the_first_piece_has_its_run_aborted(
@@ -55,17 +58,14 @@ async def test_a_caller_that_leaves_before_the_first_piece_has_its_run_aborted(
             await pending.next()
 
 
-async def test_callers_that_leave_together_are_one_call_to_their_replica(
-    description: Describe,
-) -> None:
+async def test_callers_that_leave_together_are_all_aborted_once(description: Describe) -> None:
     async with bench(description) as b:
         pending_requests = [b.submit() for _ in range(4)]
         await b.begun(4)
         for pending in pending_requests:
             b.queue.cancel(pending)
-        await b.engines.until_aborted(4)
-        assert b.engines.abort_calls == 1
-        assert len({lease for _, lease in b.engines.aborted}) == 4
+            b.queue.cancel(pending)
+        assert b.engines.aborted == [("r0", asked.lease_id) for asked in b.engines.begun]
 
 
 async def test_a_caller_that_leaves_in_the_middle_frees_its_tokens(description: Describe) -> None:
@@ -134,8 +134,8 @@ async def test_what_a_lost_run_still_says_is_stopped_and_given_to_nobody(
 ) -> None:
     async with bench(description, 2) as b:
         pending = b.submit()
-        lease, replica = await b.begun(1), b.engines.begun[0][0]
-        b.queue.calls._broke(b.queue.calls._links[replica])
+        lease, replica = await b.begun(1), b.engines.begun[0].replica_id
+        b.engines.listener.received(replica, to_gateway(Kind.FAULT, lease, [b"lost sight of it"]))
         second = await b.begun(2)
         b.engines.say(lease, b"stale", tokens=(1, 0, 1))
         await b.engines.until_aborted(1)

@@ -12,8 +12,8 @@ from fake_engines import Engines
 from stream_bench import Bench, bench
 
 from deployments.contract import errors
+from deployments.contract.channel.messages import StreamEnd
 from deployments.contract.description import ModelDescription
-from deployments.contract.wire import StreamEnd
 from deployments.gateway.queues.pending_requests import PendingStreamRequest
 
 Describe = Callable[..., ModelDescription]
@@ -94,14 +94,11 @@ class Chaos:
             engines.say(lease, b".", tokens=(5, 0, 5))
 
     def _dies(self, engines: Engines) -> None:
-        engines.engine(self.random.choice(self.b.names)).said.put_nowait(None)
+        engines.disconnect(self.random.choice(self.b.names))
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_each_request_ends_once_and_nothing_is_left(
-    description: Describe, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("deployments.gateway.queues.stream_calls._AGAIN_S", 0.0)
+async def test_each_request_ends_once_and_nothing_is_left(description: Describe, seed: int) -> None:
     async with bench(description, 3) as b:
         chaos = Chaos(b, Random(seed))
         await asyncio.gather(chaos.calls(), chaos.engines())

@@ -8,15 +8,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from fake_engines import until
+from fake_engines import Refusal, until
 from stream_bench import SHAPE, bench, read
 
 from deployments.contract import errors
+from deployments.contract.channel.messages import Piece, StreamEnd
 from deployments.contract.description import ModelDescription
-from deployments.contract.wire import StreamEnd
 from deployments.gateway.queues.core_loop import VersionTerms
-from deployments.gateway.queues.pending_requests import MOST_UNREAD_BYTES, BatchEnd
-from deployments.gateway.queues.transport import ReplicaDied, ReplicaFault, Unreached
+from deployments.gateway.queues.pending_requests import (
+    MOST_UNREAD_BYTES,
+    BatchEnd,
+    PendingStreamRequest,
+)
 from routers.types import Tokens
 
 Describe = Callable[..., ModelDescription]
@@ -59,7 +62,7 @@ async def test_what_was_not_begun_waits_for_another_replica(description: Describ
         pending = b.submit()
         b.engines.say(await b.begun(1), end=StreamEnd.BUSY)
         lease = await b.begun(2)
-        assert b.engines.begun[0][0] != b.engines.begun[1][0]
+        assert b.engines.begun[0].replica_id != b.engines.begun[1].replica_id
         b.engines.say(lease, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
         assert await read(pending) == b"x"
 
@@ -71,7 +74,7 @@ async def test_a_request_whose_replica_dies_before_its_first_piece_runs_elsewher
     async with bench(description, 2) as b:
         pending = b.submit(streams=streams)
         await b.begun(1)
-        b.engines.kill(b.engines.begun[0][0])
+        b.engines.kill(b.engines.begun[0].replica_id)
         lease = await b.begun(2)
         b.engines.say(lease, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
         assert await read(pending) == b"x"
@@ -83,7 +86,7 @@ async def test_a_request_that_was_lost_twice_ends_with_an_error(description: Des
         pending = b.submit()
         for count in (1, 2):
             await b.begun(count)
-            b.engines.kill(b.engines.begun[-1][0])
+            b.engines.kill(b.engines.begun[-1].replica_id)
         with pytest.raises(errors.ReplicaLost):
             await read(pending)
 
@@ -95,7 +98,7 @@ async def test_an_answer_that_has_begun_ends_with_an_error_when_its_replica_dies
         pending = b.submit()
         b.engines.say(await b.begun(1), b"half", tokens=(1, 0, 1))
         assert await pending.next() == b"half"
-        b.engines.kill(b.engines.begun[0][0])
+        b.engines.kill(b.engines.begun[0].replica_id)
         with pytest.raises(errors.ReplicaLost):
             await pending.next()
         assert len(b.engines.begun) == 1
@@ -117,7 +120,7 @@ async def test_what_the_engine_failed_on_runs_once_more_elsewhere(description: D
         pending = b.submit()
         b.engines.say(await b.begun(1), end=StreamEnd.FAILED)
         lease = await b.begun(2)
-        assert b.engines.begun[0][0] != b.engines.begun[1][0]
+        assert b.engines.begun[0].replica_id != b.engines.begun[1].replica_id
         b.engines.say(lease, end=StreamEnd.FAILED)
         with pytest.raises(errors.RowFailed):
             await read(pending)
@@ -132,13 +135,13 @@ async def test_an_engines_own_words_on_its_failure_are_passed_on(description: De
         assert pending.status == 500
 
 
-async def test_a_replica_that_takes_its_stream_back_loses_what_ran_and_is_asked_again(
+async def test_a_connection_that_breaks_loses_what_ran_and_the_replica_is_asked_again(
     description: Describe,
 ) -> None:
     async with bench(description) as b:
         pending = b.submit()
         await b.begun(1)
-        b.engines.engine("r0").said.put_nowait(None)
+        b.engines.disconnect("r0")
         lease = await b.begun(2)
         b.engines.say(lease, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
         assert await read(pending) == b"x"
@@ -147,13 +150,13 @@ async def test_a_replica_that_takes_its_stream_back_loses_what_ran_and_is_asked_
 @pytest.mark.parametrize(
     ("refusal", "end"),
     [
-        (Unreached("r"), BatchEnd.RETURNED),
-        (ReplicaDied("r"), BatchEnd.LOST),
-        (ReplicaFault("r"), BatchEnd.LOST),
+        (Refusal.UNREACHED, BatchEnd.RETURNED),
+        (Refusal.FAULT, BatchEnd.LOST),
+        (Refusal.BREAK, BatchEnd.LOST),
     ],
 )
-async def test_a_call_that_does_not_arrive_is_made_again(
-    description: Describe, refusal: Exception, end: BatchEnd
+async def test_a_request_that_does_not_arrive_is_sent_again(
+    description: Describe, refusal: Refusal, end: BatchEnd
 ) -> None:
     async with bench(description, 2) as b:
         b.engines.refusal = refusal
@@ -163,7 +166,7 @@ async def test_a_call_that_does_not_arrive_is_made_again(
         assert b.queue.calls.ends[end] == 1
 
 
-async def test_no_replica_is_given_work_before_its_stream_stands(description: Describe) -> None:
+async def test_no_replica_is_given_work_before_its_connection_stands(description: Describe) -> None:
     async with bench(description) as b:
         b.run(["r0", "r1"])
         assert [r.replica_id for r in b.queue.snapshot().replicas] == ["r0"]
@@ -177,15 +180,15 @@ async def test_a_replica_that_is_to_go_ends_what_it_has_and_gets_no_more(
 ) -> None:
     async with bench(description, 2) as b:
         first = b.submit()
-        lease, going = await b.begun(1), b.engines.begun[0][0]
+        lease, going = await b.begun(1), b.engines.begun[0].replica_id
         (staying,) = {"r0", "r1"} - {going}
         b.run([staying])
         second = b.submit()
-        assert (await b.engines.until_begun(2))[0] == staying
+        assert (await b.engines.until_begun(2)).replica_id == staying
         b.engines.say(lease, b"a", tokens=(1, 0, 1), end=StreamEnd.DONE)
-        b.engines.say(b.engines.begun[1][1].lease_id, b"b", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        b.engines.say(b.engines.begun[1].lease_id, b"b", tokens=(1, 0, 1), end=StreamEnd.DONE)
         assert (await read(first), await read(second)) == (b"a", b"b")
-        await until(lambda: not b.engines.engine(going).streams)
+        assert not b.engines.engine(going).connected
 
 
 async def test_a_reader_that_stops_loses_its_answer_and_nobody_elses(description: Describe) -> None:
@@ -258,13 +261,56 @@ async def test_a_run_that_was_wanted_back_gives_nothing_and_runs_again(
     async with bench(description) as b:
         pending = b.submit()
         lease = await b.begun(1)
-        await until(lambda: b.queue.calls.run(lease) is not None)
-        run = b.queue.calls.run(lease)
+        await until(lambda: b.queue.calls.find(lease) is not None)
+        run = b.queue.calls.find(lease)
         assert run is not None
         run.aborted = True  # as by a preemption
         b.engines.say(lease, b"never given", tokens=(10, 0, 1))
         b.engines.say(lease, end=StreamEnd.ABORTED)
-        await until(lambda: b.queue.calls.run(lease) is None)
+        await until(lambda: b.queue.calls.find(lease) is None)
         assert not pending.begun
         assert not pending.done
         b.queue.cancel(pending)
+
+
+async def test_steps_that_cannot_be_read_end_the_connection_and_what_ran_on_it(
+    description: Describe,
+) -> None:
+    """The last piece of any run may have been in them."""
+    async with bench(description, 2) as b:
+        others = [b.submit(), b.submit()]
+        await b.begun(2)
+        garbled, whole = (asked.replica_id for asked in b.engines.begun)
+        assert garbled != whole
+        b.engines.garble(garbled)
+        await b.begun(3)
+        assert b.queue.calls.ends[BatchEnd.LOST] == 1
+        for asked in b.engines.begun[1:]:
+            b.engines.say(asked.lease_id, b"x", tokens=(1, 0, 1), end=StreamEnd.DONE)
+        assert [await read(pending) for pending in others] == [b"x", b"x"]
+
+
+@pytest.mark.parametrize("end", [None, StreamEnd.DONE], ids=["more is to come", "the last"])
+async def test_a_piece_that_cannot_be_handed_on_costs_its_own_run(
+    description: Describe, monkeypatch: pytest.MonkeyPatch, end: StreamEnd | None
+) -> None:
+    async with bench(description) as b:
+        bad, good = b.submit(), b.submit()
+        of_bad, of_good = await b.begun(1), await b.begun(2)
+        bring = b.queue._bring
+
+        def fails(pending: PendingStreamRequest, piece: Piece, now: float) -> bool:
+            if pending is bad:
+                raise RuntimeError("a bug")
+            return bring(pending, piece, now)
+
+        monkeypatch.setattr(b.queue, "_bring", fails)
+        piece = Piece(of_good, b"x", 1, 0, 1, 2, 0.1)
+        b.engines.tell("r0", piece._replace(lease_id=of_bad, end=end), piece)
+        with pytest.raises(errors.RowFailed):
+            await asyncio.wait_for(read(bad), 5.0)
+        assert await good.next() == b"x"
+        b.engines.say(of_good, b"y", tokens=(1, 0, 2), end=StreamEnd.DONE)
+        assert await read(good) == b"y"
+        assert b.engines.aborted == ([] if end else [("r0", of_bad)])
+        assert b.queue.snapshot().leases == b.queue.calls.count == 0

@@ -12,9 +12,9 @@ from fake_engines import until
 from generating import CHAT, Client, Played, add, chat, streamed
 from in_process import Stand, ask, standing
 
+from deployments.contract.channel.messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.contract.logs import fields_of
-from deployments.contract.wire import StreamEnd
 from deployments.gateway.telemetry.levels import TokenRates
 from runtimes.types import EngineLoad
 
@@ -41,11 +41,11 @@ async def values(stand: Stand) -> dict[str, float]:
 async def streams_once(stand: Stand, engines: Played, pause_s: float = 0.0) -> None:
     count = len(engines.begun) + 1
     client = Client(stand, CHAT, streamed())
-    (_, call) = await engines.until_begun(count)
-    engines.say(call.lease_id, b"data: a\n\n", tokens=(10, 4, 1))
+    asked = await engines.until_begun(count)
+    engines.say(asked.lease_id, b"data: a\n\n", tokens=(10, 4, 1))
     await client.hears(1)
     await asyncio.sleep(pause_s)
-    engines.say(call.lease_id, DONE, tokens=(10, 4, 3), end=StreamEnd.DONE)
+    engines.say(asked.lease_id, DONE, tokens=(10, 4, 3), end=StreamEnd.DONE)
     await client.end()
 
 
@@ -75,8 +75,8 @@ async def test_an_answer_that_came_whole_is_no_sample_of_times_to_tokens(
 ) -> None:
     engines = add(stand, description)
     client = Client(stand, CHAT, chat())
-    (_, call) = await engines.until_begun(1)
-    engines.say(call.lease_id, b"{}", tokens=(10, 0, 5), end=StreamEnd.DONE)
+    asked = await engines.until_begun(1)
+    engines.say(asked.lease_id, b"{}", tokens=(10, 0, 5), end=StreamEnd.DONE)
     await client.end()
     seen = await values(stand)
     assert seen["headrace_output_tokens_total"] == 5
@@ -89,8 +89,8 @@ async def test_what_the_engine_refuses_counts_no_tokens(
 ) -> None:
     engines = add(stand, description)
     client = Client(stand, CHAT, chat())
-    (_, call) = await engines.until_begun(1)
-    engines.say(call.lease_id, b"{}", status=400, tokens=(10, 0, 0), end=StreamEnd.DONE)
+    asked = await engines.until_begun(1)
+    engines.say(asked.lease_id, b"{}", status=400, tokens=(10, 0, 0), end=StreamEnd.DONE)
     await client.end()
     lines = (await ask(stand.app, "GET", "/metrics")).body.decode().splitlines()
     assert any('outcome="bad_request"' in x and 'reason="engine_refused"' in x for x in lines)
@@ -117,8 +117,8 @@ async def test_a_cancelled_stream_is_counted_as_such(
     monkeypatch.setattr("deployments.gateway.http.exchange._WATCH_AFTER_S", 0.0)
     engines = add(stand, description)
     client = Client(stand, CHAT, streamed())
-    (_, call) = await engines.until_begun(1)
-    engines.say(call.lease_id, b"data: a\n\n", tokens=(10, 0, 1))
+    asked = await engines.until_begun(1)
+    engines.say(asked.lease_id, b"data: a\n\n", tokens=(10, 0, 1))
     await client.hears(1)
     client.leave.set()
     await client.end()
@@ -139,8 +139,8 @@ async def test_an_answer_that_was_cut_off_has_its_line_with_its_tokens(
     monkeypatch.setattr(access, "handle", lines.append)
     engines = add(stand, description)
     client = Client(stand, CHAT, streamed())
-    (_, call) = await engines.until_begun(1)
-    engines.say(call.lease_id, b"data: a\n\n", tokens=(10, 0, 2))
+    asked = await engines.until_begun(1)
+    engines.say(asked.lease_id, b"data: a\n\n", tokens=(10, 0, 2))
     await client.hears(1)
     engines.kill("chat-0")
     await client.end()

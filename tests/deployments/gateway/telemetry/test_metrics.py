@@ -37,7 +37,7 @@ from routers.cost.model import Coefficients, CostError
 from routers.types import ControllerSnapshot, FlowSnapshot, ReplicaSnapshot, Snapshot
 
 OK = RequestLabels("m", "acme", "bulk", "openai")
-BATCH = BatchSample("m", 128, 8, 0.25, 0.010, 0.008, 0.001, 0.0005, 0.008, 0.0005)
+BATCH = BatchSample("m", 128, 8, 0.25, 0.010, 0.008, 0.001, 0.0005, 0.008, 0.0005, 0.002)
 CORE = Snapshot(
     waiting_rows=7, late_rows=2, waiting_requests=5, oldest_wait_s=0.05, leases=1, leased_rows=8,
     drift=0, rows_by_bucket=((64, 7), (512, 0)), backlog_s=0.25,
@@ -192,7 +192,7 @@ def test_a_batch_leaves_size_padding_service_cost_ratio_and_stages(metrics):
     assert value(metrics, "headrace_service_seconds_sum", model="m", bucket="128") == 0.01
     assert value(metrics, "headrace_cost_ratio_sum", model="m") == pytest.approx(1.25)
     sums = [value(metrics, "headrace_stage_seconds_sum", model="m", stage=s) for s in BATCH_STAGES]
-    assert sums == pytest.approx([0.001, 0.0005, 0.008, 0.0005])
+    assert sums == pytest.approx([0.001, 0.0005, 0.008, 0.0005, 0.002])
 
 
 def test_a_batch_without_a_prediction_has_no_cost_ratio(metrics):

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from deployments.contract.channel.messages import StreamEnd
 from deployments.contract.description import ModelDescription
-from deployments.contract.wire import StreamEnd
 from deployments.gateway.telemetry.spans import OpenTelemetrySpans
 from deployments.gateway.telemetry.tracing import Tracing
 
@@ -70,9 +70,9 @@ async def test_a_chat_has_its_first_token_and_its_stream_and_no_batch(
 ) -> None:
     engines = add(stand, description)
     client = Client(stand, CHAT, streamed() if streams else chat())
-    (_, call) = await engines.until_begun(1)
-    engines.say(call.lease_id, b"data: a\n\n", tokens=(10, 4, 1))
-    engines.say(call.lease_id, b"data: [DONE]\n\n", tokens=(10, 4, 3), end=StreamEnd.DONE)
+    asked = await engines.until_begun(1)
+    engines.say(asked.lease_id, b"data: a\n\n", tokens=(10, 4, 1))
+    engines.say(asked.lease_id, b"data: [DONE]\n\n", tokens=(10, 4, 3), end=StreamEnd.DONE)
     await client.end()
     request = named(exporter, "POST chat")
     assert below(exporter, request) == ["parse", "tokenize", "queue", "first_token", "stream"]

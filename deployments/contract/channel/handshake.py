@@ -1,0 +1,142 @@
+"""How a gateway and a replica make sure of each other before anything else is sent.
+
+The replica makes a key when it starts, and Ray Serve hands it to gateways that ask (the cluster's
+own calls are trusted, whoever reaches the port is not). The key never travels on the connection:
+each side sends a random challenge and proves with HMAC-SHA256 over both challenges and both names
+that it knows the key, so that nothing that was overheard is of use later. Gateways name the
+versions that they speak and the replica takes the highest it knows; they name the replica that they
+want, so that one that took over an address is not taken for its predecessor. Does no I/O.
+Source: FIPS 198-1 (HMAC); challenge and response as in RFC 2195, made mutual.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+VERSIONS = (1,)
+KEY_BYTES = NONCE_BYTES = 32
+HANDSHAKE_LIMIT_S = 5.0
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+class Refused(Exception):
+    """The other side is not who it should be, or speaks another version; says why."""
+
+
+class Hello(msgspec.Struct, frozen=True):
+    versions: tuple[int, ...]
+    gateway: str
+    replica: str
+    nonce: bytes
+
+
+class Challenge(msgspec.Struct, frozen=True):
+    version: int
+    nonce: bytes
+    proof: bytes
+
+
+class Proof(msgspec.Struct, frozen=True):
+    proof: bytes
+
+
+class Reason(msgspec.Struct, frozen=True):
+    reason: str
+
+
+def new_key() -> bytes:
+    return secrets.token_bytes(KEY_BYTES)
+
+
+class GatewayHandshake:
+    """The gateway's side of one connection."""
+
+    def __init__(
+        self, key: bytes, gateway: str, replica: str, versions: Sequence[int] = VERSIONS
+    ) -> None:
+        self._key = key
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self._hello = Hello(tuple(versions), gateway, replica, nonce)
+
+    def hello(self) -> bytes:
+        return msgspec.msgpack.encode(self._hello)
+
+    def prove(self, body: memoryview) -> bytes:
+        """The answer to the replica's challenge. Raises Refused where the replica does not know
+        the key, or takes a version that was not named."""
+        challenge = _read(body, Challenge)
+        if challenge.version not in self._hello.versions:
+            raise Refused(f"the replica takes version {challenge.version}, which was not offered")
+        expected = _proof(self._key, b"replica", self._hello, challenge.version, challenge.nonce)
+        if not hmac.compare_digest(expected, challenge.proof):
+            raise Refused("the replica does not know its key")
+        proof = _proof(self._key, b"gateway", self._hello, challenge.version, challenge.nonce)
+        return msgspec.msgpack.encode(Proof(proof))
+
+
+class ReplicaHandshake:
+    """The replica's side of one connection. `gateway`: who it is, once it has said so."""
+
+    def __init__(self, key: bytes, replica: str, versions: Sequence[int] = VERSIONS) -> None:
+        self._key = key
+        self._replica = replica
+        self._versions = versions
+        self._hello: Hello | None = None
+        self._expected = b""
+
+    @property
+    def gateway(self) -> str:
+        return self._hello.gateway if self._hello is not None else ""
+
+    def challenge(self, body: memoryview) -> bytes:
+        """The answer to a hello. Raises Refused."""
+        if self._hello is not None:
+            raise Refused("a second hello")
+        self._hello = hello = _read(body, Hello)
+        if hello.replica != self._replica:
+            raise Refused(f"this is replica {self._replica}, not {hello.replica[:64]!r}")
+        if not hello.gateway or len(hello.nonce) != NONCE_BYTES:
+            raise Refused("the hello names no gateway, or its challenge has another length")
+        common = set(hello.versions) & set(self._versions)
+        if not common:
+            spoken = ", ".join(map(str, self._versions))
+            raise Refused(f"this replica speaks version {spoken} of the channel")
+        version, nonce = max(common), secrets.token_bytes(NONCE_BYTES)
+        self._expected = _proof(self._key, b"gateway", hello, version, nonce)
+        own = _proof(self._key, b"replica", hello, version, nonce)
+        return msgspec.msgpack.encode(Challenge(version, nonce, own))
+
+    def check(self, body: memoryview) -> None:
+        """Raises Refused unless the gateway has proved that it knows the key."""
+        if not self._expected:
+            raise Refused("a proof before a hello")
+        if not hmac.compare_digest(self._expected, _read(body, Proof).proof):
+            raise Refused("the gateway does not know the replica's key")
+
+
+def reason_of(body: memoryview) -> str:
+    """Why the replica refused. Raises Refused for a body that says nothing."""
+    return _read(body, Reason).reason
+
+
+def refusal(reason: str) -> bytes:
+    return msgspec.msgpack.encode(Reason(reason))
+
+
+def _read(body: memoryview, kind: type[M]) -> M:
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
+        raise Refused(f"a {kind.__name__.lower()} that cannot be read: {fault}") from fault
+
+
+def _proof(key: bytes, side: bytes, hello: Hello, version: int, nonce: bytes) -> bytes:
+    said = msgspec.msgpack.encode(
+        (side, version, hello.gateway, hello.replica, hello.versions, hello.nonce, nonce)
+    )
+    return hmac.digest(key, said, "sha256")

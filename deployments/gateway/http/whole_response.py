@@ -1,0 +1,62 @@
+"""An answer's head and body in one write: an ASGI extension for uvicorn as Ray Serve starts it.
+
+ASGI has two messages for an answer, and uvicorn makes two system calls of them, after looking at
+every header with two regular expressions. Almost all answers here are whole when they begin, and
+their headers are made by the gateway. Where the scope offers the extension, `Exchange` sends one
+message with all of it; for streamed answers, and behind any other server or Serve's own wrapper,
+nothing changes.
+What is used of uvicorn and not public is held in place by tests/deployments/gateway/http.
+Measured gain: docs/decisions/0018-one-data-channel.md. Source: ASGI 3.0, extensions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.http import httptools_impl
+
+EXTENSION = "headrace.response.whole"
+_OFFERED = {EXTENSION: {}}  # type: ignore[var-annotated]
+_UvicornCycle = httptools_impl.RequestResponseCycle
+
+
+class WholeResponseCycle(_UvicornCycle):
+    """One request and its answer. The message: `status`, `headers`, `body` (b"" of a HEAD),
+    `close`: the connection ends with it."""
+
+    def __init__(self, scope: Any, *args: Any, **more: Any) -> None:
+        scope["extensions"] = _OFFERED
+        super().__init__(scope, *args, **more)
+
+    async def send(self, message: Any) -> None:
+        if message["type"] != EXTENSION:
+            await super().send(message)
+            return
+        if self.flow.write_paused and not self.disconnected:
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        self.keep_alive = self.keep_alive and not message["close"]
+        self.transport.write(self._bytes(message))
+        self.response_started = self.response_complete = True
+        self.waiting_for_100_continue = False
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
+
+    def _bytes(self, message: Any) -> bytes:
+        parts = [httptools_impl.STATUS_LINE[message["status"]]]
+        for name, value in self.default_headers:
+            parts += (name, b": ", value, b"\r\n")
+        for name, value in message["headers"]:
+            parts += (name, b": ", value, b"\r\n")
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        parts += (b"\r\n", message["body"])
+        return b"".join(parts)
+
+
+def offer() -> None:
+    """Makes every server that this process starts from now on offer the extension."""
+    httptools_impl.RequestResponseCycle = WholeResponseCycle  # type: ignore[misc]

@@ -1,0 +1,233 @@
+"""The connections to one model's replicas: one each, opened as soon as Serve lists the replica.
+
+Serve says which replicas run, where they listen (in their metadata) and, when asked, a replica's
+key. A connection that breaks loses what was out on it and nothing else; it is opened again at once,
+then at growing, jittered intervals, as long as Serve lists the replica. One that is no longer
+listed, or that says it goes, gets nothing new; its connection stays until what is out has come
+back. A replica without a connection is `unreached`: nothing was started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from ssl import SSLContext
+from time import monotonic
+from typing import Protocol
+
+from deployments.contract.channel.frames import Buffer, Frame, Kind
+from deployments.contract.channel.handshake import HANDSHAKE_LIMIT_S, GatewayHandshake
+from deployments.contract.channel.sockets import host_and_port
+from deployments.contract.replica_directory import RunningReplica
+from deployments.gateway.queues.replica_link import LinkCounts, ReplicaLink
+
+_CHECK_EVERY_S = 1.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+logger = logging.getLogger("headrace.channel")
+
+
+class ChannelListener(Protocol):
+    """A queue's calls. All is said from the event loop, never from inside a call of the channel's
+    own methods."""
+
+    def links_changed(self) -> None:
+        """Other replicas than before can be reached."""
+
+    def link_lost(self, replica_id: str, reason: str) -> None:
+        """What was out there will not be answered."""
+
+    def received(self, replica_id: str, frame: Frame) -> None:
+        """Raises FrameError where the connection is not to go on after this."""
+
+
+class ReplicaChannel(Protocol):
+    """The way to one model's replicas, for one queue. `listener` is set by the queue's calls."""
+
+    listener: ChannelListener
+    counts: LinkCounts
+
+    @property
+    def reached(self) -> list[str]:
+        """Listed replicas that may be given work."""
+
+    def follow(self, listed: Sequence[RunningReplica]) -> None:
+        """Serve lists these."""
+
+    def send(self, replica_id: str, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> bool:
+        """Whether there was a connection to write to."""
+
+    def release(self, replica_id: str) -> None:
+        """Nothing is out there any more: a replica that is no longer listed is let go."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Peer:
+    """`link`: one that stands; `leaving`: it has said that it goes."""
+
+    replica: RunningReplica
+    listed: bool = True
+    leaving: bool = False
+    link: ReplicaLink | None = None
+    task: asyncio.Task[None] | None = None
+
+
+class TcpReplicaChannel:
+    """`key_of(replica id)` asks Serve for the replica's key. `speaks`: see `ReplicaLink`."""
+
+    listener: ChannelListener
+
+    def __init__(
+        self,
+        gateway: str,
+        key_of: Callable[[str], Awaitable[bytes]],
+        *,
+        speaks: bool = False,
+        tls: SSLContext | None = None,
+    ) -> None:
+        self.counts = LinkCounts()
+        self._gateway = gateway
+        self._key_of = key_of
+        self._speaks = speaks
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._peers: dict[str, _Peer] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def reached(self) -> list[str]:
+        return [uid for uid, p in self._peers.items() if p.listed and p.link and not p.leaving]
+
+    def follow(self, listed: Sequence[RunningReplica]) -> None:
+        wanted = {replica.replica_id: replica for replica in listed}
+        for replica_id, replica in wanted.items():
+            if replica_id not in self._peers:
+                peer = self._peers[replica_id] = _Peer(replica)
+                peer.task = self._start(self._keep(peer))
+        for replica_id, peer in list(self._peers.items()):
+            peer.listed = replica_id in wanted
+            if not peer.listed and peer.link is None:
+                self._forget(peer, "it is no longer listed")
+        if self._timer is None and self._peers:
+            self._check_later()
+
+    def send(self, replica_id: str, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> bool:
+        peer = self._peers.get(replica_id)
+        if peer is None or peer.link is None:
+            return False
+        peer.link.send(kind, lease_id, body)
+        return True
+
+    def release(self, replica_id: str) -> None:
+        peer = self._peers.get(replica_id)
+        if peer is not None and not peer.listed:
+            self._forget(peer, "it is no longer listed")
+
+    def close(self) -> None:
+        for peer in list(self._peers.values()):
+            self._forget(peer, "the model's queue was closed")
+
+    # ---- connecting ---------------------------------------------------------------------------
+
+    def _start(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        """Outside any request's context, whose end would cancel it."""
+        return self._loop.create_task(work, context=contextvars.Context())  # type: ignore[arg-type]
+
+    async def _keep(self, peer: _Peer) -> None:
+        """Connects, and again after each break, while Serve lists the replica."""
+        pause_s = 0.0
+        while peer.listed:
+            began = monotonic()
+            try:
+                reason = await self._connected(peer)
+            except (OSError, TimeoutError, ValueError) as fault:
+                reason = str(fault) or "no answer"
+            except Exception as fault:
+                reason = f"{type(fault).__name__}: {fault}"  # Serve's, of a replica that just went
+            if not peer.listed:
+                break
+            logger.warning("replica %s: no connection: %s", peer.replica.replica_id, reason)
+            stood = monotonic() - began > _LONGEST_PAUSE_S
+            pause_s = 0.0 if stood else min(2 * pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+        self._forget(peer, "it is no longer listed")
+
+    async def _connected(self, peer: _Peer) -> str:
+        """One connection, to its end; the reason for that."""
+        replica = peer.replica
+        async with asyncio.timeout(HANDSHAKE_LIMIT_S):
+            key = await self._key_of(replica.replica_id)
+            host, port = host_and_port(dict(replica.metadata)["channel"])
+            handshake = GatewayHandshake(key, self._gateway, replica.replica_id)
+            _, link = await self._loop.create_connection(
+                lambda: ReplicaLink(
+                    replica.replica_id, handshake, self, self.counts, speaks=self._speaks
+                ),
+                host, port, ssl=self._tls,
+            )  # fmt: skip
+        unless_up = self._loop.call_later(HANDSHAKE_LIMIT_S, self._give_up, peer, link)
+        try:
+            return await link.closed
+        finally:
+            unless_up.cancel()
+            link.close("it is no longer wanted")
+
+    def _give_up(self, peer: _Peer, link: ReplicaLink) -> None:
+        if peer.link is not link:
+            link.close(f"no welcome within {HANDSHAKE_LIMIT_S:g} s")
+
+    def _forget(self, peer: _Peer, reason: str) -> None:
+        peer.listed = False  # whoever keeps it ends with its connection
+        if self._peers.get(peer.replica.replica_id) is peer:
+            del self._peers[peer.replica.replica_id]
+        if peer.link is not None:
+            peer.link.close(reason)
+        if peer.task is not None and peer.link is None:
+            peer.task.cancel()
+        if not self._peers and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check_later(self) -> None:
+        self._timer = self._loop.call_later(
+            _CHECK_EVERY_S, self._check, context=contextvars.Context()
+        )
+
+    def _check(self) -> None:
+        now = monotonic()
+        for peer in list(self._peers.values()):
+            if peer.link is not None:
+                peer.link.check(now)
+        self._check_later()
+
+    # ---- what connections say (`LinkOwner`) ---------------------------------------------------
+
+    def link_up(self, link: ReplicaLink) -> None:
+        peer = self._peers.get(link.replica_id)
+        if peer is None:
+            link.close("it is no longer listed")
+            return
+        peer.link, peer.leaving = link, False
+        self.listener.links_changed()
+
+    def link_leaving(self, link: ReplicaLink) -> None:
+        peer = self._peers.get(link.replica_id)
+        if peer is not None and not peer.leaving:
+            peer.leaving = True
+            self.listener.links_changed()
+
+    def link_down(self, link: ReplicaLink, reason: str) -> None:
+        peer = self._peers.get(link.replica_id)
+        if peer is not None and peer.link is link:
+            peer.link = None
+            if peer.listed and not peer.leaving:
+                self.listener.links_changed()
+        self.listener.link_lost(link.replica_id, reason)
+
+    def received(self, replica_id: str, frame: Frame) -> None:
+        self.listener.received(replica_id, frame)

@@ -1,0 +1,339 @@
+"""Where a replica listens: gateways' connections, from the handshake to the last answer.
+
+A connection becomes a session once its gateway has proved that it knows the replica's key; a second
+one of the same gateway takes the place of the first. Before that it may send next to nothing, not
+for long, and only so many do at once. What a session carries is the core's business: batches or
+requests to generate. Drains by the leases' own account, because Serve counts none of them: every
+gateway is told, each says that nothing more is on its way, what is here is finished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import ssl
+import time
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from deployments.contract.channel.frames import (
+    GATEWAY_KINDS,
+    MOST_FRAME_BYTES,
+    STALLED_S,
+    Buffer,
+    Frame,
+    FrameError,
+    FrameReader,
+    Kind,
+    StallWatch,
+    framed,
+)
+from deployments.contract.channel.handshake import (
+    HANDSHAKE_LIMIT_S,
+    Refused,
+    ReplicaHandshake,
+    new_key,
+    refusal,
+)
+from deployments.contract.channel.messages import MessageError
+from deployments.contract.channel.sockets import FOUND_DEAD_S, address_of, find_dead_peers, is_dead
+
+MOST_STRANGERS = 64
+WINDOW_BYTES = 4 << 20  # of a stream's messages that the gateway has not taken in yet
+_GOODBYE_S = 2.0
+_CHECK_EVERY_S = 1.0
+logger = logging.getLogger("headrace.channel")
+
+
+class Session(Protocol):
+    """A gateway that is connected."""
+
+    @property
+    def gateway(self) -> str: ...
+
+    def send(self, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> None:
+        """Nothing happens once the connection is gone."""
+
+    async def room(self) -> None:
+        """Returns when the gateway has taken in enough of what it was sent to be sent more."""
+
+
+class LeaseCore(Protocol):
+    """What runs leases; all is called on the loop."""
+
+    def joined(self, session: Session) -> None: ...
+    def left(self, session: Session) -> None: ...
+
+    def received(self, session: Session, frame: Frame) -> None:
+        """Raises MessageError for what does not add up; the connection goes on."""
+
+    def leave(self) -> None:
+        """Takes in nothing new from now on."""
+
+    async def until_idle(self) -> None:
+        """Returns when every lease here has been answered."""
+
+
+class ChannelServer:
+    """`key`: what a gateway must know. `address`: host and port, once it listens."""
+
+    def __init__(
+        self, core: LeaseCore, replica_id: str, *, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.core = core
+        self.replica_id = replica_id
+        self.key = new_key()
+        self.address = ""
+        self.strangers = 0
+        self._sessions: dict[str, GatewayConnection] = {}
+        self._connections: set[GatewayConnection] = set()
+        self._draining = False
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def listen(self, host: str, ports: Sequence[int] = (0,)) -> None:
+        """On the first of these ports that is free. Raises OSError where none is."""
+        loop = asyncio.get_running_loop()
+        tls_limit_s, tls_end_s = (HANDSHAKE_LIMIT_S, _GOODBYE_S) if self._tls else (None, None)
+        for port in ports:
+            try:
+                self._server = await loop.create_server(
+                    lambda: GatewayConnection(self), host, port, ssl=self._tls,
+                    ssl_handshake_timeout=tls_limit_s, ssl_shutdown_timeout=tls_end_s,
+                )  # fmt: skip
+                break
+            except OSError as fault:
+                if fault.errno != errno.EADDRINUSE:
+                    raise
+        if self._server is None:
+            raise OSError(
+                errno.EADDRINUSE,
+                f"none of the ports {ports[0]} to {ports[-1]} is free at {host}; widen the range "
+                "(gateway.channel.last_port)",
+            )
+        self.address = address_of(*self._server.sockets[0].getsockname()[:2])
+        self._check_later()
+
+    async def drain(self) -> None:
+        """Finishes what is here; Serve bounds how long."""
+        if self._server is not None:
+            self._server.close()
+        self._draining = True
+        self.core.leave()
+        for session in self._sessions.values():
+            session.send(Kind.GOAWAY, 0)
+        goodbyes = [asyncio.ensure_future(s.goodbye) for s in self._sessions.values()]
+        if goodbyes:
+            await asyncio.wait(goodbyes, timeout=_GOODBYE_S)
+        await self.core.until_idle()
+
+    async def close(self) -> None:
+        """Ends every connection, once what was written to it has been taken."""
+        if self._server is not None:
+            self._server.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        for connection in list(self._connections):
+            connection.close()
+        ends = [c.closed for c in self._connections]
+        if ends:
+            await asyncio.wait(ends, timeout=_GOODBYE_S)
+        for connection in list(self._connections):
+            connection.abort("it took nothing in any more")
+
+    def _check_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_CHECK_EVERY_S, self._check)
+
+    def _check(self) -> None:
+        now = time.monotonic()
+        for connection in list(self._connections):
+            connection.check(now)
+        self._check_later()
+
+    # ---- what connections say -----------------------------------------------------------------
+
+    def made(self, connection: GatewayConnection) -> None:
+        self._connections.add(connection)
+
+    def lost(self, connection: GatewayConnection, reason: str) -> None:
+        self._connections.discard(connection)
+        if self._sessions.get(connection.gateway) is connection:
+            del self._sessions[connection.gateway]
+            logger.info("gateway %s left: %s", connection.gateway, reason)
+        if connection.welcome:
+            self.core.left(connection)
+
+    def joined(self, connection: GatewayConnection) -> None:
+        older = self._sessions.get(connection.gateway)
+        self._sessions[connection.gateway] = connection
+        if older is not None:
+            older.abort("the gateway has connected again")
+        if self._draining:
+            connection.send(Kind.GOAWAY, 0)
+        self.core.joined(connection)
+
+
+class GatewayConnection(asyncio.Protocol):
+    """A `Session`, once it is welcome. `goodbye` resolves when the gateway has said that it sends
+    no new lease, or is gone."""
+
+    def __init__(self, server: ChannelServer) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = server
+        self._handshake = ReplicaHandshake(server.key, server.replica_id)
+        self._reader = FrameReader(frozenset({Kind.HELLO}))
+        self._stall = StallWatch(self._reader)
+        self._transport: asyncio.Transport | None = None
+        self.welcome = False
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self.goodbye: asyncio.Future[None] = loop.create_future()
+        self._reason = ""
+        self._patience: asyncio.TimerHandle | None = None
+        self._sent_bytes = self._taken_bytes = 0
+        self._paused = False
+        self._has_room = asyncio.Event()
+
+    @property
+    def gateway(self) -> str:
+        return self._handshake.gateway
+
+    # ---- `Session` ----------------------------------------------------------------------------
+
+    def send(self, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        try:
+            parts = framed(kind, lease_id, body)
+        except FrameError as fault:
+            logger.error("an answer was not sent: %s", fault)
+            parts = framed(Kind.FAULT, lease_id, [str(fault).encode("utf-8", "replace")])
+        if kind is Kind.STEPS:
+            self._sent_bytes += sum([len(part) for part in body])
+        self._transport.writelines(parts)
+
+    async def room(self) -> None:
+        while not self.closed.done() and (
+            self._paused or self._sent_bytes - self._taken_bytes >= WINDOW_BYTES
+        ):
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def close(self) -> None:
+        """What was written still goes out."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- the connection -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        find_dead_peers(transport)
+        self._server.made(self)
+        self._server.strangers += 1
+        loop = asyncio.get_running_loop()
+        self._patience = loop.call_later(HANDSHAKE_LIMIT_S, self._too_slow)
+        if self._server.strangers > MOST_STRANGERS:
+            self._refuse("too many connections that have not said who they are")
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return  # TLS reads on while it says goodbye
+        try:
+            for frame in self._reader.feed(data):
+                self._take(frame)
+        except FrameError as fault:
+            if self.welcome:
+                logger.error("gateway %s: %s", self.gateway, fault)
+                self.abort(str(fault))
+            else:
+                self._refuse(str(fault))
+        except Refused as fault:
+            self._refuse(str(fault))
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._has_room.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        if not self.welcome:
+            self._server.strangers -= 1
+        for ended in (self.closed, self.goodbye):
+            if not ended.done():
+                ended.set_result(None)
+        self._has_room.set()
+        self._server.lost(self, self._reason or (str(exc) if exc else "it closed the connection"))
+
+    def _take(self, frame: Frame) -> None:
+        if not self.welcome:
+            self._greet(frame)
+        elif frame.kind is Kind.CREDIT:
+            self._taken_bytes = min(max(self._taken_bytes, frame.lease_id), self._sent_bytes)
+            self._has_room.set()
+        elif frame.kind is Kind.GOAWAY:
+            if not self.goodbye.done():
+                self.goodbye.set_result(None)
+        else:
+            self._pass_on(frame)
+
+    def _pass_on(self, frame: Frame) -> None:
+        """A fault costs its own lease, and nothing else."""
+        try:
+            self._server.core.received(self, frame)
+        except Exception as fault:
+            known = isinstance(fault, MessageError)
+            logger.error("what gateway %s sent cannot be used: %s", self.gateway, fault,
+                         exc_info=None if known else fault)  # fmt: skip
+            if frame.kind in (Kind.BATCH, Kind.BEGIN):
+                self.send(Kind.FAULT, frame.lease_id, [str(fault).encode("utf-8", "replace")])
+
+    def _greet(self, frame: Frame) -> None:
+        if frame.kind is Kind.HELLO:
+            answer = self._handshake.challenge(frame.body)
+            self._reader.kinds = frozenset({Kind.PROOF})
+            self.send(Kind.CHALLENGE, 0, [answer])
+            return
+        self._handshake.check(frame.body)
+        self.welcome = True
+        self._server.strangers -= 1
+        self._stop_waiting()
+        self._reader.kinds, self._reader.most_bytes = GATEWAY_KINDS, MOST_FRAME_BYTES
+        self.send(Kind.WELCOME, 0)
+        self._server.joined(self)
+
+    def _refuse(self, reason: str) -> None:
+        """Says why, to the gateway and in the log."""
+        logger.warning("a connection was refused: %s", reason, extra={"gateway": self.gateway})
+        self._reason = reason
+        self.send(Kind.REFUSED, 0, [refusal(reason)])
+        self.close()
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+
+    def _too_slow(self) -> None:
+        self._refuse(f"no handshake within {HANDSHAKE_LIMIT_S:g} s")
+
+    def check(self, now: float) -> None:
+        """Called every second."""
+        if not self.welcome or self._transport is None:
+            return
+        if self._stall.stalled(now):
+            reason = f"a frame has not come to its end for {STALLED_S:g} s"
+        elif is_dead(self._transport):
+            reason = f"its machine has not answered for {FOUND_DEAD_S:g} s"
+        else:
+            return
+        logger.error("gateway %s: %s", self.gateway, reason)
+        self.abort(reason)

@@ -1,0 +1,124 @@
+"""An answer in one message is, byte for byte, what uvicorn makes of the two messages for it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http import httptools_impl
+
+from deployments.gateway.http.exchange import Exchange
+from deployments.gateway.http.fast_path import NAMED_BY_SERVE
+from deployments.gateway.http.protocols.types import Encoded
+from deployments.gateway.http.whole_response import (
+    EXTENSION,
+    WholeResponseCycle,
+    _UvicornCycle,
+    offer,
+)
+
+ANSWER = Encoded(b'{"a": 1}', b"application/json", ((b"x-more", b"1"),))
+GET = b"GET /a HTTP/1.1\r\nhost: x\r\nx-request-id: 7\r\n\r\n"
+LARGE = b"POST /a HTTP/1.1\r\nhost: x\r\nx-request-id: 7\r\ncontent-length: 99999\r\n\r\n"
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    exchange = Exchange(scope, receive, send)
+    await exchange.reply(200 if exchange.path == "/a" else 404, ANSWER)
+
+
+@asynccontextmanager
+async def listening(cycle: Any) -> AsyncIterator[int]:
+    httptools_impl.RequestResponseCycle = cycle
+    config = uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.001)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        httptools_impl.RequestResponseCycle = _UvicornCycle
+        server.should_exit = server.force_exit = True
+        await serving
+
+
+async def said(cycle: Any, requests: bytes) -> bytes:
+    """All that the server says until it closes the connection, dates left out."""
+    async with listening(cycle) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(requests)
+        async with asyncio.timeout(5.0):
+            data = await reader.read()
+        writer.close()
+    return re.sub(rb"date: [^\r]*\r\n", b"", data)
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        GET.replace(b"1.1", b"1.0"),
+        GET.replace(b"host: x", b"host: x\r\nconnection: close"),
+        GET + GET + GET.replace(b"host: x", b"connection: close\r\nhost: x"),
+        GET.replace(b"GET", b"HEAD") + GET.replace(b"host: x", b"host: x\r\nconnection: close"),
+        GET.replace(b"/a", b"/b").replace(b"host: x", b"host: x\r\nconnection: close"),
+        LARGE,
+    ],
+    ids=["http/1.0", "close", "pipelined", "head", "not found", "unread body"],
+)
+async def test_the_bytes_are_those_of_the_two_messages(requests: bytes) -> None:
+    whole = await said(WholeResponseCycle, requests)
+    assert whole == await said(_UvicornCycle, requests)
+    assert whole.startswith(b"HTTP/1.1 ")
+
+
+async def test_other_messages_go_their_usual_way() -> None:
+    async def streaming(scope: Any, receive: Any, send: Any) -> None:
+        assert EXTENSION in scope["extensions"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await send({"type": "http.response.body", "body": b"two"})
+
+    global app
+    kept, app = app, streaming
+    try:
+        data = await said(
+            WholeResponseCycle, GET.replace(b"1.1\r\n", b"1.1\r\nconnection: close\r\n")
+        )
+    finally:
+        app = kept
+    assert data.endswith(b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
+
+
+async def test_behind_serves_own_wrapper_an_answer_has_a_head_that_serve_can_see() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    # The plain proxy's server made the offer, and the scope came here with it.
+    scope = {"type": "http", "method": "GET", "path": "/a", "headers": [],
+             "extensions": {EXTENSION: {}}, NAMED_BY_SERVE: True}  # fmt: skip
+    await Exchange(scope, send, send).reply(200, ANSWER)  # type: ignore[arg-type]
+    assert [m["type"] for m in sent] == ["http.response.start", "http.response.body"]
+
+
+def test_uvicorn_has_what_is_used_of_it_and_makes_the_cycle_that_is_offered() -> None:
+    assert b"200 OK" in httptools_impl.STATUS_LINE[200]
+    names = _UvicornCycle.__init__.__code__.co_names + _UvicornCycle.send.__code__.co_names
+    used = {"flow", "disconnected", "keep_alive", "transport", "response_started",
+            "response_complete", "waiting_for_100_continue", "message_event", "on_response",
+            "default_headers"}  # fmt: skip
+    assert used <= set(names)
+    made_by = httptools_impl.HttpToolsProtocol.on_headers_complete.__code__.co_names
+    assert "RequestResponseCycle" in made_by
+    try:
+        offer()
+        assert httptools_impl.RequestResponseCycle is WholeResponseCycle
+    finally:
+        httptools_impl.RequestResponseCycle = _UvicornCycle

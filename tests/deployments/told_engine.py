@@ -1,0 +1,51 @@
+"""An engine that gives each request the chunks that the test tells it to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from runtimes.errors import Unhealthy
+from runtimes.types import Ask, Chunk, EngineLoad, StreamLimits
+
+
+class Told:
+    """`queues`: each request's, by its body."""
+
+    def __init__(self) -> None:
+        self.queues: dict[bytes, asyncio.Queue[Chunk | Exception | None]] = {}
+        self.freed: list[bytes] = []
+        self.asks: list[Ask] = []
+        self.steps = 0
+        self.ill = False
+
+    def give(self, body: bytes, *texts: bytes, count: int = 1) -> None:
+        self.steps += 1
+        for text in texts:
+            self.queues[body].put_nowait(Chunk(text, 3, 1, count, 16))
+
+    def end(self, body: bytes, fault: Exception | None = None) -> None:
+        self.queues[body].put_nowait(fault)
+
+    async def run(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
+        self.asks.append(ask)
+        queue = self.queues[ask.body] = asyncio.Queue()
+        try:
+            while (chunk := await queue.get()) is not None:
+                if isinstance(chunk, Exception):
+                    raise chunk
+                yield chunk
+        finally:
+            await asyncio.sleep(0)  # an engine takes a while to let go
+            self.freed.append(ask.body)
+
+    async def health(self) -> EngineLoad:
+        if self.ill:
+            raise Unhealthy("gone")
+        return EngineLoad(running=len(self.queues) - len(self.freed), steps=self.steps)
+
+    async def load(self) -> None: ...
+    async def warm(self) -> None: ...
+    async def close(self) -> None: ...
+    def limits(self) -> StreamLimits:
+        return StreamLimits(100, 1000, 4)
