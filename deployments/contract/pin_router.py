@@ -1,10 +1,10 @@
-"""Sends each call to the replica that the dispatcher chose; chooses nothing itself.
+"""Keeps the directory of running replicas, and sends a call to the replica that it names.
 
-The chosen replica's id rides in the call's `session_id`. Serve's own routing tasks, queue-length
+Requests do not go through Serve (docs/data-channel.md); what does is a gateway's question for a
+replica's key, whose id rides in the call's `session_id`. Serve's own routing tasks, queue-length
 probes and backoff are skipped by overriding `_choose_replica_for_request` (as Serve's in-tree
-capacity-queue router does): they cost about a millisecond and can hang two calls that share a
-request context. A call whose replica is gone fails at once with `ReplicaGone`, unstarted, so
-that the dispatcher can choose again; nothing waits inside Serve. Calls without a pin (`describe`)
+capacity-queue router does): they would give the question to any replica. A call whose replica is
+gone fails at once with `ReplicaGone`; nothing waits inside Serve. Calls without a pin (`describe`)
 take any running replica. What is used here and is not public is held in place by
 tests/integration/test_ray_contract.py.
 """

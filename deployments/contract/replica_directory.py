@@ -17,8 +17,8 @@ class ReplicaGone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RunningReplica:
-    """`metadata` is what the replica recorded when it became ready: its version, and the digest of
-    the settings it was started with."""
+    """`metadata` is what the replica recorded when it became ready: its version, the digest of the
+    settings it was started with, and the address where it listens (`channel`)."""
 
     replica_id: str
     metadata: tuple[tuple[str, str], ...] = ()

@@ -1,8 +1,8 @@
 """Where a replica listens: gateways' connections, from the handshake to the last answer.
 
-A connection becomes a session once its gateway has proved that it knows the replica's key; a second
+A connection becomes a link once its gateway has proved that it knows the replica's key; a second
 one of the same gateway takes the place of the first. Before that it may send next to nothing, not
-for long, and only so many do at once. What a session carries is the core's business: batches or
+for long, and only so many do at once. What a link carries is the core's business: batches or
 requests to generate. Drains by the leases' own account, because Serve counts none of them: every
 gateway is told, each says that nothing more is on its way, what is here is finished.
 """
@@ -46,7 +46,7 @@ _CHECK_EVERY_S = 1.0
 logger = logging.getLogger("headrace.channel")
 
 
-class Session(Protocol):
+class GatewayLink(Protocol):
     """A gateway that is connected."""
 
     @property
@@ -62,10 +62,10 @@ class Session(Protocol):
 class LeaseCore(Protocol):
     """What runs leases; all is called on the loop."""
 
-    def joined(self, session: Session) -> None: ...
-    def left(self, session: Session) -> None: ...
+    def joined(self, link: GatewayLink) -> None: ...
+    def left(self, link: GatewayLink) -> None: ...
 
-    def received(self, session: Session, frame: Frame) -> None:
+    def received(self, link: GatewayLink, frame: Frame) -> None:
         """Raises MessageError for what does not add up; the connection goes on."""
 
     def leave(self) -> None:
@@ -85,8 +85,8 @@ class ChannelServer:
         self.replica_id = replica_id
         self.key = new_key()
         self.address = ""
-        self.strangers = 0
-        self._sessions: dict[str, GatewayConnection] = {}
+        self._strangers: dict[GatewayConnection, None] = {}  # the oldest first
+        self._links: dict[str, GatewayConnection] = {}
         self._connections: set[GatewayConnection] = set()
         self._draining = False
         self._tls = tls
@@ -122,9 +122,9 @@ class ChannelServer:
             self._server.close()
         self._draining = True
         self.core.leave()
-        for session in self._sessions.values():
-            session.send(Kind.GOAWAY, 0)
-        goodbyes = [asyncio.ensure_future(s.goodbye) for s in self._sessions.values()]
+        for link in self._links.values():
+            link.send(Kind.GOAWAY, 0)
+        goodbyes = [asyncio.ensure_future(s.goodbye) for s in self._links.values()]
         if goodbyes:
             await asyncio.wait(goodbyes, timeout=_GOODBYE_S)
         await self.core.until_idle()
@@ -143,6 +143,11 @@ class ChannelServer:
         for connection in list(self._connections):
             connection.abort("it took nothing in any more")
 
+    @property
+    def strangers(self) -> int:
+        """Connections that have not proved who they are."""
+        return len(self._strangers)
+
     def _check_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_CHECK_EVERY_S, self._check)
 
@@ -155,19 +160,28 @@ class ChannelServer:
     # ---- what connections say -----------------------------------------------------------------
 
     def made(self, connection: GatewayConnection) -> None:
+        """Of too many that have not said who they are the oldest goes: a real gateway takes
+        milliseconds, and idle connections keep nobody out."""
         self._connections.add(connection)
+        self._strangers[connection] = None
+        if len(self._strangers) > MOST_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.refuse("too many connections that have not said who they are")
 
     def lost(self, connection: GatewayConnection, reason: str) -> None:
         self._connections.discard(connection)
-        if self._sessions.get(connection.gateway) is connection:
-            del self._sessions[connection.gateway]
+        self._strangers.pop(connection, None)
+        if self._links.get(connection.gateway) is connection:
+            del self._links[connection.gateway]
             logger.info("gateway %s left: %s", connection.gateway, reason)
         if connection.welcome:
             self.core.left(connection)
 
     def joined(self, connection: GatewayConnection) -> None:
-        older = self._sessions.get(connection.gateway)
-        self._sessions[connection.gateway] = connection
+        self._strangers.pop(connection, None)
+        older = self._links.get(connection.gateway)
+        self._links[connection.gateway] = connection
         if older is not None:
             older.abort("the gateway has connected again")
         if self._draining:
@@ -176,8 +190,8 @@ class ChannelServer:
 
 
 class GatewayConnection(asyncio.Protocol):
-    """A `Session`, once it is welcome. `goodbye` resolves when the gateway has said that it sends
-    no new lease, or is gone."""
+    """A `GatewayLink`, once it is welcome. `goodbye` resolves when the gateway has said that it
+    sends no new lease, or is gone."""
 
     def __init__(self, server: ChannelServer) -> None:
         loop = asyncio.get_running_loop()
@@ -199,7 +213,7 @@ class GatewayConnection(asyncio.Protocol):
     def gateway(self) -> str:
         return self._handshake.gateway
 
-    # ---- `Session` ----------------------------------------------------------------------------
+    # ---- `GatewayLink` --------------------------------------------------------------------------
 
     def send(self, kind: Kind, lease_id: int, body: Sequence[Buffer] = ()) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -208,6 +222,9 @@ class GatewayConnection(asyncio.Protocol):
             parts = framed(kind, lease_id, body)
         except FrameError as fault:
             logger.error("an answer was not sent: %s", fault)
+            if kind is Kind.STEPS:  # the ends of requests may have been in it
+                self.abort(str(fault))
+                return
             parts = framed(Kind.FAULT, lease_id, [str(fault).encode("utf-8", "replace")])
         if kind is Kind.STEPS:
             self._sent_bytes += sum([len(part) for part in body])
@@ -236,11 +253,8 @@ class GatewayConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         find_dead_peers(transport)
         self._server.made(self)
-        self._server.strangers += 1
         loop = asyncio.get_running_loop()
         self._patience = loop.call_later(HANDSHAKE_LIMIT_S, self._too_slow)
-        if self._server.strangers > MOST_STRANGERS:
-            self._refuse("too many connections that have not said who they are")
 
     def data_received(self, data: bytes) -> None:
         if self._transport is None or self._transport.is_closing():
@@ -253,9 +267,9 @@ class GatewayConnection(asyncio.Protocol):
                 logger.error("gateway %s: %s", self.gateway, fault)
                 self.abort(str(fault))
             else:
-                self._refuse(str(fault))
+                self.refuse(str(fault))
         except Refused as fault:
-            self._refuse(str(fault))
+            self.refuse(str(fault))
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -266,8 +280,6 @@ class GatewayConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        if not self.welcome:
-            self._server.strangers -= 1
         for ended in (self.closed, self.goodbye):
             if not ended.done():
                 ended.set_result(None)
@@ -305,13 +317,12 @@ class GatewayConnection(asyncio.Protocol):
             return
         self._handshake.check(frame.body)
         self.welcome = True
-        self._server.strangers -= 1
         self._stop_waiting()
         self._reader.kinds, self._reader.most_bytes = GATEWAY_KINDS, MOST_FRAME_BYTES
         self.send(Kind.WELCOME, 0)
         self._server.joined(self)
 
-    def _refuse(self, reason: str) -> None:
+    def refuse(self, reason: str) -> None:
         """Says why, to the gateway and in the log."""
         logger.warning("a connection was refused: %s", reason, extra={"gateway": self.gateway})
         self._reason = reason
@@ -323,7 +334,7 @@ class GatewayConnection(asyncio.Protocol):
             self._patience.cancel()
 
     def _too_slow(self) -> None:
-        self._refuse(f"no handshake within {HANDSHAKE_LIMIT_S:g} s")
+        self.refuse(f"no handshake within {HANDSHAKE_LIMIT_S:g} s")
 
     def check(self, now: float) -> None:
         """Called every second."""

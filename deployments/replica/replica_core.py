@@ -22,7 +22,7 @@ from deployments.contract.channel.messages import (
     encode_reply,
     to_batch,
 )
-from deployments.replica.channel_server import Session
+from deployments.replica.channel_server import GatewayLink
 from deployments.replica.device import DeviceWorker, Job
 from routers.staging import Staged
 from routers.types import FlowWork, Report
@@ -36,8 +36,8 @@ class ReplicaCore:
     def __init__(self, worker: DeviceWorker) -> None:
         self._worker = worker
         self._queue = worker.queue
-        self._held: dict[Session, set[int]] = {}
-        self._last_reported: dict[Session, tuple[FlowWork, ...]] = {}
+        self._held: dict[GatewayLink, set[int]] = {}
+        self._last_reported: dict[GatewayLink, tuple[FlowWork, ...]] = {}
         self._leaving = False
         self._ended = asyncio.Event()
 
@@ -47,22 +47,22 @@ class ReplicaCore:
 
     # ---- `LeaseCore` --------------------------------------------------------------------------
 
-    def joined(self, session: Session) -> None:
-        self._held[session] = set()
+    def joined(self, link: GatewayLink) -> None:
+        self._held[link] = set()
 
-    def left(self, session: Session) -> None:
-        self._last_reported.pop(session, None)
-        for lease_id in list(self._held.pop(session, ())):
-            self._queue.drop((session.gateway, lease_id))
+    def left(self, link: GatewayLink) -> None:
+        self._last_reported.pop(link, None)
+        for lease_id in list(self._held.pop(link, ())):
+            self._queue.drop((link.gateway, lease_id))
 
-    def received(self, session: Session, frame: Frame) -> None:
-        key = session.gateway, frame.lease_id
+    def received(self, link: GatewayLink, frame: Frame) -> None:
+        key = link.gateway, frame.lease_id
         if frame.kind is Kind.BATCH:
-            self._take_in(session, frame.lease_id, decode_call(frame.body))
+            self._take_in(link, frame.lease_id, decode_call(frame.body))
         elif frame.kind is Kind.DROP:
             self._queue.drop(key)
         elif frame.kind is Kind.WATCH:
-            self._queue.watch(key, partial(self._started, session))
+            self._queue.watch(key, partial(self._started, link))
         else:
             raise MessageError(f"{frame.kind.name} to a replica that takes batches")
 
@@ -76,39 +76,39 @@ class ReplicaCore:
 
     # ---- batches ------------------------------------------------------------------------------
 
-    def _take_in(self, session: Session, lease_id: int, call: BatchCall) -> None:
-        if lease_id in self._held[session] or self._queue.holds((session.gateway, lease_id)):
+    def _take_in(self, link: GatewayLink, lease_id: int, call: BatchCall) -> None:
+        if lease_id in self._held[link] or self._queue.holds((link.gateway, lease_id)):
             raise MessageError(f"lease {lease_id} is here already")
-        staged = Staged(session.gateway, lease_id, call.rank, call.predicted_s, call.charges)
-        on_start = partial(self._started, session) if call.tells_start else None
+        staged = Staged(link.gateway, lease_id, call.rank, call.predicted_s, call.charges)
+        on_start = partial(self._started, link) if call.tells_start else None
         job = Job(
-            staged, to_batch(call), partial(self._done, session), time.perf_counter(),
+            staged, to_batch(call), partial(self._done, link), time.perf_counter(),
             call.budget_s, on_start,
         )  # fmt: skip
-        self._held[session].add(lease_id)
+        self._held[link].add(lease_id)
         if self._leaving:
             job.returned = True
-            self._done(session, job)
+            self._done(link, job)
         else:
             self._queue.put(job, call.waiting)
 
-    def _started(self, session: Session, job: Job) -> None:
-        session.send(Kind.STARTED, job.staged.lease_id)
+    def _started(self, link: GatewayLink, job: Job) -> None:
+        link.send(Kind.STARTED, job.staged.lease_id)
 
-    def _done(self, session: Session, job: Job) -> None:
+    def _done(self, link: GatewayLink, job: Job) -> None:
         self._ended.set()
-        if session in self._held:
+        if link in self._held:
             lease_id = job.staged.lease_id
-            self._held[session].discard(lease_id)
-            kind, body = self._answer(session, job)
-            session.send(kind, lease_id, body)
+            self._held[link].discard(lease_id)
+            kind, body = self._answer(link, job)
+            link.send(kind, lease_id, body)
 
-    def _answer(self, session: Session, job: Job) -> tuple[Kind, Sequence[Buffer]]:
+    def _answer(self, link: GatewayLink, job: Job) -> tuple[Kind, Sequence[Buffer]]:
         """What a runtime made that no message can hold costs this batch alone."""
         fault = job.fault
         if fault is None:
             try:
-                return Kind.REPLY, encode_reply(self._reply(session, job))
+                return Kind.REPLY, encode_reply(self._reply(link, job))
             except Exception as unsendable:
                 logger.exception("a batch's answer cannot be sent")
                 fault = unsendable
@@ -119,7 +119,7 @@ class ReplicaCore:
             return Report()
         return self._queue.report(job.staged.gateway, job.service_s, job.result.padded_tokens)
 
-    def _reply(self, session: Session, job: Job) -> BatchReply:
+    def _reply(self, link: GatewayLink, job: Job) -> BatchReply:
         report, result, t = self._report(job), job.result, job.result.times
         return BatchReply(
             busy=job.returned,
@@ -137,15 +137,15 @@ class ReplicaCore:
             free_in_s=report.free_in_s,
             virtual_time=report.virtual_time,
             served=report.served,
-            waiting=self._news(session, report.waiting),
+            waiting=self._news(link, report),
         )
 
-    def _news(self, session: Session, waiting: tuple[FlowWork, ...]) -> tuple[FlowWork, ...] | None:
-        """What waits elsewhere, None when it was told so on this connection before."""
-        if self._last_reported.get(session) is waiting:
+    def _news(self, link: GatewayLink, report: Report) -> tuple[FlowWork, ...] | None:
+        """What waits elsewhere, None when this connection was told so before."""
+        if self._last_reported.get(link) is report.waiting:
             return None
-        self._last_reported[session] = waiting
-        return waiting
+        self._last_reported[link] = report.waiting
+        return report.waiting
 
 
 async def watch_hangs(worker: DeviceWorker, every_s: float) -> None:

@@ -26,7 +26,7 @@ from deployments.contract.channel.messages import (
     decode_generate,
     encode_steps,
 )
-from deployments.replica.channel_server import Session
+from deployments.replica.channel_server import GatewayLink
 from deployments.replica.outbox import Outbox
 from runtimes.errors import RuntimeFault, Unhealthy
 from runtimes.types import Ask, Chunk, EngineLoad, StreamRuntime
@@ -57,8 +57,8 @@ class _Run:
 class _Stream:
     """One gateway's: its outbox, its requests by lease. `pump`: the task that empties it."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, link: GatewayLink) -> None:
+        self.link = link
         self.outbox = Outbox()
         self.running: dict[int, _Run] = {}
         self.seen = 0
@@ -82,7 +82,7 @@ class StreamCore:
         self._runtime = runtime
         self._room = room
         self._loop = asyncio.get_running_loop()
-        self._streams: dict[Session, _Stream] = {}
+        self._streams: dict[GatewayLink, _Stream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
         self._inflight = 0
@@ -96,19 +96,19 @@ class StreamCore:
 
     # ---- `LeaseCore` --------------------------------------------------------------------------
 
-    def joined(self, session: Session) -> None:
-        stream = self._streams[session] = _Stream(session)
+    def joined(self, link: GatewayLink) -> None:
+        stream = self._streams[link] = _Stream(link)
         stream.pump = self._loop.create_task(self._messages(stream))
 
-    def left(self, session: Session) -> None:
+    def left(self, link: GatewayLink) -> None:
         """Aborts the gateway's requests."""
-        stream = self._streams.pop(session, None)
+        stream = self._streams.pop(link, None)
         if stream is not None:
             stream.abort()
             stream.close()
 
-    def received(self, session: Session, frame: Frame) -> None:
-        stream = self._streams[session]
+    def received(self, link: GatewayLink, frame: Frame) -> None:
+        stream = self._streams[link]
         if frame.kind is Kind.BEGIN:
             self._begin(stream, frame.lease_id, decode_generate(frame.body))
         elif frame.kind is Kind.ABORT:
@@ -136,20 +136,20 @@ class StreamCore:
             stream.outbox.end(lease_id, StreamEnd.BUSY, None, 0.0)
         else:
             self._start(stream, _Run(lease_id, call, time.perf_counter()))
-            stream.session.send(Kind.STARTED, lease_id)
+            stream.link.send(Kind.STARTED, lease_id)
 
     async def _messages(self, stream: _Stream) -> None:
         """Whatever comes, else a sign of life a second, and soon after requests ended; until the
         stream is closed and all has been told."""
         looks, steps = 0, 0  # how often to look soon for a step after that in which some ended
         while stream.open or stream.outbox.filled:
-            await stream.session.room()
+            await stream.link.room()
             message = await self._message(stream)
             if any(piece.end is not None for piece in message.pieces):
                 looks, steps = _LOOKS, message.load.steps
             else:
                 looks = max(looks - 1, 0) if message.load.steps == steps else 0
-            stream.session.send(Kind.STEPS, 0, encode_steps(message))
+            stream.link.send(Kind.STEPS, 0, encode_steps(message))
             del message  # it may be large, and the next one may be long in coming
             if stream.open:
                 await stream.outbox.wait(_SETTLED_S if looks else SIGN_OF_LIFE_S)
@@ -181,6 +181,9 @@ class StreamCore:
             load = await self.health()
         except Unhealthy:
             load = self._load  # the health check replaces the replica; what came is handed on
+        except Exception:
+            logger.exception("the engine's own account cannot be had")
+            load = self._load
         pieces = stream.outbox.take()
         held = len(stream.running) + stream.outbox.ends
         return StepMessage(pieces, held, stream.seen, self.inflight, load)
@@ -218,7 +221,7 @@ class StreamCore:
             self._finish(stream, run)
 
     def _name(self, stream: _Stream, run: _Run) -> str:
-        return f"{stream.session.gateway}-{run.lease_id}-{next(self._numbers)}"
+        return f"{stream.link.gateway}-{run.lease_id}-{next(self._numbers)}"
 
     def _finish(self, stream: _Stream, run: _Run) -> None:
         """Idempotent."""

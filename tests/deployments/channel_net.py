@@ -27,7 +27,7 @@ from deployments.contract.channel.handshake import ReplicaHandshake, new_key
 from deployments.contract.channel.sockets import address_of, host_and_port
 from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.replica_channel import TcpReplicaChannel
-from deployments.replica.channel_server import ChannelServer, Session
+from deployments.replica.channel_server import ChannelServer, GatewayLink
 
 CALLER: ContextVar[str] = ContextVar("CALLER", default="")
 Say = Callable[["Stranger"], None]
@@ -37,19 +37,19 @@ class Core:
     """A `LeaseCore` that runs nothing. `got`: kinds and leases, in order."""
 
     def __init__(self) -> None:
-        self.sessions: list[Session] = []
+        self.links: list[GatewayLink] = []
         self.got: list[tuple[Kind, int]] = []
         self.bodies: list[bytes] = []
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def joined(self, session: Session) -> None:
-        self.sessions.append(session)
+    def joined(self, link: GatewayLink) -> None:
+        self.links.append(link)
 
-    def left(self, session: Session) -> None:
-        self.sessions.remove(session)
+    def left(self, link: GatewayLink) -> None:
+        self.links.remove(link)
 
-    def received(self, session: Session, frame: Frame) -> None:
+    def received(self, link: GatewayLink, frame: Frame) -> None:
         self.got.append((frame.kind, frame.lease_id))
         self.bodies.append(bytes(frame.body))
 
@@ -138,9 +138,9 @@ class Net:
     async def reaches(self, *names: str) -> None:
         await until(lambda: sorted(self.channel.reached) == sorted(names))
 
-    async def session(self, name: str) -> Any:
-        await until(lambda: bool(self.cores[name].sessions))
-        return self.cores[name].sessions[-1]
+    async def link(self, name: str) -> Any:
+        await until(lambda: bool(self.cores[name].links))
+        return self.cores[name].links[-1]
 
     async def close(self) -> None:
         """Nothing of the channel is left."""

@@ -43,7 +43,7 @@ class Stand:
         await until(lambda: not self.server._connections)
         await asyncio.wait_for(self.core.until_idle(), 5.0)
         assert self.server.strangers == 0
-        assert self.server._sessions == {}
+        assert self.server._links == {}
         assert self.core._held == {}
         self.worker.close()
 

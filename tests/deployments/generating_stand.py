@@ -35,8 +35,8 @@ class Generating:
         assert self.core.inflight == 0
         assert len(self.engine.freed) == len(self.engine.asks)
 
-    def session(self, gateway: str) -> GatewayConnection:
-        return self.server._sessions[gateway]
+    def link(self, gateway: str) -> GatewayConnection:
+        return self.server._links[gateway]
 
     async def stream(self, body: bytes, steps: int, size: int) -> int:
         """So many steps, of so many bytes each; how many in all."""

@@ -30,9 +30,9 @@ class Kind(IntEnum):
     REFUSED = 5  # replica: why it does not
     BATCH = 10  # gateway: run these rows; one REPLY or FAULT follows
     BEGIN = 11  # gateway: run this request; STARTED and STEPS follow
-    DROP = 12  # gateway: nobody waits for the lease; return it unless it has started
-    ABORT = 13  # gateway: nobody waits for the lease; end it, wherever it is
-    WATCH = 14  # gateway: say when the lease starts
+    DROP = 12  # gateway: nobody waits for the batch; return it unless it has started
+    ABORT = 13  # gateway: nobody waits for the request; end it
+    WATCH = 14  # gateway: say when the batch starts
     CREDIT = 15  # gateway: so many bytes of STEPS have been taken in, ever (in the head's lease)
     STARTED = 20  # replica: the lease runs
     REPLY = 21  # replica: the batch's answer

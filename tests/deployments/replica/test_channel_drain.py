@@ -65,7 +65,7 @@ async def test_what_a_replica_has_is_finished_and_answered_before_it_goes(gated:
     drain = draining(gated)
     for peer in peers:
         await told(peer)
-    await until(lambda: all(s.goodbye.done() for s in gated.server._sessions.values()))
+    await until(lambda: all(s.goodbye.done() for s in gated.server._links.values()))
     await asyncio.sleep(0.01)
     assert not drain.done()
     gated.let()
@@ -119,7 +119,7 @@ async def test_a_gateway_that_goes_meanwhile_does_not_hold_the_drain(gated: Stan
     drain = draining(gated)
     await peer.take(Kind.GOAWAY)
     peer.leave()
-    await until(lambda: gated.server._sessions == {})
+    await until(lambda: gated.server._links == {})
     gated.let()
     await ends(drain)
 
@@ -151,7 +151,7 @@ async def test_who_was_about_to_come_in_is_told_as_well(gated: Stand) -> None:
 async def test_a_gateway_that_said_goodbye_first_is_not_waited_for(gated: Stand) -> None:
     peer = await Peer.welcome(gated.server)
     peer.send(Kind.GOAWAY)
-    await until(lambda: gated.server._sessions["gw"].goodbye.done())
+    await until(lambda: gated.server._links["gw"].goodbye.done())
     await ends(draining(gated))
 
 

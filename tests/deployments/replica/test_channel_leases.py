@@ -174,6 +174,18 @@ async def test_an_abort_ends_a_request_and_a_broken_connection_all_of_its_gatewa
     assert await other.end_of(1) is StreamEnd.DONE
 
 
+async def test_what_was_generated_and_no_frame_holds_ends_the_connection(
+    generating: Generating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway cannot know which of its requests have ended."""
+    reader = await reading(generating)
+    await begun(generating, reader, 1, b"a")
+    monkeypatch.setattr(frames, "MOST_FRAME_BYTES", 1000)
+    await generating.stream(b"a", 1, 5000)
+    await reader.peer.gone()
+    await until(lambda: generating.engine.freed == [b"a"])
+
+
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
     """A small window, and messages that are no larger."""
@@ -198,10 +210,10 @@ async def test_a_gateway_that_stops_reading_holds_up_neither_the_engine_nor_othe
     generating.engine.end(b"b")
     assert await other.end_of(1) is StreamEnd.DONE
     assert other.data(1) == 50 * 100
-    session = generating.session("gw")
-    assert session._transport is not None
-    assert session._transport.get_write_buffer_size() <= narrow + 60_000
-    assert session._sent_bytes <= narrow + 60_000
+    link = generating.link("gw")
+    assert link._transport is not None
+    assert link._transport.get_write_buffer_size() <= narrow + 60_000
+    assert link._sent_bytes <= narrow + 60_000
     generating.engine.end(b"a")
     stuck.peer.read_on()
     assert await stuck.end_of(1) is StreamEnd.DONE
@@ -244,7 +256,7 @@ async def test_a_gateway_that_is_gone_while_it_took_nothing_in_leaves_nothing(
     await begun(generating, stuck, 1, b"a")
     stuck.peer.stop_reading()
     await generating.stream(b"a", 20, 50_000)
-    stream = generating.core._streams[generating.session("gw")]
+    stream = generating.core._streams[generating.link("gw")]
     stuck.peer.leave()
     await until(lambda: generating.engine.freed == [b"a"])
     assert stream.pump is not None

@@ -96,7 +96,7 @@ async def test_what_is_sent_arrives_and_so_do_answers(ours: ChannelTls) -> None:
         n.channel.send("r1", Kind.BATCH, 1, [b"a", large])
         await until(lambda: bool(core.got))
         assert core.bodies == [b"a" + large]
-        (await n.session("r1")).send(Kind.REPLY, 1, [large, b"z"])
+        (await n.link("r1")).send(Kind.REPLY, 1, [large, b"z"])
         await until(lambda: bool(n.listener.frames))
         assert n.listener.frames == [("r1", Kind.REPLY, 1, large + b"z")]
 
@@ -106,7 +106,7 @@ async def test_a_broken_connection_is_opened_again(ours: ChannelTls) -> None:
         await n.start("r1", tls=server_tls(ours))
         n.list("r1")
         await n.reaches("r1")
-        (await n.session("r1")).abort("a test")
+        (await n.link("r1")).abort("a test")
         await until(lambda: n.listener.told == [["r1"], [], "lost r1", ["r1"]])
 
 
@@ -114,7 +114,7 @@ async def not_reached(n: Net, said: pytest.LogCaptureFixture) -> None:
     n.list("r1")
     await until(lambda: said.text.count("replica r1: no connection") > 2)
     assert n.listener.told == []
-    assert n.cores["r1"].sessions == []
+    assert n.cores["r1"].links == []
 
 
 Side = Callable[[ChannelTls, ChannelTls], Any]

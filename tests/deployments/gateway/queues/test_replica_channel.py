@@ -39,7 +39,7 @@ async def test_a_replica_is_connected_as_soon_as_it_is_listed() -> None:
         assert n.channel.reached == []
         assert not n.channel.send("r1", Kind.BATCH, 1)
         await n.reaches("r1")
-        assert (await n.session("r1")).gateway == "g"
+        assert (await n.link("r1")).gateway == "g"
         assert n.listener.told == [["r1"]]
         assert n.channel.counts.connects == 1
         assert core.got == []
@@ -56,7 +56,7 @@ async def test_what_is_sent_arrives_in_order_and_so_do_answers() -> None:
         await until(lambda: len(core.got) == 2)
         assert core.got == [(Kind.BATCH, 1), (Kind.DROP, 1)]
         assert core.bodies == [b"ab" + large + b"c", b""]
-        session = await n.session("r1")
+        session = await n.link("r1")
         session.send(Kind.STARTED, 1)
         session.send(Kind.REPLY, 1, [b"x", large])
         await until(lambda: len(n.listener.frames) == 2)
@@ -99,7 +99,7 @@ async def test_how_much_of_a_stream_was_taken_in_is_told_now_and_then() -> None:
         await n.start("r1")
         n.list("r1")
         await n.reaches("r1")
-        session = await n.session("r1")
+        session = await n.link("r1")
         session.send(Kind.STEPS, 0, [bytes(CREDIT_EVERY_BYTES - 1)])
         session.send(Kind.REPLY, 1, [bytes(CREDIT_EVERY_BYTES)])
         await until(lambda: len(n.listener.frames) == 2)
@@ -117,7 +117,7 @@ async def test_a_replica_that_has_sent_all_it_may_goes_on_once_it_was_taken_in(
         await n.start("r1")
         n.list("r1")
         await n.reaches("r1")
-        session = await n.session("r1")
+        session = await n.link("r1")
         for _ in range(20):
             await asyncio.wait_for(session.room(), 5.0)
             session.send(Kind.STEPS, 0, [bytes(CREDIT_EVERY_BYTES)])
@@ -132,7 +132,7 @@ async def test_no_callers_context_reaches_what_a_connection_says() -> None:
         n.list("r1")
         await n.reaches("r1")
         n.channel.send("r1", Kind.BATCH, 1)
-        session = await n.session("r1")
+        session = await n.link("r1")
         session.send(Kind.REPLY, 1)
         await until(lambda: bool(n.listener.frames))
         session.abort("a test")
@@ -150,12 +150,12 @@ async def test_a_broken_connection_loses_what_was_out_on_it_and_is_opened_again(
         n.list("r1", "r2")
         await n.reaches("r1", "r2")
         n.listener.told.clear()
-        (await n.session("r1")).abort("a test")
+        (await n.link("r1")).abort("a test")
         await until(lambda: n.listener.told[-1:] == [["r1", "r2"]])
         # Nothing is sent there any more by the time that its leases are placed elsewhere.
         assert n.listener.told == [["r2"], "lost r1", ["r1", "r2"]]
         assert n.channel.counts.connects == 3
-        assert len(other.sessions) == 1
+        assert len(other.links) == 1
         n.channel.send("r1", Kind.BATCH, 7)
         await until(lambda: n.cores["r1"].got == [(Kind.BATCH, 7)])
 
@@ -191,7 +191,7 @@ async def test_another_replica_at_the_same_address_is_not_taken_for_the_listed_o
         assert n.channel.reached == []
         n.list("r2")
         await n.reaches("r2")
-        assert [session.gateway for session in n.cores["r2"].sessions] == ["g"]
+        assert [session.gateway for session in n.cores["r2"].links] == ["g"]
 
 
 async def test_a_replica_with_another_key_is_refused_until_serve_knows_the_new_one(
@@ -239,7 +239,7 @@ async def test_a_replica_that_goes_gets_nothing_new_and_its_answers_still_come()
         core = await n.start("r1")
         n.list("r1")
         await n.reaches("r1")
-        session = await n.session("r1")
+        session = await n.link("r1")
         core.idle.clear()
         n.channel.send("r1", Kind.BATCH, 1)
         draining = asyncio.create_task(n.servers["r1"].drain())
@@ -254,7 +254,7 @@ async def test_a_replica_that_goes_gets_nothing_new_and_its_answers_still_come()
         await draining
         n.list()
         n.channel.release("r1")
-        await until(lambda: not core.sessions)
+        await until(lambda: not core.links)
         assert n.listener.told == [["r1"], [], "lost r1"]  # with nothing out on it
 
 
@@ -279,7 +279,7 @@ async def test_a_replica_that_is_no_longer_listed_keeps_its_connection_until_it_
         core = await n.start("r1")
         n.list("r1")
         await n.reaches("r1")
-        session = await n.session("r1")
+        session = await n.link("r1")
         n.channel.release("r1")  # it is listed: nothing happens
         n.list()
         assert n.channel.reached == []
@@ -287,7 +287,7 @@ async def test_a_replica_that_is_no_longer_listed_keeps_its_connection_until_it_
         session.send(Kind.REPLY, 1, [b"x"])
         await until(lambda: bool(core.got) and bool(n.listener.frames))
         n.channel.release("r1")
-        await until(lambda: not core.sessions and not ours(asyncio.all_tasks()))
+        await until(lambda: not core.links and not ours(asyncio.all_tasks()))
         assert not n.channel.send("r1", Kind.DROP, 1)
 
 
@@ -296,10 +296,10 @@ async def test_a_connection_without_leases_that_breaks_once_unlisted_is_not_open
         core = await n.start("r1")
         n.list("r1")
         await n.reaches("r1")
-        session = await n.session("r1")
+        session = await n.link("r1")
         n.list()
         session.abort("a test")
-        await until(lambda: not core.sessions and not ours(asyncio.all_tasks()))
+        await until(lambda: not core.links and not ours(asyncio.all_tasks()))
         assert n.listener.lost == ["r1"]
         assert n.channel.counts.connects == 1
 
@@ -339,13 +339,13 @@ async def test_a_channel_that_is_closed_leaves_nothing_behind(state: str) -> Non
     made.list("r1")
     if state == "connected":
         await made.reaches("r1")
-        await made.session("r1")
+        await made.link("r1")
     elif state == "shaking hands":
         await until(lambda: stranger.connections == 1)
     else:
         await asyncio.sleep(0.002)
     made.channel.close()
-    await until(lambda: not ours(asyncio.all_tasks()) and not core.sessions)
+    await until(lambda: not ours(asyncio.all_tasks()) and not core.links)
     assert made.channel._timer is None
     connects = made.channel.counts.connects
     await asyncio.sleep(0.01)

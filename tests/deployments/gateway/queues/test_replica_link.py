@@ -171,7 +171,7 @@ async def test_a_listener_that_cannot_go_on_ends_the_connection() -> None:
         await n.start("r1")
         n.list("r1")
         await n.reaches("r1")
-        session = await n.session("r1")
+        session = await n.link("r1")
         n.listener.fault = FrameError("steps that cannot be read")
         session.send(Kind.STEPS, 0, [b"x"])
         session.send(Kind.STEPS, 0, [b"y"])
