@@ -15,6 +15,7 @@ import logging
 import ssl
 import time
 from collections.abc import Sequence
+from math import inf
 from typing import Protocol, cast
 
 from deployments.contract.channel.frames import (
@@ -43,6 +44,7 @@ MOST_STRANGERS = 64
 WINDOW_BYTES = 4 << 20  # of a stream's messages that the gateway has not taken in yet
 _GOODBYE_S = 2.0
 _CHECK_EVERY_S = 1.0
+_SAY_EVERY_S = 1.0
 logger = logging.getLogger("headrace.channel")
 
 
@@ -89,6 +91,7 @@ class ChannelServer:
         self._links: dict[str, GatewayConnection] = {}
         self._connections: set[GatewayConnection] = set()
         self._draining = False
+        self._unsaid, self._said_at = 0, -inf
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -177,6 +180,16 @@ class ChannelServer:
             logger.info("gateway %s left: %s", connection.gateway, reason)
         if connection.welcome:
             self.core.left(connection)
+
+    def refused(self, gateway: str, reason: str) -> None:
+        """Whoever reaches the port may be refused any number of times: a line a second says so."""
+        self._unsaid += 1
+        now = time.monotonic()
+        if now - self._said_at >= _SAY_EVERY_S:
+            more = f" (and {self._unsaid - 1} others since the last line)" * (self._unsaid > 1)
+            logger.warning("a connection was refused: %s%s", reason, more,
+                           extra={"gateway": gateway})  # fmt: skip
+            self._unsaid, self._said_at = 0, now
 
     def joined(self, connection: GatewayConnection) -> None:
         self._strangers.pop(connection, None)
@@ -324,7 +337,7 @@ class GatewayConnection(asyncio.Protocol):
 
     def refuse(self, reason: str) -> None:
         """Says why, to the gateway and in the log."""
-        logger.warning("a connection was refused: %s", reason, extra={"gateway": self.gateway})
+        self._server.refused(self.gateway, reason)
         self._reason = reason
         self.send(Kind.REFUSED, 0, [refusal(reason)])
         self.close()

@@ -15,6 +15,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from ssl import SSLContext
 from time import monotonic
 from typing import Protocol
@@ -74,6 +75,7 @@ class _Peer:
     listed: bool = True
     leaving: bool = False
     link: ReplicaLink | None = None
+    up_at: float = inf
     task: asyncio.Task[None] | None = None
 
 
@@ -142,7 +144,7 @@ class TcpReplicaChannel:
         """Connects, and again after each break, while Serve lists the replica."""
         pause_s = 0.0
         while peer.listed:
-            began = monotonic()
+            peer.up_at = inf
             try:
                 reason = await self._connected(peer)
             except (OSError, TimeoutError, ValueError) as fault:
@@ -152,7 +154,7 @@ class TcpReplicaChannel:
             if not peer.listed:
                 break
             logger.warning("replica %s: no connection: %s", peer.replica.replica_id, reason)
-            stood = monotonic() - began > _LONGEST_PAUSE_S
+            stood = monotonic() - peer.up_at > _LONGEST_PAUSE_S
             pause_s = 0.0 if stood else min(2 * pause_s or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
         self._forget(peer, "it is no longer listed")
@@ -212,7 +214,7 @@ class TcpReplicaChannel:
         if peer is None:
             link.close("it is no longer listed")
             return
-        peer.link, peer.leaving = link, False
+        peer.link, peer.leaving, peer.up_at = link, False, monotonic()
         self.listener.links_changed()
 
     def link_leaving(self, link: ReplicaLink) -> None:

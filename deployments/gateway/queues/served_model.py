@@ -130,8 +130,8 @@ class ServedModel:
 
     @property
     def replicas(self) -> int:
-        """Running replicas of the live version."""
-        return len(self._live())
+        """Running replicas of the live version that can be reached."""
+        return len(self.queue.calls.reached)
 
     def close(self) -> None:
         self._stop_listening()

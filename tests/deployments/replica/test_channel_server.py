@@ -213,6 +213,20 @@ async def test_of_too_many_strangers_the_oldest_goes_and_gateways_come_in_all_th
     assert await is_served(known[0], 1)
 
 
+async def test_many_refusals_are_a_line_a_second(
+    stand: Stand, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(20):
+        peer = await Peer.connect(stand.server)
+        peer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await peer.refused()
+    stand.server._said_at -= channel_server._SAY_EVERY_S
+    stand.server.refused("gw", "the last one")
+    lines = [r.getMessage() for r in caplog.records if "was refused" in r.getMessage()]
+    assert len(lines) <= 3  # the machine may take more than a second for the twenty
+    assert "others since the last line" in lines[-1]
+
+
 # ---- connections that end -----------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from fake_engines import Engines
+from fake_engines import Engines, until
 
 from deployments.contract import errors
 from deployments.contract.app_names import directory_key
@@ -117,6 +117,18 @@ async def test_a_declared_model_is_503_and_an_undeclared_one_404(following: Foll
     assert following.catalogue.waiting_for == ["device"]
 
 
+async def test_a_model_whose_replicas_cannot_be_reached_is_not_ready(
+    following: Following, description: Describe
+) -> None:
+    following.run(description())
+    await following.registry.tell(description())
+    channel = following.catalogue.find("device").channel
+    channel.kill("device-0")  # type: ignore[attr-defined]
+    await until(lambda: not following.catalogue.ready("device"))
+    assert following.catalogue.waiting_for == ["device"]
+    assert following.catalogue.find("device").replicas == 0  # and requests wait for it
+
+
 async def test_who_stands_in_is_known_before_a_model_was_ready(
     following: Following, description: Describe
 ) -> None:
@@ -195,7 +207,7 @@ async def test_a_new_version_replaces_the_page_and_keeps_the_queue(
     assert following.catalogue.find("device").queue is queue
     assert not following.catalogue.ready("device")  # no replica of it runs yet
     following.run(description(version="2", digest="d2"))
-    assert following.catalogue.ready("device")
+    await until(lambda: following.catalogue.ready("device"))
     with pytest.raises(errors.NotFound):
         following.catalogue.find("device", "1")
 
