@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from certificates import Authority
 from channel_peers import Peer, until
 from channel_stand import Stand, is_served
@@ -23,14 +22,6 @@ from deployments.contract.channel.sockets import (
     server_tls,
 )
 from deployments.replica import channel_server
-
-
-@pytest.fixture(
-    scope="module", params=[asyncio.DefaultEventLoopPolicy(), uvloop.EventLoopPolicy()],
-    ids=["asyncio", "uvloop"],
-)  # fmt: skip
-def event_loop_policy(request: pytest.FixtureRequest) -> Any:
-    return request.param
 
 
 @pytest.fixture

@@ -4,11 +4,9 @@ its address, what may not come, silence. On both event loops, because Serve's is
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 import pytest
-import uvloop
 from channel_net import Say, Stranger, net, nothing
 from fake_engines import until
 
@@ -25,17 +23,6 @@ from deployments.contract.channel.handshake import Challenge, ReplicaHandshake, 
 from deployments.gateway.queues.replica_link import SILENCE_S
 
 CHANNEL = "deployments.gateway.queues.replica_channel"
-pytestmark = pytest.mark.usefixtures("at_once")
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    policies: dict[str, Any] = {
-        "asyncio": asyncio.DefaultEventLoopPolicy,
-        "uvloop": uvloop.EventLoopPolicy,
-    }
-    policy: asyncio.AbstractEventLoopPolicy = policies[request.param]()
-    return policy
 
 
 # ---- what must not come -------------------------------------------------------------------------

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import uvloop
 from channel_peers import Peer, until
 from channel_stand import Stand, answer, batch, is_served
 
@@ -19,30 +17,6 @@ from deployments.contract.channel.frames import HEAD, Kind, framed
 from deployments.contract.channel.handshake import GatewayHandshake, Hello, Proof, new_key
 from deployments.contract.channel.sockets import is_dead
 from deployments.replica import channel_server
-
-
-@pytest.fixture(
-    scope="module", params=[asyncio.DefaultEventLoopPolicy(), uvloop.EventLoopPolicy()],
-    ids=["asyncio", "uvloop"],
-)  # fmt: skip
-def event_loop_policy(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-@pytest.fixture
-async def stand() -> AsyncIterator[Stand]:
-    stand = Stand()
-    await stand.server.listen("127.0.0.1")
-    yield stand
-    await stand.close()
-
-
-@pytest.fixture
-async def gated() -> AsyncIterator[Stand]:
-    stand = Stand(gated=True)
-    await stand.server.listen("127.0.0.1")
-    yield stand
-    await stand.close()
 
 
 def hello(stand: Stand, key: bytes | None = None, **more: Any) -> GatewayHandshake:

@@ -7,7 +7,6 @@ import asyncio
 from typing import Any
 
 import pytest
-import uvloop
 from channel_net import CALLER, Net, net, nothing, ours
 from fake_engines import until
 
@@ -15,19 +14,6 @@ from deployments.contract.channel.frames import HEAD, FrameError, Kind
 from deployments.contract.channel.handshake import new_key
 from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.replica_link import CREDIT_EVERY_BYTES
-
-pytestmark = pytest.mark.usefixtures("at_once")
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    policies: dict[str, Any] = {
-        "asyncio": asyncio.DefaultEventLoopPolicy,
-        "uvloop": uvloop.EventLoopPolicy,
-    }
-    policy: asyncio.AbstractEventLoopPolicy = policies[request.param]()
-    return policy
-
 
 # ---- connections that stand ---------------------------------------------------------------------
 

@@ -4,11 +4,8 @@ ever."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
-import uvloop
 from channel_peers import Peer, until
 from channel_stand import Stand, answer, batch
 from generating_stand import Generating, begun, reading
@@ -17,30 +14,6 @@ from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.handshake import GatewayHandshake
 from deployments.contract.channel.messages import StreamEnd
 from deployments.replica import channel_server, stream_core
-
-
-@pytest.fixture(
-    scope="module", params=[asyncio.DefaultEventLoopPolicy(), uvloop.EventLoopPolicy()],
-    ids=["asyncio", "uvloop"],
-)  # fmt: skip
-def event_loop_policy(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-@pytest.fixture
-async def gated() -> AsyncIterator[Stand]:
-    stand = Stand(gated=True)
-    await stand.server.listen("127.0.0.1")
-    yield stand
-    await stand.close()
-
-
-@pytest.fixture
-async def generating() -> AsyncIterator[Generating]:
-    generating = Generating()
-    await generating.server.listen("127.0.0.1")
-    yield generating
-    await generating.close()
 
 
 async def told(peer: Peer) -> None:

@@ -4,12 +4,9 @@ its own."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
 
 import numpy as np
 import pytest
-import uvloop
 from channel_peers import Peer, until
 from channel_stand import Stand, answer, batch, is_served
 from generating_stand import Generating, begun, reading
@@ -18,31 +15,6 @@ from deployments.contract.channel import frames
 from deployments.contract.channel.frames import Kind, framed
 from deployments.contract.channel.messages import StreamEnd
 from deployments.replica import channel_server, outbox
-
-
-@pytest.fixture(
-    scope="module", params=[asyncio.DefaultEventLoopPolicy(), uvloop.EventLoopPolicy()],
-    ids=["asyncio", "uvloop"],
-)  # fmt: skip
-def event_loop_policy(request: pytest.FixtureRequest) -> Any:
-    return request.param
-
-
-@pytest.fixture
-async def stand() -> AsyncIterator[Stand]:
-    stand = Stand()
-    await stand.server.listen("127.0.0.1")
-    yield stand
-    await stand.close()
-
-
-@pytest.fixture
-async def gated() -> AsyncIterator[Stand]:
-    stand = Stand(gated=True)
-    await stand.server.listen("127.0.0.1")
-    yield stand
-    await stand.close()
-
 
 # ---- batches ------------------------------------------------------------------------------------
 
@@ -137,14 +109,6 @@ async def test_an_answer_that_no_frame_holds_is_a_fault_and_the_next_is_sent(
 
 
 # ---- requests to generate -----------------------------------------------------------------------
-
-
-@pytest.fixture
-async def generating() -> AsyncIterator[Generating]:
-    generating = Generating()
-    await generating.server.listen("127.0.0.1")
-    yield generating
-    await generating.close()
 
 
 async def test_what_is_generated_comes_over_the_connection_and_ends(
