@@ -12,7 +12,7 @@ Source: msgpack as msgspec reads it, strictly by type.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from math import isfinite, prod
 from struct import Struct
@@ -206,8 +206,8 @@ def decode_call(body: memoryview) -> BatchCall:
     if int(lengths.min()) < 0:
         raise MessageError("a row of less than no elements")
     inputs = _together(head.inputs, buffers[size:], len(lengths), int(lengths.sum()))
-    call: BatchCall = head.call._replace(lengths=buffers[:size], inputs=inputs)
-    return call
+    lengths_view: Any = buffers[:size]
+    return head.call._replace(lengths=lengths_view, inputs=inputs)
 
 
 def encode_reply(reply: BatchReply) -> list[Buffer]:
@@ -218,8 +218,7 @@ def encode_reply(reply: BatchReply) -> list[Buffer]:
 def decode_reply(body: memoryview) -> BatchReply:
     """Raises MessageError."""
     head, buffers = _apart_again(body, _read_reply)
-    reply: BatchReply = head.reply._replace(outputs=_together(head.outputs, buffers))
-    return reply
+    return head.reply._replace(outputs=_together(head.outputs, buffers))
 
 
 def encode_generate(call: GenerateCall) -> list[Buffer]:
@@ -228,7 +227,7 @@ def encode_generate(call: GenerateCall) -> list[Buffer]:
 
 def decode_generate(body: memoryview) -> GenerateCall:
     """Raises MessageError."""
-    call: GenerateCall = _read(body, _read_generate)
+    call = _read(body, _read_generate)
     _check_times(call.budget_s)
     return call
 
@@ -239,8 +238,7 @@ def encode_steps(message: StepMessage) -> list[Buffer]:
 
 def decode_steps(body: memoryview) -> StepMessage:
     """Raises MessageError."""
-    message: StepMessage = _read(body, _read_steps)
-    return message
+    return _read(body, _read_steps)
 
 
 def _header(head: Any) -> bytes:
@@ -253,7 +251,7 @@ def _padding(header_bytes: int) -> int:
     return -(HEAD.size + _SIZE.size + header_bytes) % _ALIGNED_BYTES
 
 
-def _apart_again(body: memoryview, read: Any) -> tuple[Any, memoryview]:
+def _apart_again(body: memoryview, read: Callable[[Any], T]) -> tuple[T, memoryview]:
     """The header, and the view of what is behind it."""
     if len(body) < _SIZE.size:
         raise MessageError("a message without a header")
@@ -265,7 +263,7 @@ def _apart_again(body: memoryview, read: Any) -> tuple[Any, memoryview]:
     return _read(body[_SIZE.size : end], read), body[behind:]
 
 
-def _read(data: Any, read: Any) -> Any:
+def _read(data: memoryview, read: Callable[[Any], T]) -> T:
     try:
         return read(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
