@@ -181,12 +181,6 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         known = tuple([Replica(uid, self._slots) for uid in self.calls.reached])
         self._step(Replicas(known), clock())
 
-    def takes(self, pending: PendingBatchRequest) -> bool:
-        return self.terms.take(pending.terms)
-
-    def outdated(self, pending: PendingBatchRequest) -> None:
-        self._finish(pending, changed())
-
     def opened(self, sent: SentBatch) -> None:
         self._step(Opened(sent.lease.lease_id), clock())
 

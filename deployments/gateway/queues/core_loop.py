@@ -128,6 +128,7 @@ class PendingRequest(Protocol):
     `restart` forgets what has come of it so far. `retried`: it runs for the second time."""
 
     request: Request
+    terms: VersionTerms
     retried: bool
 
     def fail(self, error: errors.HeadraceError) -> None: ...
@@ -230,6 +231,14 @@ class CoreLoop(Generic[P]):
             tenant_rows=demand.tenant_rows,
             session=demand.session,
         )
+
+    # ---- what calls ask of a lease's requests (`BatchCallsOwner`, `StreamCallsOwner`) ------------
+
+    def takes(self, pending: P) -> bool:
+        return self.terms.take(pending.terms)
+
+    def outdated(self, pending: P) -> None:
+        self._finish(pending, changed())
 
     # ---- performing ----------------------------------------------------------------------------
 

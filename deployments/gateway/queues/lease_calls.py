@@ -130,11 +130,9 @@ class LeaseCalls(Generic[S]):
             else:
                 report = Report(retry_in_s=UNREACHED_RETRY_S)
                 self._soon(lambda: self._end(sent, LeaseEnd.BUSY, report))
-        except FrameError as fault:
-            logger.error("a lease was not sent: %s", fault)
-            self._soon(lambda: self._fault(sent))
-        except Exception:
-            logger.exception("a lease could not be sent")
+        except Exception as fault:
+            known = isinstance(fault, FrameError)
+            logger.error("a lease could not be sent: %s", fault, exc_info=None if known else fault)
             self._soon(lambda: self._fault(sent))
 
     def _tell(self, sent: S, kind: Kind) -> None:

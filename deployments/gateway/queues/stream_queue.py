@@ -135,12 +135,6 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         )
         self._step(Replicas(up), clock())
 
-    def takes(self, pending: PendingStreamRequest) -> bool:
-        return self.terms.take(pending.terms)
-
-    def outdated(self, pending: PendingStreamRequest) -> None:
-        self._finish(pending, changed())
-
     def failed(self, run: StreamRun) -> None:
         if self._is_live(run):
             self._finish(run.pending, errors.RowFailed(INTERNAL_ERROR))
