@@ -23,6 +23,12 @@ PORT = click.IntRange(1, 65_535)
 _port_of_server = click.option(
     "--port", type=PORT, help="The server's port; needed only when several run here."
 )
+_address = click.option(
+    "--address",
+    metavar="URL",
+    help="Of a Ray cluster's dashboard (http://HEAD:8265): that cluster, not a server started "
+    "here. Its token is $RAY_AUTH_TOKEN.",
+)
 
 
 class _Answering(click.Group):
@@ -50,6 +56,7 @@ def _explained(error: Exception) -> int | None:
         ("deployments.tools.profile.errors", "CannotProfile", 1),
         ("deployments.cluster.server_files", "NoServer", 1),
         ("deployments.tools.control", "ServerRefused", 1),
+        ("deployments.cluster.serve_rest", "ClusterError", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),
     ):
@@ -92,17 +99,57 @@ def check(file: Path, elsewhere: bool) -> None:
 
 @main.command()
 @click.argument("file", type=FILE)
+def build(file: Path) -> None:
+    """Print the Ray Serve applications that FILE means, as YAML.
+
+    For whoever deploys them by other means: a RayService's serveConfigV2, `serve deploy`.
+    """
+    _call("deployments.tools.remote", "build", file)
+
+
+@main.command()
+@click.argument("file", type=FILE)
+@_address
+@click.option("--no-wait", is_flag=True, help="Do not wait until everything runs.")
+def deploy(file: Path, address: str | None, no_wait: bool) -> None:
+    """Make a Ray cluster serve the models of FILE, beside whatever else it serves.
+
+    The cluster needs Headrace installed on every node, and Ray's environment set before its start
+    (docs/cluster.md).
+    """
+    _call("deployments.tools.remote", "deploy", file, address, wait=not no_wait)
+
+
+@main.command()
+@click.argument("file", type=FILE)
 @_port_of_server
-def apply(file: Path, port: int | None) -> None:
+@_address
+def apply(file: Path, port: int | None, address: str | None) -> None:
     """Make a running server's models those of FILE; models that stay the same are not touched."""
+    if address is not None:
+        _call("deployments.tools.remote", "deploy", file, address, wait=True)
     _call("deployments.tools.control", "apply", file, port)
 
 
 @main.command()
+@click.argument("file", type=FILE)
 @_port_of_server
+@_address
+def diff(file: Path, port: int | None, address: str | None) -> None:
+    """Say what applying FILE to a running server would restart, and why."""
+    if address is not None:
+        _call("deployments.tools.remote", "diff", file, address)
+    _call("deployments.tools.control", "diff", file, port)
+
+
+@main.command()
+@_port_of_server
+@_address
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def status(port: int | None, as_json: bool) -> None:
+def status(port: int | None, address: str | None, as_json: bool) -> None:
     """Show a running server's models, replicas and queues."""
+    if address is not None:
+        _call("deployments.tools.remote", "status", address, as_json=as_json)
     snapshot = _function("deployments.tools.control", "status")(port)
     from deployments.tools.console import status_table
 
@@ -115,19 +162,25 @@ def status(port: int | None, as_json: bool) -> None:
 @main.command()
 @click.argument("switch", type=click.Choice(["on", "off"]))
 @_port_of_server
-def freeze(switch: str, port: int | None) -> None:
+@_address
+def freeze(switch: str, port: int | None, address: str | None) -> None:
     """Stop all that learns in a running server (on), or let it learn again (off).
 
     What has been learnt stays in force. Holds until the next `freeze`, or until an `apply`, which
     sets what its file says (controllers.frozen).
     """
+    if address is not None:
+        _call("deployments.tools.remote", "freeze", switch == "on", address)
     _call("deployments.tools.control", "freeze", switch == "on", port)
 
 
 @main.command()
 @_port_of_server
-def stop(port: int | None) -> None:
+@_address
+def stop(port: int | None, address: str | None) -> None:
     """Let a running server finish what it has, and end it."""
+    if address is not None:
+        _call("deployments.tools.remote", "stop", address)
     _call("deployments.tools.control", "stop", port)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from deployments.cluster.server_files import control_socket
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
-_CHANGES = ("apply", "freeze")
+_CHANGES = ("apply", "diff", "freeze")
 _POLL_S = 0.05  # how soon it notices that it is being closed
 logger = logging.getLogger("headrace.host")
 

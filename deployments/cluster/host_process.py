@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from deployments.cluster import haproxy, orphaned_processes, ports, server_files
-from deployments.cluster.applications import Place, serve_config
 from deployments.cluster.ray_env import apply_environment, resolved_ingress
 from deployments.cluster.ready_message import ready_message
-from deployments.cluster.reconfiguration import Reconfiguration, write_tenants
+from deployments.cluster.reconfiguration import Reconfiguration
 from deployments.contract import logs
-from deployments.contract.logs import LOG_SOCKET, LogSocket
+from deployments.contract.logs import LOG_FORMAT, LOG_LEVEL, LOG_SOCKET, LogSocket
 from deployments.settings.load import SettingsErrors, load, with_address
-from deployments.settings.made import cache_dir
+from deployments.settings.sources import FOLDER
 from deployments.settings.tree import Settings
 
 _POLL_S = 0.2
@@ -52,7 +51,8 @@ def say(event: str, **fields: Any) -> None:
 
 
 class Host:
-    """`settings` are those of `path`, with the command line's overrides applied."""
+    """`settings` are those of `path`, with paths as written there and the command line's overrides
+    applied."""
 
     def __init__(self, settings: Settings, path: Path) -> None:
         self._settings = settings
@@ -62,7 +62,6 @@ class Host:
         self._states = server_files.state_folder()
         self._folder = self._states / str(self._port)
         self._began = time.time()
-        self._place = Place(str(cache_dir()), str(self._folder / "tenants.yaml"))
         self._stop = threading.Event()
         self._logs: LogSocket | None = None
         self._cluster: Any = None
@@ -127,9 +126,9 @@ class Host:
         server_files.write(
             self._state(self._cluster.address, self._cluster.dashboard_url), self._states
         )
-        self._cluster.declare(list(self._settings.models))
+        self._live = Reconfiguration(self._settings, self._cluster, self._path.parent, self._stop)
         say("phase", name="deploy", message="deploying")
-        self._cluster.put(serve_config(self._settings, self._place))
+        self._live.start()
         self._until_ready()
 
     def _make_folders(self) -> None:
@@ -137,18 +136,20 @@ class Host:
         self._folder.mkdir(parents=True, exist_ok=True)
         # Ray puts its driver's folder on every worker's import path: not the user's, then.
         os.chdir(self._folder)
-        write_tenants(self._settings, Path(self._place.tenants_file))
 
     def _own(self, folder: Path) -> dict[str, str]:
         """What this start adds to the cluster's environment."""
+        gateway = self._settings.gateway
         self._logs = LogSocket(folder / "log.sock", lambda line: say("log", message=line))
         own = {
             orphaned_processes.VARIABLE: self._id,
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.any_free()),
             "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.any_free()),
             LOG_SOCKET: str(self._logs.path),
+            LOG_LEVEL: gateway.log.level,
+            LOG_FORMAT: gateway.log.format,
+            FOLDER: str(self._path.parent),
         }
-        gateway = self._settings.gateway
         if resolved_ingress(gateway.ingress) == "haproxy":
             own["RAY_SERVE_HAPROXY_BINARY_PATH"] = haproxy.wrapped(
                 folder,
@@ -205,15 +206,15 @@ class Host:
             self._stop.wait()
 
     def _handlers(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
-        live = Reconfiguration(self._settings, self._cluster, self._place, self._stop)
         return {
-            "status": lambda _: self._status(live.settings),
-            "apply": live.apply,
-            "freeze": live.freeze,
+            "status": lambda _: self._status(),
+            "apply": self._live.apply,
+            "diff": self._live.diff,
+            "freeze": self._live.freeze,
         }
 
-    def _status(self, settings: Settings) -> dict[str, Any]:
-        status: dict[str, Any] = self._cluster.status(settings)
+    def _status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self._cluster.status()
         uptime_s = time.time() - self._began
         return {"url": self._url(), "pid": os.getpid(), "uptime_s": uptime_s, **status}
 
@@ -263,7 +264,8 @@ def main() -> int:
     parser.add_argument("--host")
     args = parser.parse_args()
     try:
-        settings = with_address(load(args.settings), host=args.host, port=args.port)
+        written = load(args.settings, absolute=False)
+        settings = with_address(written, host=args.host, port=args.port)
     except SettingsErrors as wrong:
         say("failed", message=str(wrong))
         return 2

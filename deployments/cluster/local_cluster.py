@@ -17,13 +17,13 @@ import ray
 from ray import serve
 
 from deployments.cluster import ports
+from deployments.cluster.differences import by_name
 from deployments.cluster.ray_env import auth_headers
-from deployments.cluster.server_status import server_status
-from deployments.contract.app_names import is_model_app, model_app
+from deployments.contract import tenants_store
+from deployments.contract.app_names import is_model_app, model_app, model_name
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import ReplicaProgress
 from deployments.contract.registry_actor import NAMESPACE, registry
-from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
@@ -56,14 +56,18 @@ class LocalCluster:
         )
         self._registry = registry()
 
-    def declare(self, names: list[str]) -> None:
-        ray.get(self._registry.declare.remote(names))
+    def publish_tenants(self, text: str) -> None:
+        tenants_store.publish(text)
 
     def put(self, config: dict[str, Any]) -> None:
-        """Raises RuntimeError with Serve's words when it refuses the list."""
+        """Failures noted before are forgotten: what is put now is tried anew. Raises RuntimeError
+        with Serve's words when it refuses the list."""
+        names = [model_name(app) for app in by_name(config) if is_model_app(app)]
+        ray.get(self._registry.forget_failures.remote(names))
         answer = self._rest.put("/api/serve/applications/", json=config)
         if answer.status_code != 200:
             raise RuntimeError(f"Ray Serve refused the applications: {answer.text}")
+        ray.get(self._registry.refresh.remote())
 
     def progress(self) -> list[dict[str, Any]]:
         """For each replica that has said something: what it passed, then what it does."""
@@ -91,23 +95,26 @@ class LocalCluster:
         view = ray.get(self._registry.status.remote())["view"]
         return [view.models[name] for name in sorted(view.models)]
 
-    def status(self, settings: Settings) -> dict[str, Any]:
-        """What `status_table.StatusSnapshot` has of models and gateways."""
-        raw = ray.get(self._registry.status.remote())
-        return server_status(settings, raw)
+    def status(self) -> dict[str, Any]:
+        """What a `StatusSnapshot` has of models and gateways."""
+        found: dict[str, Any] = ray.get(self._registry.server_status.remote())
+        return found
 
-    def settle(self, changed: Mapping[str, ModelSettings], stop: threading.Event) -> dict[str, str]:
-        """Waits until `changed` run as declared and the undeclared are gone; why those that cannot
-        start cannot."""
-        limit_s = max((m.replicas.start_timeout_s for m in changed.values()), default=60.0)
+    def settle(
+        self, settings: Settings, changed: Collection[str], stop: threading.Event
+    ) -> dict[str, str]:
+        """Waits until the models `changed` run and those that `settings` have not are gone; why
+        those that cannot start cannot."""
+        limits_s = (settings.models[name].replicas.start_timeout_s for name in changed)
+        limit_s = max(limits_s, default=60.0)
+        kept = {model_app(name) for name in settings.models}
         end = time.monotonic() + limit_s
         failed: dict[str, str] = {}
         while not stop.is_set():
             apps = self.applications()
             failed |= self._failures(changed, apps)
-            declared = ray.get(self._registry.status.remote())["view"].declared
             waits = {n for n in changed if n not in failed and not _runs(apps, n)}
-            waits |= {a for a in apps if is_model_app(a) and a not in map(model_app, declared)}
+            waits |= {a for a in apps if is_model_app(a) and a not in kept}
             if not waits:
                 return failed
             if time.monotonic() > end:
@@ -118,7 +125,7 @@ class LocalCluster:
     def _failures(
         self, names: Collection[str], apps: Mapping[str, tuple[str, str]]
     ) -> dict[str, str]:
-        """Since they were declared last; in a replica's own words, where it had any, or Serve's."""
+        """Since they were put last; in a replica's own words, where it had any, or Serve's."""
         failed = {n: apps[model_app(n)][1] for n in names if _gave_up(apps, n)}
         progress = ray.get(self._registry.progress.remote())
         return failed | {

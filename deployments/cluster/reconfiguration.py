@@ -1,97 +1,126 @@
 """Another settings file for a running server: what differs, what is put, what is taken back.
 
 A model that cannot start is taken back alone: it goes on as it was, or stays away, and everything
-else is as the new file says. Gateways re-read the tenants' file; a gateway's own settings cannot
-change while it runs.
+else is as the new file says. Gateways take up tenants as they are published; a gateway's own
+settings cannot change while it runs.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
-from deployments.cluster.applications import Place, serve_config
+from deployments.cluster.differences import by_name, differences
+from deployments.cluster.serve_config import serve_config, tenants_text
+from deployments.cluster.source_folders import relative_to
+from deployments.contract.app_names import is_model_app, model_name
 from deployments.settings.load import SettingsErrors, load
-from deployments.settings.model import ModelSettings
-from deployments.settings.tree import ControllerSettings, Settings, TenantsSettings
+from deployments.settings.tree import ControllerSettings, Settings
+
+KINDS = ("added", "removed", "restarted", "updated")
 
 
 class Cluster(Protocol):
     """What this needs of the cluster."""
 
-    def declare(self, names: list[str]) -> None: ...
+    def publish_tenants(self, text: str) -> None: ...
 
     def put(self, config: dict[str, Any]) -> None: ...
 
     def settle(
-        self, changed: Mapping[str, ModelSettings], stop: threading.Event
+        self, settings: Settings, changed: Collection[str], stop: threading.Event
     ) -> dict[str, str]: ...
 
 
 class Reconfiguration:
-    """Of one running server: `settings` are what it runs now. Calls must come one at a time."""
+    """Of one running server: `settings` are what it runs now, with paths as written in a file in
+    `folder`. Calls must come one at a time."""
 
     def __init__(
-        self, settings: Settings, cluster: Cluster, place: Place, stop: threading.Event
+        self, settings: Settings, cluster: Cluster, folder: Path, stop: threading.Event
     ) -> None:
         self.settings = settings
         self._cluster = cluster
-        self._place = place
+        self._folder = folder
         self._stop = stop
+
+    def start(self) -> None:
+        """Puts what it runs, and does not wait."""
+        self._put(self.settings)
+
+    def diff(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What `apply` of that file would do."""
+        new = self._loaded(request)
+        return {"error": new} if isinstance(new, str) else changes_between(self.settings, new)
 
     def apply(self, request: dict[str, Any]) -> dict[str, Any]:
         """Loads the file, refuses what cannot change while running, and puts the whole list."""
-        try:
-            new = load(Path(request["path"]))
-        except SettingsErrors as wrong:
-            return {"error": str(wrong)}
-        gateway = self.settings.gateway
-        if new.gateway.model_copy(update={"port": gateway.port, "host": gateway.host}) != gateway:
-            return {"error": "gateway settings cannot change while it runs; stop and serve again"}
-        new = new.model_copy(update={"gateway": gateway})
+        new = self._loaded(request)
+        if isinstance(new, str):
+            return {"error": new}
         changes = changes_between(self.settings, new)
-        failed = self._put(new, changes["added"] + changes["changed"])
+        touched = [*changes["added"], *changes["restarted"], *changes["updated"]]
+        self._put(new)
+        failed = self._cluster.settle(new, touched, self._stop)
         if not failed:
             self.settings = new
             return changes
         kept = without(self.settings, new, failed)
-        self._put(kept, [])
+        self._put(kept)
+        self._cluster.settle(kept, [], self._stop)
         self.settings = kept
         return {"error": "\n".join(taken_back(kept, failed))}
 
+    def _loaded(self, request: dict[str, Any]) -> Settings | str:
+        """The new settings, or why they cannot be had."""
+        path = Path(request["path"])
+        try:
+            new = load(path, absolute=False)
+        except SettingsErrors as wrong:
+            return str(wrong)
+        gateway = self.settings.gateway
+        address = {"port": gateway.port, "host": gateway.host}
+        if new.gateway.model_copy(update=address) != gateway:
+            return "gateway settings cannot change while it runs; stop and serve again"
+        new = new.model_copy(update={"gateway": gateway})
+        return relative_to(new, path.absolute().parent, self._folder)
+
     def freeze(self, request: dict[str, Any]) -> dict[str, Any]:
         """Until it is asked for the opposite, or a file is applied: then that one holds."""
+        if self.settings.gateway.tenants_path is not None:
+            where = self.settings.gateway.tenants_path
+            return {"error": f"{where} says what is frozen: set controllers.frozen there"}
         switched = {"controllers": ControllerSettings(frozen=request["frozen"])}
         new = self.settings.model_copy(update=switched)
-        write_tenants(new, Path(self._place.tenants_file))
+        self._cluster.publish_tenants(tenants_text(new))
         changes = changes_between(self.settings, new)
         self.settings = new
         return changes
 
-    def _put(self, new: Settings, changed: list[str]) -> dict[str, str]:
-        """Makes the list of models that of `new`; why those of `changed` that failed did."""
-        write_tenants(new, Path(self._place.tenants_file))
-        self._cluster.declare(list(new.models))
-        self._cluster.put(serve_config(new, self._place))
-        return self._cluster.settle({name: new.models[name] for name in changed}, self._stop)
+    def _put(self, new: Settings) -> None:
+        if new.gateway.tenants_path is None:
+            self._cluster.publish_tenants(tenants_text(new))
+        self._cluster.put(serve_config(new, one_machine=True))
 
 
 def changes_between(old: Settings, new: Settings) -> dict[str, list[str]]:
-    """Names of models by what happens to them, of tenants that differ, and what becomes of the
-    controllers where that changes."""
-    before, after = dict(old.models), dict(new.models)
+    """Names of models by what happens to them (`updated`: while they run), each that restarts with
+    the reasons; of tenants that differ; what becomes of the controllers where that changes."""
+    found = differences(_models(old), _models(new))
+    kinds = {kind: [model_name(d.application) for d in found if d.kind == kind] for kind in KINDS}
     return {
-        "added": sorted(after.keys() - before.keys()),
-        "removed": sorted(before.keys() - after.keys()),
-        "changed": sorted(n for n in before.keys() & after.keys() if before[n] != after[n]),
+        **kinds,
         "tenants": sorted(_different(old.tenants, new.tenants)),
         "controllers": _switched(old.controllers.frozen, new.controllers.frozen),
+        "reasons": [f"{model_name(d.application)}: {each}" for d in found for each in d.reasons],
     }
+
+
+def _models(settings: Settings) -> dict[str, Mapping[str, Any]]:
+    apps = by_name(serve_config(settings, one_machine=True))
+    return {name: app for name, app in apps.items() if is_model_app(name)}
 
 
 def _switched(was: bool, frozen: bool) -> list[str]:
@@ -118,14 +147,3 @@ def taken_back(kept: Settings, failed: Mapping[str, str]) -> Iterator[str]:
         left = "goes on as it was" if name in kept.models else "was left out"
         yield f"model {name} cannot start and {left}: {reason}"
     yield "everything else is as the file says"
-
-
-def write_tenants(settings: Settings, path: Path) -> None:
-    """Puts what gateways take up while they run where they re-read it, in one rename."""
-    taken_up = settings.model_dump(mode="json", include=set(TenantsSettings.model_fields))
-    new = path.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w") as stream:
-        stream.write(yaml.safe_dump(taken_up))
-    os.replace(new, path)

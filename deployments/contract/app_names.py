@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 GATEWAY_APP = "gateway"
+GATEWAY_DEPLOYMENT = "gateway"
+TENANTS_APP = "headrace-tenants"
 MODEL_DEPLOYMENT = "model"
 
 
@@ -12,6 +14,11 @@ def model_app(name: str) -> str:
 
 def is_model_app(app: str) -> bool:
     return app.startswith(model_app(""))
+
+
+def model_name(app: str) -> str:
+    """The inverse of `model_app`."""
+    return app.removeprefix(model_app(""))
 
 
 def directory_key(name: str) -> str:

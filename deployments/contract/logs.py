@@ -26,6 +26,8 @@ from typing import TextIO
 import msgspec
 
 LOG_SOCKET = "HEADRACE_LOG_SOCKET"
+LOG_LEVEL = "HEADRACE_LOG_LEVEL"
+LOG_FORMAT = "HEADRACE_LOG_FORMAT"
 _LONGEST_BYTES = 128 * 1024
 FIELDS = (
     "gateway", "model", "version", "replica", "tenant", "priority", "protocol", "request_id",
@@ -79,6 +81,11 @@ class LogSocket:
         """Lines still on their way are lost."""
         self._socket.close()
         self.path.unlink(missing_ok=True)
+
+
+def configure_from_environment() -> None:
+    """As this node's environment says, which whoever starts Ray on it sets."""
+    configure(os.environ.get(LOG_LEVEL, "info"), os.environ.get(LOG_FORMAT, "json"))
 
 
 def configure(level: str = "info", form: str = "json", stream: TextIO | None = None) -> None:

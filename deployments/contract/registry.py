@@ -2,15 +2,17 @@
 
 Entries are leases by model and generation: an anchor renews its own, and withdraws it by
 compare-and-delete, so an old anchor never takes its successor's away. The highest live generation
-of a model is the one that counts. A revision number grows with every change that a gateway must
-hear of; renewals and progress don't change it. A registry that has just started knows nothing yet
-of what was there before: until everybody has had the time to announce again, its views are not
-`complete`, and what they lack means nothing. Pure state, given the time; the actor around it is in
-`registry_actor.py`.
+of a model is the one that counts. Which models are declared is Serve's list of applications and
+nobody else's. A revision number grows with every change that a gateway must hear of; renewals and
+progress don't change it. A registry that has just started knows nothing yet of what was there
+before: until it has heard Serve's list, and everybody has had the time to announce again, its views
+are not `complete`, and what they lack means nothing. Pure state, given the time; the actor around
+it is in `registry_actor.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from deployments.contract.description import ModelDescription
@@ -25,6 +27,15 @@ _MOST_PROGRESS = 1024
 class RegistryEntry:
     description: ModelDescription
     until: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutline:
+    """What is known of a model before any replica of it is ready. `fallback`: who stands in until
+    then, "": nobody. `runtime`: as in its settings."""
+
+    fallback: str = ""
+    runtime: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,42 +68,46 @@ class View:
 @dataclass(slots=True)
 class Registry:
     """`born_s`: when it started; times are seconds on one monotonic clock, but for `begin`'s.
-    `revision` must start above all that a predecessor gave."""
+    `revision` must start above all that a predecessor gave. listed: whether Serve has said which
+    models are `declared`. outlines: by model, for as long as it is declared."""
 
     born_s: float
     revision: int = 1
     complete: bool = False
-    listed: bool = False  # somebody declares the whole list: anchors add no names to it
+    listed: bool = False
     draining: bool = False
-    declared: dict[str, int] = field(default_factory=dict)
-    fallbacks: dict[str, str] = field(default_factory=dict)
+    declared: set[str] = field(default_factory=set)
+    outlines: dict[str, ModelOutline] = field(default_factory=dict)
     entries: dict[tuple[str, int], RegistryEntry] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
     progress: dict[tuple[str, str], ReplicaProgress] = field(default_factory=dict)
     gateways: dict[str, tuple[float, dict[str, object]]] = field(default_factory=dict)
     last_generation: int = 0
 
-    def declare(self, names: list[str]) -> None:
-        """The whole list of models that ought to exist; others become unknown (404). Failures
-        noted before are forgotten: what is declared now is tried anew."""
-        self.declared = {name: self.declared.get(name, 0) for name in names}
-        self.fallbacks = {n: to for n, to in self.fallbacks.items() if n in self.declared}
-        self.progress = {
-            k: p
-            for k, p in self.progress.items()
-            if p.model in self.declared and p.phase != "failed"
-        }
-        self.complete = self.listed = True
-        self._changed()
+    def declare(self, names: Collection[str], now: float) -> bool:
+        """The whole list of models that ought to exist; others become unknown (404). Whether
+        gateways must hear of it."""
+        changed = not self.listed or self.declared != set(names)
+        self.declared, self.listed = set(names), True
+        self.outlines = {n: o for n, o in self.outlines.items() if n in self.declared}
+        self.progress = {k: p for k, p in self.progress.items() if p.model in self.declared}
+        changed |= self._gather(now)
+        if changed:
+            self._changed()
+        return changed
 
-    def begin(self, name: str, wall_s: float, fallback: str = "") -> int:
-        """A new anchor of `name`: declares it (unless a list says it is not to be) and returns its
-        generation, above all before, those of an earlier registry included: that is what the wall
-        clock is for. `fallback`: who stands in until it is ready, "": nobody."""
+    def forget_failures(self, names: Collection[str]) -> None:
+        """Of models that are about to be tried anew."""
+        self.progress = {
+            k: p for k, p in self.progress.items() if p.model not in names or p.phase != "failed"
+        }
+
+    def begin(self, name: str, wall_s: float, outline: ModelOutline) -> int:
+        """A new anchor of `name`: returns its generation, above all before, those of an earlier
+        registry included: that is what the wall clock is for."""
         self.last_generation = max(self.last_generation + 1, int(wall_s * 1000))
-        self._declare(name, self.last_generation)
-        if name in self.declared:
-            self.fallbacks[name] = fallback
+        if self._may_be(name):
+            self.outlines[name] = outline
         self._changed()
         return self.last_generation
 
@@ -101,12 +116,21 @@ class Registry:
             self.blobs[description.tokenizer_digest] = tokenizer
         key = (description.name, description.generation)
         self.entries[key] = RegistryEntry(description, now + LEASE_S)
-        self._declare(description.name, description.generation)
+        self._gather(now)
         self._changed()
 
-    def _declare(self, name: str, generation: int) -> None:
-        if name in self.declared or not self.listed:
-            self.declared[name] = max(self.declared.get(name, 0), generation)
+    def _may_be(self, name: str) -> bool:
+        """Whether a model is declared, or may be: until Serve's list is known, whoever is there."""
+        return name in self.declared or not self.listed
+
+    def _gather(self, now: float) -> bool:
+        """Whether views become complete now: Serve's list is known, and all have announced or had
+        the time to."""
+        if self.complete or not self.listed:
+            return False
+        announced = {name for name, _ in self.entries}
+        self.complete = self.declared <= announced or now - self.born_s >= GATHERS_S
+        return self.complete
 
     def renew(self, name: str, generation: int, now: float) -> bool:
         """False when the lease is unknown (expired, or the registry restarted): announce again."""
@@ -132,8 +156,7 @@ class Registry:
         self.gateways = {
             g: (at, s) for g, (at, s) in self.gateways.items() if now - at < SNAPSHOT_KEEPS_S
         }
-        gathered = not self.complete and now - self.born_s >= GATHERS_S
-        self.complete = self.complete or gathered
+        gathered = self._gather(now)
         if late:
             self._drop_blobs()
         if late or gathered:
@@ -155,12 +178,16 @@ class Registry:
     def view(self) -> View:
         live: dict[str, ModelDescription] = {}
         for (name, generation), entry in self.entries.items():
-            if name in self.declared and (name not in live or live[name].generation < generation):
+            if self._may_be(name) and (name not in live or live[name].generation < generation):
                 live[name] = entry.description
         return View(
-            self.revision, live, frozenset(self.declared), self.draining, self.complete,
-            dict(self.fallbacks),
-        )  # fmt: skip
+            self.revision,
+            live,
+            frozenset(self.declared) | live.keys() | self.outlines.keys(),
+            self.draining,
+            self.complete,
+            {name: outline.fallback for name, outline in self.outlines.items()},
+        )
 
     def _drop_blobs(self) -> None:
         used = {entry.description.tokenizer_digest for entry in self.entries.values()}

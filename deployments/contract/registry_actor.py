@@ -1,39 +1,71 @@
 """The registry as a small named Ray actor that gateways long-poll.
 
 One for a cluster, created by whoever comes first, restarted by Ray when it dies: anchors announce
-again on their next renewal, so what is lost is at most one renewal's time. Leases run on the
-monotonic clock; generations and revisions come from the wall clock, because they must grow across
-restarts of the actor.
+again on their next renewal, so what is lost is at most one renewal's time. Which models there ought
+to be it asks Serve, once a second and whenever an anchor comes that it does not expect. Leases run
+on the monotonic clock; generations and revisions come from the wall clock, because they must grow
+across restarts of the actor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from typing import Any
 
 import ray
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry import LEASE_S, Registry, ReplicaProgress, View
+from deployments.contract.registry import (
+    LEASE_S,
+    ModelOutline,
+    Registry,
+    ReplicaProgress,
+    View,
+)
+from deployments.contract.server_status import replica_targets, server_status
 
 NAME = "headrace-registry"
 NAMESPACE = "headrace"
+_ASKS_SERVE_S = 1.0
 clock = time.monotonic
+logger = logging.getLogger("headrace.registry")
 
 
 class RegistryActor:
     def __init__(self) -> None:
         self._registry = Registry(born_s=clock(), revision=int(time.time() * 1000))
         self._changed = asyncio.Event()
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        # Serve's modules are slow to import: only the actor needs them, not whoever makes it.
+        from deployments.contract.serve_list import ServeList
+
+        self._serve = ServeList()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._sweep()), loop.create_task(self._follow_serve())]
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 10)
             if self._registry.sweep(clock()):
                 self._wake()
+
+    async def _follow_serve(self) -> None:
+        while True:
+            await self.refresh()
+            await asyncio.sleep(_ASKS_SERVE_S)
+
+    async def refresh(self) -> bool:
+        """Asks Serve now; False where it does not answer: then what is known stays."""
+        try:
+            models = await self._serve.models()
+        except Exception as fault:
+            logger.debug("Serve does not list its applications: %s", fault)
+            return False
+        if self._registry.declare(models, clock()):
+            self._wake()
+        return True
 
     def _wake(self) -> None:
         self._changed.set()
@@ -46,12 +78,13 @@ class RegistryActor:
                 await asyncio.wait_for(self._changed.wait(), timeout_s)
         return self._registry.view()
 
-    async def declare(self, names: list[str]) -> None:
-        self._registry.declare(names)
-        self._wake()
+    async def forget_failures(self, names: list[str]) -> None:
+        self._registry.forget_failures(names)
 
-    async def begin(self, name: str, fallback: str) -> int:
-        generation = self._registry.begin(name, time.time(), fallback)
+    async def begin(self, name: str, outline: ModelOutline) -> int:
+        if name not in self._registry.declared:
+            await self.refresh()
+        generation = self._registry.begin(name, time.time(), outline)
         self._wake()
         return generation
 
@@ -84,12 +117,22 @@ class RegistryActor:
         self._registry.push(gateway, snapshot, clock())
 
     async def status(self) -> dict[str, Any]:
-        """View, progress and the gateways' latest snapshots, for `headrace status`."""
+        """View, outlines, progress and the gateways' latest snapshots."""
         return {
             "view": self._registry.view(),
+            "outlines": dict(self._registry.outlines),
             "progress": list(self._registry.progress.values()),
             "gateways": {g: s for g, (_, s) in self._registry.gateways.items()},
         }
+
+    async def server_status(self) -> dict[str, Any]:
+        """Models and gateways of a `StatusSnapshot`."""
+        try:
+            targets = replica_targets(await self._serve.applications())
+        except Exception as fault:
+            logger.warning("Serve does not say how many replicas are to run: %s", fault)
+            targets = {}
+        return server_status(await self.status(), targets)
 
 
 def registry() -> Any:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ray import serve
 
+from deployments.contract import tenants_store
 from deployments.contract.channel.sockets import client_tls
 from deployments.contract.description import GatewayIdentity
 from deployments.contract.loopback import keep_replica_calls_local
@@ -25,17 +26,24 @@ from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.serve_handles import ServeChannel
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
-from deployments.gateway.tenancy.tenants_file import TenantsFile
+from deployments.gateway.tenancy.live_tenants import (
+    LiveTenants,
+    PublishedTenants,
+    TenantsPath,
+    TenantsSource,
+)
 from deployments.settings.channel import channel_tls
 from deployments.settings.gateway import GatewaySettings
 
 _REFRESH_S = 1.0
+_TENANTS_TRIES = 120
+_TENANTS_PAUSE_S = 0.5
 _COLLECT_AFTER = (10_000, 20, 100)  # net new objects; collections of the young, of the older
 logger = logging.getLogger("headrace.gateway")
 
 
 class Gateway:
-    """`args`: {"settings" (plain dict), "tenants_file"}."""
+    """`args`: {"settings" (plain dict), "tenants_path" (None: tenants are published)}."""
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
@@ -45,7 +53,7 @@ class Gateway:
         self._name = f"gateway-{rank}"
         self._uid = context.replica_id.unique_id
         self._registry = registry()
-        self._tenants = TenantsFile(Path(args["tenants_file"]), settings.priorities)
+        self._tenants = await _first_tenants(args["tenants_path"], settings.priorities)
         self._pool = FairThreadPool(settings.preprocess.workers, settings.preprocess.max_pending)
         self._telemetry = GatewayTelemetry(self._name, settings, rank)
         self._models = Catalogue(
@@ -90,6 +98,17 @@ class Gateway:
             served.end_recording()
         self._telemetry.close()
         self._pool.close()
+
+
+async def _first_tenants(path: str | None, priorities: Sequence[str]) -> LiveTenants:
+    """Whoever publishes them may start beside the gateway: waits for a while. Raises SettingsErrors
+    where there are none to be had."""
+    source: TenantsSource = TenantsPath(path) if path else PublishedTenants(tenants_store.fetch)
+    for _ in range(_TENANTS_TRIES):
+        if await asyncio.to_thread(source.signature) is not None:
+            break
+        await asyncio.sleep(_TENANTS_PAUSE_S)
+    return await asyncio.to_thread(LiveTenants, source, priorities)
 
 
 def _settle() -> None:

@@ -16,8 +16,9 @@ from typing import Any
 
 from deployments.contract import logs
 from deployments.contract.loopback import keep_replica_calls_local
-from deployments.contract.registry import LEASE_S
+from deployments.contract.registry import LEASE_S, ModelOutline
 from deployments.contract.registry_actor import registry
+from deployments.settings.load import settings_digest
 
 logger = logging.getLogger("headrace.anchor")
 
@@ -27,14 +28,14 @@ class ModelAnchor:
 
     async def __init__(self, args: dict[str, Any], model: Any) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
-        logs.configure(args["log"]["level"], args["log"]["format"])
+        logs.configure_from_environment()
         self._name: str = args["name"]
-        self._digest: str = args["digest"]
+        self._digest = settings_digest(args["settings"])
         self._model = model
         self._registry = registry()
         self._task: asyncio.Task[None] | None = None
-        fallback: str = args["settings"]["fallback"] or ""
-        self._generation: int = await self._registry.begin.remote(self._name, fallback)
+        outline = _outline(args["settings"])
+        self._generation: int = await self._registry.begin.remote(self._name, outline)
         await self._announce()
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
@@ -64,3 +65,7 @@ class ModelAnchor:
         if self._task is not None:
             self._task.cancel()
         await self._registry.withdraw.remote(self._name, self._generation)
+
+
+def _outline(written: dict[str, Any]) -> ModelOutline:
+    return ModelOutline(written.get("fallback") or "", written["runtime"])

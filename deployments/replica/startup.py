@@ -7,6 +7,7 @@ hangs ends its process (`os._exit`): Serve replaces it, and gateways retry what 
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from pathlib import Path
@@ -24,7 +25,10 @@ from deployments.contract.registry_actor import registry
 from deployments.replica import backend_env
 from deployments.replica.channel_server import ChannelServer, LeaseCore
 from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
+from deployments.settings.load import make_paths_absolute, settings_digest
+from deployments.settings.made import cache_dir
 from deployments.settings.model import ModelSettings
+from deployments.settings.sources import sources_folder
 from runtimes.errors import RuntimeFault
 
 HUNG_EXIT_CODE = 70
@@ -36,18 +40,18 @@ class ModelReplica:
     `_listen`; a subclass says in `_load` how its runtime becomes hot."""
 
     async def _start_up(self, args: dict[str, Any]) -> None:
-        """`args`: {"name", "settings" (plain dict), "digest" of them, "cache_dir", "channel",
-        "log"}."""
+        """`args`: {"name", "settings" and "channel" as the user wrote them}."""
         keep_replica_calls_local()
-        logs.configure(args["log"]["level"], args["log"]["format"])
+        logs.configure_from_environment()
+        context = serve.get_replica_context()
         self._name: str = args["name"]
-        self._settings = ModelSettings.model_validate(args["settings"])
-        replica_id = serve.get_replica_context().replica_id.unique_id
-        self._progress = StartupProgress(self._name, replica_id)
-        cache_dir = Path(args["cache_dir"])
-        backend_env.set_compiler_cache(cache_dir)
+        self._settings = settings_here(args["settings"], context.world_size)
+        self._progress = StartupProgress(self._name, context.replica_id.unique_id)
+        backend_env.set_compiler_cache(cache_dir())
         try:
-            self._description, self._tokenizer = await self._load(cache_dir, args["digest"])
+            self._description, self._tokenizer = await self._load(
+                cache_dir(), settings_digest(args["settings"])
+            )
         except Exception as fault:
             await self._progress.failed(fault)
             raise
@@ -94,6 +98,17 @@ class ModelReplica:
     async def describe(self) -> tuple[ModelDescription, bytes]:
         """The model's description and its tokeniser's bytes (empty without one)."""
         return self._description, self._tokenizer
+
+
+def settings_here(written: dict[str, Any], replicas: int) -> ModelSettings:
+    """What the user wrote, with its paths as this node has them and how many replicas share it."""
+    models = {"model": copy.deepcopy(written)}
+    folder = sources_folder()
+    if folder is not None:
+        make_paths_absolute(models, folder)
+    settings = ModelSettings.model_validate(models["model"])
+    counted = settings.replicas.model_copy(update={"count": max(1, replicas)})
+    return settings.model_copy(update={"replicas": counted})
 
 
 class StartupProgress:

@@ -114,6 +114,18 @@ class GatewaySettings(Section):
     replicas: int = Field(
         default=1, ge=1, le=1000, description="Gateway processes; fixed while it runs."
     )
+    num_cpus: float = Field(
+        default=1,
+        ge=0,
+        le=64,
+        description="Logical CPUs that Ray reserves for a gateway on a cluster of several nodes.",
+    )
+    replicas_per_node: int = Field(
+        default=1,
+        ge=1,
+        le=100,
+        description="Gateways on one node at most; on a cluster of several nodes.",
+    )
     host: Annotated[str, StringConstraints(pattern=r"^[^\s/]+$")] = Field(
         default="127.0.0.1",
         examples=["127.0.0.1"],
@@ -144,6 +156,12 @@ class GatewaySettings(Section):
     priorities: Annotated[tuple[str, ...], BeforeValidator(_priorities)] = Field(
         default=PRIORITIES,
         description="Names of the priorities that requests may have, the most urgent first.",
+    )
+    tenants_path: Annotated[str, StringConstraints(pattern=r"^/.+")] | None = Field(
+        default=None,
+        examples=["/etc/headrace/tenants"],
+        description="File, or folder of *.yaml files, on the gateways' machines that says who the "
+        "tenants are, re-read when it changes; unset, the tenants of this file.",
     )
     limits: LimitSettings = Field(
         default_factory=LimitSettings, description="What a request may weigh and take to arrive."

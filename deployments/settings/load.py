@@ -7,10 +7,12 @@ it changes when answers may change, not when batches or replicas do.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from deployments.settings.model_checks import model_mistakes
 from deployments.settings.record import shared
 from deployments.settings.reuse import astray
 from deployments.settings.tree import Settings, TenantsSettings, dangling, unranked
-from yaml_document.document import Document, read_file
+from yaml_document.document import Document, read_document, read_file
 from yaml_document.mistakes import DocumentErrors, Mistake, explain
 
 _SHAPE_ANSWERS = {"runtime", "task", "precision", "lengths", "options"}
@@ -37,10 +39,13 @@ class SettingsErrors(DocumentErrors):
     """What is wrong with the settings."""
 
 
-def load(path: Path | str, *, here: bool = True) -> Settings:
-    """Raises SettingsErrors. `here`: the models' files and packages must be on this machine."""
+def load(path: Path | str, *, here: bool = True, absolute: bool = True) -> Settings:
+    """Raises SettingsErrors. `here`: the models' files and packages must be on this machine.
+    `absolute`: relative paths are made absolute against the file's folder; else they stay as the
+    user wrote them, for the machines that will resolve them."""
     document = _read(path)
-    _make_sources_absolute(document.data, Path(path).absolute().parent)
+    written = copy.deepcopy(document.data)
+    make_paths_absolute(document.data.get("models"), Path(path).absolute().parent)
     mistakes = list(document.mistakes)
     settings: Settings | None = None
     try:
@@ -51,18 +56,32 @@ def load(path: Path | str, *, here: bool = True) -> Settings:
     mistakes += model_mistakes(document, here=here)
     if mistakes or settings is None:
         raise SettingsErrors(mistakes)
-    return settings
+    return settings if absolute else Settings.model_validate(written)
 
 
 def load_tenants(path: Path | str, priorities: Collection[str] = PRIORITIES) -> TenantsSettings:
-    """What gateways take up while they run: of a whole settings file, or of one that has only
-    `tenants:` and perhaps `controllers:`.
+    """What gateways take up while they run: of a whole settings file, of one that has only
+    `tenants:` and perhaps `controllers:`, or of a folder whose *.yaml files say it together.
 
-    Models are not looked at; `priorities` are those of the gateway that runs. A file that mentions
-    neither tenants nor models is refused: a truncated file must not open the door. Raises
-    SettingsErrors.
+    Models are not looked at; `priorities` are those of the gateway that runs. What mentions neither
+    tenants nor models is refused: a truncated file must not open the door. Raises SettingsErrors.
     """
-    document = _read(path)
+    if not os.path.isdir(path):
+        return _tenants_of(_read(path), priorities)
+    parts = [_read(each) for each in sorted(Path(path).glob("*.yaml"))]
+    if not parts:
+        raise SettingsErrors([Mistake(str(path), 0, "", "has no *.yaml file")])
+    return _tenants_of(_joined(parts, str(path)), priorities)
+
+
+def parse_tenants(
+    text: str, name: str, priorities: Collection[str] = PRIORITIES
+) -> TenantsSettings:
+    """As `load_tenants`, of a file's text; `name` stands for the file in what is wrong with it."""
+    return _tenants_of(_mapping(read_document(text, name)), priorities)
+
+
+def _tenants_of(document: Document, priorities: Collection[str]) -> TenantsSettings:
     data: Mapping[str, Any] = document.data
     if not document.mistakes and "tenants" not in data and "models" not in data:
         document.mistakes.append(document.mistake(("tenants",), "is missing; must be a mapping"))
@@ -83,6 +102,26 @@ def load_tenants(path: Path | str, priorities: Collection[str] = PRIORITIES) -> 
     return tenants
 
 
+def _joined(parts: list[Document], folder: str) -> Document:
+    """One document of several: mappings are joined, what two of them say is a mistake."""
+    whole = Document(folder, {})
+    for part in parts:
+        whole.mistakes += part.mistakes
+        for path in _join(whole.data, part.data):
+            whole.mistakes.append(part.mistake(path, "stands in another file of the folder too"))
+    return whole
+
+
+def _join(into: dict[str, Any], data: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, value in data.items():
+        if name not in into:
+            into[name] = value
+        elif isinstance(into[name], dict) and isinstance(value, dict):
+            yield from ((name, *path) for path in _join(into[name], value))
+        else:
+            yield (name,)
+
+
 def parse(data: Mapping[str, Any]) -> Settings:
     """The inverse of `dump`. Raises SettingsErrors."""
     try:
@@ -98,10 +137,15 @@ def dump(settings: Settings) -> dict[str, Any]:
 
 def with_address(settings: Settings, *, host: str | None, port: int | None) -> Settings:
     """The settings with the command line's address. Raises SettingsErrors, as for a file."""
-    data = dump(settings)
+    data = settings.model_dump(mode="json", exclude_unset=True)
     given = {"host": host, "port": port}
-    data["gateway"] |= {name: value for name, value in given.items() if value is not None}
+    data["gateway"] = data.get("gateway", {}) | {n: v for n, v in given.items() if v is not None}
     return parse(data)
+
+
+def settings_digest(written: Mapping[str, Any]) -> str:
+    """Of a model's settings as the user wrote them: which replicas are whose."""
+    return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
 
 
 def digest(model: ModelSettings, artifact_digest: str) -> str:
@@ -119,32 +163,36 @@ def _default_of(name: str) -> Any:
 
 
 def _read(path: Path | str) -> Document:
-    """A document whose data is a mapping. Raises SettingsErrors where the file holds none."""
-    document = read_file(path)
+    return _mapping(read_file(path))
+
+
+def _mapping(document: Document) -> Document:
+    """A document whose data is a mapping. Raises SettingsErrors where it holds none."""
     if document.data is None and not document.mistakes:
-        raise SettingsErrors([Mistake(str(path), 0, "", "is empty; must have models:")])
+        raise SettingsErrors([Mistake(document.file, 0, "", "is empty; must have models:")])
     if not isinstance(document.data, dict):
         top = document.mistake((), "must be a mapping that has models:")
         raise SettingsErrors(document.mistakes or [top])
     return document
 
 
-def _make_sources_absolute(data: Any, folder: Path) -> None:
-    models = data.get("models")
+def make_paths_absolute(models: Any, folder: Path) -> None:
+    """Changes plain data of models, by name, in place: relative paths are relative to `folder`."""
     for model in models.values() if isinstance(models, dict) else ():
-        if isinstance(model, dict):
-            accept = model.get("accept")
-            _make_absolute(model, ("source",), folder)
-            _make_absolute(accept if isinstance(accept, dict) else {}, PATHS, folder)
-            record, options = model.get("record"), model.get("options")
-            _make_absolute(record if isinstance(record, dict) else {}, ("folder",), folder)
-            _make_absolute(options if isinstance(options, dict) else {}, ("calibration",), folder)
-
-
-def _make_absolute(section: dict[str, Any], names: Collection[str], folder: Path) -> None:
-    for name in names:
-        if isinstance(section.get(name), str) and section[name]:
+        for section, name in paths_of(model):
             section[name] = sources.absolute(section[name], folder)
+
+
+def paths_of(model: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Where a model's plain data names files: the mapping, and the name in it."""
+    if not isinstance(model, dict):
+        return
+    inner = {"accept": PATHS, "record": ("folder",), "options": ("calibration",)}
+    places = [(model, ("source",)), *((model.get(at), names) for at, names in inner.items())]
+    for section, names in places:
+        if isinstance(section, dict):
+            given = (name for name in names if isinstance(section.get(name), str) and section[name])
+            yield from ((section, name) for name in given)
 
 
 def _explained(document: Document, root: Any, data: Any, only: str) -> list[Mistake]:

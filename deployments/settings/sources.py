@@ -9,11 +9,13 @@ whether it is safe to load, is the runtime's business.
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path, PurePosixPath
 
 from deployments.settings import made
 
 PREFIX = "package:"
+FOLDER = "HEADRACE_SOURCES"
 MADE = "made:"
 
 
@@ -32,18 +34,34 @@ def absolute(source: str, folder: Path) -> str:
         return source
 
 
+def sources_folder() -> Path | None:
+    """What relative paths are relative to on this machine, $HEADRACE_SOURCES: the settings file's
+    folder, where the host sets it; else where this node's image or volume has the models."""
+    folder = os.environ.get(FOLDER)
+    return Path(folder) if folder else None
+
+
 def resolve(source: str) -> Path:
     """The file or folder itself. Raises SourceError where it is missing."""
     if source.startswith(MADE):
         path = _made(source)
     else:
-        path = _in_package(source) if source.startswith(PREFIX) else Path(source)
+        path = _in_package(source) if source.startswith(PREFIX) else _path(source)
     try:
         found = path.exists()
     except (OSError, ValueError):
         found = False
     if not found:
         raise SourceError(f"no file or folder {str(path)!r}")
+    return path
+
+
+def _path(source: str) -> Path:
+    path = Path(source)
+    if not path.is_absolute():
+        raise SourceError(
+            f"{source!r} is relative to $HEADRACE_SOURCES, which is not set on this node"
+        )
     return path
 
 

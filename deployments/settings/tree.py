@@ -100,6 +100,8 @@ class Settings(TenantsSettings):
     def _names_exist(self) -> Settings:
         if not self.models:
             raise wrong("declares no model; must have at least one", "models")
+        if self.gateway.tenants_path is not None and self.tenants:
+            raise wrong("must be left out: gateway.tenants_path says where they are", "tenants")
         wanted = {name: tenant.models or () for name, tenant in self.tenants.items()}
         ranks = {name: tenant.priority for name, tenant in self.tenants.items()}
         leads = {n: {"fallback": m.fallback, "task": m.task} for n, m in self.models.items()}

@@ -19,7 +19,7 @@ import click
 
 from deployments.cluster import orphaned_processes, server_files
 from deployments.cluster.server_files import NoServer, ServerState, find, state_folder
-from deployments.cluster.server_status import StatusSnapshot
+from deployments.contract.server_status import StatusSnapshot
 from deployments.settings.load import load
 
 _ANSWER_S = 15.0
@@ -74,6 +74,19 @@ def apply(path: Path, port: int | None) -> int:
     return 0
 
 
+def diff(path: Path, port: int | None) -> int:
+    """Says what `apply` would restart, and why; the exit code. Raises SettingsErrors, NoServer and
+    ServerRefused."""
+    load(path)
+    state = find(port, state_folder())
+    changes = ask(state.port, {"do": "diff", "path": str(path.resolve())}, _APPLY_S)
+    reasons = changes.pop("reasons")
+    _say(changes)
+    for reason in reasons:
+        click.echo(f"  {reason}")
+    return 0
+
+
 def freeze(frozen: bool, port: int | None) -> int:
     """Freezes the controllers of all models, or lets them learn again; the exit code. Waits for a
     change that is under way. Raises NoServer."""
@@ -88,7 +101,8 @@ def freeze(frozen: bool, port: int | None) -> int:
 
 
 def _say(changes: dict[str, Any]) -> None:
-    changed = [f"{what}: {', '.join(names)}" for what, names in changes.items() if names]
+    said = {what: names for what, names in changes.items() if names and what != "reasons"}
+    changed = [f"{what}: {', '.join(names)}" for what, names in said.items()]
     click.echo("; ".join(changed) or "nothing changed")
 
 

@@ -219,6 +219,7 @@ class Stand:
             self._serve(name, ModelSettings.model_validate(given), cache_dir, replicas)
         self.models._declared = frozenset(models)
         self.models._awaited = set()
+        self.models._all_known = True
         self.telemetry.refresh()
         self.app = assembled(self.settings, self.tenants, self.models, self.pool, self.telemetry)
 

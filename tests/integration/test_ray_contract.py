@@ -18,18 +18,20 @@ import pytest
 import ray
 import ray.util
 from ray import serve
+from ray.experimental import internal_kv
 from ray.serve import schema
-from ray.serve._private import constants, http_util, replica
+from ray.serve._private import constants, controller, http_util, replica
 from ray.serve._private.common import ReplicaID, RequestMetadata
 from ray.serve._private.haproxy import HAProxyApi
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 from ray.serve.config import RequestRouterConfig
+from ray.serve.generated import serve_pb2
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from deployments.cluster import ray_env
-from deployments.cluster.applications import Place, serve_config
-from deployments.contract import loopback
+from deployments.cluster.serve_config import serve_config
+from deployments.contract import loopback, serve_list
 from deployments.gateway.http import fast_path
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.tree import Settings
@@ -61,6 +63,31 @@ def test_the_pin_router_finds_what_it_overrides_and_uses():
     assert {"request_router_class", "request_router_kwargs"} <= set(
         RequestRouterConfig.model_fields
     )
+
+
+def test_serves_controller_lists_applications_as_the_registry_reads_them():
+    def overview(name: str, status: int) -> bytes:
+        message = serve_pb2.StatusOverview(name=name)
+        message.app_status.status = status
+        return bytes(message.SerializeToString())
+
+    states = serve_pb2.ApplicationStatus
+    listed = [
+        overview("model-a", states.Value("APPLICATION_STATUS_RUNNING")),
+        overview("model-b", states.Value("APPLICATION_STATUS_DEPLOY_FAILED")),
+        overview("model-c", states.Value("APPLICATION_STATUS_DELETING")),
+        overview("gateway", states.Value("APPLICATION_STATUS_RUNNING")),
+    ]
+    assert serve_list.model_names(listed) == {"a", "b"}
+    for method in ("list_serve_statuses", "get_serve_instance_details"):
+        assert callable(getattr(controller.ServeController, method))
+    assert "target_num_replicas" in schema.DeploymentDetails.model_fields
+
+
+def test_the_store_of_the_cluster_takes_what_tenants_are_published_with():
+    put = parameters(internal_kv._internal_kv_put)
+    assert {"key", "value", "overwrite", "namespace"} <= put
+    assert {"key", "namespace"} <= parameters(internal_kv._internal_kv_get)
 
 
 def test_handles_take_the_options_of_pinned_calls():
@@ -152,9 +179,9 @@ def test_the_environment_makes_serve_what_we_mean(ingress):
 
 def test_the_list_of_applications_fits_serves_rest_schema():
     settings = Settings.model_validate({"models": {"device": {"runtime": "synthetic"}}})
-    config = serve_config(settings, Place("/cache", "/tenants.yaml"))
-    parsed = schema.ServeDeploySchema.model_validate(config)
-    assert {app.name for app in parsed.applications} == {"gateway", "model-device"}
+    parsed = schema.ServeDeploySchema.model_validate(serve_config(settings))
+    names = {"gateway", "headrace-tenants", "model-device"}
+    assert {app.name for app in parsed.applications} == names
     details = schema.ApplicationDetails.model_fields
     assert {"status", "message"} <= set(details)
     assert {"RUNNING", "DEPLOY_FAILED"} <= {s.value for s in schema.ApplicationStatus}

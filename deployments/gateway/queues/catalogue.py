@@ -2,7 +2,7 @@
 
 A model that is declared and was ready is kept while it changes hands (its queue holds); one that is
 no longer declared is closed: what waits is refused, what runs finishes. Looking a model up answers
-404 for undeclared, 503 for declared and not ready.
+404 for undeclared, 503 for declared and not ready, or where it is not known yet which are declared.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Catalogue:
         self._declared: frozenset[str] = frozenset()
         self._fallbacks: dict[str, str] = {}
         self._awaited: set[str] | None = None
+        self._all_known = False
         self._adopting: dict[str, _Adopting] = {}
         self.draining = False
 
@@ -106,6 +107,11 @@ class Catalogue:
             if name in self._declared:
                 raise errors.NotReady(
                     f"model {name} is declared but not ready yet", retry_after_s=_RETRY_AFTER_S
+                )
+            if not self._all_known:
+                raise errors.NotReady(
+                    f"whether there is a model {name[:_SHOWN]!r} is not known yet",
+                    retry_after_s=_RETRY_AFTER_S,
                 )
             raise errors.NotFound(
                 f"unknown model {name[:_SHOWN]!r}; GET /v1/models lists the models", param="model"
@@ -177,7 +183,8 @@ class Catalogue:
             declared, live = declared | self._declared, {**self._live, **live}
         self._declared = declared
         self._fallbacks = view.fallbacks if view.complete else {**self._fallbacks, **view.fallbacks}
-        if self._awaited is None and declared:
+        self._all_known = self._all_known or view.complete
+        if self._awaited is None and declared and view.complete:
             self._awaited = set(declared)
         elif self._awaited is not None:
             self._awaited &= declared

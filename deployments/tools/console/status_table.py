@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deployments.cluster.server_status import ModelStatus, StatusSnapshot
+from deployments.contract.server_status import ModelStatus, StatusSnapshot
 
 _MOST_TENANTS = 10
 

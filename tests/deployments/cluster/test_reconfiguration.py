@@ -4,9 +4,9 @@ from deployments.cluster.reconfiguration import (
     changes_between,
     taken_back,
     without,
-    write_tenants,
 )
-from deployments.settings.load import load_tenants
+from deployments.cluster.serve_config import tenants_text
+from deployments.settings.load import parse_tenants
 from deployments.settings.tree import Settings
 
 
@@ -22,8 +22,8 @@ def test_changes_name_what_came_went_and_differs():
     old = settings({"a": FAST, "b": FAST, "c": FAST}, tenants={"t": {}, "u": {}})
     new = settings({"a": FAST, "b": SLOW, "d": FAST}, tenants={"t": {"weight": 2}, "u": {}})
     assert changes_between(old, new) == {
-        "added": ["d"], "removed": ["c"], "changed": ["b"], "tenants": ["t"],
-        "controllers": [],
+        "added": ["d"], "removed": ["c"], "restarted": ["b"], "updated": [], "tenants": ["t"],
+        "controllers": [], "reasons": ["b: settings.options.base_ms: 1 -> 9"],
     }  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def test_what_failed_is_what_it_was_or_not_there():
     ]
 
 
-def test_tenants_are_written_whole_and_for_their_owner_alone(tmp_path):
+def test_tenants_are_published_whole():
     settings = Settings.model_validate(
         {
             "models": {"m": {"runtime": "synthetic"}},
@@ -58,9 +58,5 @@ def test_tenants_are_written_whole_and_for_their_owner_alone(tmp_path):
             "controllers": {"frozen": True},
         }
     )
-    path = tmp_path / "tenants.yaml"
-    write_tenants(settings, path)
-    written = load_tenants(path)
-    assert (written.tenants, written.controllers) == (settings.tenants, settings.controllers)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert list(tmp_path.iterdir()) == [path]
+    published = parse_tenants(tenants_text(settings), "published")
+    assert (published.tenants, published.controllers) == (settings.tenants, settings.controllers)

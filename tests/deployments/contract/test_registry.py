@@ -11,6 +11,7 @@ from deployments.contract.registry import (
     GATHERS_S,
     LEASE_S,
     SNAPSHOT_KEEPS_S,
+    ModelOutline,
     Registry,
     ReplicaProgress,
 )
@@ -21,7 +22,7 @@ Describe = Callable[..., ModelDescription]
 @pytest.fixture
 def registry() -> Registry:
     registry = Registry(born_s=0.0)
-    registry.declare(["device"])
+    registry.declare(["device"], 0.0)
     return registry
 
 
@@ -53,8 +54,11 @@ def test_an_unknown_lease_is_not_renewed(registry: Registry) -> None:
 def test_generations_grow_even_within_a_millisecond_and_across_restarts(
     registry: Registry,
 ) -> None:
-    first, second = registry.begin("device", 10.0), registry.begin("device", 10.0)
-    again = Registry(born_s=11.0).begin("device", 11.0)
+    first, second = (
+        registry.begin("device", 10.0, ModelOutline()),
+        registry.begin("device", 10.0, ModelOutline()),
+    )
+    again = Registry(born_s=11.0).begin("device", 11.0, ModelOutline())
     assert first < second < again
 
 
@@ -82,7 +86,7 @@ def test_a_model_that_is_no_longer_declared_is_not_in_the_view(
     registry: Registry, description: Describe
 ) -> None:
     registry.announce(description(), b"", 0.0)
-    registry.declare(["other"])
+    registry.declare(["other"], 0.0)
     view = registry.view()
     assert (view.models, view.declared) == ({}, {"other"})
 
@@ -92,8 +96,8 @@ def test_every_change_that_gateways_must_hear_of_has_a_new_revision(
 ) -> None:
     seen = [registry.revision]
     for change in (
-        lambda: registry.declare(["device"]),
-        lambda: registry.begin("device", 1.0),
+        lambda: registry.declare(["device", "other"], 0.0),
+        lambda: registry.begin("device", 1.0, ModelOutline()),
         lambda: registry.announce(description(), b"", 1.0),
         lambda: registry.drain(True),
         lambda: registry.withdraw("device", 1),
@@ -115,12 +119,16 @@ def test_tokenisers_are_kept_while_somebody_uses_them(
     assert registry.blobs == {}
 
 
-def test_a_view_is_whole_once_all_were_declared(description: Describe) -> None:
+def test_a_view_is_whole_once_serve_was_heard_and_all_have_announced(description: Describe) -> None:
     registry = Registry(born_s=100.0)
     registry.announce(description(), b"", 100.0)
     assert not registry.view().complete
-    registry.declare(["device"])
+    registry.declare(["device", "late"], 100.0)
+    assert not registry.view().complete
+    revision = registry.revision
+    registry.announce(description(name="late"), b"", 101.0)
     assert registry.view().complete
+    assert registry.revision > revision
 
 
 @pytest.mark.parametrize(("after_s", "complete"), [(GATHERS_S - 0.001, False), (GATHERS_S, True)])
@@ -128,10 +136,25 @@ def test_a_view_is_whole_once_everybody_had_the_time_to_announce(
     after_s: float, complete: bool
 ) -> None:
     registry = Registry(born_s=100.0)
+    registry.declare(["device"], 100.0)
     revision = registry.revision
     assert registry.sweep(100.0 + after_s) == complete
     assert registry.view().complete == complete
     assert (registry.revision > revision) == complete
+
+
+def test_without_serves_list_no_view_is_ever_whole(description: Describe) -> None:
+    registry = Registry(born_s=100.0)
+    registry.announce(description(), b"", 100.0)
+    assert not registry.sweep(100.0 + LEASE_S)
+    assert not registry.view().complete
+    assert registry.view().declared == {"device"}
+
+
+def test_the_same_list_again_is_nothing_to_hear_of(registry: Registry) -> None:
+    revision = registry.revision
+    assert not registry.declare(["device"], 1.0)
+    assert registry.revision == revision
 
 
 def test_snapshots_of_gateways_that_went_are_dropped(registry: Registry) -> None:
@@ -142,15 +165,17 @@ def test_snapshots_of_gateways_that_went_are_dropped(registry: Registry) -> None
     assert registry.gateways == {}
 
 
-def test_progress_is_kept_by_replica_and_failures_until_the_next_declaration(
-    registry: Registry,
-) -> None:
+def test_progress_is_kept_by_replica_and_failures_until_the_next_try(registry: Registry) -> None:
     registry.report(ReplicaProgress("device", "r1", "failed", 0.0, "no memory"))
     registry.report(ReplicaProgress("device", "r2", "staging", 0.1))
     registry.report(ReplicaProgress("device", "r2", "warming", 0.5))
     assert [p.phase for p in registry.progress.values()] == ["failed", "warming"]
-    registry.declare(["device"])
+    registry.forget_failures(["other"])
+    assert [p.phase for p in registry.progress.values()] == ["failed", "warming"]
+    registry.forget_failures(["device"])
     assert [p.phase for p in registry.progress.values()] == ["warming"]
+    registry.declare(["other"], 0.0)
+    assert not registry.progress
 
 
 def test_notes_of_progress_are_bounded(registry: Registry) -> None:
@@ -160,31 +185,33 @@ def test_notes_of_progress_are_bounded(registry: Registry) -> None:
     assert ("device", "r2999") in registry.progress
 
 
-def test_an_anchor_adds_no_name_to_a_declared_list(
-    registry: Registry, description: Describe
-) -> None:
-    registry.begin("stray", 1.0)
+def test_an_anchor_adds_no_name_to_serves_list(registry: Registry, description: Describe) -> None:
+    registry.begin("stray", 1.0, ModelOutline())
     registry.announce(description(name="stray"), b"", 10.0)
     assert registry.view().declared == {"device"}
     assert registry.view().models == {}
 
 
-def test_anchors_declare_their_models_where_nobody_else_does(description: Describe) -> None:
+def test_anchors_tell_of_their_models_before_serve_was_heard(description: Describe) -> None:
     registry = Registry(born_s=0.0)
-    registry.begin("device", 1.0)
+    registry.begin("device", 1.0, ModelOutline())
+    registry.announce(description(name="other"), b"", 1.0)
+    assert registry.view().declared == {"device", "other"}
+    registry.declare(["device"], 1.0)
     assert registry.view().declared == {"device"}
+    assert registry.view().models == {}
 
 
 def test_an_anchor_says_who_stands_in_until_its_model_is_ready(registry: Registry) -> None:
-    registry.begin("device", 1.0, "small")
+    registry.begin("device", 1.0, ModelOutline(fallback="small"))
     assert registry.view().fallbacks == {"device": "small"}
-    registry.begin("device", 2.0)
+    registry.begin("device", 2.0, ModelOutline())
     assert registry.view().fallbacks == {"device": ""}
 
 
 def test_nobody_stands_in_for_what_is_not_declared(registry: Registry) -> None:
-    registry.begin("stray", 1.0, "small")
-    registry.begin("device", 1.0, "small")
+    registry.begin("stray", 1.0, ModelOutline(fallback="small"))
+    registry.begin("device", 1.0, ModelOutline(fallback="small"))
     assert registry.view().fallbacks == {"device": "small"}
-    registry.declare(["other"])
+    registry.declare(["other"], 0.0)
     assert registry.view().fallbacks == {}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from deployments.contract.errors import BadRequest, Unauthorized
+from deployments.gateway.tenancy.live_tenants import LiveTenants, PublishedTenants, TenantsPath
 from deployments.gateway.tenancy.tenants import Tenants, hash_key, new_key
-from deployments.gateway.tenancy.tenants_file import TenantsFile
 from deployments.settings.load import SettingsErrors
 from deployments.settings.tenant import TenantSettings
 from deployments.settings.tree import TenantsSettings
@@ -184,7 +184,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_replaced_file_is_read_again_and_only_then(path: Path) -> None:
-    watched = TenantsFile(path)
+    watched = LiveTenants(TenantsPath(path))
     first = watched.current
     assert first.names == ("a",)
     assert not watched.refresh()
@@ -195,14 +195,14 @@ def test_replaced_file_is_read_again_and_only_then(path: Path) -> None:
 
 
 def test_file_written_in_place_is_read_again(path: Path) -> None:
-    watched = TenantsFile(path)
+    watched = LiveTenants(TenantsPath(path))
     path.write_text("tenants: {longer: {}}\n")
     assert watched.refresh()
     assert watched.current.names == ("longer",)
 
 
 def test_same_size_and_another_time_is_another_file(path: Path) -> None:
-    watched = TenantsFile(path)
+    watched = LiveTenants(TenantsPath(path))
     path.write_text("tenants: {b: {}}\n")
     os.utime(path, ns=(1, 1))
     assert watched.refresh()
@@ -215,7 +215,7 @@ def test_switched_link_is_another_file(tmp_path: Path) -> None:
         (tmp_path / version / "tenants.yaml").write_text(f"tenants: {{{version}: {{}}}}\n")
     (tmp_path / "..data").symlink_to("one")
     (tmp_path / "tenants.yaml").symlink_to("..data/tenants.yaml")
-    watched = TenantsFile(tmp_path / "tenants.yaml")
+    watched = LiveTenants(TenantsPath(tmp_path / "tenants.yaml"))
     (tmp_path / "..new").symlink_to("two")
     os.replace(tmp_path / "..new", tmp_path / "..data")
     assert watched.refresh()
@@ -224,7 +224,7 @@ def test_switched_link_is_another_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "tenants: {a: {weight: -1}}\n", "tenants:\n", "x: [\n"])
 def test_invalid_file_keeps_the_last_good_one_and_says_so(path: Path, text: str) -> None:
-    watched = TenantsFile(path)
+    watched = LiveTenants(TenantsPath(path))
     replace(path, text)
     assert not watched.refresh()
     assert watched.current.names == ("a",)
@@ -237,7 +237,7 @@ def test_invalid_file_keeps_the_last_good_one_and_says_so(path: Path, text: str)
 
 
 def test_the_switch_of_all_controllers_is_read_with_the_tenants(path: Path) -> None:
-    watched = TenantsFile(path)
+    watched = LiveTenants(TenantsPath(path))
     assert not watched.frozen
     replace(path, "tenants: {a: {}}\ncontrollers: {frozen: true}\n")
     assert watched.refresh()
@@ -251,7 +251,7 @@ def test_the_switch_of_all_controllers_is_read_with_the_tenants(path: Path) -> N
 
 
 def test_a_priority_that_the_running_gateway_lacks_is_refused(path: Path) -> None:
-    watched = TenantsFile(path, ("gold", "silver"))
+    watched = LiveTenants(TenantsPath(path), ("gold", "silver"))
     replace(path, "tenants: {b: {priority: bulk}}\n")
     assert not watched.refresh()
     assert watched.current.names == ("a",)
@@ -260,7 +260,7 @@ def test_a_priority_that_the_running_gateway_lacks_is_refused(path: Path) -> Non
 
 
 def test_file_that_vanishes_keeps_the_last_good_one(path: Path) -> None:
-    watched = TenantsFile(path)
+    watched = LiveTenants(TenantsPath(path))
     path.unlink()
     assert not watched.refresh()
     assert watched.problem is not None
@@ -272,7 +272,70 @@ def test_file_that_vanishes_keeps_the_last_good_one(path: Path) -> None:
 
 def test_first_reading_needs_a_valid_file_or_a_fallback(tmp_path: Path) -> None:
     with pytest.raises(SettingsErrors):
-        TenantsFile(tmp_path / "none.yaml")
-    watched = TenantsFile(tmp_path / "none.yaml", fallback=OPEN)
+        LiveTenants(TenantsPath(tmp_path / "none.yaml"))
+    watched = LiveTenants(TenantsPath(tmp_path / "none.yaml"), fallback=OPEN)
     assert watched.current is OPEN
     assert watched.problem
+
+
+# ---- a folder, and what was published ------------------------------------------------------
+
+
+def test_files_of_a_folder_say_it_together(tmp_path: Path) -> None:
+    (tmp_path / "tenants.yaml").write_text("tenants: {a: {weight: 3}, b: {}}\n")
+    hashed = "sha256:" + hashlib.sha256(b"hr_a").hexdigest()
+    (tmp_path / "keys.yaml").write_text(f"tenants: {{a: {{keys: ['{hashed}']}}}}\n")
+    live = LiveTenants(TenantsPath(tmp_path))
+    assert live.current.names == ("a", "b")
+    (tmp_path / "keys.yaml").unlink()
+    assert live.refresh()
+    (tmp_path / "more.yaml").write_text("tenants: {a: {weight: 4}}\n")
+    assert not live.refresh()
+    assert live.problem is not None
+    assert "tenants.a.weight: stands in another file of the folder too" in live.problem
+
+
+def test_a_folder_that_is_emptied_keeps_the_last_good_ones(tmp_path: Path) -> None:
+    (tmp_path / "tenants.yaml").write_text("tenants: {a: {}}\n")
+    live = LiveTenants(TenantsPath(tmp_path))
+    (tmp_path / "tenants.yaml").unlink()
+    assert not live.refresh()
+    assert live.current.names == ("a",)
+    assert "has no *.yaml file" in (live.problem or "")
+
+
+class Store:
+    """The cluster's store: a text, or a fault."""
+
+    def __init__(self, text: str | None) -> None:
+        self.text = text
+        self.fault: Exception | None = None
+
+    def fetch(self) -> str | None:
+        if self.fault is not None:
+            raise self.fault
+        return self.text
+
+
+def test_published_tenants_are_taken_up_and_kept_while_the_store_is_away() -> None:
+    store = Store("tenants: {a: {}}\n")
+    live = LiveTenants(PublishedTenants(store.fetch))
+    assert not live.refresh()
+    store.text = "tenants: {b: {}}\n"
+    assert live.refresh()
+    assert live.current.names == ("b",)
+    store.fault = ConnectionError("gone")
+    assert not live.refresh()
+    assert live.current.names == ("b",)
+
+
+@pytest.mark.parametrize("text", [None, "", "tenants: {a: {weight: -1}}\n"])
+def test_nothing_published_never_opens_the_door(text: str | None) -> None:
+    with pytest.raises(SettingsErrors):
+        LiveTenants(PublishedTenants(Store(text).fetch))
+    store = Store("tenants: {a: {}}\n")
+    live = LiveTenants(PublishedTenants(store.fetch))
+    store.text = text
+    assert not live.refresh()
+    assert live.current.names == ("a",)
+    assert live.problem is not None

@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from deployments.cluster.server_status import server_status
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry import ReplicaProgress, View
-from deployments.settings.tree import Settings
+from deployments.contract.registry import ModelOutline, ReplicaProgress, View
+from deployments.contract.server_status import replica_targets, server_status
 
-SETTINGS = Settings.model_validate(
-    {"models": {"b": {"runtime": "synthetic"}, "device": {"runtime": "synthetic"}}}
-)
+TARGETS = {"b": 2, "device": 1}
 SEEN = {
     "replicas": 1,
     "waiting_rows": 7,
@@ -45,12 +42,15 @@ def gateway(seen: dict[str, Any], **fields: Any) -> dict[str, Any]:
 def raw(description: Callable[..., ModelDescription]) -> dict[str, Any]:
     view = View(1, {"device": description(version="v7")}, frozenset({"b", "device"}), False)
     notes = [ReplicaProgress("b", "b#1", "warming", 0.5)]
-    return {"view": view, "progress": notes, "gateways": {"g0": gateway(SEEN)}}
+    outlines = {"b": ModelOutline(runtime="synthetic")}
+    return {
+        "view": view, "outlines": outlines, "progress": notes, "gateways": {"g0": gateway(SEEN)},
+    }  # fmt: skip
 
 
 def test_rows_leases_and_drift_are_sums_over_gateways(raw: dict[str, Any]) -> None:
     raw["gateways"]["g1"] = gateway(OTHER)
-    starting, device = server_status(SETTINGS, raw)["models"]
+    starting, device = server_status(raw, TARGETS)["models"]
     assert (device["name"], device["version"], device["state"]) == ("device", "v7", "ready")
     assert (device["waiting_rows"], device["leases"], device["drift"]) == (14, 4, 2)
     assert (device["oldest_wait_s"], device["replicas_ready"]) == (0.5, 2)
@@ -58,19 +58,35 @@ def test_rows_leases_and_drift_are_sums_over_gateways(raw: dict[str, Any]) -> No
     assert device["ejected"] == ["r#1", "r#2"]
     assert device["rows_by_tenant"] == {"a": 3, "acme": 11}
     assert (starting["state"], starting["waiting_rows"]) == ("starting", 0)
+    assert (starting["runtime"], starting["replicas"], starting["replicas_ready"]) == (
+        "synthetic", 2, 0,
+    )  # fmt: skip
 
 
 def test_a_server_is_frozen_once_every_gateway_is(raw: dict[str, Any]) -> None:
-    assert not server_status(SETTINGS, raw)["frozen"]
+    assert not server_status(raw, TARGETS)["frozen"]
     raw["gateways"]["g0"]["frozen"] = True
-    assert server_status(SETTINGS, raw)["frozen"]
+    assert server_status(raw, TARGETS)["frozen"]
     raw["gateways"]["g1"] = gateway(OTHER)
-    assert not server_status(SETTINGS, raw)["frozen"]
+    assert not server_status(raw, TARGETS)["frozen"]
     raw["gateways"].clear()
-    assert not server_status(SETTINGS, raw)["frozen"]
+    assert not server_status(raw, TARGETS)["frozen"]
 
 
 def test_a_gateways_problem_is_the_servers(raw: dict[str, Any]) -> None:
     raw["gateways"]["g1"] = gateway(OTHER, problem="tenants are stale")
-    status = server_status(SETTINGS, raw)
+    status = server_status(raw, TARGETS)
     assert (status["problem"], status["gateways"]) == ("tenants are stale", 2)
+
+
+def test_targets_are_those_of_models_replicas_alone() -> None:
+    details = {
+        "gateway": {"deployments": {"gateway": {"target_num_replicas": 2}}},
+        "model-a": {
+            "deployments": {
+                "anchor": {"target_num_replicas": 1}, "model": {"target_num_replicas": 3},
+            }
+        },
+        "model-b": {"deployments": {}},
+    }  # fmt: skip
+    assert replica_targets(details) == {"a": 3, "b": 0}

@@ -7,11 +7,11 @@ what a gateway sees. Pure: a dictionary of the registry's in, the snapshot of `s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
-from deployments.settings.model import ModelSettings
-from deployments.settings.tree import Settings
+from deployments.contract.app_names import MODEL_DEPLOYMENT, is_model_app, model_name
+from deployments.contract.registry import ModelOutline
 
 
 class ModelStatus(TypedDict):
@@ -54,33 +54,49 @@ class StatusSnapshot(TypedDict):
     problem: str | None
 
 
-def server_status(settings: Settings, raw: dict[str, Any]) -> dict[str, Any]:
-    """`raw`: what `RegistryActor.status` answers."""
+def server_status(raw: dict[str, Any], targets: Mapping[str, int]) -> dict[str, Any]:
+    """`raw`: what `RegistryActor.status` answers. `targets`: how many replicas of each model Serve
+    is to run."""
     gateways = list(raw["gateways"].values())
     problems = [str(g["problem"]) for g in gateways if g.get("problem")]
-    models = settings.models
+    names = sorted(raw["view"].declared)
     return {
-        "models": [_model(name, models[name], raw, gateways) for name in sorted(models)],
+        "models": [_model(name, targets.get(name, 0), raw, gateways) for name in names],
         "gateways": len(gateways),
         "frozen": bool(gateways) and all(g["frozen"] for g in gateways),
         "problem": problems[0] if problems else None,
     }
 
 
+def replica_targets(applications: Mapping[str, Any]) -> dict[str, int]:
+    """Of Serve's details by application (`ServeInstanceDetails`): replicas of each model that it is
+    to run."""
+    return {
+        model_name(app): sum(
+            deployment["target_num_replicas"]
+            for name, deployment in details["deployments"].items()
+            if name == MODEL_DEPLOYMENT
+        )
+        for app, details in applications.items()
+        if is_model_app(app)
+    }
+
+
 def _model(
-    name: str, model: ModelSettings, raw: dict[str, Any], gateways: list[dict[str, Any]]
+    name: str, target: int, raw: dict[str, Any], gateways: list[dict[str, Any]]
 ) -> ModelStatus:
     seen = [g["models"][name] for g in gateways if name in g["models"]]
     live = raw["view"].models.get(name)
     ready = max((s["replicas"] for s in seen), default=0)
+    outline: ModelOutline = raw["outlines"].get(name, ModelOutline())
     phases = {p.phase for p in raw["progress"] if p.model == name}
     return ModelStatus(
         name=name,
         version=live.version if live else "",
-        runtime=model.runtime,
+        runtime=outline.runtime,
         state=_state(live is not None and ready > 0, phases),
         replicas_ready=ready,
-        replicas=model.replicas.count,
+        replicas=target,
         waiting_rows=sum(s["waiting_rows"] for s in seen),
         late_rows=sum(s["late_rows"] for s in seen),
         oldest_wait_s=max((s["oldest_wait_s"] for s in seen), default=0.0),

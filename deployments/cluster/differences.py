@@ -1,0 +1,94 @@
+"""What putting a list of Serve applications would do to those that run: which start, end, restart,
+change in place, and because of which values.
+
+Serve builds an application anew, and replaces its processes, when its import path, its runtime
+environment or its arguments differ; a replica's resources replace that deployment's processes.
+Every other option of a deployment changes while it runs. Pure: two lists in, differences out.
+Source: reading of ray 2.60 `serve/_private/deploy_utils.py`, `version.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["added", "removed", "restarted", "updated"]
+_BUILDS = ("import_path", "runtime_env", "args")
+_REPLACES = (
+    "ray_actor_options", "placement_group_bundles", "placement_group_strategy",
+    "max_replicas_per_node",
+)  # fmt: skip
+_ABSENT = "unset"
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of one application. `reasons`: "path: old -> new", of what restarts it before the rest; none
+    where it is added or removed."""
+
+    application: str
+    kind: Kind
+    reasons: tuple[str, ...] = ()
+
+
+Applications = Mapping[str, Mapping[str, Any]]
+
+
+def by_name(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The applications of a Serve config."""
+    return {app["name"]: app for app in config["applications"]}
+
+
+def differences(running: Applications, wanted: Applications) -> list[Difference]:
+    """Applications by name, as Serve's config has them. In the order of `wanted`, the removed
+    last; those that stay as they are are left out."""
+    found = [
+        _compared(name, running[name], app) if name in running else Difference(name, "added")
+        for name, app in wanted.items()
+    ]
+    removed = [Difference(name, "removed") for name in running if name not in wanted]
+    return [each for each in found if each is not None] + removed
+
+
+def _compared(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference | None:
+    builds = [reason for at in _BUILDS for reason in _changes(old.get(at), new.get(at), "")]
+    restarts, updates = _of_deployments(old, new)
+    if builds or restarts:
+        return Difference(name, "restarted", (*builds, *restarts, *updates))
+    return Difference(name, "updated", tuple(updates)) if updates else None
+
+
+def _of_deployments(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """What replaces processes, and what changes while they run."""
+    before, after = _deployments(old), _deployments(new)
+    restarts: list[str] = []
+    updates: list[str] = []
+    for deployment in before.keys() | after.keys():
+        was, will = before.get(deployment, {}), after.get(deployment, {})
+        for option in sorted(was.keys() | will.keys()):
+            reasons = _changes(was.get(option), will.get(option), f"{deployment}.{option}")
+            (restarts if option in _REPLACES else updates).extend(reasons)
+    return restarts, updates
+
+
+def _deployments(app: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {each["name"]: each for each in app.get("deployments") or ()}
+
+
+def _changes(old: Any, new: Any, path: str) -> Iterator[str]:
+    """Of two values that JSON can carry; an empty mapping and none at all are the same."""
+    if isinstance(old, Mapping) or isinstance(new, Mapping):
+        was = old if isinstance(old, Mapping) else {}
+        will = new if isinstance(new, Mapping) else {}
+        for name in [*was, *(n for n in will if n not in was)]:
+            at = f"{path}.{name}" if path else str(name)
+            yield from _changes(was.get(name), will.get(name), at)
+    elif old != new:
+        yield f"{path}: {_shown(old)} -> {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    text = _ABSENT if value is None else str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

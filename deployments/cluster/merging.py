@@ -1,0 +1,76 @@
+"""Our applications among those of others on one cluster.
+
+Serve takes a whole list at a time and deletes what was in the last one and is not in this, so
+whoever puts ours must put the others' again, word for word. Applications that were deployed from
+code (`serve.run`) are in no list and stay by themselves. Pure: Serve's details in, a list out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from deployments.cluster.serve_config import BUILDERS
+from deployments.cluster.serve_rest import ClusterError
+
+_LISTENS = ("host", "port")
+
+
+def ours(details: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Configs of the applications that our builders make, by name, as they were put."""
+    return {name: app for name, app in _configs(details) if _is_ours(app)}
+
+
+def others(details: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Configs of everybody else's that were put as a list."""
+    return {name: app for name, app in _configs(details) if not _is_ours(app)}
+
+
+def merged(config: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with everybody else's applications. Raises ClusterError where they cannot go
+    together: a name or a route is taken, or Serve listens elsewhere."""
+    foreign = others(details)
+    for app in config["applications"]:
+        if conflict := _conflict(app, details, foreign):
+            raise ClusterError(conflict)
+    if details.get("applications"):
+        _check_address(config["http_options"], details.get("http_options") or {})
+    return {**config, "applications": [*config["applications"], *foreign.values()]}
+
+
+def only_others(details: Mapping[str, Any]) -> dict[str, Any]:
+    """The list that is left when ours are gone."""
+    return {"applications": list(others(details).values())}
+
+
+def _configs(details: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, app in details.get("applications", {}).items():
+        if config := app.get("deployed_app_config"):
+            yield name, config
+
+
+def _is_ours(app: Mapping[str, Any]) -> bool:
+    return str(app.get("import_path", "")).startswith(f"{BUILDERS}:")
+
+
+def _conflict(
+    app: Mapping[str, Any], details: Mapping[str, Any], foreign: Mapping[str, Any]
+) -> str | None:
+    name, route = app["name"], app["route_prefix"]
+    running = details.get("applications", {}).get(name)
+    if running is not None and (name in foreign or not running.get("deployed_app_config")):
+        return f"an application named {name} that is not Headrace's runs there; delete it first"
+    for other, found in details.get("applications", {}).items():
+        if route is not None and other != name and found.get("route_prefix") == route:
+            return f"application {other} has the route {route} already; delete it first"
+    return None
+
+
+def _check_address(wanted: Mapping[str, Any], running: Mapping[str, Any]) -> None:
+    """Serve reads them once, when it starts, and ignores them later."""
+    for option in _LISTENS:
+        if option in running and running[option] != wanted[option]:
+            raise ClusterError(
+                f"Serve listens with {option} {running[option]} there, and gateway.{option} is "
+                f"{wanted[option]}; Serve reads it only when it starts"
+            )

@@ -1,0 +1,156 @@
+"""A cluster of somebody's that runs our applications, over Serve's REST alone.
+
+Nothing here needs Ray, or a process of ours on the head node: what runs is what Serve lists, and
+every change is another list. An application whose last deployment failed would not be tried again
+by putting the same list, so it is deleted first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.cluster.differences import Difference, by_name, differences
+from deployments.cluster.merging import merged, only_others, ours
+from deployments.cluster.serve_config import tenants_text
+from deployments.cluster.serve_rest import ClusterError, ServeRest
+from deployments.contract.app_names import GATEWAY_APP, TENANTS_APP
+from deployments.settings.load import parse_tenants
+from deployments.settings.tree import ControllerSettings
+
+_FAILED = "DEPLOY_FAILED"
+_RUNNING = "RUNNING"
+_POLL_S = 1.0
+_MESSAGE_LINES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationState:
+    """state: as Serve names it. replicas: running of those that are to run, anchors not counted."""
+
+    name: str
+    state: str
+    running: int
+    target: int
+    message: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.state.lower()}, {self.running}/{self.target} replicas"
+
+
+class RemoteCluster:
+    """`pause` waits between two looks; both are a test's to replace."""
+
+    def __init__(
+        self,
+        rest: ServeRest,
+        pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rest = rest
+        self._pause = pause
+        self._clock = clock
+
+    def differences(self, config: Mapping[str, Any]) -> list[Difference]:
+        """What `deploy` would do. Raises ClusterError as it does."""
+        details = self._rest.details()
+        merged(config, details)
+        return differences(ours(details), by_name(config))
+
+    def deploy(self, config: Mapping[str, Any]) -> list[Difference]:
+        """Puts our applications beside everybody else's; what it does to ours."""
+        details = self._rest.details()
+        found = differences(ours(details), by_name(config))
+        whole = merged(config, details)
+        failed = {s.name for s in states(details) if s.state == _FAILED}
+        again = [app for app in whole["applications"] if app["name"] not in failed]
+        if len(again) < len(whole["applications"]):
+            self._rest.put({**whole, "applications": again})
+            self._until_gone(failed)
+        self._rest.put(whole)
+        return found
+
+    def watch(
+        self, config: Mapping[str, Any], limit_s: float, say: Callable[[str], None]
+    ) -> list[ApplicationState]:
+        """Until all applications of `config` run, saying each change of their states; those that
+        failed. Raises ClusterError at the limit."""
+        names = by_name(config).keys()
+        end = self._clock() + limit_s
+        said: dict[str, str] = {}
+        while True:
+            found = [s for s in states(self._rest.details()) if s.name in names]
+            for state in found:
+                if said.get(state.name) != str(state):
+                    said[state.name] = str(state)
+                    say(str(state))
+            waits = [s for s in found if s.state not in (_RUNNING, _FAILED)]
+            if not waits and len(found) == len(names):
+                return [s for s in found if s.state == _FAILED]
+            if self._clock() > end:
+                late = ", ".join(s.name for s in waits) or "some applications"
+                raise ClusterError(f"{late} not ready after {limit_s:g} s; they go on starting")
+            self._pause(_POLL_S)
+
+    def remove(self, say: Callable[[str], None]) -> None:
+        """Takes our applications away: the gateway first, so that what is under way is finished,
+        then the models."""
+        details = self._rest.details()
+        mine = ours(details)
+        if not mine:
+            raise ClusterError("no application of Headrace runs there")
+        if GATEWAY_APP in mine:
+            say("the gateways finish what they have")
+            kept = [app for name, app in mine.items() if name != GATEWAY_APP]
+            left = only_others(details)["applications"]
+            self._rest.put({"applications": [*kept, *left]})
+            self._until_gone({GATEWAY_APP})
+        say("the models end")
+        self._rest.put(only_others(details))
+        self._until_gone(set(mine))
+
+    def states(self) -> list[ApplicationState]:
+        return list(states(self._rest.details()))
+
+    def freeze(self, frozen: bool) -> None:
+        """Publishes the tenants that are in force with the controllers' switch set so."""
+        details = self._rest.details()
+        mine = ours(details)
+        if TENANTS_APP not in mine:
+            raise ClusterError(
+                "nothing publishes tenants there; where gateway.tenants_path names a file, set "
+                "controllers.frozen in it"
+            )
+        switched = {**mine, TENANTS_APP: _frozen(mine[TENANTS_APP], frozen)}
+        left = only_others(details)["applications"]
+        self._rest.put({"applications": [*switched.values(), *left]})
+
+    def _until_gone(self, names: set[str]) -> None:
+        while names & self._rest.details().get("applications", {}).keys():
+            self._pause(_POLL_S)
+
+
+def _frozen(application: Mapping[str, Any], frozen: bool) -> dict[str, Any]:
+    args = application["args"]
+    tenants = parse_tenants(args["tenants"], TENANTS_APP, args["priorities"])
+    switch = ControllerSettings(frozen=frozen)
+    text = tenants_text(tenants.model_copy(update={"controllers": switch}))
+    return {**application, "args": {**args, "tenants": text}}
+
+
+def states(details: Mapping[str, Any]) -> Iterator[ApplicationState]:
+    """Of our applications."""
+    mine = ours(details)
+    for name, app in details.get("applications", {}).items():
+        if name in mine:
+            counted = [d for n, d in app["deployments"].items() if n != "anchor"]
+            running = sum(_running(deployment) for deployment in counted)
+            target = sum(deployment["target_num_replicas"] for deployment in counted)
+            message = "\n".join(app["message"].strip().splitlines()[-_MESSAGE_LINES:])
+            yield ApplicationState(name, app["status"], running, target, message)
+
+
+def _running(deployment: Mapping[str, Any]) -> int:
+    return sum(replica["state"] == _RUNNING for replica in deployment["replicas"])

@@ -1,0 +1,52 @@
+"""Settings from another folder than the one that a running server resolves relative paths against.
+
+A copy of the settings file in another checkout names the same models by the same relative paths;
+where the files there are the same, nothing has changed and nothing restarts. Where they differ, the
+path is made absolute, so that the model restarts from the new files.
+"""
+
+from __future__ import annotations
+
+import filecmp
+from pathlib import Path
+from typing import Any
+
+from deployments.settings import sources
+from deployments.settings.load import paths_of
+from deployments.settings.tree import Settings
+
+
+def relative_to(settings: Settings, folder: Path, served: Path) -> Settings:
+    """`settings` with paths as written, of a file in `folder`, for a server that resolves relative
+    ones against `served`."""
+    if folder == served:
+        return settings
+    data = settings.model_dump(mode="json", exclude_unset=True)
+    for model in data["models"].values():
+        for section, name in paths_of(model):
+            section[name] = _path(section[name], folder, served)
+    return Settings.model_validate(data)
+
+
+def _path(written: Any, folder: Path, served: Path) -> str:
+    new, old = sources.absolute(written, folder), sources.absolute(written, served)
+    # A folder that is to be written need not be there yet, in either place.
+    if new == old or not Path(new).exists() or same_content(Path(new), Path(old)):
+        return str(written)
+    return new
+
+
+def same_content(one: Path, other: Path) -> bool:
+    """Whether two files, or all files of two folders, have the same names and bytes."""
+    if one.is_dir() != other.is_dir() or not other.exists():
+        return False
+    if one.is_file():
+        return filecmp.cmp(one, other, shallow=False)
+    names = _files(one)
+    return names == _files(other) and all(
+        filecmp.cmp(one / name, other / name, shallow=False) for name in names
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(each.relative_to(folder) for each in folder.rglob("*") if each.is_file())

@@ -1,0 +1,124 @@
+"""The tenants that are in force, from where they may be replaced while the gateway runs.
+
+Either a file or folder on the gateway's node (a mounted ConfigMap and its Secrets, replaced by a
+rename or a switched link), or what was published in the cluster's store. Whichever it is: what
+cannot be used, or is gone, leaves the last good one in force and says why; nothing at all never
+means that everybody may come in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from deployments.gateway.tenancy.tenants import Tenants
+from deployments.settings.gateway import PRIORITIES
+from deployments.settings.load import SettingsErrors, load_tenants, parse_tenants
+from deployments.settings.tree import TenantsSettings
+from yaml_document.mistakes import Mistake
+
+_PUBLISHED = "the published tenants"
+
+
+class TenantsSource(Protocol):
+    def signature(self) -> Hashable | None:
+        """Of what would be read now: another one where it was replaced. None: it is not there."""
+
+    def read(self, priorities: Sequence[str]) -> TenantsSettings:
+        """Raises SettingsErrors."""
+
+
+class TenantsPath:
+    """A file, or a folder whose *.yaml files say it together."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path)
+
+    def signature(self) -> Hashable | None:
+        try:
+            return tuple(_signature(each) for each in self._files())
+        except OSError:
+            return None
+
+    def _files(self) -> list[Path]:
+        return sorted(self._path.glob("*.yaml")) if self._path.is_dir() else [self._path]
+
+    def read(self, priorities: Sequence[str]) -> TenantsSettings:
+        return load_tenants(self._path, priorities)
+
+
+def _signature(path: Path) -> tuple[str, int, int, int, int]:
+    status = os.stat(path)
+    return path.name, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class PublishedTenants:
+    """`fetch`: the text in the cluster's store, None where there is none; may raise."""
+
+    def __init__(self, fetch: Callable[[], str | None]) -> None:
+        self._fetch = fetch
+        self._text: str | None = None
+        self._fault = "nobody has published any"
+
+    def signature(self) -> Hashable | None:
+        try:
+            self._text = self._fetch()
+        except Exception as fault:
+            # Whatever keeps the store from answering: what was read last stays in force.
+            self._text, self._fault = None, f"the cluster's store does not answer ({fault})"
+        return self._text
+
+    def read(self, priorities: Sequence[str]) -> TenantsSettings:
+        if self._text is None:
+            raise SettingsErrors([Mistake(_PUBLISHED, 0, "", f"cannot be read: {self._fault}")])
+        return parse_tenants(self._text, _PUBLISHED, priorities)
+
+
+class LiveTenants:
+    """`current` is always whole and valid: a source that cannot be used leaves the last good one in
+    force and says why in `problem`; beside it whether controllers are `frozen`. Reading may take a
+    while: call `refresh` from a thread. `priorities`: the gateway's, which don't change while it
+    runs. The first reading has nothing to fall back on but `fallback`, and raises SettingsErrors
+    without one.
+    """
+
+    def __init__(
+        self,
+        source: TenantsSource,
+        priorities: Sequence[str] = PRIORITIES,
+        *,
+        fallback: Tenants | None = None,
+    ) -> None:
+        self._source = source
+        self._priorities = tuple(priorities)
+        self._seen: Hashable | None = None
+        self.problem: str | None = None
+        self.frozen = False
+        if fallback is None:
+            self._seen = source.signature()
+            self._read()
+        else:
+            self.current = fallback
+            self.refresh()
+
+    def refresh(self) -> bool:
+        """Reads the source if it is another than last time; whether `current` was replaced."""
+        # Taken before it is read: a change in between is then seen next time.
+        signature = self._source.signature()
+        if signature is not None and signature == self._seen:
+            return False
+        self._seen = signature
+        try:
+            self._read()
+        except SettingsErrors as error:
+            self.problem = str(error)
+            return False
+        self.problem = None
+        return True
+
+    def _read(self) -> None:
+        loaded = self._source.read(self._priorities)
+        self.current = Tenants(loaded.tenants, self._priorities)
+        self.frozen = loaded.controllers.frozen

@@ -1,0 +1,91 @@
+"""The command line's way to a Ray cluster that it did not start: `deploy`, and `diff`, `status`,
+`freeze` and `stop` with `--address`, over Serve's REST interface.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import yaml
+
+from deployments.cluster.differences import Difference
+from deployments.cluster.remote_cluster import RemoteCluster
+from deployments.cluster.serve_config import serve_config
+from deployments.cluster.serve_rest import ServeRest, address_of, token_of
+from deployments.settings.load import load
+from deployments.settings.tree import Settings
+
+
+def build(path: Path) -> int:
+    """Prints the applications of a settings file as YAML. Raises SettingsErrors."""
+    click.echo(yaml.safe_dump(serve_config(_portable(path)), sort_keys=False), nl=False)
+    return 0
+
+
+def deploy(path: Path, address: str | None, *, wait: bool) -> int:
+    """The exit code: 1 when an application failed. Raises SettingsErrors and ClusterError."""
+    settings = _portable(path)
+    config = serve_config(settings)
+    cluster = _cluster(address)
+    _say(cluster.deploy(config))
+    if not wait:
+        return 0
+    limit_s = max(m.replicas.start_timeout_s for m in settings.models.values())
+    failed = cluster.watch(config, limit_s, lambda line: click.echo(line, err=True))
+    for state in failed:
+        click.echo(f"{state.name} cannot start:\n{state.message}", err=True)
+    return 1 if failed else 0
+
+
+def diff(path: Path, address: str) -> int:
+    """Says what `deploy` would do, and why. Raises SettingsErrors and ClusterError."""
+    _say(_cluster(address).differences(serve_config(_portable(path))))
+    return 0
+
+
+def status(address: str, *, as_json: bool) -> int:
+    """What Serve says of our applications; what gateways know they say themselves."""
+    found = _cluster(address).states()
+    if as_json:
+        click.echo(json.dumps({"applications": [asdict(state) for state in found]}))
+        return 0
+    for state in found:
+        click.echo(f"{state}" + (f"\n  {state.message}" if state.message else ""))
+    if not found:
+        click.echo("no application of Headrace runs there")
+    return 0
+
+
+def freeze(frozen: bool, address: str) -> int:
+    """Raises ClusterError."""
+    _cluster(address).freeze(frozen)
+    click.echo(f"controllers: {'frozen' if frozen else 'no longer frozen'}")
+    return 0
+
+
+def stop(address: str) -> int:
+    """Lets our applications finish what they have, and deletes them. Raises ClusterError."""
+    _cluster(address).remove(lambda line: click.echo(line, err=True))
+    click.echo("Headrace's applications are gone from the cluster")
+    return 0
+
+
+def _cluster(address: str | None) -> RemoteCluster:
+    return RemoteCluster(ServeRest(address_of(address), token_of()))
+
+
+def _portable(path: Path) -> Settings:
+    """For machines that are not this one: files are looked for there."""
+    return load(path, here=False, absolute=False)
+
+
+def _say(found: list[Difference]) -> None:
+    for each in found:
+        click.echo(f"{each.application}: {each.kind}")
+        for reason in each.reasons:
+            click.echo(f"  {reason}")
+    if not found:
+        click.echo("nothing changed")

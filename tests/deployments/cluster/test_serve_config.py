@@ -1,0 +1,112 @@
+"""What stands in a model's arguments, and what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.cluster.differences import by_name, differences
+from deployments.cluster.serve_config import serve_config
+from deployments.settings.load import load
+
+FILE = """
+models:
+  device:
+    runtime: synthetic
+    slo: {latency_ms: 50}
+    replicas: {count: 2, slots: 3, num_cpus: 0.25}
+tenants:
+  acme: {weight: 3}
+gateway: {replicas: 2, host: 0.0.0.0, drain_s: 10, log: {level: debug}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path):
+    def make(text: str = FILE, *replaced: tuple[str, str]) -> dict[str, Any]:
+        for old, new in replaced:
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / "settings.yaml"
+        path.write_text(text)
+        return serve_config(load(path, here=False, absolute=False))
+
+    return make
+
+
+def kinds(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
+    return {d.application: d.kind for d in differences(by_name(old), by_name(new))}
+
+
+def test_a_models_arguments_are_what_the_user_wrote_of_its_replicas(config) -> None:
+    model = by_name(config())["model-device"]
+    assert model["args"] == {
+        "name": "device",
+        "settings": {
+            "runtime": "synthetic", "slo": {"latency_ms": 50.0}, "replicas": {"slots": 3},
+        },
+        "channel": {},
+    }  # fmt: skip
+    (replicas,) = model["deployments"]
+    assert (replicas["num_replicas"], replicas["ray_actor_options"]["num_cpus"]) == (2, 0.25)
+    # A batch of each gateway's staged ones behind the one that runs, at the hang limit, and grace.
+    assert replicas["graceful_shutdown_timeout_s"] == 30 * (1 + 2 * 2) + 20
+
+
+@pytest.mark.parametrize(
+    ("change", "restarts"),
+    [
+        (("level: debug", "level: info"), {"gateway": "restarted"}),
+        (("count: 2", "count: 5"), {"model-device": "updated"}),
+        (
+            ("gateway: {replicas: 2", "gateway: {replicas: 3"),
+            {"gateway": "updated", "model-device": "updated"},
+        ),
+        (("weight: 3", "weight: 4"), {"headrace-tenants": "restarted"}),
+        (("latency_ms: 50", "latency_ms: 60"), {"model-device": "restarted"}),
+        (("num_cpus: 0.25", "num_cpus: 0.5"), {"model-device": "restarted"}),
+        (("drain_s: 10", "drain_s: 10"), {}),
+    ],
+)
+def test_a_change_touches_what_it_shapes_and_nothing_else(config, change, restarts) -> None:
+    assert kinds(config(), config(FILE, change)) == restarts
+
+
+def test_where_the_file_lies_is_in_no_argument(tmp_path: Path) -> None:
+    text = "models: {m: {runtime: onnxruntime, source: models/m.onnx}}\n"
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "settings.yaml").write_text(text)
+    configs = [
+        serve_config(load(tmp_path / folder / "settings.yaml", here=False, absolute=False))
+        for folder in ("one", "two")
+    ]
+    assert configs[0] == configs[1]
+    assert by_name(configs[0])["model-m"]["args"]["settings"]["source"] == "models/m.onnx"
+
+
+def test_tenants_have_no_application_where_a_path_names_them(config) -> None:
+    text = "models: {m: {runtime: synthetic}}\ngateway: {tenants_path: /etc/tenants}\n"
+    apps = by_name(config(text))
+    assert set(apps) == {"gateway", "model-m"}
+    assert apps["gateway"]["args"]["tenants_path"] == "/etc/tenants"
+
+
+def test_a_reason_names_the_value_before_and_after(config) -> None:
+    old, new = (
+        config(),
+        config(FILE, ("latency_ms: 50", "latency_ms: 60"), ("count: 2", "count: 1")),
+    )
+    (found,) = differences(by_name(old), by_name(new))
+    assert found.reasons == (
+        "settings.slo.latency_ms: 50.0 -> 60.0",
+        "model.num_replicas: 2 -> 1",
+    )
+
+
+def test_what_came_and_went_is_told_in_order(config) -> None:
+    old = config("models: {a: {runtime: synthetic}, b: {runtime: synthetic}}\n")
+    new = config("models: {c: {runtime: synthetic}, a: {runtime: synthetic}}\n")
+    assert list(kinds(old, new).items()) == [("model-c", "added"), ("model-b", "removed")]
