@@ -29,6 +29,11 @@ _address = click.option(
     help="Of a Ray cluster's dashboard (http://HEAD:8265): that cluster, not a server started "
     "here. Its token is $RAY_AUTH_TOKEN.",
 )
+_url = click.option(
+    "--url",
+    metavar="URL",
+    help="Of a server's gateways, with an operator's key in $HEADRACE_OPERATOR_KEY.",
+)
 
 
 class _Answering(click.Group):
@@ -56,6 +61,7 @@ def _explained(error: Exception) -> int | None:
         ("deployments.tools.profile.errors", "CannotProfile", 1),
         ("deployments.cluster.server_files", "NoServer", 1),
         ("deployments.tools.control", "ServerRefused", 1),
+        ("deployments.tools.operator", "OperatorRefused", 1),
         ("deployments.cluster.serve_rest", "ClusterError", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),
@@ -145,12 +151,19 @@ def diff(file: Path, port: int | None, address: str | None) -> None:
 @main.command()
 @_port_of_server
 @_address
+@_url
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def status(port: int | None, address: str | None, as_json: bool) -> None:
-    """Show a running server's models, replicas and queues."""
+def status(port: int | None, address: str | None, url: str | None, as_json: bool) -> None:
+    """Show a running server's models, replicas and queues.
+
+    With --address: what Ray Serve knows, which are the applications' states and replicas.
+    """
     if address is not None:
         _call("deployments.tools.remote", "status", address, as_json=as_json)
-    snapshot = _function("deployments.tools.control", "status")(port)
+    if url is not None:
+        snapshot = _function("deployments.tools.operator", "status")(url)
+    else:
+        snapshot = _function("deployments.tools.control", "status")(port)
     from deployments.tools.console import status_table
 
     if as_json:
@@ -163,7 +176,8 @@ def status(port: int | None, address: str | None, as_json: bool) -> None:
 @click.argument("switch", type=click.Choice(["on", "off"]))
 @_port_of_server
 @_address
-def freeze(switch: str, port: int | None, address: str | None) -> None:
+@_url
+def freeze(switch: str, port: int | None, address: str | None, url: str | None) -> None:
     """Stop all that learns in a running server (on), or let it learn again (off).
 
     What has been learnt stays in force. Holds until the next `freeze`, or until an `apply`, which
@@ -171,6 +185,8 @@ def freeze(switch: str, port: int | None, address: str | None) -> None:
     """
     if address is not None:
         _call("deployments.tools.remote", "freeze", switch == "on", address)
+    if url is not None:
+        _call("deployments.tools.operator", "freeze", switch == "on", url)
     _call("deployments.tools.control", "freeze", switch == "on", port)
 
 

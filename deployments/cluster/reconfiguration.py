@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deployments.cluster.differences import by_name, differences
-from deployments.cluster.serve_config import serve_config, tenants_text
+from deployments.cluster.serve_config import serve_config
 from deployments.cluster.source_folders import relative_to
 from deployments.contract.app_names import is_model_app, model_name
-from deployments.settings.load import SettingsErrors, load
+from deployments.settings.load import SettingsErrors, load, tenants_text
 from deployments.settings.tree import ControllerSettings, Settings
 
 KINDS = ("added", "removed", "restarted", "updated")

@@ -14,10 +14,9 @@ from typing import Any
 
 from deployments.cluster.differences import Difference, by_name, differences
 from deployments.cluster.merging import merged, only_others, ours
-from deployments.cluster.serve_config import tenants_text
 from deployments.cluster.serve_rest import ClusterError, ServeRest
 from deployments.contract.app_names import GATEWAY_APP, TENANTS_APP
-from deployments.settings.load import parse_tenants
+from deployments.settings.load import parse_tenants, tenants_text
 from deployments.settings.tree import ControllerSettings
 
 _FAILED = "DEPLOY_FAILED"

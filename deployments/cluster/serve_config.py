@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import yaml
-
 from deployments.contract.app_names import (
     GATEWAY_APP,
     GATEWAY_DEPLOYMENT,
@@ -24,8 +22,9 @@ from deployments.contract.app_names import (
     model_app,
 )
 from deployments.settings.gateway import GatewaySettings
+from deployments.settings.load import tenants_text
 from deployments.settings.model import ModelSettings
-from deployments.settings.tree import Settings, TenantsSettings
+from deployments.settings.tree import Settings
 
 BUILDERS = "deployments.cluster.applications"
 GRACE_S = 20.0
@@ -55,12 +54,6 @@ def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, 
         "logging_config": {"enable_access_log": False, "encoding": "JSON"},
         "applications": applications,
     }
-
-
-def tenants_text(settings: TenantsSettings) -> str:
-    """What gateways take up while they run, as a file of it would say."""
-    taken_up = settings.model_dump(mode="json", include=set(TenantsSettings.model_fields))
-    return str(yaml.safe_dump(taken_up))
 
 
 def _gateway_application(gateway: GatewaySettings, one_machine: bool) -> dict[str, Any]:

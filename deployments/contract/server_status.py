@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from deployments.contract.app_names import MODEL_DEPLOYMENT, is_model_app, model_name
 from deployments.contract.registry import ModelOutline
@@ -43,11 +43,12 @@ class ModelStatus(TypedDict):
 
 class StatusSnapshot(TypedDict):
     """problem: what an operator should look at, such as a tenants file that is not in force.
-    frozen: whether the controllers of all models are, at every gateway."""
+    frozen: whether the controllers of all models are, at every gateway. pid, uptime_s: of the host
+    process, where there is one."""
 
     url: str
-    pid: int
-    uptime_s: float
+    pid: NotRequired[int]
+    uptime_s: NotRequired[float]
     gateways: int
     models: Sequence[ModelStatus]
     frozen: bool

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from deployments.contract import errors
 from deployments.gateway.http import router
@@ -21,6 +22,7 @@ from deployments.gateway.http.codecs import (
 )
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
+from deployments.gateway.http.operator_pages import OperatorPages
 from deployments.gateway.http.pages import Pages
 from deployments.gateway.http.protocols import error_shapes, openai_generation
 from deployments.gateway.http.protocols.types import Encoded
@@ -47,10 +49,15 @@ class GatewayApp:
     """`connection(client)` hears of every request's client address, for keep-alive counters."""
 
     def __init__(
-        self, services: GatewayServices, pages: Pages, connection: Callable[[object], None]
+        self,
+        services: GatewayServices,
+        pages: Pages,
+        operator: OperatorPages,
+        connection: Callable[[object], None],
     ) -> None:
         self._pipeline = Pipeline(services)
         self._pages = pages
+        self._operator = operator
         self._connection = connection
         self._disconnects = DisconnectWatch()
 
@@ -91,6 +98,8 @@ class GatewayApp:
         codec = _CODECS.get(route.endpoint)
         if codec is not None:
             await self._pipeline.answer(exchange, codec, route.model, route.version)
+        elif self._operator.has(route):
+            await self._operator.answer(exchange, route)
         else:
             await self._pages.answer(exchange, route)
 
@@ -134,12 +143,15 @@ def assembled(
     models: Catalogue,
     pool: FairThreadPool,
     telemetry: GatewayTelemetry,
+    registry: Any = None,
 ) -> GatewayApp:
     """The app over parts that its owner made, and ends."""
     services = GatewayServices(
         settings, tenants=tenants, models=models, pool=pool, watcher=telemetry
     )
-    return GatewayApp(services, Pages(models, telemetry, settings.priorities), telemetry.connection)
+    pages = Pages(models, telemetry, settings.priorities)
+    operator = OperatorPages(registry, tenants)
+    return GatewayApp(services, pages, operator, telemetry.connection)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

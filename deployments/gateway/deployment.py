@@ -64,7 +64,9 @@ class Gateway:
             partial(ServeChannel, tls=client_tls(channel_tls(settings.channel))),
         )
         self._telemetry.watch(self._models, self._pool, self._tenants)
-        self._app = assembled(settings, self._tenants, self._models, self._pool, self._telemetry)
+        self._app = assembled(
+            settings, self._tenants, self._models, self._pool, self._telemetry, self._registry
+        )
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._models.follow()),
@@ -103,12 +105,16 @@ class Gateway:
 async def _first_tenants(path: str | None, priorities: Sequence[str]) -> LiveTenants:
     """Whoever publishes them may start beside the gateway: waits for a while. Raises SettingsErrors
     where there are none to be had."""
-    source: TenantsSource = TenantsPath(path) if path else PublishedTenants(tenants_store.fetch)
+    source: TenantsSource = TenantsPath(path) if path else _published()
     for _ in range(_TENANTS_TRIES):
         if await asyncio.to_thread(source.signature) is not None:
             break
         await asyncio.sleep(_TENANTS_PAUSE_S)
     return await asyncio.to_thread(LiveTenants, source, priorities)
+
+
+def _published() -> PublishedTenants:
+    return PublishedTenants(tenants_store.fetch, tenants_store.publish)
 
 
 def _settle() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from deployments.settings import sources
@@ -79,6 +80,12 @@ def parse_tenants(
 ) -> TenantsSettings:
     """As `load_tenants`, of a file's text; `name` stands for the file in what is wrong with it."""
     return _tenants_of(_mapping(read_document(text, name)), priorities)
+
+
+def tenants_text(settings: TenantsSettings) -> str:
+    """The inverse of `parse_tenants`: what gateways take up while they run."""
+    taken_up = settings.model_dump(mode="json", include=set(TenantsSettings.model_fields))
+    return str(yaml.safe_dump(taken_up))
 
 
 def _tenants_of(document: Document, priorities: Collection[str]) -> TenantsSettings:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from deployments.settings import model_fields
 from deployments.settings import tenant as tenant_section
@@ -20,7 +20,7 @@ from deployments.settings.model import ModelSettings
 from deployments.settings.record import shared
 from deployments.settings.reuse import astray
 from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
-from yaml_document.section import Section, name_check, wrong
+from yaml_document.section import Section, listed, name_check, wrong
 
 ModelName = Annotated[
     str,
@@ -52,6 +52,14 @@ class ControllerSettings(Section):
     )
 
 
+class OperatorSettings(Section):
+    keys: Annotated[tuple[tenant_section.KeyHash, ...], BeforeValidator(listed)] = Field(
+        default=(),
+        description="Hashes of the keys that open the gateways' `/admin/status` and "
+        "`/admin/controllers` (`headrace key new`); without one they are closed.",
+    )
+
+
 class TenantsSettings(Section):
     """The tenants, and what else gateways take up while they run: the part that may stand in a
     file of its own."""
@@ -64,6 +72,10 @@ class TenantsSettings(Section):
     controllers: ControllerSettings = Field(
         default_factory=ControllerSettings,
         description="What holds for all controllers of all models.",
+    )
+
+    operators: OperatorSettings = Field(
+        default_factory=OperatorSettings, description="Who may ask a running server for its state."
     )
 
     @model_validator(mode="after")
@@ -87,6 +99,14 @@ class TenantsSettings(Section):
                         position,
                     )
                 owner[key] = name
+        for position, key in enumerate(self.operators.keys):
+            if key in owner:
+                raise wrong(
+                    f"is a key of tenant {owner[key]}; must be an operator's alone",
+                    "operators",
+                    "keys",
+                    position,
+                )
         return self
 
 

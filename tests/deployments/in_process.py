@@ -178,14 +178,18 @@ class LocalChannel:
 
 
 class StandingTenants:
-    """A `TenantsFile` that needs no file."""
+    """`LiveTenants` that never change but by an operator's switch."""
 
     problem = None
     frozen = False
+    operator_keys: frozenset[str] = frozenset()
 
     def __init__(self, tenants: dict[str, Any], priorities: tuple[str, ...]) -> None:
         declared = {n: TenantSettings.model_validate(t) for n, t in tenants.items()}
         self.current = Tenants(declared, priorities)
+
+    def publish_frozen(self, frozen: bool) -> None:
+        self.frozen = frozen
 
     def refresh(self) -> bool:
         return False

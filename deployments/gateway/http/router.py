@@ -1,8 +1,8 @@
 """The table of paths and their endpoints, matched without regular expressions.
 
 Paths: the Open Inference Protocol's (`/v2/...`), `:predict` and `:classify`, OpenAI's (`/v1/...`),
-and the operator's (`/metrics`, `/healthz`, `/readyz`, `/openapi.json`, `/docs` and the files it
-shows itself with). Names of models may hold dots and dashes, never slashes.
+and the operator's (`/metrics`, `/healthz`, `/readyz`, `/admin/...`, `/openapi.json`, `/docs` and
+the files it shows itself with). Names of models may hold dots and dashes, never slashes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _FIXED = {
     "/metrics": Route("metrics", ("GET", "HEAD")),
     "/healthz": Route("live", ("GET", "HEAD")),
     "/readyz": Route("ready", ("GET", "HEAD")),
+    "/admin/status": Route("admin_status", ("GET",)),
+    "/admin/controllers": Route("admin_controllers", ("PUT",)),
     "/openapi.json": Route("openapi", ("GET", "HEAD")),
     "/docs": Route("docs", ("GET", "HEAD")),
     "/docs/swagger-ui.css": Route("docs_file", ("GET", "HEAD")),

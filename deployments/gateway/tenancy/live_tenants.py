@@ -15,8 +15,8 @@ from typing import Protocol
 
 from deployments.gateway.tenancy.tenants import Tenants
 from deployments.settings.gateway import PRIORITIES
-from deployments.settings.load import SettingsErrors, load_tenants, parse_tenants
-from deployments.settings.tree import TenantsSettings
+from deployments.settings.load import SettingsErrors, load_tenants, parse_tenants, tenants_text
+from deployments.settings.tree import ControllerSettings, TenantsSettings
 from yaml_document.mistakes import Mistake
 
 _PUBLISHED = "the published tenants"
@@ -28,6 +28,9 @@ class TenantsSource(Protocol):
 
     def read(self, priorities: Sequence[str]) -> TenantsSettings:
         """Raises SettingsErrors."""
+
+    def replace(self, tenants: TenantsSettings) -> None:
+        """For all gateways. Raises ValueError with the reason where it cannot."""
 
 
 class TenantsPath:
@@ -48,6 +51,11 @@ class TenantsPath:
     def read(self, priorities: Sequence[str]) -> TenantsSettings:
         return load_tenants(self._path, priorities)
 
+    def replace(self, tenants: TenantsSettings) -> None:
+        raise ValueError(
+            f"{self._path} says who the tenants are and what is frozen; change it there"
+        )
+
 
 def _signature(path: Path) -> tuple[str, int, int, int, int]:
     status = os.stat(path)
@@ -55,10 +63,14 @@ def _signature(path: Path) -> tuple[str, int, int, int, int]:
 
 
 class PublishedTenants:
-    """`fetch`: the text in the cluster's store, None where there is none; may raise."""
+    """`fetch`: the text in the cluster's store, None where there is none; `publish` replaces it;
+    both may raise."""
 
-    def __init__(self, fetch: Callable[[], str | None]) -> None:
+    def __init__(
+        self, fetch: Callable[[], str | None], publish: Callable[[str], None] | None = None
+    ) -> None:
         self._fetch = fetch
+        self._publish = publish
         self._text: str | None = None
         self._fault = "nobody has published any"
 
@@ -74,6 +86,11 @@ class PublishedTenants:
         if self._text is None:
             raise SettingsErrors([Mistake(_PUBLISHED, 0, "", f"cannot be read: {self._fault}")])
         return parse_tenants(self._text, _PUBLISHED, priorities)
+
+    def replace(self, tenants: TenantsSettings) -> None:
+        if self._publish is None:
+            raise ValueError("the published tenants cannot be replaced here")
+        self._publish(tenants_text(tenants))
 
 
 class LiveTenants:
@@ -96,6 +113,8 @@ class LiveTenants:
         self._seen: Hashable | None = None
         self.problem: str | None = None
         self.frozen = False
+        self.operator_keys: frozenset[str] = frozenset()
+        self._settings = TenantsSettings()
         if fallback is None:
             self._seen = source.signature()
             self._read()
@@ -118,7 +137,14 @@ class LiveTenants:
         self.problem = None
         return True
 
+    def publish_frozen(self, frozen: bool) -> None:
+        """The controllers' switch, for all gateways. Raises ValueError where it cannot be set."""
+        switch = ControllerSettings(frozen=frozen)
+        self._source.replace(self._settings.model_copy(update={"controllers": switch}))
+
     def _read(self) -> None:
         loaded = self._source.read(self._priorities)
+        self._settings = loaded
         self.current = Tenants(loaded.tenants, self._priorities)
+        self.operator_keys = frozenset(loaded.operators.keys)
         self.frozen = loaded.controllers.frozen

@@ -158,3 +158,9 @@ class KnownTenants(Protocol):
     def problem(self) -> str | None: ...
     @property
     def frozen(self) -> bool: ...
+    @property
+    def operator_keys(self) -> frozenset[str]:
+        """Hashes."""
+
+    def publish_frozen(self, frozen: bool) -> None:
+        """The controllers' switch, for all gateways; blocks. Raises ValueError where it cannot."""

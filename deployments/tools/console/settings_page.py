@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.tenant import TenantSettings
-from deployments.settings.tree import ControllerSettings, Settings
+from deployments.settings.tree import ControllerSettings, OperatorSettings, Settings
 from yaml_document.section import Section
 from yaml_document.shape import expected, fields_below, is_section, place_of
 
@@ -34,6 +34,7 @@ _CHAPTERS: tuple[tuple[str, str, type[Section]], ...] = (
     ("models.&lt;name&gt;", "models", ModelSettings),
     ("tenants.&lt;name&gt;", "tenants", TenantSettings),
     ("controllers", "controllers", ControllerSettings),
+    ("operators", "operators", OperatorSettings),
     ("gateway", "gateway", GatewaySettings),
 )
 

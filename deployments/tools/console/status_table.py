@@ -50,11 +50,11 @@ def show(snapshot: StatusSnapshot, console: Console | None = None) -> None:
 
 
 def _title(snapshot: StatusSnapshot) -> Text:
+    parts = [snapshot["url"]]
+    if "pid" in snapshot and "uptime_s" in snapshot:
+        parts += [f"pid {snapshot['pid']}", f"up {_seconds(snapshot['uptime_s'])}"]
     gateways = snapshot["gateways"]
-    return Text(
-        f"{snapshot['url']}  pid {snapshot['pid']}  up {_seconds(snapshot['uptime_s'])}  "
-        f"{gateways} gateway{'' if gateways == 1 else 's'}"
-    )
+    return Text("  ".join([*parts, f"{gateways} gateway{'' if gateways == 1 else 's'}"]))
 
 
 def _details(model: ModelStatus) -> Iterator[Text]:

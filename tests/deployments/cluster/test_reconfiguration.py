@@ -5,8 +5,7 @@ from deployments.cluster.reconfiguration import (
     taken_back,
     without,
 )
-from deployments.cluster.serve_config import tenants_text
-from deployments.settings.load import parse_tenants
+from deployments.settings.load import parse_tenants, tenants_text
 from deployments.settings.tree import Settings
 
 

@@ -117,6 +117,33 @@ async def test_a_declared_model_is_503_and_an_undeclared_one_404(following: Foll
     assert following.catalogue.waiting_for == ["device"]
 
 
+async def test_an_unknown_model_is_503_until_all_models_are_known(following: Following) -> None:
+    with pytest.raises(errors.NotReady):
+        following.catalogue.find("other")
+    await following.registry.tell(declared="device", complete=False)
+    with pytest.raises(errors.NotReady):
+        following.catalogue.find("other")
+    await following.registry.tell(declared="device")
+    with pytest.raises(errors.NotFound):
+        following.catalogue.find("other")
+    await following.registry.tell(declared="device", complete=False)  # the registry restarted
+    with pytest.raises(errors.NotFound):
+        following.catalogue.find("other")
+
+
+async def test_readiness_waits_for_all_models_and_not_for_those_first_heard_of(
+    following: Following, description: Describe
+) -> None:
+    following.run(description())
+    await following.registry.tell(description(), complete=False)
+    assert not following.catalogue.all_ready
+    await following.registry.tell(description(), declared="device later")
+    assert not following.catalogue.all_ready
+    following.run(description(name="later"))
+    await following.registry.tell(description(), description(name="later"))
+    assert following.catalogue.all_ready
+
+
 async def test_a_model_whose_replicas_cannot_be_reached_is_not_ready(
     following: Following, description: Describe
 ) -> None:

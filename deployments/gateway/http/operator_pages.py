@@ -1,0 +1,92 @@
+"""What an operator may ask of a running server through any gateway: its state, and the switch of
+its controllers.
+
+An operator's key is no tenant's: `operators.keys` of the settings holds their hashes, and without
+one these pages are closed to everybody. The switch is published for all gateways, beside the
+tenants, and holds until the next deployment says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from deployments.contract import errors
+from deployments.gateway.http.body import BodyLimits, BodyRoom
+from deployments.gateway.http.exchange import Exchange
+from deployments.gateway.http.protocols.types import Encoded
+from deployments.gateway.http.router import Route
+from deployments.gateway.tenancy.tenants import KnownTenants, hash_key
+
+_LIMITS = BodyLimits(
+    max_bytes=4096,
+    max_inflated_bytes=4096,
+    timeout_s=10.0,
+    room=BodyRoom(1 << 20),
+    limit_name="an operator's request may be",
+)
+_BEARER = b"bearer "
+
+
+class _Switch(msgspec.Struct, forbid_unknown_fields=True):
+    frozen: bool
+
+
+class OperatorPages:
+    """`registry`: the actor's handle."""
+
+    def __init__(self, registry: Any, tenants: KnownTenants) -> None:
+        self._registry = registry
+        self._tenants = tenants
+        self._pages: dict[str, Callable[[Exchange], Any]] = {
+            "admin_status": self._status,
+            "admin_controllers": self._controllers,
+        }
+
+    def has(self, route: Route) -> bool:
+        return route.endpoint in self._pages
+
+    async def answer(self, exchange: Exchange, route: Route) -> None:
+        """Raises Unauthorized, BadRequest and NotReady."""
+        self._admit(exchange.header(b"authorization"))
+        found = await self._pages[route.endpoint](exchange)
+        await exchange.reply(200, Encoded(msgspec.json.encode(found)))
+
+    def _admit(self, authorization: str | None) -> None:
+        known = self._tenants.operator_keys
+        if not known:
+            raise errors.Unauthorized(
+                "no operator has a key; operators.keys of the settings has them"
+            )
+        given = (authorization or "").encode("latin-1").strip()
+        if not given.lower().startswith(_BEARER):
+            raise errors.Unauthorized(
+                "an operator's key is required: `Authorization: Bearer <key>`"
+            )
+        if hash_key(given[len(_BEARER) :].strip()) not in known:
+            raise errors.Unauthorized("the key is no operator's")
+
+    async def _status(self, exchange: Exchange) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = await self._registry.server_status.remote()
+        except Exception as fault:
+            # Whatever keeps Ray from answering; the gateway itself goes on.
+            raise errors.NotReady(
+                f"the registry does not answer: {fault}", retry_after_s=1.0
+            ) from None
+        return found
+
+    async def _controllers(self, exchange: Exchange) -> dict[str, Any]:
+        body = await exchange.body(_LIMITS)
+        try:
+            switch = msgspec.json.decode(body, type=_Switch)
+        except msgspec.MsgspecError as wrong:
+            raise errors.BadRequest(f'must be {{"frozen": true}} or false: {wrong}') from None
+        try:
+            await asyncio.to_thread(self._tenants.publish_frozen, switch.frozen)
+        except ValueError as wrong:
+            raise errors.BadRequest(str(wrong)) from None
+        return {"frozen": switch.frozen}

@@ -1,0 +1,103 @@
+"""The operator's pages: closed without a key, and what they answer with one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import Answer, Stand, ask, standing
+
+from deployments.gateway.app import assembled
+from deployments.gateway.tenancy.tenants import new_key
+
+KEY, HASH = new_key()
+BEARER = {"authorization": f"Bearer {KEY}"}
+
+
+class Actor:
+    """The registry's handle: answers, or is away."""
+
+    def __init__(self) -> None:
+        self.server_status = self
+        self.fault: Exception | None = None
+
+    async def remote(self) -> dict[str, Any]:
+        if self.fault is not None:
+            raise self.fault
+        return {"models": [{"name": "device"}], "gateways": 1}
+
+
+async def operate(
+    stand: Stand, method: str, path: str, headers: dict[str, str], body: bytes = b""
+) -> Answer:
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return await ask(stand.app, method, path, raw, body)
+
+
+@pytest.fixture
+def actor() -> Actor:
+    return Actor()
+
+
+@pytest.fixture
+async def stand(tmp_path: Path, actor: Actor) -> AsyncIterator[Stand]:
+    models = {"device": {"runtime": "synthetic", "options": {"base_ms": 0}}}
+    async with standing(models, tmp_path) as stand:
+        stand.app = assembled(
+            stand.settings, stand.tenants, stand.models, stand.pool, stand.telemetry, actor
+        )
+        stand.tenants.operator_keys = frozenset({HASH})
+        yield stand
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({}, "an operator's key is required"),
+        ({"authorization": f"Basic {KEY}"}, "an operator's key is required"),
+        ({"authorization": "Bearer hr_other"}, "the key is no operator's"),
+        ({"authorization": f"Bearer {HASH}"}, "the key is no operator's"),
+    ],
+)
+async def test_without_an_operators_key_the_pages_are_closed(
+    stand: Stand, headers: dict[str, str], said: str
+) -> None:
+    for method, path in (("GET", "/admin/status"), ("PUT", "/admin/controllers")):
+        answer = await operate(stand, method, path, headers, b'{"frozen": true}')
+        assert answer.status == 401
+        assert said in answer.body.decode()
+    assert not stand.tenants.frozen
+
+
+async def test_where_no_operator_has_a_key_nobody_is_one(stand: Stand) -> None:
+    stand.tenants.operator_keys = frozenset()
+    answer = await operate(stand, "GET", "/admin/status", BEARER)
+    assert answer.status == 401
+    assert "no operator has a key" in answer.body.decode()
+
+
+async def test_the_state_of_the_whole_server_is_the_registrys(stand: Stand, actor: Actor) -> None:
+    answer = await operate(stand, "GET", "/admin/status", BEARER)
+    assert answer.status == 200
+    assert json.loads(answer.body) == {"models": [{"name": "device"}], "gateways": 1}
+    actor.fault = ConnectionError("gone")
+    answer = await operate(stand, "GET", "/admin/status", BEARER)
+    assert (answer.status, answer.header(b"retry-after")) == (503, b"1")
+
+
+async def test_the_switch_of_the_controllers_is_published(stand: Stand) -> None:
+    for frozen in (True, False):
+        body = json.dumps({"frozen": frozen}).encode()
+        answer = await operate(stand, "PUT", "/admin/controllers", BEARER, body)
+        assert (answer.status, json.loads(answer.body)) == (200, {"frozen": frozen})
+        assert stand.tenants.frozen is frozen
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"frozen": 1}', b'{"frozen": true, "x": 1}'])
+async def test_a_switch_that_says_something_else_is_refused(stand: Stand, body: bytes) -> None:
+    answer = await operate(stand, "PUT", "/admin/controllers", BEARER, body)
+    assert answer.status == 400
+    assert "frozen" in answer.body.decode()
