@@ -268,9 +268,10 @@ def verify(model: str, file: Path | None, **options: Any) -> None:
 @main.command()
 @click.argument("model")
 @_file_of_model
-def record(model: str, file: Path | None) -> None:
+@click.option("--to", type=click.Path(path_type=Path), help="Folder for the joined files.")
+def record(model: str, file: Path | None, to: Path | None) -> None:
     """Join what was recorded of MODEL (models.<name>.record), for calibration and replay."""
-    _call("deployments.tools.record", "show", file or built_in_example(), model)
+    _call("deployments.tools.record", "show", file or built_in_example(), model, to)
 
 
 @main.command()

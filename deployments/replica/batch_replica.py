@@ -11,6 +11,7 @@ from deployments.contract.description import ModelDescription
 from deployments.replica import describe
 from deployments.replica.device import DeviceWorker
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of
+from deployments.replica.processors import reserved_cpus
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
 from deployments.replica.startup import ModelReplica
 from deployments.replica.verify import gate
@@ -41,7 +42,9 @@ class BatchReplica(ModelReplica):
 
     def _load_and_measure(self, cache_dir: Path) -> KnownCosts:
         model = self._settings
-        settings = describe.runtime_settings(self._name, model, cache_dir, self._progress.tell)
+        settings = describe.runtime_settings(
+            self._name, model, cache_dir, self._progress.tell, reserved_cpus()
+        )
         start = start_of(settings, model, cache_dir)
         self._runtime: Runtime = catalog.create(start.settings)
         runtime = self._runtime

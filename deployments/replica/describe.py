@@ -19,6 +19,9 @@ from deployments.contract.description import (
     Scheduling,
 )
 from deployments.contract.scheduling import scheduling
+from deployments.replica import processors
+from deployments.replica.artifacts.checksum import sha256_of
+from deployments.replica.artifacts.local_model import local_file, local_options
 from deployments.replica.image_model import (
     classes,
     classes_file,
@@ -27,15 +30,15 @@ from deployments.replica.image_model import (
     with_image_lengths,
 )
 from deployments.replica.known_costs import KnownCosts
-from deployments.settings import preprocessing_support
+from deployments.settings import preprocessing_support, remote_source
 from deployments.settings.lengths import bucket_edges
 from deployments.settings.load import digest as version_digest
 from deployments.settings.model import ModelSettings
 from deployments.settings.sources import resolve as source_path
+from runtimes import calibration
 from runtimes import source as artifacts
 from runtimes.errors import LoadError
 from runtimes.profiling import Profile
-from runtimes.threads import allowed_cpus
 from runtimes.types import Limits, Runtime, RuntimeSettings, StreamRuntime, TensorSpec
 
 _TOKENIZER = "tokenizer.json"
@@ -47,13 +50,16 @@ def runtime_settings(
     model: ModelSettings,
     cache_dir: Path,
     progress: Callable[[str, float], None],
+    reserved_cpus: float | None = None,
 ) -> RuntimeSettings:
-    """Raises SourceError when the artifact is not on this machine, LoadError when it was made for
-    other inputs than it would get here."""
-    path = _path(model)
+    """`reserved_cpus`: as of `processors.threads`. Fetches what lies elsewhere. Raises SourceError
+    when the artifact cannot be had, LoadError when it was made for other inputs than it would get
+    here."""
+    path = None if model.source is None else local_file(model.source, cache_dir, progress)
     preprocessing_support.check(model, path)
     model = with_image_lengths(model)
-    threads = model.replicas.threads or max(1, allowed_cpus() // model.replicas.count)
+    threads = processors.threads(model.replicas, reserved_cpus)
+    options = processors.unpinned_where_shared(name, model.options, threads, reserved_cpus)
     return RuntimeSettings(
         name=name,
         runtime=model.runtime,
@@ -70,7 +76,7 @@ def runtime_settings(
         max_size=model.batch.max_size,
         max_tokens=model.batch.max_tokens,
         row_shapes=row_shapes(model.image),
-        options=model.options,
+        options=local_options(options, cache_dir, progress),
         progress=progress,
     )
 
@@ -183,7 +189,20 @@ def _version(model: ModelSettings) -> str:
     path = _path(model)
     stored = classes_file(path) if model.task == "classify" else b""
     # Labels and temperature shape answers as weights do.
-    return version_digest(model, _artifact(model, path) + _hex(stored) * bool(stored))
+    artifact = _artifact(model, path) + _hex(stored) * bool(stored)
+    return version_digest(_calibrated_by_content(model), artifact)
+
+
+def _calibrated_by_content(model: ModelSettings) -> ModelSettings:
+    """Where the rows of a calibration lie differs from node to node; what they are does not."""
+    named = model.options.get("calibration")
+    if not isinstance(named, str):
+        return model
+    if remote_source.is_remote(named):
+        content = remote_source.parse(named).sha256
+    else:
+        content = sha256_of(calibration.file_of(remote_source.path_of(named)))
+    return model.model_copy(update={"options": {**model.options, "calibration": content}})
 
 
 def _artifact(model: ModelSettings, path: Path | None) -> str:

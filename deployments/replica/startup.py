@@ -7,6 +7,7 @@ hangs ends its process (`os._exit`): Serve replaces it, and gateways retry what 
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import logging
 import os
@@ -23,6 +24,7 @@ from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry import ReplicaProgress
 from deployments.contract.registry_actor import registry
 from deployments.replica import backend_env
+from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.channel_server import ChannelServer, LeaseCore
 from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
 from deployments.settings.load import make_paths_absolute, settings_digest
@@ -49,6 +51,9 @@ class ModelReplica:
         self._progress = StartupProgress(self._name, context.replica_id.unique_id)
         backend_env.set_compiler_cache(cache_dir())
         try:
+            self._settings = await asyncio.to_thread(
+                local_model, self._settings, cache_dir(), self._progress.tell
+            )
             self._description, self._tokenizer = await self._load(
                 cache_dir(), settings_digest(args["settings"])
             )

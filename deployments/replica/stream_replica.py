@@ -13,6 +13,7 @@ from typing import Any
 
 from deployments.contract.description import ModelDescription
 from deployments.replica import backend_env, describe
+from deployments.replica.processors import reserved_cpus
 from deployments.replica.startup import ModelReplica
 from deployments.replica.stream_core import StreamCore, watch_stalls
 from runtimes import catalog
@@ -34,7 +35,9 @@ class StreamReplica(ModelReplica):
 
     async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:
         name, model = self._name, self._settings
-        settings = describe.runtime_settings(name, model, cache_dir, self._progress.tell)
+        settings = describe.runtime_settings(
+            name, model, cache_dir, self._progress.tell, reserved_cpus()
+        )
         backend_env.set_engine_variables(settings)
         self._runtime: StreamRuntime = catalog.create_stream(settings)
         await self._runtime.load()

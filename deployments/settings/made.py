@@ -2,7 +2,8 @@
 
 The script `examples/make_NAME.py` gets a folder to fill. What it made is kept in the cache folder
 under the script's digest, so that a changed script makes it anew; a folder is there whole or not at
-all. Only the package's own scripts are run, never a name that leads elsewhere.
+all, and one process of the machine makes it while the others wait. Only the package's own scripts
+are run, never a name that leads elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from runtimes import staging
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,30}")
 _SHOWN = 200
@@ -38,7 +41,9 @@ def folder(name: str) -> Path:
     place = cache_dir() / "made" / f"{name}-{digest}"
     if not place.is_dir():
         place.parent.mkdir(parents=True, exist_ok=True)
-        _make(name, place)
+        with staging.exclusive(place):
+            if not place.is_dir():
+                _make(name, place)
     return place
 
 
@@ -52,7 +57,9 @@ def _script(name: str) -> Path:
 def _make(name: str, place: Path) -> None:
     from rich.console import Console
 
-    with tempfile.TemporaryDirectory(dir=place.parent) as made:
+    for left in place.parent.glob(f"{place.name}.build-*"):  # by a process that was killed
+        shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=f"{place.name}.build-", dir=place.parent) as made:
         inside = Path(made) / name
         # -P: what lies in the user's folder must not be imported instead of ours.
         command = [sys.executable, "-P", "-m", f"examples.make_{name}", str(inside)]
@@ -62,10 +69,4 @@ def _make(name: str, place: Path) -> None:
             said = (done.stderr.strip().splitlines() or ["it made nothing"])[-1]
             raise CannotMake(f"examples/make_{name}.py failed (`make dev` installs what it needs): "
                              f"{said[:_SHOWN]}")  # fmt: skip
-        try:
-            inside.rename(place)
-        except OSError:
-            # Another process was as quick; what it made is as good.
-            if not place.is_dir():
-                raise
-            shutil.rmtree(inside)
+        inside.rename(place)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from deployments.settings import sources
+from deployments.settings import remote_source, sources
 from deployments.settings.accept import PATHS
 from deployments.settings.model import ModelSettings
 from yaml_document.document import Document
@@ -27,6 +27,7 @@ def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:
             *_source_complaints(model, here),
             *_backend_complaints(model, here),
             *_accept_complaints(model, here),
+            *_calibration_complaints(model, here),
         ]
         mistakes += [
             document.mistake(("models", name, *at.split(".")), message)
@@ -36,7 +37,12 @@ def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:
 
 
 def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]]:
-    if model.source is None or not here:
+    """What lies elsewhere is not fetched: a replica that starts says what is wrong with it."""
+    if model.source is None:
+        return []
+    if wrong := sources.check(model.source, here=here):
+        return [("source", wrong)]
+    if remote_source.is_remote(model.source) or not here:
         return []
     # Late, as below.
     from deployments.settings import preprocessing_support
@@ -44,7 +50,7 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]
 
     try:
         preprocessing_support.check(model, sources.resolve(model.source))
-    except (sources.SourceError, LoadError) as error:
+    except LoadError as error:
         return [("source", str(error))]
     return []
 
@@ -82,11 +88,18 @@ def _accept_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]
             named(accept.against, here=here)
         except CannotVerify as error:
             complaints.append(("accept.against", str(error)))
-    for name in PATHS if here else ():
+    for name in PATHS:
         path = getattr(accept, name)
-        try:
-            if path is not None:
-                sources.resolve(path)
-        except sources.SourceError as error:
-            complaints.append((f"accept.{name}", str(error)))
+        wrong = None if path is None else sources.check(path, here=here)
+        if wrong:
+            complaints.append((f"accept.{name}", wrong))
     return complaints
+
+
+def _calibration_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]]:
+    """Of a path the backend says whether it is there: it may be recorded later."""
+    named = model.options.get("calibration")
+    if not isinstance(named, str) or not remote_source.is_url(named):
+        return []
+    wrong = sources.check(named, here=here)
+    return [("options.calibration", wrong)] if wrong else []

@@ -100,8 +100,8 @@ class ReplicaSettings(Section):
         default=0,
         ge=0,
         le=4096,
-        description="Threads the backend computes with; 0 is a replica's share of the CPUs that "
-        "this container may use.",
+        description="Threads the backend computes with; 0 is `num_cpus` where Ray counts no more "
+        "CPUs than its node has, else a replica's share of the CPUs that this container may use.",
     )
     surge_percent: int = Field(
         default=100,
@@ -140,9 +140,11 @@ class ModelFields(Section):
         default=None,
         examples=["models/minilm or package:NAME/sub/folder"],
         description="File or folder of the model, relative to this file, or "
-        "`package:NAME/sub/folder` for a folder inside an installed Python package, or "
-        "`made:NAME/inside` for what `examples/make_NAME.py` makes; `synthetic` "
-        "has none, but with task `embed` or `generate` may name a folder for its `tokenizer.json`.",
+        "`package:NAME/sub/folder` for a folder inside an installed Python package, "
+        "`made:NAME/inside` for what `examples/make_NAME.py` makes, `file:///path` on every node, "
+        "or `https://…`, `s3://…`, `gs://…` with `#sha256=…` at the end (docs/sources.md); "
+        "`synthetic` has none, but with task `embed` or `generate` may name a folder for its "
+        "`tokenizer.json`.",
     )
     task: Literal["tensors", "embed", "classify", "generate"] = Field(
         default="tensors",

@@ -10,17 +10,38 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
+from deployments.settings import remote_source
 from yaml_document.section import Section
 
 
+def _writable(folder: str) -> str:
+    """Raises ValueError for a URL that nothing can be written to."""
+    if not remote_source.is_url(folder):
+        return folder
+    try:
+        if folder.startswith("file://"):
+            remote_source.local_path(folder)
+    except remote_source.SourceError as error:
+        raise ValueError(str(error)) from None
+    if folder.partition("://")[0] in remote_source.HTTP or "#" in folder or "@" in folder:
+        raise ValueError(
+            f"{remote_source.shown(folder)} cannot be written to; must be a folder or an object "
+            "store's URL, such as s3://bucket/recorded/minilm, without a digest or password"
+        )
+    return folder
+
+
+Folder = Annotated[str, StringConstraints(min_length=1), AfterValidator(_writable)]
+
+
 class RecordSettings(Section):
-    folder: Annotated[str, StringConstraints(min_length=1)] | None = Field(
+    folder: Folder | None = Field(
         default=None,
-        examples=["recorded/minilm"],
-        description="Folder that gateways write to, relative to this file; unset, nothing is kept. "
-        "Its files hold callers' inputs.",
+        examples=["recorded/minilm or s3://bucket/recorded/minilm"],
+        description="Folder that gateways write to, relative to this file, or an object store's "
+        "URL; unset, nothing is kept. Its files hold callers' inputs.",
     )
     max_rows: int = Field(
         default=2000,
@@ -55,6 +76,6 @@ def shared(models: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], s
         folder = record.get("folder") if isinstance(record, Mapping) else None
         if not isinstance(folder, str):
             continue
-        other = owner.setdefault(os.path.normpath(folder), name)
+        other = owner.setdefault(os.path.normpath(folder.removeprefix("file://")), name)
         if other != name:
             yield ("models", name, "record", "folder"), f"is models.{other}'s; must be its own"

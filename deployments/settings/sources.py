@@ -1,9 +1,10 @@
-"""Where a model's artifact is: a path, `package:NAME/sub/folder` inside an installed package, or
-`made:NAME/inside`, which a script of the examples makes.
+"""Where a model's artifact is: a path, `package:NAME/sub/folder` inside an installed package,
+`made:NAME/inside`, which a script of the examples makes, `file:///path`, or a URL with a digest.
 
-Paths are relative to the settings file and made absolute when that is read; packages are looked up
-on the machine that loads the model, and are never imported. What kind of artifact it is, and
-whether it is safe to load, is the runtime's business.
+Paths are relative to the settings file; packages are looked up on the machine that loads the model,
+and are never imported. `resolve` is of what lies on this machine; what lies elsewhere a replica
+fetches when it starts (`deployments/replica/artifacts/`). What kind of artifact it is, and whether
+it is safe to load, is the runtime's business.
 """
 
 from __future__ import annotations
@@ -12,21 +13,18 @@ import importlib.util
 import os
 from pathlib import Path, PurePosixPath
 
-from deployments.settings import made
+from deployments.settings import made, object_store, remote_source
+from deployments.settings.remote_source import SourceError as SourceError
 
 PREFIX = "package:"
 FOLDER = "HEADRACE_SOURCES"
 MADE = "made:"
 
 
-class SourceError(ValueError):
-    """The artifact is not there; the message says what to do."""
-
-
 def absolute(source: str, folder: Path) -> str:
-    """Packages and what is made as they are; paths made absolute against `folder`, `~` expanded.
-    What can be no path stays as it is, for `resolve` to refuse."""
-    if source.startswith((PREFIX, MADE)):
+    """Packages, what is made and URLs as they are; paths made absolute against `folder`, `~`
+    expanded. What can be no path stays as it is, for `resolve` to refuse."""
+    if source.startswith((PREFIX, MADE)) or remote_source.is_url(source):
         return source
     try:
         return str((folder / Path(source).expanduser()).resolve())
@@ -41,10 +39,31 @@ def sources_folder() -> Path | None:
     return Path(folder) if folder else None
 
 
+def check(source: str, *, here: bool) -> str | None:
+    """What is wrong with it, None where nothing is; nothing is fetched. `here`: the model will run
+    on this machine."""
+    try:
+        if remote_source.is_remote(source):
+            scheme = remote_source.parse(source).scheme
+            known = scheme in remote_source.HTTP
+            return None if known else object_store.complaint(source, here=here)
+        if source.startswith("file://"):
+            remote_source.local_path(source)
+        if here:
+            resolve(source)
+    except SourceError as error:
+        return str(error)
+    return None
+
+
 def resolve(source: str) -> Path:
-    """The file or folder itself. Raises SourceError where it is missing."""
+    """The file or folder itself. Raises SourceError where it is missing, or not on this machine."""
+    if remote_source.is_remote(source):
+        raise SourceError(f"{remote_source.shown(source)} has to be fetched before it is used")
     if source.startswith(MADE):
         path = _made(source)
+    elif source.startswith("file://"):
+        path = Path(remote_source.local_path(source)[0])
     else:
         path = _in_package(source) if source.startswith(PREFIX) else _path(source)
     try:

@@ -1,8 +1,9 @@
 """`headrace record`: what was recorded of a model, put together for calibration and replay.
 
-Joins what each gateway wrote (`parts/*`) into `samples.npz` and `trace.csv` in the model's
-recording folder, while gateways go on recording, and prints how many rows there are of each length
-bucket: a calibration needs all of them.
+Joins what each gateway wrote (`parts/*`) into `samples.npz` and `trace.csv`, while gateways go on
+recording, and prints how many rows there are of each length bucket: a calibration needs all of
+them. The parts may lie in a folder, where the joined files go too unless told otherwise, or in an
+object store, from which they are copied: then this runs on any machine that may read there.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from deployments.gateway.recording.recorder import HEADER, PARTS, TRACE
+from deployments.gateway.recording.part import HEADER, PARTS, TRACE
 from deployments.replica.image_model import row_shapes, with_image_lengths
 from deployments.replica.verify.agreement import Interval
 from deployments.replica.verify.samples import interval_of
+from deployments.settings import object_store, remote_source
 from deployments.settings.lengths import bucket_edges
 from deployments.settings.model import ModelSettings
 from deployments.settings.reference import CannotVerify
@@ -45,26 +47,37 @@ class JoinedRecording:
     among: tuple[Interval, ...]
 
 
-def show(file: Path, name: str) -> int:
-    """The exit code. Raises SettingsErrors and `CannotVerify`."""
+def show(file: Path, name: str, to: Path | None = None) -> int:
+    """The exit code. `to`: where the joined files go; None: to the parts' own folder, or of an
+    object store's to `recorded/NAME` here. Raises SettingsErrors, SourceError, CannotVerify."""
     model = chosen(file, name)
-    if model.record.folder is None:
+    folder = model.record.folder
+    if folder is None:
         raise CannotVerify(
             f"models.{name} keeps nothing: set record: {{folder: …}} and apply the file; what "
             "callers send is then written there"
         )
-    recorded = joined(Path(model.record.folder), model)
+    if remote_source.is_remote(folder):
+        with tempfile.TemporaryDirectory(prefix="headrace-record-") as copy:
+            _copy_parts(folder, Path(copy))
+            recorded = joined(Path(copy), model, to or Path("recorded") / name, folder)
+    else:
+        local = Path(remote_source.path_of(folder))
+        recorded = joined(local, model, to or local, folder)
     _print(name, recorded)
     return 0
 
 
-def joined(folder: Path, model: ModelSettings) -> JoinedRecording:
-    """Writes the joined files. Raises `CannotVerify` where nothing was recorded yet."""
-    parts = sorted((folder / PARTS).glob("*/")) if folder.is_dir() else []
-    lines = sorted(line for part in parts for line in _lines(part / TRACE))
+def joined(source: Path, model: ModelSettings, folder: Path, shown: str = "") -> JoinedRecording:
+    """Joins the parts below `source` into files in `folder`. `shown`: what to call the source.
+    Raises `CannotVerify` where nothing was recorded yet."""
+    parts = sorted((source / PARTS).glob("*/")) if source.is_dir() else []
+    lines = sorted(line for part in parts for line in _lines(part))
     columns = _columns(parts)
     if not lines and not columns:
-        raise CannotVerify(f"{folder} holds nothing yet; it is written some seconds after requests")
+        name = remote_source.shown(shown) if remote_source.is_url(shown) else source
+        raise CannotVerify(f"{name} holds nothing yet; it is written some time after requests")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write_trace(folder / TRACE, lines)
     if columns:
         with _replacing(folder / ragged_file.FILE) as made, made.open("wb") as stream:
@@ -78,6 +91,23 @@ def joined(folder: Path, model: ModelSettings) -> JoinedRecording:
         Counter(tenant for _, _, tenant in lines),
         among,
     )
+
+
+def _copy_parts(folder: str, to: Path) -> None:
+    """Raises SourceError."""
+    file_system, path = object_store.store(folder)
+    try:
+        for name, _ in list(object_store.files_below(file_system, f"{path.rstrip('/')}/{PARTS}")):
+            if remote_source.leads_out(name):
+                continue
+            (to / PARTS / name).parent.mkdir(parents=True, exist_ok=True)
+            file_system.get_file(f"{path.rstrip('/')}/{PARTS}/{name}", str(to / PARTS / name))
+    except FileNotFoundError:
+        return  # nothing is there yet
+    except Exception as error:  # each store's library has errors of its own
+        raise remote_source.SourceError(
+            f"{remote_source.shown(folder)} cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _intervals(model: ModelSettings) -> tuple[Interval, ...]:
@@ -104,14 +134,14 @@ def _columns(parts: list[Path]) -> dict[str, list[ragged_file.Array]]:
     return {name: [row for columns in same for row in columns[name]] for name in usual}
 
 
-def _lines(trace: Path) -> Iterator[Line]:
-    if not trace.exists():
-        return
-    with trace.open(newline="", encoding="utf-8") as stream:
-        for row in csv.reader(stream):
-            # A gateway may be writing its last line.
-            if len(row) == len(HEADER) and tuple(row) != HEADER:
-                yield float(row[0]), int(row[1]), row[2]
+def _lines(part: Path) -> Iterator[Line]:
+    """Of its trace, or of the pieces that it has in an object store."""
+    for trace in part.glob(f"{Path(TRACE).stem}*.csv"):
+        with trace.open(newline="", encoding="utf-8") as stream:
+            for row in csv.reader(stream):
+                # A gateway may be writing its last line.
+                if len(row) == len(HEADER) and tuple(row) != HEADER:
+                    yield float(row[0]), int(row[1]), row[2]
 
 
 def _write_trace(file: Path, lines: list[Line]) -> None:

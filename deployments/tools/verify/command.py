@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deployments.replica import describe
+from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.verify.agreement import MEASURES
 from deployments.replica.verify.sample_file import Reading
 from deployments.replica.verify.verification import (
@@ -56,8 +57,9 @@ def run(file: Path, name: str, given: Mapping[str, Any], written: Written) -> in
     loading raises."""
     model = chosen(file, name)
     _check(given, written)
-    options = of_command_line(model.accept, given)
     with shown_progress(name) as note:
+        model = local_model(model, cache_dir(), note)
+        options = of_command_line(model.accept, given)
         settings = describe.runtime_settings(name, model, cache_dir(), note)
         reading = Reading(describe.tokenizer_bytes(settings.source), model.image)
         report = verified(settings, options, reading)

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import click
 
+from deployments.replica.artifacts.local_model import local_file
 from deployments.settings import preprocessing_support
+from deployments.settings.made import cache_dir
 from deployments.settings.reference import CannotVerify
-from deployments.settings.sources import resolve as source_path
-from deployments.tools.verify.command import chosen
+from deployments.settings.remote_source import is_remote, shown
+from deployments.tools.verify.command import chosen, shown_progress
 from runtimes import fingerprint
 
 
@@ -24,7 +26,13 @@ def stamp(file: Path, name: str, *, write: bool) -> int:
     model = chosen(file, name)
     if model.source is None:
         raise CannotVerify(f"models.{name} has no artifact: there is nothing to store it with")
-    source = source_path(model.source)
+    if write and is_remote(model.source):
+        raise CannotVerify(
+            f"models.{name} is fetched from {shown(model.source)}: nothing can be stored beside it "
+            "from here; store it where the artifact is made, and its digest anew"
+        )
+    with shown_progress(name) as note:
+        source = local_file(model.source, cache_dir(), note)
     does = preprocessing_support.supported_preprocessing(model, source)
     if not does:
         raise CannotVerify(f"models.{name} gets its tensors as they come: nothing is done to them")

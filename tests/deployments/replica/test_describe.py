@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_the_runtime_is_told_what_the_settings_say(tmp_path: Path) -> None:
 def test_replicas_share_the_processors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpus: int, count: int, threads: int
 ) -> None:
-    monkeypatch.setattr("deployments.replica.describe.allowed_cpus", lambda: cpus)
+    monkeypatch.setattr("deployments.replica.processors.allowed_cpus", lambda: cpus)
     settings = model(replicas={"count": count})
     found = describe.runtime_settings("m", settings, tmp_path, lambda *_: None)
     assert found.threads == threads
@@ -119,6 +120,24 @@ def test_the_version_changes_with_what_shapes_the_answers() -> None:
 
     assert version() == version(queue={"max_rows": 3})
     assert version() != version(options={"base_ms": 7})
+
+
+def test_the_version_depends_on_what_a_calibration_holds_and_not_on_where_it_lies(
+    tmp_path: Path,
+) -> None:
+    def version(calibration: str) -> str:
+        settings = model(options={"calibration": calibration})
+        description, _ = describe.describe("m", settings, "d", Encoder())  # type: ignore[arg-type]
+        return description.version
+
+    for name, content in (("a", b"rows"), ("b", b"rows"), ("c", b"others")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "samples.npz").write_bytes(content)
+    versions = [version(str(tmp_path / name)) for name in "abc"]
+    assert versions[0] == versions[1] != versions[2]
+    assert version(f"file://{tmp_path}/a/samples.npz") == versions[0]
+    digest = hashlib.sha256(b"rows").hexdigest()
+    assert version(f"s3://bucket/rows.npz#sha256={digest}") == versions[0]
 
 
 @pytest.mark.parametrize("source", ["folder", "folder/model.onnx"])

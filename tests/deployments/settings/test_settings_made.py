@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,32 @@ def test_it_is_made_once_and_again_when_the_script_changes(scripts: Path) -> Non
     assert source_path("made:thing/it") != first
 
 
+def test_those_who_ask_at_once_get_what_one_of_them_made(scripts: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    (scripts / "make_thing.py").write_text(
+        f"{SCRIPT}open({str(runs)!r}, 'a').write('run ')\nimport time; time.sleep(0.2)\n"
+    )
+    with ThreadPoolExecutor(3) as pool:
+        made = set(pool.map(source_path, ["made:thing/it"] * 3))
+    assert len(made) == 1
+    assert runs.read_text() == "run "
+
+
+def test_what_a_killed_process_left_is_removed(scripts: Path) -> None:
+    (scripts / "make_thing.py").write_text(SCRIPT)
+    place = source_path("made:thing/it").parent
+    left = place.with_name(f"{place.name}.build-dead")
+    place.rename(left)
+    assert source_path("made:thing/it").read_text() == "x"
+    assert not left.exists()
+
+
 def test_a_script_that_fails_leaves_nothing_and_says_why(scripts: Path) -> None:
     (scripts / "make_thing.py").write_text("import no_such_library_of_mine\n")
     with pytest.raises(SourceError, match="No module named 'no_such_library_of_mine'"):
         source_path("made:thing/it")
-    assert not list((scripts.parents[1] / "cache" / "headrace" / "made").iterdir())
+    made = scripts.parents[1] / "cache" / "headrace" / "made"
+    assert not [path for path in made.iterdir() if path.is_dir()]
 
 
 def test_what_the_script_did_not_make_is_missed(scripts: Path) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from deployments.cli import main
 from deployments.contract.description import Recording
-from deployments.gateway.recording import recorder as module
+from deployments.gateway.recording.part import FolderPart
 from deployments.gateway.recording.recorder import Recorder
 from deployments.gateway.rows.types import RowColumn, Rows
 from loadtests.traffic.traces import read_trace
@@ -47,9 +47,9 @@ def test_times_lengths_tenants_and_inputs_are_written_at_the_end(record):
     recorder.offer("acme", rows(3, 5))
     recorder.offer("other", rows(60))
     recorder.close()
-    lines = (recorder.part / "trace.csv").read_text().splitlines()
+    lines = (recorder.part.folder / "trace.csv").read_text().splitlines()
     assert lines == ["time,length,tenant", "100.000000,5,acme", "101.000000,60,other"]
-    kept = ragged_file.read(recorder.part / "samples.npz")["input_ids"]
+    kept = ragged_file.read(recorder.part.folder / "samples.npz")["input_ids"]
     assert [len(row) for row in kept] == [3, 5, 60]
 
 
@@ -57,15 +57,15 @@ def test_files_are_their_owner_s_alone(record):
     recorder = record()
     recorder.offer("acme", rows(3))
     recorder.close()
-    modes = {file.name: file.stat().st_mode & 0o777 for file in recorder.part.iterdir()}
+    modes = {file.name: file.stat().st_mode & 0o777 for file in recorder.part.folder.iterdir()}
     assert modes == {"trace.csv": 0o600, "samples.npz": 0o600}
-    assert recorder.part.stat().st_mode & 0o077 == 0
+    assert recorder.part.folder.stat().st_mode & 0o077 == 0
 
 
 def test_nothing_is_written_before_anything_came(record):
     recorder = record()
     recorder.close()
-    assert not recorder.part.exists()
+    assert not recorder.part.folder.exists()
 
 
 def test_the_trace_ends_at_its_bound_and_grows_by_what_came_since(record):
@@ -74,13 +74,13 @@ def test_the_trace_ends_at_its_bound_and_grows_by_what_came_since(record):
         recorder.offer("a", rows(1))
         recorder.offer("a", rows(2))
         recorder.write()
-    assert len((recorder.part / "trace.csv").read_text().splitlines()) == 4
+    assert len((recorder.part.folder / "trace.csv").read_text().splitlines()) == 4
 
 
 def test_a_folder_that_cannot_be_written_ends_the_recording_and_no_request(
     tmp_path, record, monkeypatch, caplog
 ):
-    monkeypatch.setattr(module, "EVERY_S", 0.01)
+    monkeypatch.setattr(FolderPart, "every_s", 0.01)
     (tmp_path / "recorded").write_text("a file is in the way")
     recorder = record()
     recorder.offer("a", rows(1))
@@ -119,6 +119,19 @@ def test_what_gateways_kept_is_joined_in_order_of_time_and_replayed(tmp_path, re
     assert (tmp_path / "recorded" / "samples.npz").stat().st_mode & 0o077 == 0
     line = next(line for line in done.output.splitlines() if "9-64" in line)
     assert line.split() == ["9-64", "1", "1"]
+
+
+def test_the_joined_files_go_where_one_says(tmp_path, record):
+    recorder = record()
+    recorder.offer("acme", rows(3))
+    recorder.close()
+    file = settings(tmp_path, record={"folder": f"file://{tmp_path}/recorded"})
+    command = ["record", "m", "--file", str(file), "--to", str(tmp_path / "elsewhere" / "m")]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    assert len(list(read_trace(tmp_path / "elsewhere" / "m" / "trace.csv"))) == 1
+    assert (tmp_path / "elsewhere" / "m").stat().st_mode & 0o077 == 0
+    assert not (tmp_path / "recorded" / "trace.csv").exists()
 
 
 @pytest.mark.parametrize(

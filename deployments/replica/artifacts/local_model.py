@@ -1,0 +1,95 @@
+"""Which of a model's settings name files, and where those lie on this node.
+
+What lies elsewhere is fetched, verified and kept in the node's cache folder, once for all replicas
+of the node however many start at once (`runtimes.staging`: a file lock, which a dead process frees,
+and a rename). Paths, packages and what is made are only looked for. A digest that stands at a
+`file://` is compared at every start: each node has a file of its own there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from deployments.replica.artifacts import archive
+from deployments.replica.artifacts.checksum import mismatch
+from deployments.replica.artifacts.fetch import Fetch
+from deployments.settings import remote_source, sources
+from deployments.settings.accept import PATHS
+from deployments.settings.model import ModelSettings
+from deployments.settings.remote_source import RemoteSource, SourceError
+from runtimes import staging
+
+PHASE = "staging"
+LAYOUT = "1"  # of a staged entry; raised when the same source is laid out otherwise
+Progress = Callable[[str, float], None]
+
+
+def local_model(model: ModelSettings, cache_dir: Path, progress: Progress) -> ModelSettings:
+    """The model with local paths in the place of its remote sources. Options are left as they are:
+    they are part of its version. Raises SourceError."""
+    accept = {
+        name: str(local_file(named, cache_dir, progress))
+        for name in PATHS
+        if (named := getattr(model.accept, name)) is not None and remote_source.is_url(named)
+    }
+    changes: dict[str, Any] = {}
+    if accept:
+        changes["accept"] = model.accept.model_copy(update=accept)
+    if model.source is not None and remote_source.is_url(model.source):
+        changes["source"] = str(local_file(model.source, cache_dir, progress))
+    return model.model_copy(update=changes) if changes else model
+
+
+def local_options(
+    options: Mapping[str, Any], cache_dir: Path, progress: Progress
+) -> Mapping[str, Any]:
+    """What the backend is told: as `local_model`, of the rows that it is calibrated with."""
+    named = options.get("calibration")
+    if not isinstance(named, str) or not remote_source.is_url(named):
+        return options
+    return {**options, "calibration": str(local_file(named, cache_dir, progress))}
+
+
+def local_file(source: str, cache_dir: Path, progress: Progress) -> Path:
+    """The file or folder on this node; blocks while it is fetched, here or by another process.
+    `progress`: told of the phase "staging". Raises SourceError."""
+    if remote_source.is_remote(source):
+        return _fetched(remote_source.parse(source), cache_dir, progress)
+    path = sources.resolve(source)
+    if source.startswith("file://"):
+        wrong = mismatch(path, remote_source.local_path(source)[1])
+        if wrong:
+            raise SourceError(f"{source.partition('#')[0]}: {wrong}")
+    return path
+
+
+def _fetched(remote: RemoteSource, cache_dir: Path, progress: Progress) -> Path:
+    unpacked = archive.stem(remote.name) if remote.is_archive else remote.name
+
+    def build(folder: Path) -> None:
+        fetch = Fetch(remote, cache_dir, lambda share: progress(PHASE, share))
+        with fetch.verified() as fetched:
+            if remote.is_archive:
+                archive.unpack(fetched, folder / unpacked)
+            else:
+                fetched.rename(folder / unpacked)
+
+    parts = ["source", LAYOUT, remote.sha256, remote.name]
+    place = staging.staged(cache_dir, parts, build) / unpacked
+    return _inside(remote, place)
+
+
+def _inside(remote: RemoteSource, place: Path) -> Path:
+    """Archives often hold one folder alone, which then is what was meant."""
+    entries = sorted(place.iterdir()) if place.is_dir() else []
+    top = entries[0] if remote.is_archive and len(entries) == 1 else place
+    if not remote.inside:
+        return top
+    for path in (place / remote.inside, top / remote.inside):
+        if path.exists():
+            return path
+    names = [each.name for each in (top.iterdir() if top.is_dir() else [top])]
+    listed = ", ".join(sorted(names)[:10]) + (", …" if len(names) > 10 else "")
+    raise SourceError(f"{remote} has no {remote.inside}; it has {listed}")

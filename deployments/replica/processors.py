@@ -1,0 +1,91 @@
+"""How many threads a replica computes with, and whether it may keep to processors of its own.
+
+On a Ray node that counts no more CPUs than it has, what Ray reserves for a replica (`num_cpus`) is
+really its own, and is what it computes with. A Ray that `headrace serve` started counts more, so
+that nothing waits for a place: there, and outside of Ray, it is the replica's share of the CPUs
+that this container may use.
+
+Processors are bound (`pin`) only where nobody else is put on them: not in a container that is given
+time instead of processors, and not where Ray reserved less than is computed with. There the model
+runs unbound, which costs some speed and no answer, so it is said and is no error.
+Sources: Ray's `RuntimeContext.get_assigned_resources`; Kubernetes' CPU management policies.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from deployments.settings.model_fields import ReplicaSettings
+from runtimes.threads import allowed_cpus
+
+logger = logging.getLogger("headrace.replica")
+
+
+def reserved_cpus() -> float | None:
+    """CPUs that Ray keeps free for this actor; None where Ray counts some that are not there."""
+    import ray
+
+    context: Any = ray.get_runtime_context()
+    node_id = context.get_node_id()
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    counted = next((n["Resources"].get("CPU", 0.0) for n in nodes if n["NodeID"] == node_id), 0.0)
+    if counted > allowed_cpus():
+        return None
+    return float(context.get_assigned_resources().get("CPU", 0.0))
+
+
+def threads(replicas: ReplicaSettings, reserved: float | None) -> int:
+    """`reserved`: CPUs, as of `reserved_cpus`. At least 1."""
+    if replicas.threads:
+        return replicas.threads
+    if reserved is None:
+        return max(1, allowed_cpus() // replicas.count)
+    return max(1, min(math.ceil(reserved), allowed_cpus()))
+
+
+def unpinned_where_shared(
+    name: str, options: Mapping[str, Any], threads: int, reserved: float | None
+) -> Mapping[str, Any]:
+    """The options, without the `pin` that the model `name` asks for where it would bind processors
+    that others run on; the log says why."""
+    if options.get("pin", "off") == "off":
+        return options
+    why = shared_because(threads, reserved)
+    if why is None:
+        return options
+    logger.warning("option pin is left out: %s", why, extra={"model": name})
+    return {**options, "pin": "off"}
+
+
+def shared_because(
+    threads: int, reserved: float | None, environ: Mapping[str, str] | None = None
+) -> str | None:
+    """Why processors are not this replica's to bind, None where they are."""
+    given = os.environ if environ is None else environ
+    may_run_on, allowed = _affinity(), allowed_cpus()
+    if allowed < may_run_on:
+        return (
+            f"this container is given the time of {allowed} processors, anywhere among "
+            f"{may_run_on}; give it a set of its own (cpuset)"
+        )
+    if "KUBERNETES_SERVICE_HOST" in given and may_run_on >= (os.cpu_count() or 1):
+        return (
+            "this pod runs on all processors of its node, as others do; the kubelet's static CPU "
+            "manager policy gives a pod of whole CPUs, requests equal to limits, its own"
+        )
+    if reserved is not None and reserved < threads:
+        return (
+            f"Ray reserved {reserved:g} CPUs for {threads} threads, and may place others on the "
+            f"rest; set replicas.num_cpus to {threads}"
+        )
+    return None
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,60 @@
+"""Folders and objects in object stores, by the URLs that fsspec knows (`s3://`, `gs://`, …).
+
+Credentials and endpoints are what the store's own library finds in the process's environment, never
+the settings'. The library is imported when a URL of its scheme is used, and is an extra of this
+package. Source: fsspec's registry of implementations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from deployments.settings.remote_source import HTTP, SourceError, shown
+
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "abfs": "azure", "az": "azure"}
+
+
+def complaint(url: str, *, here: bool) -> str | None:
+    """What is wrong with the URL's scheme, None where nothing is. `here`: its library must be
+    installed."""
+    import fsspec
+
+    scheme = url.partition("://")[0]
+    if scheme not in fsspec.available_protocols():
+        return (
+            f"{shown(url)}: the scheme {scheme} is not known; must be s3, gs, https, file or "
+            "another that fsspec has"
+        )
+    if here:
+        try:
+            fsspec.get_filesystem_class(scheme)
+        except ImportError as error:
+            extra = EXTRAS.get(scheme)
+            how = f"pip install 'headrace[{extra}]'" if extra else str(error)
+            return f"{shown(url)}: the library for {scheme}:// is not installed; {how}"
+    return None
+
+
+def store(url: str) -> tuple[Any, str]:
+    """fsspec's file system and the path in it. Raises SourceError."""
+    import fsspec
+
+    if url.partition("://")[0] in HTTP:
+        raise SourceError(f"{shown(url)} cannot be written or listed; must be an object store")
+    if wrong := complaint(url, here=True):
+        raise SourceError(wrong)
+    try:
+        file_system, path = fsspec.core.url_to_fs(url)
+    except Exception as error:  # each store's library has errors of its own
+        raise SourceError(f"{shown(url)}: {type(error).__name__}: {error}") from error
+    return file_system, str(path)
+
+
+def files_below(file_system: Any, path: str) -> Iterator[tuple[str, int]]:
+    """Name below the folder and size, bytes, of every file there, in the order of their names."""
+    start = path.rstrip("/") + "/"
+    found = file_system.find(path, detail=True)
+    for name in sorted(found):
+        if name.startswith(start) and not name.endswith("/"):
+            yield name.removeprefix(start), int(found[name]["size"] or 0)

@@ -1,0 +1,157 @@
+"""A model's file that lies elsewhere, as the settings name it: a URL that ends with its digest.
+
+`https://host/minilm.onnx#sha256=HEX`, `s3://bucket/minilm/#sha256=HEX&inside=model.onnx`: the
+digest stands in the fragment, where pip has it (PEP 503), so that one text says what and where,
+wherever a path may stand. Of a file it is what `sha256sum` prints; of a folder in an object store
+what it prints of the sorted list of its files' (docs/sources.md, as Go's `dirhash`). `inside` is a
+path in an archive or folder. Nothing here reads the network.
+
+A digest is asked for of every scheme: nodes fetch at different times, and must serve the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from runtimes.errors import LoadError
+
+HTTP = ("http", "https")
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[^\x00-\x1f/\\]{1,200}")
+_KEYS = ("sha256", "inside")
+
+
+class SourceError(LoadError):
+    """The artifact is not there; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSource:
+    """`url`: without the fragment. `name`: of the file or folder. `sha256`: 64 hexadecimal digits.
+    `inside`: path in the archive or folder, "" for all of it."""
+
+    url: str
+    name: str
+    sha256: str
+    inside: str
+
+    @property
+    def scheme(self) -> str:
+        return self.url.partition("://")[0]
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the URL says so; without a slash at its end, an object store knows."""
+        return self.url.endswith("/")
+
+    @property
+    def is_archive(self) -> bool:
+        return not self.is_folder and self.name.lower().endswith(ARCHIVES)
+
+    def __str__(self) -> str:
+        return shown(self.url)
+
+
+def is_url(source: str) -> bool:
+    """Whether it is no path. What begins with `package:` or `made:` is neither."""
+    return _URL.match(source) is not None
+
+
+def is_remote(source: str) -> bool:
+    """Whether it has to be fetched."""
+    return is_url(source) and not source.startswith("file://")
+
+
+def parse(source: str) -> RemoteSource:
+    """Raises SourceError with what would be right."""
+    url, _, fragment = source.rpartition("#") if "#" in source else (source, "", "")
+    parts = _split(url)
+    if not parts.netloc:
+        raise SourceError(f"{shown(url)} names no host or bucket")
+    if "@" in parts.netloc:
+        raise SourceError(
+            f"{shown(url)} holds a user's name or password; must be left out: each node takes "
+            "them from its own environment (docs/sources.md)"
+        )
+    given = _fragment(shown(url), fragment)
+    if "sha256" not in given:
+        raise SourceError(
+            f"{shown(url)} has no digest; must end with #sha256= and the 64 digits that "
+            "`sha256sum` prints of the file (docs/sources.md: of a folder)"
+        )
+    name = unquote(PurePosixPath(parts.path).name) or parts.netloc
+    if not _NAME.fullmatch(name) or name in (".", ".."):
+        raise SourceError(f"{shown(url)} names no file or folder")
+    if parts.scheme in HTTP and url.endswith("/"):
+        raise SourceError(
+            f"{shown(url)} is a folder, which {parts.scheme} cannot list; name a file, or an "
+            f"archive of the folder ({', '.join(ARCHIVES)})"
+        )
+    return RemoteSource(url, name, given["sha256"], given.get("inside", ""))
+
+
+def local_path(source: str) -> tuple[str, str]:
+    """Of `file:///path`: the path, and the digest that it must have, "" where none is given. Raises
+    SourceError."""
+    url, _, fragment = source.partition("#")
+    parts = _split(url)
+    if parts.netloc or not parts.path.startswith("/"):
+        raise SourceError(f"{url} is no path of this machine; must be file:///absolute/path")
+    given = _fragment(url, fragment)
+    inside = given.get("inside", "")
+    path = unquote(parts.path)
+    return (f"{path.rstrip('/')}/{inside}" if inside else path), given.get("sha256", "")
+
+
+def path_of(folder: str) -> str:
+    """A folder's path, which may be given as `file:///path`. Raises SourceError."""
+    return local_path(folder)[0] if is_url(folder) else folder
+
+
+def shown(url: str) -> str:
+    """For messages: without what may be a secret (a user's password, a signature) and without the
+    digest."""
+    plain = (url.rpartition("#")[0] or url).partition("?")[0]
+    scheme, _, rest = plain.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def leads_out(path: str) -> bool:
+    """Whether a path that ought to stay below some folder does not."""
+    return path.startswith("/") or "\\" in path or ".." in PurePosixPath(path).parts
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url, allow_fragments=False)  # keys of objects may hold a #
+    except ValueError as error:
+        raise SourceError(f"{shown(url)} is no URL: {error}") from None
+
+
+def _fragment(url: str, fragment: str) -> dict[str, str]:
+    given = dict(_pairs(url, fragment))
+    if "sha256" in given and not _SHA256.fullmatch(given["sha256"]):
+        raise SourceError(
+            f"{url}: sha256 is {given['sha256'][:80]!r}; must be 64 digits, 0 to 9 and a to f"
+        )
+    if leads_out(given.get("inside", "")):
+        raise SourceError(f"{url}: inside is {given['inside']!r}, which leads out of it")
+    return given
+
+
+def _pairs(url: str, fragment: str) -> Iterator[tuple[str, str]]:
+    for pair in filter(None, fragment.split("&")):
+        key, _, value = pair.partition("=")
+        if key not in _KEYS:
+            raise SourceError(
+                f"{url}: #{pair[:80]} is not known; must be #sha256=DIGITS or "
+                "#sha256=DIGITS&inside=PATH"
+            )
+        yield key, unquote(value)

@@ -1,0 +1,140 @@
+"""An archive's files come out below the folder, or nothing of it is used."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from deployments.replica.artifacts import archive
+from deployments.settings.remote_source import SourceError
+
+TARS = ("a.tar", "a.tar.gz", "a.tgz")
+
+
+def tar(path: Path, *members: tuple[str, bytes] | tarfile.TarInfo) -> Path:
+    mode = "w" if path.suffix == ".tar" else "w:gz"
+    with tarfile.open(path, mode) as made:
+        for member in members:
+            if isinstance(member, tarfile.TarInfo):
+                made.addfile(member)
+            else:
+                info = tarfile.TarInfo(member[0])
+                info.size, info.mode = len(member[1]), 0o4777
+                made.addfile(info, io.BytesIO(member[1]))
+    return path
+
+
+def packed(path: Path, *members: tuple[str, bytes]) -> Path:
+    if path.suffix != ".zip":
+        return tar(path, *members)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        for name, content in members:
+            made.writestr(name, content)
+    return path
+
+
+def special(kind: bytes, name: str = "link", target: str = "/etc/passwd") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+@pytest.mark.parametrize("name", [*TARS, "a.zip", "A.ZIP", "a.TAR.GZ"])
+def test_files_come_out_with_plain_modes(tmp_path, name):
+    folder = tmp_path / "out"
+    file = packed(tmp_path / name.lower(), ("m/config.json", b"{}"), ("m/w/x.safetensors", b"1"))
+    file.rename(tmp_path / name)
+    archive.unpack(tmp_path / name, folder)
+    assert (folder / "m/config.json").read_bytes() == b"{}"
+    assert (folder / "m/w/x.safetensors").read_bytes() == b"1"
+    assert not (folder / "m/config.json").stat().st_mode & (stat.S_ISUID | stat.S_IWOTH)
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz", "zip"])
+@pytest.mark.parametrize("name", ["../out.txt", "/tmp/out.txt", "a/../../out.txt", "a\\..\\b"])
+def test_no_entry_leaves_the_folder(tmp_path, ending, name):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    file = packed(inner / f"a.{ending}", ("ok", b"1"), (name, b"out"))
+    with pytest.raises(SourceError, match="leads out"):
+        archive.unpack(file, inner / "folder")
+    assert not list(tmp_path.rglob("out.txt"))
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+)
+def test_links_and_devices_are_refused(tmp_path, kind):
+    file = tar(tmp_path / "a.tar.gz", special(kind))
+    with pytest.raises(SourceError, match="link is a link or a device"):
+        archive.unpack(file, tmp_path / "folder")
+    assert not list((tmp_path / "folder").iterdir())
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as made:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+        made.writestr(info, "/etc/passwd")
+    with pytest.raises(SourceError, match="link is a link or a device"):
+        archive.unpack(tmp_path / "a.zip", tmp_path / "folder")
+
+
+@pytest.mark.parametrize("ending", ["tar.gz", "zip"])
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "a/b"), ("a/b", "a")])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_entries_of_one_name_are_refused(tmp_path, ending, names):
+    file = packed(tmp_path / f"a.{ending}", *((name, b"x") for name in names))
+    with pytest.raises(SourceError, match="twice"):
+        archive.unpack(file, tmp_path / "folder")
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.zip"])
+@pytest.mark.parametrize(("room", "fits"), [(3_000_000, True), (2_999_999, False)])
+def test_what_comes_out_is_bounded_by_the_disk(tmp_path, monkeypatch, name, room, fits):
+    file = packed(tmp_path / name, ("zeros", bytes(1_500_000)), ("more", bytes(1_500_000)))
+    monkeypatch.setattr(archive, "free_bytes", lambda _: room)
+    if fits:
+        archive.unpack(file, tmp_path / "folder")
+        return
+    with pytest.raises(SourceError, match="does not fit on the disk"):
+        archive.unpack(file, tmp_path / "folder")
+
+
+def test_so_many_entries_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(archive, "MOST_ENTRIES", 2)
+    file = packed(tmp_path / "a.tar", *((str(n), b"") for n in range(3)))
+    with pytest.raises(SourceError, match="more than 2 entries"):
+        archive.unpack(file, tmp_path / "folder")
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.zip"])
+def test_what_is_no_archive_is_refused(tmp_path, name):
+    file = tmp_path / name
+    file.write_bytes(b"<html>" * 500)
+    with pytest.raises(SourceError, match=f"{name} cannot be unpacked"):
+        archive.unpack(file, tmp_path / "folder")
+
+
+def test_a_damaged_archive_is_refused(tmp_path):
+    whole = packed(tmp_path / "a.tar.gz", ("big", bytes(range(256)) * 4000))
+    whole.write_bytes(whole.read_bytes()[:-200])
+    with pytest.raises(SourceError, match="cannot be unpacked"):
+        archive.unpack(whole, tmp_path / "folder")
+    gzip.open(tmp_path / "b.tar.gz", "wb").close()
+    with pytest.raises(SourceError, match="cannot be unpacked"):
+        archive.unpack(tmp_path / "b.tar.gz", tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [("m.tar.gz", "m"), ("m.tgz", "m"), ("m.v1.zip", "m.v1"), (".zip", "unpacked")],
+)
+def test_the_folder_is_called_as_the_archive(name, stem):
+    assert archive.stem(name) == stem
