@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from deployments.tools import command_groups
+
 if TYPE_CHECKING:
     from deployments.settings.tree import Settings
 
@@ -348,19 +350,8 @@ def load(arguments: tuple[str, ...]) -> None:
     _function("loadtests.command", "main")(list(arguments), prog_name="headrace load")
 
 
-@main.group()
-def key() -> None:
-    """Tenants' keys."""
-
-
-@key.command("new")
-def key_new() -> None:
-    """Make a key; its hash goes into the settings, the key to the tenant."""
-    from deployments.gateway.tenancy.tenants import new_key
-
-    made, hashed = new_key()
-    click.echo(f"key:  {made}   (give it to the tenant; it is not stored)")
-    click.echo(f"hash: {hashed}   (put it under tenants.<name>.keys)")
+main.add_command(command_groups.key)
+main.add_command(command_groups.cluster)
 
 
 def built_in_example() -> Path:

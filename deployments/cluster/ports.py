@@ -33,19 +33,26 @@ def of(gateway: GatewaySettings) -> dict[str, int]:
     return ports
 
 
+def host_of(what: str, gateway: GatewaySettings) -> str:
+    """The address that `what`, of those that `of` names, listens on."""
+    return gateway.host if what == "http" else gateway.haproxy_admin_host
+
+
 def refusal(gateway: GatewaySettings) -> str | None:
-    """Why a server with these settings cannot listen here: its host is not this machine's, or
+    """Why a server with these settings cannot listen here: a host is not this machine's, or
     another process holds one of its ports. None when it can."""
-    if unusable := _unusable(gateway.host):
-        return unusable
+    ha_proxy = resolved_ingress(gateway.ingress) == "haproxy"
+    for setting in ("host", "haproxy_admin_host") if ha_proxy else ("host",):
+        if unusable := _unusable(setting, getattr(gateway, setting)):
+            return unusable
     for what, port in of(gateway).items():
-        if who := listener(gateway.host, port):
+        if who := listener(host_of(what, gateway), port):
             setting = "gateway.port" if what == "http" else f"gateway.{what}_port"
             return f"port {port} ({setting}) is taken by {who}; end it or choose another port"
     return None
 
 
-def _unusable(host: str) -> str | None:
+def _unusable(setting: str, host: str) -> str | None:
     """Why nobody can listen on `host` here; None where one can."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -55,7 +62,7 @@ def _unusable(host: str) -> str | None:
             probe.bind(address)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        return f"gateway.host {host} is not an address of this machine ({why}); try 127.0.0.1"
+        return f"gateway.{setting} {host} is not an address of this machine ({why}); try 127.0.0.1"
     return None
 
 

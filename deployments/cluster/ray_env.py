@@ -1,54 +1,134 @@
-"""The environment that Ray and Ray Serve read at import, set before anything imports them.
+"""The environment of Ray's processes in three layers: what an image bakes, what must stand before
+`ray start`, what a Serve config can still set.
 
-Serve's constants are module-level: they must stand in the environment of every process of the
-cluster, so they are set by the process that starts Ray (children inherit them); a cluster started
-otherwise must be given the same. The plain proxy is the fallback where HAProxy cannot run; direct
-ingress stays off there, because Serve turns it on silently with the throughput settings (and then
-ignores proxy locations).
-Source: reading of ray 2.60 `serve/_private/constants.py`.
+Ray Serve's constants are read when a process imports them, Ray's own when it starts; which process
+reads which says how late a variable may come. `controller_options.runtime_env.env_vars` of a Serve
+config reaches the controller, and by inheritance what the controller starts: HAProxy's managers
+and all replicas, on every node; it is heard when the controller is created, never again. The raylet
+and what `ray start` begins hear only what stood before it. All variables may come earlier than they
+must: `headrace cluster env` prints them all, for `ray start`.
+
+The plain proxy is the fallback where HAProxy cannot run; direct ingress stays off there, because
+Serve turns it on silently with the throughput settings (and then ignores proxy locations).
+Source: reading of ray 2.60, `serve/_private/constants.py` and who imports what from it, and the
+raylet's configuration; that a controller's variables reach proxies and replicas was tried.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import resource
 import secrets
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
+from deployments.cluster import haproxy
+from deployments.contract.logs import LOG_FORMAT, LOG_LEVEL
 from deployments.settings.gateway import GatewaySettings
 
-_ALWAYS = {
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S": "3600",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.gateway.http.fast_path:middlewares",
-    "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a datagram a request, parsed in Python
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_worker_niceness": "0",  # Ray's own 15 lets every other process go before gateways
-    "OPENVINO_TELEMETRY_OPT_OUT": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_OFFLINE": "1",
-}
 
-# A cluster that `serve` starts is this machine's alone: the first makes Ray take the loopback
-# address for its node's, on Linux too, so that none of its servers face the network; without the
-# second a Python process starts for every logical CPU.
-_LOCAL = {
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_AUTH_MODE": "token",
-    # Nobody lists tasks here, and telling of them is a seventh of what idle processes cost.
-    "RAY_task_events_report_interval_ms": "0",
-    # Ray's agents rename themselves, which else overwrites their environment; in it stands the id
-    # by which a server's processes are found once its host is dead.
-    "SPT_NOENV": "1",
-}
+class Layer(StrEnum):
+    """Who says it: the image (the same for all), the node (its own paths), the settings."""
 
-_MAXCONN = 65_536
-_OTHER_FILES = 200
+    IMAGE = "image"
+    NODE = "node"
+    CONFIG = "config"
+
+
+class Reader(StrEnum):
+    """Which process reads it: those of `ray start`; then those that the Serve controller starts."""
+
+    RAYLET = "raylet"
+    DASHBOARD = "dashboard"
+    CONTROLLER = "controller"
+    HAPROXY = "haproxy"
+    REPLICA = "replica"
+
+
+_OF_SERVE = {Reader.CONTROLLER, Reader.HAPROXY, Reader.REPLICA}
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """`breaks`: a cluster without it does not do what it should, rather than being slower or
+    chattier; `why`: what it is for."""
+
+    name: str
+    value: str
+    layer: Layer
+    readers: tuple[Reader, ...]
+    why: str
+    breaks: bool = False
+
+    @property
+    def in_config(self) -> bool:
+        """Whether a Serve config can still set it."""
+        return self.layer is not Layer.NODE and set(self.readers) <= _OF_SERVE
+
+
+def _baked(ha_proxy: bool) -> Iterator[Variable]:
+    """The same whatever the settings say, but for `gateway.ingress`."""
+    image, on = Layer.IMAGE, "1" if ha_proxy else "0"
+    serve = (Reader.CONTROLLER, Reader.HAPROXY, Reader.REPLICA)
+    yield Variable("RAY_SERVE_ENABLE_HA_PROXY", on, image, serve, "HAProxy takes requests", True)
+    yield Variable("RAY_SERVE_ENABLE_DIRECT_INGRESS", on, image, serve,
+                   "it brings them to gateways without a proxy in Python", True)  # fmt: skip
+    yield Variable("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1", image, serve,
+                   "one event loop a replica", True)  # fmt: skip
+    yield Variable("RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S", "3600", image, (Reader.REPLICA,),
+                   "Serve does not ask replicas for queues that are ours")  # fmt: skip
+    yield Variable("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
+                   "deployments.gateway.http.fast_path:middlewares", image,
+                   (Reader.HAPROXY, Reader.REPLICA),
+                   "the gateways' way around Serve's wrapper, and their bounds", True)  # fmt: skip
+    yield Variable("RAY_SERVE_HAPROXY_METRICS_ENABLED", "0", image, (Reader.HAPROXY,),
+                   "no datagram a request, parsed in Python")  # fmt: skip
+    yield Variable("RAY_worker_niceness", "0", image, (Reader.RAYLET,),
+                   "Ray's own 15 lets every other process go before gateways")  # fmt: skip
+    yield Variable("RAY_USAGE_STATS_ENABLED", "0", image, (Reader.DASHBOARD,), "no telemetry")
+    for name, value, why in (
+        ("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0", "gateways leave accelerators' variables alone"),
+        ("OPENVINO_TELEMETRY_OPT_OUT", "1", "no telemetry"),
+        ("TOKENIZERS_PARALLELISM", "false", "no threads beside the gateway's pool"),
+        ("HF_HUB_OFFLINE", "1", "nothing is fetched behind a model's back"),
+    ):
+        yield Variable(name, value, image, (Reader.REPLICA,), why)
+
+
+def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
+    """What replicas write of, and what HAProxy is told, where it runs."""
+    log, replica = gateway.log, (Reader.REPLICA,)
+    yield Variable(LOG_LEVEL, log.level, Layer.CONFIG, replica, "gateway.log.level")
+    yield Variable(LOG_FORMAT, log.format, Layer.CONFIG, replica, "gateway.log.format")
+    if resolved_ingress(gateway.ingress) != "haproxy":
+        return
+    for name, value, why in (
+        ("RAY_SERVE_HAPROXY_NBTHREAD", gateway.haproxy_threads, "gateway.haproxy_threads"),
+        ("RAY_SERVE_HAPROXY_STATS_PORT", gateway.haproxy_stats_port, "gateway.haproxy_stats_port"),
+        ("RAY_SERVE_HAPROXY_METRICS_PORT", gateway.haproxy_metrics_port,
+         "gateway.haproxy_metrics_port"),
+        ("HEADRACE_HAPROXY_HOST", gateway.host, "gateway.host: where requests are accepted"),
+        ("HEADRACE_HAPROXY_ADMIN_HOST", gateway.haproxy_admin_host, "gateway.haproxy_admin_host"),
+        ("HEADRACE_HAPROXY_HEADERS_S", math.ceil(gateway.limits.body_timeout_s),
+         "gateway.limits.body_timeout_s, for headers"),
+        ("HEADRACE_HAPROXY_MAX_REQUESTS", gateway.limits.max_requests,
+         "gateway.limits.max_requests"),
+    ):  # fmt: skip
+        yield Variable(name, str(value), Layer.CONFIG, (Reader.HAPROXY,), why)
+    # The controller gives a port away again only when no HAProxy of before can still know it.
+    yield Variable("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", str(int(gateway.drain_s) + 60),
+                   Layer.CONFIG, (Reader.CONTROLLER, Reader.HAPROXY),
+                   "gateway.drain_s, and a minute")  # fmt: skip
+
+
+def _of_node(gateway: GatewaySettings, program: Path | None) -> Iterator[Variable]:
+    if program is not None and resolved_ingress(gateway.ingress) == "haproxy":
+        yield Variable("RAY_SERVE_HAPROXY_BINARY_PATH", str(program), Layer.NODE,
+                       (Reader.HAPROXY,), "HAProxy, behind the program that corrects Serve's "
+                       "template", True)  # fmt: skip
 
 
 def resolved_ingress(ingress: str, platform: str = sys.platform) -> str:
@@ -58,39 +138,53 @@ def resolved_ingress(ingress: str, platform: str = sys.platform) -> str:
     return "haproxy" if platform.startswith("linux") else "proxy"
 
 
-def serve_environment(gateway: GatewaySettings, folder: Path) -> dict[str, str]:
-    """Every variable that the cluster's processes need, by name. `folder` holds HAProxy's files."""
-    env = dict(_ALWAYS)
-    if resolved_ingress(gateway.ingress) == "haproxy":
-        env |= _haproxy(gateway, folder)
-    else:
-        env |= {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
-    return env
+def variables(gateway: GatewaySettings, program: Path | None = None) -> list[Variable]:
+    """All that a cluster's processes need, but for Ray's own token. `program`: what stands in
+    HAProxy's place on this node, None to leave it out."""
+    ha_proxy = resolved_ingress(gateway.ingress) == "haproxy"
+    return [*_baked(ha_proxy), *_of_node(gateway, program), *_of_settings(gateway)]
 
 
-def haproxy_maxconn() -> int:
-    """As many connections as the open files this process may have allow, at most 65,536: HAProxy
-    takes two and a half of them each, and refuses to start when the limit is too low for that."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY:
-        return _MAXCONN
-    return max(100, min(_MAXCONN, int((hard - _OTHER_FILES) / 2.5)))
+def config_env(gateway: GatewaySettings) -> dict[str, str]:
+    """For `controller_options.runtime_env.env_vars` of a Serve config: all that it can still set,
+    by name."""
+    return {each.name: each.value for each in variables(gateway) if each.in_config}
 
 
-def _haproxy(gateway: GatewaySettings, folder: Path) -> dict[str, str]:
+# ---- a cluster of this machine alone ------------------------------------------------------------
+
+# The first makes Ray take the loopback address for its node's, on Linux too, so that none of its
+# servers face the network; without the second a Python process starts for every logical CPU.
+_LOCAL = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_AUTH_MODE": "token",
+    # Nobody lists tasks here, and telling of them is a seventh of what idle processes cost.
+    "RAY_task_events_report_interval_ms": "0",
+    # Ray's agents rename themselves, which else overwrites their environment; in it stands the id
+    # by which a server's processes are found once its host is dead.
+    "SPT_NOENV": "1",
+    "RAY_DEDUP_LOGS": "0",
+    # No HAProxy of another node has to hear first that a gateway goes.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+}
+
+
+def local_environment(gateway: GatewaySettings, folder: Path) -> dict[str, str]:
+    """Every variable of a local cluster, by name. `folder` holds HAProxy's files.
+
+    Raises FileNotFoundError where HAProxy is wanted and there is none.
+    """
+    if resolved_ingress(gateway.ingress) != "haproxy":
+        return {each.name: each.value for each in variables(gateway)} | _LOCAL
+    wanted = variables(gateway, haproxy.program(folder))
     return {
-        "RAY_SERVE_HAPROXY_MAXCONN": str(haproxy_maxconn()),
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
-        "RAY_SERVE_HAPROXY_NBTHREAD": str(gateway.haproxy_threads),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(gateway.haproxy_stats_port),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(gateway.haproxy_metrics_port),
+        **{each.name: each.value for each in wanted},
+        **_LOCAL,
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(int(gateway.drain_s) + 60),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     }
 
 
@@ -102,13 +196,13 @@ def apply_environment(
 ) -> None:
     """Sets the variables of a local cluster; `own` are this start's (ports, paths).
 
-    Refuses when Ray Serve was imported already: it would not see them.
+    Refuses when Ray Serve was imported already: it would not see them. Raises FileNotFoundError
+    where HAProxy is wanted and there is none.
     """
     if "ray.serve" in sys.modules:
         raise RuntimeError("the environment must be set before ray.serve is imported")
     target = os.environ if environ is None else environ
-    target.update(serve_environment(gateway, folder))
-    target.update(_LOCAL)
+    target.update(local_environment(gateway, folder))
     target.update(own)
     target["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 

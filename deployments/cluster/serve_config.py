@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from deployments.cluster.addresses import in_cluster, serve_host
+from deployments.cluster.ray_env import config_env
 from deployments.contract.app_names import (
     GATEWAY_APP,
     GATEWAY_DEPLOYMENT,
@@ -39,21 +41,27 @@ def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, 
     `settings` with paths as the user wrote them. `one_machine`: for the host's own cluster, where
     gateways need no place of their own and the host publishes the tenants.
     """
-    gateway = settings.gateway
+    gateway = settings.gateway if one_machine else in_cluster(settings.gateway)
     applications = [_gateway_application(gateway, one_machine)]
     if not one_machine and gateway.tenants_path is None:
         applications.append(_tenants_application(settings))
     applications += [_model_application(n, m, gateway) for n, m in settings.models.items()]
     return {
+        **({} if one_machine else _controller(gateway)),
         "proxy_location": "EveryNode",
         "http_options": {
-            "host": gateway.host,
+            "host": serve_host(gateway, one_machine=one_machine),
             "port": gateway.port,
             "keep_alive_timeout_s": math.ceil(gateway.keep_alive_s),
         },
         "logging_config": {"enable_access_log": False, "encoding": "JSON"},
         "applications": applications,
     }
+
+
+def _controller(gateway: GatewaySettings) -> dict[str, Any]:
+    """What `ray start` was not told reaches the processes that Serve starts all the same."""
+    return {"controller_options": {"runtime_env": {"env_vars": config_env(gateway)}}}
 
 
 def _gateway_application(gateway: GatewaySettings, one_machine: bool) -> dict[str, Any]:

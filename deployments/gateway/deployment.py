@@ -21,7 +21,7 @@ from deployments.contract.description import GatewayIdentity
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry_actor import registry
 from deployments.gateway.app import assembled
-from deployments.gateway.http import fast_path
+from deployments.gateway.http import fast_path, strict_protocol
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.serve_handles import ServeChannel
@@ -55,7 +55,8 @@ class Gateway:
         self._registry = registry()
         self._tenants = await _first_tenants(args["tenants_path"], settings.priorities)
         self._pool = FairThreadPool(settings.preprocess.workers, settings.preprocess.max_pending)
-        self._telemetry = GatewayTelemetry(self._name, settings, rank)
+        on_node = context.rank.local_rank if context.rank is not None else 0
+        self._telemetry = GatewayTelemetry(self._name, settings, on_node)
         self._models = Catalogue(
             self._registry,
             GatewayIdentity(self._uid, len(settings.priorities), self._tenants.frozen),
@@ -72,6 +73,7 @@ class Gateway:
             loop.create_task(self._models.follow()),
             loop.create_task(self._every_second()),
         ]
+        strict_protocol.enforce(settings.limits.body_timeout_s)
         fast_path.install(self._app)
         _settle()
 

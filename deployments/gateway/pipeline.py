@@ -57,6 +57,7 @@ class Pipeline:
         """`name` None: the body names the model. Every ending is one reply and one record."""
         watcher = self._services.watcher
         context = RequestContext(exchange, codec.label, watcher.begin(exchange.headers))
+        self._services.under_way += 1
         try:
             await self._stages(context, codec, name, version)
         except errors.HeadraceError as error:
@@ -70,6 +71,7 @@ class Pipeline:
             context.failed(errors.HeadraceError("unexpected"))
             raise
         finally:
+            self._services.under_way -= 1
             watcher.finished(context)
 
     async def _stages(
@@ -82,7 +84,9 @@ class Pipeline:
         services, exchange = self._services, context.exchange
         # 1. The caller, first: it costs one header, and every later stage is charged to a tenant.
         caller = context.caller = services.identify(exchange)
-        # 2. Draining: nothing new may start, or the drain never ends.
+        # 2. Draining: nothing new may start, or the drain never ends. And no more than the gateway
+        # may have under way: HAProxy holds back as many, but there is one on every node, and
+        # nobody has to come through it.
         services.check_open()
         # 3. The model, when the URL names it: 404 and 503 before the body is read. A model that is
         # not ready may name a cheaper one, which then takes its place.

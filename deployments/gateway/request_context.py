@@ -36,6 +36,7 @@ from routers.types import Tokens
 T = TypeVar("T")
 _ENGINE_REFUSED = "engine_refused"
 _DRAIN_RETRY_S = 2.0
+_FULL_RETRY_S = 1.0
 NO_OPTIONS = RequestOptions(None, "", True)
 _LONGEST_SESSION = 128  # as of `x-session-id`; a gateway remembers many
 
@@ -170,7 +171,8 @@ class RequestWatcher(Protocol):
 
 
 class GatewayServices:
-    """`watcher` is told exactly once that a request has finished, however it ended."""
+    """`watcher` is told exactly once that a request has finished, however it ended. `under_way`:
+    requests that have begun and not ended, which the pipeline counts."""
 
     def __init__(
         self,
@@ -194,6 +196,8 @@ class GatewayServices:
         self.pool = pool
         self._tenants = tenants
         self._threshold = limits.pool_threshold_bytes
+        self._most_under_way = limits.max_requests
+        self.under_way = 0
 
     def identify(self, exchange: Exchange) -> Caller:
         """Raises Unauthorized, or BadRequest for a priority nobody knows."""
@@ -209,6 +213,13 @@ class GatewayServices:
                 "the server is draining and takes no new requests",
                 retry_after_s=_DRAIN_RETRY_S,
                 reason="draining",
+            )
+        if self.under_way > self._most_under_way:
+            raise errors.Overloaded(
+                "the gateway has all the requests under way that it may have "
+                "(gateway.limits.max_requests)",
+                retry_after_s=_FULL_RETRY_S,
+                reason="gateway_full",
             )
 
     async def read_body(self, exchange: Exchange, caller: Caller) -> bytes:

@@ -39,9 +39,9 @@ class LimitSettings(Section):
         default=2000,
         ge=1,
         le=65_536,
-        description="Requests that one gateway may have under way; behind HAProxy more wait for up "
-        "to a second outside of it, tenants in no order. Over 2,000 they may overflow its listen "
-        "queue.",
+        description="Requests that one gateway may have under way; more get 503, behind HAProxy "
+        "after up to a second outside of it, tenants in no order. Over 2,000 they may overflow its "
+        "listen queue.",
     )
     max_body_bytes: int = Field(
         default=64 * MIB, ge=1024, le=2048 * MIB, description="Largest request body accepted."
@@ -62,7 +62,8 @@ class LimitSettings(Section):
         default=30,
         gt=0,
         le=3600,
-        description="A body must have arrived within this time; behind HAProxy the headers too.",
+        description="A body must have arrived within this time; a request's headers too (30 s at "
+        "the plain proxy).",
     )
     pool_threshold_bytes: int = Field(
         default=65_536,
@@ -129,7 +130,8 @@ class GatewaySettings(Section):
     host: Annotated[str, StringConstraints(pattern=r"^[^\s/]+$")] = Field(
         default="127.0.0.1",
         examples=["127.0.0.1"],
-        description="Address to listen on; 0.0.0.0 is every interface.",
+        description="Address to listen on; 0.0.0.0 is every interface, and what a cluster of "
+        "several nodes takes unless the file says.",
     )
     port: Port = Field(default=8000, description="Port of the HTTP surface.")
     ingress: Literal["haproxy", "proxy", "auto"] = Field(
@@ -139,7 +141,13 @@ class GatewaySettings(Section):
     )
     metrics_port: Port = Field(
         default=9400,
-        description="Port of the first gateway's own `/metrics`; each further one adds 1.",
+        description="Port of a node's first gateway's own `/metrics`; each further one there "
+        "adds 1.",
+    )
+    haproxy_admin_host: Annotated[str, StringConstraints(pattern=r"^[^\s/]+$")] = Field(
+        default="127.0.0.1",
+        examples=["127.0.0.1"],
+        description="Address of HAProxy's statistics page and of its own metrics.",
     )
     haproxy_stats_port: Port = Field(default=8404, description="Port of HAProxy's statistics page.")
     haproxy_metrics_port: Port = Field(default=9101, description="Port of HAProxy's own metrics.")

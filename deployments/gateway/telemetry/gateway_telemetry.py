@@ -44,10 +44,11 @@ _MOST_CLIENTS = 65_536
 
 
 class GatewayTelemetry:
-    """`gateway`: the name every sample carries. `rank` sets the metrics port."""
+    """`gateway`: the name every sample carries. `local_rank`: among the gateways of its node; it
+    sets the metrics port."""
 
     def __init__(
-        self, gateway: str, settings: GatewaySettings, rank: int, *, listen: bool = True
+        self, gateway: str, settings: GatewaySettings, local_rank: int, *, listen: bool = True
     ) -> None:
         logs.configure(settings.log.level, settings.log.format)
         tracing = settings.tracing
@@ -59,7 +60,7 @@ class GatewayTelemetry:
         self._clients: dict[object, None] = {}
         self._server: MetricsServer | None = None
         if listen:
-            port = settings.metrics_port + rank
+            port = settings.metrics_port + local_rank
             self._server = MetricsServer(settings.host, port, self.page)
             self._server.start()
 

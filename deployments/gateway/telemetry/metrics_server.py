@@ -1,4 +1,4 @@
-"""Each gateway's own port for a scraper: `metrics_port` + rank.
+"""Each gateway's own port for a scraper: `metrics_port` + its rank on the node.
 
 The public port reaches any gateway; scraping needs each. A small HTTP/1.1 server on the gateway's
 event loop, one answer a connection. A port that is taken is tried again every few seconds in the

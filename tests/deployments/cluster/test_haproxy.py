@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,131 +12,85 @@ from fake_engines import until
 
 from deployments.cluster import haproxy, ports
 
-CONFIG = """\
-global
-    log 127.0.0.1:514 local0 info
-defaults
-    timeout client 3600s
-    errorfile 503 /somewhere/500.http
-    option splice-request
-    option splice-response
-frontend prometheus
-    bind :19101
-frontend http_frontend
-    bind 127.0.0.1:18000
-backend http-gateway
-    server SERVE_REPLICA_gateway-1 127.0.0.1:30000 check observe layer4
-    server SERVE_PROXY_ACTOR-fallback-1 127.0.0.1:30001 check backup
-listen stats
-  bind *:18404
-"""
 
-TAKEN = """\
-defaults
-    mode http
-    timeout connect 5s
-    timeout server 5s
-    timeout client 3600s
-    errorfile 503 /somewhere/500.http
-frontend http_frontend
-    bind 127.0.0.1:18000
-    default_backend http-gateway
-backend http-gateway
-    server SERVE_REPLICA_gateway-1 127.0.0.1:30000 check
-"""
+def test_an_installed_program_is_taken_as_it_is(tmp_path):
+    scripts, folder = tmp_path / "bin", tmp_path / "run"
+    scripts.mkdir()
+    installed = scripts / haproxy.NAME
+    installed.write_text("#!/bin/sh\n")
+    installed.chmod(0o755)
+    assert haproxy.program(folder, scripts) == installed
+    assert not folder.exists()
 
 
-@pytest.fixture
-def program(tmp_path, monkeypatch):
-    """A stand-in for HAProxy that prints the configuration it was given."""
-    stand_in = tmp_path / "stand-in"
-    stand_in.write_text('#!/bin/sh\ncat "$3"\n')
-    stand_in.chmod(0o700)
-    monkeypatch.setattr(haproxy, "_program", lambda: str(stand_in))
-
-
-def run(wrapper: str, folder) -> list[str]:
-    config = folder / "haproxy.cfg"
-    config.write_text(CONFIG)
+def test_a_checkout_gets_one_that_runs_from_anywhere(tmp_path):
+    made = haproxy.program(tmp_path / "it's a run", tmp_path)
+    assert made.parent == tmp_path / "it's a run"
     shown = subprocess.run(
-        [wrapper, "-db", "-f", str(config)], capture_output=True, text=True, check=True
+        [str(made), "-v"], cwd="/", env={"PATH": "/bin"}, capture_output=True, text=True
     )
-    return [line.strip() for line in shown.stdout.splitlines()]
+    assert "HAProxy version" in shown.stdout, shown.stderr
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
-def test_every_page_is_bound_to_the_gateways_host_alone(tmp_path, program, host):
-    lines = run(haproxy.wrapped(tmp_path, host, 30, 50), tmp_path)
-    binds = [line for line in lines if line.startswith("bind")]
-    assert binds == [f"bind {host}:19101", "bind 127.0.0.1:18000", f"bind {host}:18404"]
+def test_where_there_is_no_haproxy_the_way_out_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADRACE_HAPROXY_PROGRAM", str(tmp_path / "none"))
+    with pytest.raises(FileNotFoundError, match=r"no program; or set gateway\.ingress: proxy"):
+        haproxy.program(tmp_path)
 
 
-def test_nothing_is_sent_to_the_machines_syslog(tmp_path, program):
-    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 30, 50), tmp_path)
-    assert not [line for line in lines if line.startswith("log")]
+@pytest.fixture(scope="module")
+def wrapper(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("program")
+    return str(haproxy.program(folder, folder))
 
 
-def test_headers_have_a_time_to_arrive_in(tmp_path, program):
-    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 7, 50), tmp_path)
-    at = lines.index("timeout client 3600s")
-    assert lines[at + 1 : at + 3] == ["timeout http-request 7s", "option http-ignore-probes"]
+def test_what_the_installed_ray_writes_is_corrected_and_taken_by_haproxy(tmp_path, wrapper):
+    assert haproxy.problem(wrapper, tmp_path) is None
 
 
-def test_a_gateway_has_a_bound_and_the_fallback_none(tmp_path, program):
-    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 30, 50), tmp_path)
-    servers = [line for line in lines if line.startswith("server")]
-    assert servers == [
-        "server SERVE_REPLICA_gateway-1 127.0.0.1:30000 check observe layer4 maxconn 50",
-        "server SERVE_PROXY_ACTOR-fallback-1 127.0.0.1:30001 check backup",
-    ]
-    assert {"timeout queue 1s", "timeout check 10s"} <= set(lines)
+def test_haproxy_itself_is_no_program_of_ours(tmp_path):
+    plain = tmp_path / "plain"
+    plain.write_text(f'#!/bin/sh\nexec {os.environ.get("SHELL", "/bin/sh")} -c "exit 0"\n')
+    plain.chmod(0o700)
+    found = haproxy.problem(str(plain), tmp_path)
+    assert found is not None
+    assert "uncorrected" in found
 
 
-def test_its_own_refusals_are_what_they_say(tmp_path, program):
-    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 30, 50), tmp_path)
-    refusals = [line for line in lines if line.startswith(("http-error", "errorfile"))]
-    assert [line.split()[2] for line in refusals] == ["502", "503", "504"]
-    assert all(line.endswith("hdr Retry-After 1") for line in refusals)
-
-
-def test_haproxy_takes_what_was_written(tmp_path):
-    path = haproxy.wrapped(tmp_path, "127.0.0.1", 30, 50)
-    config = tmp_path / "haproxy.cfg"
-    config.write_text(TAKEN)
-    said = subprocess.run([path, "-c", "-f", str(config)], capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-
-
-def test_a_host_is_no_shell_command(tmp_path, program):
-    lines = run(haproxy.wrapped(tmp_path, "$(id);'", 30, 50), tmp_path)
-    assert "bind $(id);':19101" in lines
+@pytest.mark.parametrize("name", ["none", "."])
+def test_a_path_without_a_program_is_said(tmp_path, name):
+    assert haproxy.problem(str(tmp_path / name), tmp_path) == f"{tmp_path / name} is no program"
 
 
 LEFT = """\
+global
+    log 127.0.0.1:514 local0 info
+    stats socket {folder}/admin.sock mode 666 level admin
+    maxconn 1000
 defaults
     mode http
     timeout connect 5s
     timeout server 60s
     timeout client 60s
+    errorfile 503 /dev/null
     option abortonclose
     option splice-request
     option splice-response
     option http-no-delay
     option idle-close-on-response
+frontend prometheus
+    bind :{metrics}
 frontend http_frontend
     bind 127.0.0.1:{port}
     default_backend http-gateway
 backend http-gateway
     server SERVE_REPLICA_gateway-1 127.0.0.1:{server} check
+listen stats
+    bind *:{stats}
 """
 
 
-def test_no_option_to_splice_is_left(tmp_path, program):
-    lines = run(haproxy.wrapped(tmp_path, "127.0.0.1", 30, 50), tmp_path)
-    assert not [line for line in lines if "splice" in line]
-
-
-async def test_callers_that_leave_while_they_wait_are_noticed(tmp_path):
+async def test_callers_that_leave_while_they_wait_are_noticed(tmp_path: Path, wrapper):
     """The real HAProxy, before a server that answers nobody."""
     came, left = [], []
 
@@ -151,8 +107,8 @@ async def test_callers_that_leave_while_they_wait_are_noticed(tmp_path):
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port, config = ports.any_free(), tmp_path / "haproxy.cfg"
     taken = server.sockets[0].getsockname()[1]
-    config.write_text(LEFT.format(port=port, server=taken))
-    wrapper = haproxy.wrapped(tmp_path, "127.0.0.1", 30, 50)
+    own = {"metrics": ports.any_free(), "stats": ports.any_free()}
+    config.write_text(LEFT.format(port=port, server=taken, folder=tmp_path, **own))
     process = await asyncio.create_subprocess_exec(wrapper, "-db", "-f", str(config))
     try:
         async with httpx.AsyncClient(timeout=None) as client:

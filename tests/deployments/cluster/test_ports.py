@@ -45,6 +45,20 @@ def test_a_host_that_is_here_is_fine(host):
     assert ports.refusal(gateway(host=host)) is None
 
 
+def test_haproxys_own_pages_need_an_address_that_is_here_where_haproxy_runs():
+    sentence = ports.refusal(gateway(haproxy_admin_host="192.0.2.1"))
+    assert "gateway.haproxy_admin_host 192.0.2.1 is not an address" in sentence
+    assert ports.refusal(gateway(ingress="proxy", haproxy_admin_host="192.0.2.1")) is None
+
+
+def test_haproxys_own_pages_meet_only_who_listens_at_their_address():
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        taken = server.getsockname()[1]
+        assert ports.refusal(gateway(haproxy_stats_port=taken)) is None
+        elsewhere = gateway(haproxy_stats_port=taken, haproxy_admin_host="127.0.0.2")
+        assert "gateway.haproxy_stats_port" in ports.refusal(elsewhere)
+
+
 def test_the_proxy_needs_no_port_of_haproxy():
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]

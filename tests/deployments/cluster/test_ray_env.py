@@ -4,10 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from deployments.cluster.ray_env import haproxy_maxconn, resolved_ingress, serve_environment
+from deployments.cluster import haproxy_wrapper, ray_env
+from deployments.cluster.ray_env import Layer, config_env, local_environment, resolved_ingress
 from deployments.settings.gateway import GatewaySettings
 
-FOLDER = Path("/tmp/headrace-1-8000")
+PROGRAM = Path("/opt/headrace-haproxy")
+HAPROXY = GatewaySettings(ingress="haproxy")
+
+
+def env(gateway: GatewaySettings) -> dict[str, str]:
+    return {each.name: each.value for each in ray_env.variables(gateway, PROGRAM)}
 
 
 @pytest.mark.parametrize(
@@ -23,36 +29,67 @@ def test_auto_is_haproxy_on_linux_alone(asked, platform, expected):
     assert resolved_ingress(asked, platform) == expected
 
 
-def test_without_haproxy_direct_ingress_stays_off():
-    env = serve_environment(GatewaySettings(ingress="proxy"), FOLDER)
-    assert env["RAY_SERVE_ENABLE_HA_PROXY"] == env["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == "0"
-    assert not [name for name in env if name.startswith("RAY_SERVE_HAPROXY_CONFIG")]
+def test_without_haproxy_direct_ingress_stays_off(tmp_path):
+    found = local_environment(GatewaySettings(ingress="proxy"), tmp_path)
+    assert found["RAY_SERVE_ENABLE_HA_PROXY"] == found["RAY_SERVE_ENABLE_DIRECT_INGRESS"] == "0"
+    assert not [name for name in found if "HEADRACE_HAPROXY" in name or "BINARY_PATH" in name]
 
 
-def test_haproxys_files_and_ports_are_those_of_the_settings():
+def test_haproxys_files_and_ports_are_those_of_the_settings(tmp_path):
     gateway = GatewaySettings(ingress="haproxy", haproxy_stats_port=1234, drain_s=5)
-    env = serve_environment(gateway, FOLDER)
-    assert env["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"] == f"{FOLDER}/haproxy.cfg"
-    assert env["RAY_SERVE_HAPROXY_STATS_PORT"] == "1234"
-    assert env["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] == "65"
+    found = local_environment(gateway, tmp_path)
+    assert found["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"] == f"{tmp_path}/haproxy.cfg"
+    assert found["RAY_SERVE_HAPROXY_STATS_PORT"] == "1234"
+    assert found["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"] == "65"
 
 
 @pytest.mark.parametrize("ingress", ["haproxy", "proxy"])
 def test_telemetry_is_off(ingress):
-    env = serve_environment(GatewaySettings(ingress=ingress), FOLDER)
-    assert env["RAY_USAGE_STATS_ENABLED"] == "0"
-    assert env["OPENVINO_TELEMETRY_OPT_OUT"] == "1"
-
-
-@pytest.mark.parametrize(
-    ("files", "connections"), [(1024, 329), (1_000_000, 65_536), (100, 100), (-1, 65_536)]
-)
-def test_connections_fit_the_files_that_may_be_open(monkeypatch, files, connections):
-    monkeypatch.setattr("resource.getrlimit", lambda _: (files, files))
-    assert haproxy_maxconn() == connections
+    found = env(GatewaySettings(ingress=ingress))
+    assert found["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert found["OPENVINO_TELEMETRY_OPT_OUT"] == "1"
 
 
 @pytest.mark.parametrize("ingress", ["haproxy", "proxy"])
 def test_gateways_and_replicas_run_at_ordinary_priority(ingress):
-    env = serve_environment(GatewaySettings(ingress=ingress), FOLDER)
-    assert env["RAY_worker_niceness"] == "0"
+    assert env(GatewaySettings(ingress=ingress))["RAY_worker_niceness"] == "0"
+
+
+def test_the_image_says_nothing_of_the_settings():
+    other = GatewaySettings(ingress="haproxy", host="10.0.0.7", haproxy_threads=3, drain_s=9)
+    baked = [
+        [each for each in ray_env.variables(gateway, PROGRAM) if each.layer is Layer.IMAGE]
+        for gateway in (HAPROXY, other)
+    ]
+    assert baked[0] == baked[1] != []
+
+
+def test_a_serve_config_can_set_what_the_settings_say_and_nothing_of_a_node():
+    in_config = config_env(HAPROXY)
+    assert in_config["HEADRACE_HAPROXY_HOST"] == "127.0.0.1"
+    assert in_config["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    of_ray_start = set(env(HAPROXY)) - set(in_config)
+    assert of_ray_start == {
+        "RAY_SERVE_HAPROXY_BINARY_PATH",
+        "RAY_worker_niceness",
+        "RAY_USAGE_STATS_ENABLED",
+    }
+
+
+def test_the_wrapper_reads_what_the_settings_tell_it():
+    gateway = GatewaySettings.model_validate(
+        {
+            "ingress": "haproxy",
+            "host": "10.0.0.7",
+            "haproxy_admin_host": "10.0.0.8",
+            "limits": {"body_timeout_s": 6.5, "max_requests": 50},
+        }
+    )
+    told = haproxy_wrapper.Options.of(env(gateway))
+    assert (told.host, told.admin_host) == ("10.0.0.7", "10.0.0.8")
+    assert (told.headers_s, told.max_requests) == (7, 50)
+
+
+def test_an_untold_wrapper_does_as_the_settings_do_by_default():
+    told = haproxy_wrapper.Options.of(env(HAPROXY))
+    assert haproxy_wrapper.Options(host="127.0.0.1") == told

@@ -27,7 +27,7 @@ class Serve:
 
     def __init__(self, *configs: dict[str, Any]) -> None:
         self.apps: dict[str, dict[str, Any]] = {}
-        self.http_options: dict[str, Any] = {"host": "127.0.0.1", "port": 8000}
+        self.http_options: dict[str, Any] = {"host": "0.0.0.0", "port": 8000}
         self.failing: set[str] = set()
         self.puts: list[list[str]] = []
         self.put({"applications": list(configs)})

@@ -110,3 +110,29 @@ def test_what_came_and_went_is_told_in_order(config) -> None:
     old = config("models: {a: {runtime: synthetic}, b: {runtime: synthetic}}\n")
     new = config("models: {c: {runtime: synthetic}, a: {runtime: synthetic}}\n")
     assert list(kinds(old, new).items()) == [("model-c", "added"), ("model-b", "removed")]
+
+
+def test_a_cluster_is_reached_from_everywhere_and_tells_serves_processes_the_settings(
+    config,
+) -> None:
+    made = config(FILE, ("host: 0.0.0.0, ", "ingress: haproxy, limits: {max_requests: 70}, "))
+    assert made["http_options"]["host"] == "0.0.0.0"
+    assert by_name(made)["gateway"]["args"]["settings"]["host"] == "0.0.0.0"
+    told = made["controller_options"]["runtime_env"]["env_vars"]
+    assert (told["HEADRACE_HAPROXY_HOST"], told["HEADRACE_LOG_LEVEL"]) == ("0.0.0.0", "debug")
+    assert told["HEADRACE_HAPROXY_MAX_REQUESTS"] == "70"
+
+
+def test_an_address_in_the_file_is_haproxys_and_the_gateways_stay_reachable(config) -> None:
+    made = config(FILE, ("host: 0.0.0.0", "ingress: haproxy, host: 10.0.0.7"))
+    assert made["http_options"]["host"] == "0.0.0.0"
+    told = made["controller_options"]["runtime_env"]["env_vars"]
+    assert told["HEADRACE_HAPROXY_HOST"] == "10.0.0.7"
+
+
+def test_the_hosts_own_cluster_keeps_gateways_behind_haproxy_and_needs_no_options(tmp_path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(FILE.replace("gateway: {", "gateway: {ingress: haproxy, "))
+    made = serve_config(load(path, here=False), one_machine=True)
+    assert made["http_options"]["host"] == "127.0.0.1"
+    assert "controller_options" not in made

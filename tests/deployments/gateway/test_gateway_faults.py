@@ -232,6 +232,24 @@ async def test_a_full_queue_is_503_with_retry_after_and_the_body_is_not_read(
         assert [data(await call) for call in calls] == [[1], [2], [5]]
 
 
+async def test_a_gateway_takes_no_more_requests_than_it_may_have_under_way(tmp_path: Path) -> None:
+    gateway = {"limits": {"max_requests": 2}}
+    async with standing({"device": SYNTHETIC}, tmp_path, gateway=gateway) as stand:
+        channel = stand.channels["device"]
+        channel.hold()
+        calls = [send(stand, 1)]
+        await channel.sent(1)
+        calls.append(send(stand, 2))
+        await channel.sent(2)
+        refused = await ask(stand.app, "POST", INFER, body=[None])
+        assert (refused.status, refused.header(b"retry-after")) == (503, b"1")
+        assert b"gateway.limits.max_requests" in refused.body
+        assert (await ask(stand.app, "GET", "/healthz")).status == 200
+        channel.let_go()
+        assert [data(await call) for call in calls] == [[1], [2]]
+        assert data(await send(stand, 3)) == [3]
+
+
 async def test_draining_refuses_the_new_and_finishes_what_runs(stand: Stand) -> None:
     stand.channels["device"].hold()
     running = send(stand, 1)

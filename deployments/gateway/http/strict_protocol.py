@@ -1,0 +1,100 @@
+"""Bounds on what a connection may cost before it is a request: HAProxy's, at the gateway itself.
+
+Serve's server in every gateway listens where HAProxies of other nodes can reach it, so others can,
+too; uvicorn waits for headers for ever and takes any number of any size. Here, as behind HAProxy, a
+head that is not whole in time closes the connection without a word (which it also does to one that
+never asks); one that is too large, or has too many headers, is refused with 400. The bounds are
+HAProxy's own: its buffer less what it keeps free for rewriting, and 100 headers (HAProxy gives a
+few more places; `tune.http.maxhdr` is 101).
+It costs 0.6 us a request.
+A connection that ended its last request is uvicorn's keep-alive time's, not this one's.
+What is used of uvicorn and not public is held in place by tests/deployments/gateway/http.
+Source: HAProxy 2.8, `tune.bufsize`, `tune.maxrewrite`, `tune.http.maxhdr`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http import auto, httptools_impl
+
+MOST_HEADERS = 100
+MOST_HEAD_BYTES = 15_360
+_head_s = 30.0
+
+
+class TooLarge(Exception):
+    """A head has too many headers or bytes. uvicorn answers what its parser's callbacks raise with
+    400, and closes the connection."""
+
+
+class StrictProtocol(httptools_impl.HttpToolsProtocol):
+    """One connection. `_head_bytes`: what came of a head that is not whole, at least."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._head_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_clock()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._has_head():
+            self._head_bytes = 0
+            if self._deadline is not None:
+                self._stop_clock()
+        elif self.transport.is_closing():
+            self._stop_clock()
+        elif self._head_bytes > MOST_HEAD_BYTES:
+            self._stop_clock()
+            self.send_400_response("The request's headers are too large.")
+        elif self._deadline is None:
+            self._start_clock()
+
+    def _has_head(self) -> bool:
+        """Of the last request that began. uvicorn makes a scope when one begins, and writes the
+        method into it when its head is whole."""
+        return self.scope is not None and "method" in self.scope
+
+    def on_headers_complete(self) -> None:
+        # Bytes are looked at only where more came than a head may have.
+        if len(self.headers) > MOST_HEADERS or (
+            self._head_bytes > MOST_HEAD_BYTES and _size(self.url, self.headers) > MOST_HEAD_BYTES
+        ):
+            raise TooLarge
+        super().on_headers_complete()
+
+    def _start_clock(self) -> None:
+        self._deadline = self.loop.call_later(_head_s, self._close_unasked)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _close_unasked(self) -> None:
+        self._deadline = None
+        if not self._has_head():
+            self.transport.close()
+
+
+def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
+    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+def enforce(head_s: float | None = None) -> None:
+    """Makes every server that this process starts from now on bound heads; `head_s`: seconds in
+    which they must arrive, from now on, at servers that run already, too."""
+    global _head_s
+    auto.AutoHTTPProtocol = StrictProtocol
+    if head_s is not None:
+        _head_s = head_s

@@ -1,0 +1,134 @@
+"""`headrace cluster env | check`: what a node's `ray start` wants, and whether a cluster has it.
+
+Neither imports Ray here: `env` prints data, `check` sends a job to the cluster and judges what it
+brings back.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from deployments.cluster import (
+    addresses,
+    haproxy,
+    node_facts,
+    node_survey,
+    preflight,
+    ray_env,
+    server_files,
+)
+from deployments.cluster.ray_env import Layer, Variable
+from deployments.cluster.ray_jobs import JobFailed, RayJobs
+from deployments.cluster.serve_rest import address_of, token_of
+from deployments.settings.gateway import GatewaySettings
+from deployments.settings.load import load
+
+_CHECK_S = 180.0
+# The interpreter of the process that starts the command: jobs do not always have it on their PATH.
+_PYTHON = "python"
+_SAYS = {
+    Layer.IMAGE: "the same for every settings file: an image may bake them",
+    Layer.NODE: "of this node: must stand before `ray start`",
+    Layer.CONFIG: "of the settings: the Serve config's controller_options may set them instead",
+}
+
+
+def gateway_of(file: Path | None) -> GatewaySettings:
+    """As many nodes take it; without a file, by default. Raises SettingsErrors."""
+    settings = GatewaySettings() if file is None else load(file, here=False).gateway
+    return addresses.in_cluster(settings)
+
+
+def env(file: Path | None, layers: Sequence[str], as_json: bool) -> int:
+    """Prints the variables; the exit code."""
+    gateway = gateway_of(file)
+    try:
+        program = _program(gateway)
+    except FileNotFoundError as error:
+        click.echo(str(error), err=True)
+        return 1
+    wanted = [v for v in ray_env.variables(gateway, program) if not layers or v.layer in layers]
+    click.echo(_as_json(wanted) if as_json else exports(wanted))
+    if token_of() is None and not layers:
+        click.echo(
+            "no token is found: the cluster will let anybody in who reaches it "
+            "(ray get-auth-token --generate, then RAY_AUTH_TOKEN_PATH on every node)",
+            err=True,
+        )
+    return 0
+
+
+def _program(gateway: GatewaySettings) -> Path | None:
+    if ray_env.resolved_ingress(gateway.ingress) != "haproxy":
+        return None
+    return haproxy.program(server_files.state_folder() / "bin")
+
+
+def _as_json(wanted: Sequence[Variable]) -> str:
+    return json.dumps([asdict(v) | {"in_config": v.in_config} for v in wanted], indent=2)
+
+
+def exports(wanted: Sequence[Variable]) -> str:
+    """For a shell's `eval`, layer by layer; in_config is what a comment says of each layer."""
+    lines = []
+    for layer in Layer:
+        of_layer = [each for each in wanted if each.layer is layer]
+        if of_layer:
+            lines.append(f"# {_SAYS[layer]}")
+        for each in of_layer:
+            late = "" if each.in_config or layer is Layer.NODE else "  # before `ray start` only"
+            lines.append(f"export {each.name}={shlex.quote(each.value)}{late}")
+    return "\n".join(lines)
+
+
+def check(file: Path | None, address: str | None, as_json: bool) -> int:
+    """Asks every node and prints what is wrong; the exit code.
+
+    Raises SettingsErrors, and ClusterError where the cluster does not answer.
+    """
+    gateway = gateway_of(file)
+    wanted = ray_env.variables(gateway, Path(haproxy.NAME))
+    own = node_facts.versions()
+    try:
+        with jobs_of(address) as jobs:
+            found = preflight.of_token(jobs.lets_anybody_in())
+            nodes = asked(jobs, preflight.question(gateway, wanted))
+    except JobFailed as error:
+        click.echo(_explained(error), err=True)
+        return 1
+    found = [*preflight.findings(nodes, gateway, wanted, own), *found]
+    from deployments.tools.console import preflight_table
+
+    if as_json:
+        click.echo(preflight_table.as_json(nodes, found))
+    else:
+        preflight_table.show(nodes, found)
+    return int(any(each.level == "error" for each in found))
+
+
+def jobs_of(address: str | None) -> RayJobs:
+    return RayJobs(address_of(address), token_of())
+
+
+def asked(jobs: RayJobs, question: node_facts.Question) -> list[node_facts.NodeFacts]:
+    """What the nodes say. Raises JobFailed, ClusterError."""
+    told = shlex.quote(json.dumps(asdict(question)))
+    output = jobs.run(f"{_PYTHON} -m {node_survey.__name__} {told}", _CHECK_S)
+    nodes = node_survey.read(output)
+    if nodes is None:
+        raise JobFailed("the nodes said nothing", output)
+    return nodes
+
+
+def _explained(error: JobFailed) -> str:
+    output = error.output
+    if "No module named 'deployments" in output or "No module named deployments" in output:
+        return "headrace is not installed on the head node, in the Python that its jobs run"
+    last = "\n".join(output.strip().splitlines()[-5:])
+    return f"{error}\n{last}" if last else str(error)

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deployments.cluster import haproxy_wrapper
+from deployments.cluster.haproxy_wrapper import Options, Refused, connections, corrected
+
+CONFIG = """\
+global
+    # A comment about `log`.
+    log 127.0.0.1:514 local0 info
+    stats socket /run/admin.sock mode 666 level admin expose-fd listeners
+    stats timeout 30s
+    maxconn 4096
+defaults
+    timeout client 3600s
+    errorfile 502 /somewhere/500.http
+    errorfile 503 /somewhere/500.http
+    option splice-request
+    option splice-response
+frontend prometheus
+    bind :19101
+frontend http_frontend
+    bind 127.0.0.1:18000
+    log global
+backend default_backend
+    http-request return status 404
+backend http-gateway
+    timeout client 5s
+    server SERVE_REPLICA_gateway-1 127.0.0.1:30000 check observe layer4
+    server SERVE_PROXY_ACTOR-fallback-1 127.0.0.1:30001 check backup
+listen stats
+  bind *:18404
+"""
+WRAPPER = Path(haproxy_wrapper.__file__)
+
+
+def lines(config: str = CONFIG, **options) -> list[str]:
+    return [line.strip() for line in corrected(config, Options(**options)).splitlines()]
+
+
+def starting(word: str, found: list[str]) -> list[str]:
+    return [line for line in found if line.startswith(f"{word} ")]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_haproxys_own_pages_have_an_address_of_their_own(host):
+    binds = starting("bind", lines(host="0.0.0.0", admin_host=host))
+    assert binds == [f"bind {host}:19101", "bind 0.0.0.0:18000", f"bind {host}:18404"]
+
+
+def test_requests_are_accepted_where_serve_says_unless_told_otherwise():
+    assert "bind 127.0.0.1:18000" in lines()
+    assert "bind 10.0.0.7:18000" in lines(host="10.0.0.7")
+
+
+def test_the_admin_socket_is_its_owners_alone():
+    (socket,) = starting("stats socket", lines())
+    assert socket == "stats socket /run/admin.sock mode 600 level admin expose-fd listeners"
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1:514", "stdout"])
+def test_nothing_is_sent_to_the_machines_syslog_unless_someone_asked(target):
+    found = lines(CONFIG.replace("127.0.0.1:514", target))
+    assert ("log stdout local0 info" in found) == (target == "stdout")
+    assert starting("log", found)[-1] == "log global"
+
+
+def test_headers_have_a_time_to_arrive_in():
+    found = lines(headers_s=7)
+    at = found.index("timeout client 3600s")
+    assert found[at + 1 : at + 3] == ["timeout http-request 7s", "option http-ignore-probes"]
+    assert len(starting("timeout http-request", found)) == 1
+
+
+def test_a_gateway_has_a_bound_and_the_fallback_none():
+    found = lines(max_requests=50)
+    assert starting("server", found) == [
+        "server SERVE_REPLICA_gateway-1 127.0.0.1:30000 check observe layer4 maxconn 50",
+        "server SERVE_PROXY_ACTOR-fallback-1 127.0.0.1:30001 check backup",
+    ]
+    assert {"timeout queue 1s", "timeout check 10s"} <= set(found)
+
+
+def test_its_own_refusals_are_what_they_say():
+    refusals = [line for line in lines() if line.startswith(("http-error", "errorfile"))]
+    assert [line.split()[2] for line in refusals] == ["502", "503", "504"]
+    assert all(line.endswith("hdr Retry-After 1") for line in refusals)
+
+
+def test_no_option_to_splice_is_left():
+    assert not [line for line in lines() if "splice" in line]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"), [(1024, 329), (1_000_000, 65_536), (100, 100), (-1, 65_536)]
+)
+def test_connections_fit_the_files_that_may_be_open(files, expected):
+    assert connections(65_536, files) == expected
+
+
+def test_this_nodes_limit_of_files_bounds_the_connections(monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda _: (100, 1024))
+    assert "maxconn 329" in lines()
+    assert "maxconn 300" in lines(max_connections=300)
+
+
+def test_before_there_are_gateways_there_is_nothing_to_bound():
+    before, _, after = CONFIG.partition("backend http-gateway")
+    found = lines(before + after[after.index("listen") :])
+    assert len([line for line in found if "maxconn" in line]) == 1  # of HAProxy itself
+
+
+@pytest.mark.parametrize(
+    ("gone", "what"),
+    [
+        ("    log 127.0.0.1:514 local0 info\n", "syslog"),
+        (" mode 666", "admin socket"),
+        ("    maxconn 4096\n", "open files"),
+        ("    timeout client 3600s\n", "have their times"),
+        ("    bind :19101\n", "metrics have an address"),
+        ("    bind 127.0.0.1:18000\n", "requests are accepted"),
+        ("  bind *:18404\n", "statistics have an address"),
+    ],
+)
+def test_an_edit_that_finds_nothing_refuses_the_template_and_says_which(gone, what):
+    with pytest.raises(Refused, match=what):
+        corrected(CONFIG.replace(gone, ""), Options())
+
+
+@pytest.mark.parametrize("option", ["errorfile", "option splice-"])
+def test_an_edit_of_several_lines_refuses_when_none_is_left(option):
+    config = "".join(line for line in CONFIG.splitlines(keepends=True) if option not in line)
+    with pytest.raises(Refused, match="found nothing to edit"):
+        corrected(config, Options())
+
+
+def test_a_gateway_under_another_name_is_not_left_unbounded():
+    with pytest.raises(Refused, match="neither a gateway nor the fallback: server REPLICA-1"):
+        corrected(CONFIG.replace("SERVE_REPLICA_gateway", "REPLICA"), Options())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HOST", "$(id)"),
+        ("ADMIN_HOST", "127.0.0.1\n  bind *"),
+        ("HEADERS_S", "0"),
+        ("MAX_REQUESTS", "many"),
+        ("MAXCONN", "-1"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused_by_name(name, value):
+    with pytest.raises(Refused, match=f"HEADRACE_HAPROXY_{name} is .*must be"):
+        Options.of({f"HEADRACE_HAPROXY_{name}": value})
+
+
+# ---- as Serve starts it --------------------------------------------------------------------
+
+
+@pytest.fixture
+def stand_in(tmp_path) -> str:
+    """In HAProxy's place: prints its arguments and the configuration it was given."""
+    path = tmp_path / "stand-in"
+    path.write_text('#!/bin/sh\necho "$@"\n[ "$2" = -f ] && cat "$3"\nexit 0\n')
+    path.chmod(0o700)
+    return str(path)
+
+
+def run(arguments: list[str], **told: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {f"HEADRACE_HAPROXY_{name}": value for name, value in told.items()}
+    # As a manager of Serve has it: it must not start itself for ever.
+    env |= {"RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER)}
+    command = [sys.executable, "-P", str(WRAPPER), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=20)
+
+
+def test_it_becomes_haproxy_with_the_same_arguments_and_a_corrected_file(tmp_path, stand_in):
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CONFIG)
+    arguments = ["-db", "-f", str(config), "-sf", "12", "-x", "/run/admin.sock"]
+    done = run(arguments, PROGRAM=stand_in, MAX_REQUESTS="77")
+    assert done.returncode == 0, done.stderr
+    first, shown = done.stdout.split("\n", 1)
+    assert first.split() == arguments
+    assert shown == corrected(CONFIG, Options(max_requests=77))
+
+
+def test_a_file_that_was_corrected_already_stays(tmp_path, stand_in):
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CONFIG)
+    for _ in range(2):
+        assert run(["-db", "-f", str(config)], PROGRAM=stand_in).returncode == 0
+    assert config.read_text() == corrected(CONFIG, Options())
+
+
+def test_without_a_file_it_is_haproxy(stand_in):
+    assert run(["-v"], PROGRAM=stand_in).stdout == "-v\n"
+
+
+def test_haproxy_itself_is_rays_own_not_this_program():
+    assert "HAProxy version" in run(["-v"]).stdout
+
+
+def test_a_template_it_does_not_know_ends_it_loudly_and_stays(tmp_path, stand_in):
+    config = tmp_path / "haproxy.cfg"
+    config.write_text(CONFIG.replace("timeout client 3600s", "timeout client-side 3600s"))
+    done = run(["-db", "-f", str(config)], PROGRAM=stand_in)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "headrace-haproxy: found nothing to edit for 'headers" in done.stderr
+    assert "It knows what Ray 2.60 writes; installed is 2.60." in done.stderr
+    assert "client-side" in config.read_text()
+
+
+@pytest.mark.parametrize("missing", ["/nowhere/haproxy.cfg", "/proc/version"])
+def test_a_file_that_cannot_be_corrected_is_said(missing, stand_in):
+    done = run(["-db", "-f", missing], PROGRAM=stand_in)
+    assert done.returncode == 1
+    assert missing in done.stderr
+
+
+def test_a_program_that_is_none_is_said():
+    done = run(["-v"], PROGRAM="/nowhere/haproxy")
+    assert done.returncode == 1
+    assert "HEADRACE_HAPROXY_PROGRAM is /nowhere/haproxy, which is no program" in done.stderr

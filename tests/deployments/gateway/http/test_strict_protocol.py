@@ -1,0 +1,118 @@
+"""Heads that are late, large or many, over real sockets at uvicorn as Serve starts it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http import auto, httptools_impl
+
+from deployments.gateway.http import strict_protocol
+from deployments.gateway.http.strict_protocol import MOST_HEAD_BYTES, MOST_HEADERS
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n"
+SOON_S = 0.05
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    body = b""
+    while (message := await receive())["type"] == "http.request":
+        body += message["body"]
+        if not message.get("more_body"):
+            break
+    length = b"%d" % len(body)
+    headers = [(b"content-length", b"%d" % len(length))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": length})
+
+
+@pytest.fixture
+async def port(request: pytest.FixtureRequest) -> AsyncIterator[int]:
+    strict_protocol.enforce(getattr(request, "param", 30.0))
+    config = uvicorn.Config(app, port=0, lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.001)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        strict_protocol.enforce(30.0)
+        auto.AutoHTTPProtocol = httptools_impl.HttpToolsProtocol
+        server.should_exit = server.force_exit = True
+        await serving
+
+
+async def said(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
+    """All that the server says until it closes the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in parts:
+        writer.write(part)
+        await writer.drain()
+        await asyncio.sleep(pause_s)
+    async with asyncio.timeout(5.0):
+        try:
+            data = await reader.read()
+        except ConnectionError:
+            data = b"reset"
+    writer.close()
+    return data
+
+
+def status(answer: bytes) -> bytes:
+    return answer[9:12]
+
+
+@pytest.mark.parametrize("port", [SOON_S], indirect=True)
+@pytest.mark.parametrize("begun", [b"", GET, GET + b"x-one: 1\r\n"], ids=["none", "some", "more"])
+async def test_a_head_that_is_not_whole_in_time_ends_the_connection_silently(port, begun):
+    assert await said(port, begun) == b""
+
+
+@pytest.mark.parametrize("port", [SOON_S], indirect=True)
+async def test_the_second_head_has_a_time_of_its_own(port):
+    answer = await said(port, GET + b"\r\n", GET, pause_s=SOON_S / 5)
+    assert answer.count(b"HTTP/1.1 200") == 1
+
+
+@pytest.mark.parametrize("port", [SOON_S], indirect=True)
+async def test_a_body_may_take_longer_than_its_head(port):
+    head = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2\r\n\r\n"
+    assert status(await said(port, head, b"a", b"b", pause_s=SOON_S)) == b"200"
+
+
+CLOSE = b"connection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(("more", "expected"), [(0, b"200"), (1, b"400")])
+async def test_as_many_headers_are_taken_as_haproxy_takes(port, more, expected):
+    named = b"".join(b"x-%d: 1\r\n" % n for n in range(MOST_HEADERS - 2 + more))
+    assert status(await said(port, GET + named + CLOSE)) == expected
+
+
+@pytest.mark.parametrize("before", [b"", GET + b"\r\n"], ids=["first", "second"])
+async def test_a_head_that_is_too_large_is_refused_whole_or_in_parts(port, before):
+    large = GET + b"x-large: " + b"a" * MOST_HEAD_BYTES + b"\r\n" + CLOSE
+    parts = [large[i : i + 999] for i in range(0, 15_999, 999)]
+    for answer in (await said(port, before + large), await said(port, before, *parts)):
+        assert answer.count(b"HTTP/1.1 400 ") == 1
+
+
+async def test_a_head_that_never_ends_is_refused_before_its_time(port):
+    assert status(await said(port, GET, b"x-large: ", b"a" * MOST_HEAD_BYTES)) == b"400"
+
+
+async def test_a_large_body_beside_a_small_head_is_taken(port):
+    body = b"b" * (5 * MOST_HEAD_BYTES)
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % len(body)
+    answer = await said(port, head + CLOSE + body)
+    assert status(answer) == b"200"
+    assert answer.endswith(b"%d" % len(body))
+
+
+async def test_pipelined_requests_are_each_answered(port):
+    answer = await said(port, (GET + b"\r\n") * 3 + GET + CLOSE)
+    assert answer.count(b"HTTP/1.1 200") == 4
