@@ -7,7 +7,8 @@ refusals are 500s, it spins for a client that leaves while it waits and keeps it
 That last one costs a server: connections that overflow a busy gateway's listen queue time out,
 HAProxy takes it for down and sends everything through Serve's Python proxy, a tenth as fast, from
 which it does not recover while callers come again
-(docs/decisions/0010-haproxy-bounds-a-gateway.md).
+(docs/decisions/0010-haproxy-bounds-a-gateway.md). Besides, a gateway whose node falls silent keeps
+its callers for ever, what a gateway had when it died is lost, and before there is one all is 404.
 
 Serve starts it at every change of the gateways: it imports little, of the standard library alone,
 for what is slow to import delays that. What it is told stands in the environment
@@ -29,12 +30,15 @@ _PREFIX = "HEADRACE_HAPROXY_"
 _EDITED = "# corrected by headrace-haproxy\n"
 _SYSLOG = "127.0.0.1:514"  # where Serve sends a line a request unless it is told otherwise
 _QUEUE_S = 1
+_CONNECT_S = 2
+_SILENCE_S = 5  # what was sent and not acknowledged for so long is not coming back
 _CHECK_S = 10
 _RETRY_AFTER_S = 1
 _OTHER_FILES = 200
 _FEWEST_CONNECTIONS = 100
 _FILES_A_CONNECTION = 2.5
 _REFUSALS = {
+    408: "the request did not arrive in time",
     502: "the gateway ended before it had answered",
     503: "no gateway can take the request now",
     504: "the gateway has not answered in time",
@@ -42,6 +46,24 @@ _REFUSALS = {
 _REFUSAL = (
     "    http-error status {status} content-type application/json "
     'string \'{{"error": "{message}"}}\' hdr Retry-After {retry_after_s}\n'
+)
+# The kernel of a gateway's node answers these, so a gateway that is busy is not taken for dead.
+_SILENCE = """\
+    timeout connect {connect_s}s
+    option srvtcpka
+    srvtcpka-idle 1s
+    srvtcpka-intvl 1s
+    srvtcpka-cnt 3
+"""
+# Only what was read whole can be sent again, so it is read first (up to HAProxy's buffer, 16 KiB).
+_REPLAY = """\
+    option http-buffer-request
+    retry-on conn-failure empty-response
+"""
+_ONCE = "    http-request disable-l7-retry if { req.hdr(x-idempotent) -m str -i false }\n"
+_NO_GATEWAY = (
+    "http-{when} return status 503 content-type application/json "
+    f'string \'{{{{"error": "{_REFUSALS[503]}"}}}}\' hdr Retry-After {_RETRY_AFTER_S}'
 )
 _TIMES = """\
     timeout http-request {headers_s}s
@@ -59,7 +81,7 @@ class Options(NamedTuple):
     """`host`: where requests are accepted, "" for what Serve says; `admin_host`: where HAProxy's
     statistics and metrics are; `headers_s`: in which a request's headers must arrive;
     `max_requests`: under way at one gateway; `max_connections`: at most; `program`: HAProxy itself,
-    "" for Ray's or the PATH's."""
+    "" for Ray's or the PATH's; `replay`: what a gateway had when it died goes to another one."""
 
     host: str = ""
     admin_host: str = "127.0.0.1"
@@ -67,6 +89,7 @@ class Options(NamedTuple):
     max_requests: int = 2000
     max_connections: int = 65_536
     program: str = ""
+    replay: bool = True
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Options:
@@ -79,6 +102,7 @@ class Options(NamedTuple):
             max_requests=_number(environ, "MAX_REQUESTS", default.max_requests),
             max_connections=_number(environ, "MAXCONN", default.max_connections),
             program=environ.get(f"{_PREFIX}PROGRAM", ""),
+            replay=_switch(environ, "REPLAY", default.replay),
         )
 
 
@@ -94,6 +118,13 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
     if not re.fullmatch(r"[1-9][0-9]{0,8}", value):
         raise Refused(f"{_PREFIX}{name} is {value!r}; must be a whole number from 1")
     return int(value)
+
+
+def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
+    value = environ.get(_PREFIX + name) or str(int(default))
+    if value not in ("0", "1"):
+        raise Refused(f"{_PREFIX}{name} is {value!r}; must be 0 or 1")
+    return value == "1"
 
 
 def connections(most: int, files: int | None = None) -> int:
@@ -130,6 +161,15 @@ def edits(options: Options) -> tuple[Edit, ...]:
              r"( *bind )\S*?(:\d+)\n", _bound(options.admin_host)),
         Edit("requests are accepted where the settings say", "frontend http_frontend",
              r"( *bind )(\S*?)(:\d+)\n", _accepting(options.host)),
+        Edit("a node that falls silent is noticed", "defaults",
+             r" *timeout connect .*\n", lambda _: _SILENCE.format(connect_s=_CONNECT_S)),
+        Edit("what a gateway had when it died goes to another", "defaults",
+             r" *retry-on .*\n", lambda m: _REPLAY if options.replay else m[0]),
+        Edit("before there is a gateway, the answer is 503", "backend default_backend",
+             r" *http-request return status 404.*\n",
+             lambda _: f"    {_NO_GATEWAY.format(when='request')}\n"),
+        Edit("the fallback's 404 is 503 until it knows the gateway", "backend http-gateway",
+             r" *http-reuse always\n", lambda m: f"{m[0]}{_fallback_404()}", must_match=False),
         Edit("the admin socket is its owner's alone", "global",
              r"( *stats socket .* mode )666( .*\n)", lambda m: f"{m[1]}600{m[2]}"),
         Edit("connections fit the open files of this node", "global",
@@ -143,7 +183,8 @@ def edits(options: Options) -> tuple[Edit, ...]:
              r" *timeout client .*\n", lambda m: m[0] + _times(options)),
         Edit("a gateway has a bound", "backend http-",
              r"( *server SERVE_REPLICA_.*)\n",
-             lambda m: f"{m[1]} maxconn {options.max_requests}\n", must_match=False),
+             lambda m: f"{m[1]} maxconn {options.max_requests} tcp-ut {_SILENCE_S}s\n",
+             must_match=False),
         Edit("the fallback has none", "backend http-",
              r" *server SERVE_PROXY_ACTOR.*\n", lambda m: m[0], must_match=False),
     )  # fmt: skip
@@ -154,7 +195,13 @@ def _bound(host: str) -> Callable[[re.Match[str]], str]:
 
 
 def _accepting(host: str) -> Callable[[re.Match[str]], str]:
-    return lambda m: f"{m[1]}{host or m[2]}{m[3]}\n"
+    return lambda m: f"{m[1]}{host or m[2]}{m[3]}\n{_ONCE}"
+
+
+def _fallback_404() -> str:
+    """Serve's own 404s are plain text, the gateways' are not."""
+    unknown = "{ status 404 } { res.hdr(content-type) -m beg text/plain }"
+    return f"    {_NO_GATEWAY.format(when='response')} if {unknown}\n"
 
 
 def _times(options: Options) -> str:

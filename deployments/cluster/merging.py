@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from deployments.cluster.differences import Applications, by_name
 from deployments.cluster.serve_config import BUILDERS
 from deployments.cluster.serve_rest import ClusterError
+from deployments.contract.app_names import GATEWAY_APP
 
 _LISTENS = ("host", "port")
 
@@ -33,6 +35,7 @@ def merged(config: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, A
     for app in config["applications"]:
         if conflict := _conflict(app, details, foreign):
             raise ClusterError(conflict)
+    _check_heard_once(config, ours(details))
     if details.get("applications"):
         _check_address(config["http_options"], details.get("http_options") or {})
     return {**config, "applications": [*config["applications"], *foreign.values()]}
@@ -64,6 +67,20 @@ def _conflict(
         if route is not None and other != name and found.get("route_prefix") == route:
             return f"application {other} has the route {route} already; delete it first"
     return None
+
+
+def _check_heard_once(config: Mapping[str, Any], running: Applications) -> None:
+    """What HAProxy is told by Serve's controller, which hears it when Serve starts and never again,
+    and without which requests might run twice."""
+    if GATEWAY_APP not in running:
+        return
+    was = running[GATEWAY_APP]["args"]["settings"].get("replay", True)
+    new = by_name(config)[GATEWAY_APP]["args"]["settings"].get("replay", True)
+    if was != new:
+        raise ClusterError(
+            f"gateway.replay is {was} there, and Serve hears it only when it starts: "
+            "`headrace stop --address`, `serve shutdown`, then deploy"
+        )
 
 
 def _check_address(wanted: Mapping[str, Any], running: Mapping[str, Any]) -> None:

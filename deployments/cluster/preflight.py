@@ -131,8 +131,11 @@ def _of_environment(node: NodeFacts, variables: Iterable[Variable]) -> Iterator[
 def _of_node(node: NodeFacts, gateway: GatewaySettings) -> Iterator[Finding]:
     at = node.address
     if node.wrapper is not None:
-        yield Finding("error", "wrapper", at, node.wrapper, "set RAY_SERVE_HAPROXY_BINARY_PATH to "
-                      "the headrace-haproxy of the headrace that suits this Ray")  # fmt: skip
+        yield Finding(
+            "error", "wrapper", at, node.wrapper,
+            "mend what it names, or let RAY_SERVE_HAPROXY_BINARY_PATH be the program of a headrace "
+            "that suits this Ray",
+        )  # fmt: skip
     for folder in node.folders:
         if not folder.writable:
             yield Finding("error", "caches", at, f"{folder.path} cannot be written",

@@ -116,6 +116,7 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
          "gateway.limits.body_timeout_s, for headers"),
         ("HEADRACE_HAPROXY_MAX_REQUESTS", gateway.limits.max_requests,
          "gateway.limits.max_requests"),
+        ("HEADRACE_HAPROXY_REPLAY", int(gateway.replay), "gateway.replay"),
     ):  # fmt: skip
         yield Variable(name, str(value), Layer.CONFIG, (Reader.HAPROXY,), why)
     # The controller gives a port away again only when no HAProxy of before can still know it.

@@ -171,6 +171,11 @@ class GatewaySettings(Section):
         description="File, or folder of *.yaml files, on the gateways' machines that says who the "
         "tenants are, re-read when it changes; unset, the tenants of this file.",
     )
+    replay: bool = Field(
+        default=True,
+        description="Whether HAProxy sends a request that a gateway had when it died to another "
+        "gateway, unless the request says `x-idempotent: false`.",
+    )
     limits: LimitSettings = Field(
         default_factory=LimitSettings, description="What a request may weigh and take to arrive."
     )

@@ -122,6 +122,13 @@ class Settings(TenantsSettings):
             raise wrong("declares no model; must have at least one", "models")
         if self.gateway.tenants_path is not None and self.tenants:
             raise wrong("must be left out: gateway.tenants_path says where they are", "tenants")
+        for name, model in self.models.items():
+            if self.gateway.replay and not model.retry:
+                raise wrong(
+                    "is false, and gateway.replay sends requests again; must be true, or "
+                    "gateway.replay false",
+                    "models", name, "retry",
+                )  # fmt: skip
         wanted = {name: tenant.models or () for name, tenant in self.tenants.items()}
         ranks = {name: tenant.priority for name, tenant in self.tenants.items()}
         leads = {n: {"fallback": m.fallback, "task": m.task} for n, m in self.models.items()}

@@ -21,7 +21,8 @@ BROKEN = {"runtime": "onnxruntime", "source": "rubbish.onnx"}
 
 @pytest.fixture(scope="module")
 def server(serve) -> Server:
-    made: Server = serve({"a": A, "b": B})
+    # A test says of a model that nothing may run twice.
+    made: Server = serve({"a": A, "b": B}, gateway={"replay": False})
     (made.folder / "rubbish.onnx").write_bytes(b"no graph")
     return made.start()
 

@@ -72,6 +72,7 @@ defaults
     timeout connect 5s
     timeout server 60s
     timeout client 60s
+    retry-on conn-failure
     errorfile 503 /dev/null
     option abortonclose
     option splice-request
@@ -83,7 +84,10 @@ frontend prometheus
 frontend http_frontend
     bind 127.0.0.1:{port}
     default_backend http-gateway
+backend default_backend
+    http-request return status 404
 backend http-gateway
+    http-reuse always
     server SERVE_REPLICA_gateway-1 127.0.0.1:{server} check
 listen stats
     bind *:{stats}

@@ -18,7 +18,9 @@ global
     stats timeout 30s
     maxconn 4096
 defaults
+    timeout connect 5s
     timeout client 3600s
+    retry-on conn-failure
     errorfile 502 /somewhere/500.http
     errorfile 503 /somewhere/500.http
     option splice-request
@@ -31,6 +33,7 @@ frontend http_frontend
 backend default_backend
     http-request return status 404
 backend http-gateway
+    http-reuse always
     timeout client 5s
     server SERVE_REPLICA_gateway-1 127.0.0.1:30000 check observe layer4
     server SERVE_PROXY_ACTOR-fallback-1 127.0.0.1:30001 check backup
@@ -81,7 +84,7 @@ def test_headers_have_a_time_to_arrive_in():
 def test_a_gateway_has_a_bound_and_the_fallback_none():
     found = lines(max_requests=50)
     assert starting("server", found) == [
-        "server SERVE_REPLICA_gateway-1 127.0.0.1:30000 check observe layer4 maxconn 50",
+        "server SERVE_REPLICA_gateway-1 127.0.0.1:30000 check observe layer4 maxconn 50 tcp-ut 5s",
         "server SERVE_PROXY_ACTOR-fallback-1 127.0.0.1:30001 check backup",
     ]
     assert {"timeout queue 1s", "timeout check 10s"} <= set(found)
@@ -89,8 +92,42 @@ def test_a_gateway_has_a_bound_and_the_fallback_none():
 
 def test_its_own_refusals_are_what_they_say():
     refusals = [line for line in lines() if line.startswith(("http-error", "errorfile"))]
-    assert [line.split()[2] for line in refusals] == ["502", "503", "504"]
+    assert [line.split()[2] for line in refusals] == ["408", "502", "503", "504"]
     assert all(line.endswith("hdr Retry-After 1") for line in refusals)
+
+
+def section(name: str, found: list[str]) -> list[str]:
+    at = found.index(name) + 1
+    ends = [n for n in range(at, len(found)) if found[n].startswith(("backend", "listen"))]
+    return found[at : ends[0]]
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_what_a_gateway_had_when_it_died_goes_to_another_where_it_may(replay):
+    found = lines(replay=replay)
+    assert starting("retry-on", found) == [
+        "retry-on conn-failure empty-response" if replay else "retry-on conn-failure"
+    ]
+    assert ("option http-buffer-request" in found) is replay
+    assert "http-request disable-l7-retry if { req.hdr(x-idempotent) -m str -i false }" in found
+
+
+def test_a_node_that_falls_silent_is_noticed():
+    found = lines()
+    assert starting("timeout connect", found) == ["timeout connect 2s"]
+    assert {"option srvtcpka", "srvtcpka-idle 1s", "srvtcpka-intvl 1s", "srvtcpka-cnt 3"} <= set(
+        found
+    )
+
+
+def test_nothing_is_404_because_there_is_no_gateway():
+    found = lines()
+    (asked,) = section("backend default_backend", found)
+    assert asked.startswith("http-request return status 503 content-type application/json")
+    reuse, answered, *_ = section("backend http-gateway", found)
+    assert reuse == "http-reuse always"
+    assert answered.startswith("http-response return status 503 content-type application/json")
+    assert answered.endswith("if { status 404 } { res.hdr(content-type) -m beg text/plain }")
 
 
 def test_no_option_to_splice_is_left():

@@ -125,7 +125,7 @@ def test_what_would_break_is_1_and_has_a_mend(file, head, capsys):
     assert cluster.check(file, None, as_json=False) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "error: 10.0.0.1: found nothing to edit" in printed
-    assert "set RAY_SERVE_HAPROXY_BINARY_PATH" in printed
+    assert "let RAY_SERVE_HAPROXY_BINARY_PATH be" in printed
 
 
 def test_machines_get_the_same_as_json(file, head, capsys):
