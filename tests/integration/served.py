@@ -265,7 +265,7 @@ class Server:
     def infer(
         self, model: str, ids: list[int], *, headers: dict[str, str] | None = None
     ) -> httpx.Response:
-        url, body = self._infer_url(model), _body(ids)
+        url, body = self._infer_url(model), infer_body(ids)
         return httpx.post(url, json=body, headers=headers, timeout=ANSWER_S)
 
     def _infer_url(self, model: str, gateway: str = "") -> str:
@@ -301,7 +301,7 @@ class Load:
         with httpx.Client(timeout=ANSWER_S, headers=self._headers) as connection:
             while not self._over.wait(0.005):
                 try:
-                    answer = connection.post(self._url, json=_body(ids))
+                    answer = connection.post(self._url, json=infer_body(ids))
                 except httpx.HTTPError as error:
                     self.failures.append(f"{type(error).__name__}: {error}")
                     continue
@@ -343,7 +343,7 @@ class Later:
         return self._answer
 
 
-def _body(ids: list[int]) -> dict[str, Any]:
+def infer_body(ids: list[int]) -> dict[str, Any]:
     ids_input = {"name": "ids", "datatype": "INT64", "shape": [1, len(ids)], "data": ids}
     return {"inputs": [ids_input]}
 
