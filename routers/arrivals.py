@@ -14,9 +14,8 @@ from math import inf
 
 from routers.batch_size import Gaps
 from routers.buckets.edges import EdgeSolver
-from routers.cost.model import CostModel
-from routers.deadlines import Turnaround
 from routers.flows import Flow
+from routers.groups import ReplicaGroup, ReplicaGroups
 from routers.lanes import Row, TrackedRequest
 from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
@@ -28,18 +27,13 @@ class Arrivals:
     """`gaps`: between arrivals, by edge. The one who moves the edges of `waiting` unasked."""
 
     def __init__(
-        self,
-        settings: DispatcherSettings,
-        waiting: RequestQueue,
-        turnaround: Turnaround,
-        cost: CostModel,
+        self, settings: DispatcherSettings, waiting: RequestQueue, groups: ReplicaGroups
     ) -> None:
         self.edges = EdgeSolver(settings)
         self.gaps: dict[int, Gaps] = {}
         self._settings = settings
         self._waiting = waiting
-        self._turnaround = turnaround
-        self._cost = cost
+        self._groups = groups
         self._rows_seen = 0
         self.generations: Generations | None = None
 
@@ -48,8 +42,9 @@ class Arrivals:
         self._settings = settings
         self.edges.adopt(settings)
 
-    def follow(self, lengths: tuple[int, ...], running: int, now: float) -> None:
-        """Count the lengths; move the edges where that is due and pays, on `running` replicas."""
+    def follow(self, lengths: tuple[int, ...], now: float) -> None:
+        """Count the lengths; move the edges where that is due and pays, by the costs of the group
+        that does most of the work."""
         solver, waiting = self.edges, self._waiting
         if not solver.watches:
             return
@@ -58,10 +53,13 @@ class Arrivals:
             if length <= longest:
                 solver.observe(length, now)
         if solver.due(now):
-            edges = solver.solve(waiting.edges, self._cost.predict, now, running)
+            groups, main = self._groups, self._groups.main
+            edges = solver.solve(
+                waiting.edges, main.cost.predict, now, groups.capacity / main.speed
+            )
             if edges is not None:
                 waiting.edges = edges
-                self._turnaround.keep(edges, self._settings.initial_cost_s)
+                groups.keep(edges)
 
     def track(self, request: Request, now: float) -> TrackedRequest:
         """The request as the core will keep it; its rows are made once it may wait."""
@@ -75,7 +73,11 @@ class Arrivals:
             longest_edge = max(longest_edge, row_edge)
             cost_s += self._cost_s(length, row_edge)
         due = min(request.deadline, request.expires)
-        latest = self._turnaround.latest_start(longest_edge, now, due)
+        alone = self._groups.alone
+        if alone is None:
+            latest = self._groups.latest_start(longest_edge, now, due)
+        else:
+            latest = alone.latest_start(longest_edge, now, due)
         return TrackedRequest(request, self._flow(request), now, latest, len(lengths), edge, cost_s)
 
     def _generating(
@@ -88,16 +90,16 @@ class Arrivals:
         edge = self._edge(min(plan.size, longest))
         reads = self._edge(max(1, plan.prompt - plan.cached))
         due = min(request.deadline, request.expires)
-        latest = self._turnaround.latest_start(reads, now, due)
+        latest = self._groups.latest_start(reads, now, due)
         cost_s, flow = generations.cost_s(plan), self._flow(request)
         tracked = TrackedRequest(request, flow, now, latest, 1, edge, cost_s)
         tracked.plan = plan
         return tracked
 
-    def first_token(self, read: float, seconds: float) -> None:
+    def first_token(self, group: ReplicaGroup, read: float, seconds: float) -> None:
         """It came so long after its lease was sent, which had so many tokens to be read."""
         edge = self._edge(min(max(1, int(read)), self._waiting.edges[-1]))
-        self._turnaround.observe(edge, seconds)
+        group.turnaround.observe(edge, seconds)
 
     def _flow(self, request: Request) -> Flow:
         priority, priorities = request.priority, self._settings.priorities
@@ -142,5 +144,5 @@ class Arrivals:
         return edges[bisect_left(edges, length)]
 
     def _cost_s(self, length: int, edge: int) -> float:
-        cost_s = self._cost.unit_s(edge)
+        cost_s = self._groups.reference.cost.unit_s(edge)
         return cost_s if self._settings.pads else cost_s * length / edge

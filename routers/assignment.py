@@ -40,11 +40,10 @@ class Assignment:
         waiting, replicas = self.requests.waiting, self.copies.replicas
         staged: list[tuple[int, Lease]] = []
         while waiting.rows and replicas.has_ready:
+            if len(replicas.groups.by_name) > 1:
+                self._look_ahead(now)
             lease = replicas.ready.first(
-                lambda replica: self._send(replica, now, actions),
-                now,
-                replicas.batch_s,
-                spare=not replicas.healthy,
+                lambda replica: self._send(replica, now, actions), now, spare=not replicas.healthy
             )
             if lease is None:
                 break
@@ -55,6 +54,15 @@ class Assignment:
             self._tie(staged, now, actions)
         if waiting.rows:
             self._preempt_all(now, actions)
+
+    def _look_ahead(self, now: float) -> None:
+        """Of several groups: what each would take next, and whether it may."""
+        requests, groups = self.requests, self.copies.replicas.groups
+        lanes = [each for each in requests.waiting.lanes() if each.rows > each.solo.rows]
+        queue = lanes[0].order.first() if lanes else None
+        edge = requests.waiting.edges[0] if queue is None else queue.in_turn().edge
+        rows = 1 if queue is None else lanes[0].length_classes[edge].rows
+        groups.look_ahead(rows, edge, requests.waiting.seconds, now)
 
     def _preempt_all(self, now: float, actions: list[Action]) -> None:
         """Take places from less urgent work that has been sent."""
@@ -93,7 +101,7 @@ class Assignment:
     def _send(self, replica: ReplicaState, now: float, actions: list[Action]) -> Lease | None:
         """A lease of what the batcher gives this replica, if anything."""
         copies = self.copies
-        trusted = bool(copies.settings.profile)
+        trusted = bool(replica.group.settings.profile)
         capacity = copies.replicas.capacity_of(replica, now, trusted=trusted)
         batch = form_batch(self.requests, capacity, now, actions)
         if self.requests.wants_room is not None:
@@ -117,7 +125,9 @@ class Assignment:
         copies = self.copies
         replica_id = replica.spec.replica_id
         lease = copies.leases.sign(replica, batch, batch.predicted_s, now)
-        copies.replicas.took(batch.predicted_s)
+        replica.group.took(batch.predicted_s)
+        if len(copies.replicas.groups.by_name) > 1:
+            copies.replicas.groups.weigh(batch.edge)
         generations = self.requests.generations
         if generations is not None and batch.rows[0].tracked.plan is not None:
             began(generations, lease)
@@ -160,9 +170,9 @@ class Assignment:
         replica = replicas.by_id.get(preferred)
         if replica is None or replica.unhealthy or replica not in replicas.ready:
             return best
-        if replica.streams != best.streams or not _fits(replica, batch):
+        if replica.group is not best.group or not _fits(replica, batch):
             return best
-        seconds = self.copies.cost.predict(len(batch.rows), batch.width)
+        seconds = best.group.cost.predict(len(batch.rows), batch.width)
         later_s = finish_in_s(replica, now, seconds) - finish_in_s(best, now, seconds)
         gives_way = self.affinity.gives_way(later_s, seconds, streams=best.streams)
         return best if gives_way else replica

@@ -15,19 +15,22 @@ from __future__ import annotations
 from math import exp, inf
 
 from routers.flows import Flow
+from routers.groups import ReplicaGroup
 from routers.lanes import Lane, LengthClass, Row
 from routers.replica_state import FormedBatch, ReplicaCapacity
 from routers.request_table import RequestTable
 from routers.types import FlowWork
 
 _GRAIN = 16  # tokens: means are rounded up to it, so that few targets are worked out
+_FLOWS = 4  # that are looked at behind rows which only a faster group can answer in time
 _EASY = 0.1  # of the SLO: waiting on-time work, in seconds a replica, below which there is time
 
 
 class BatchBuilder:
     """`edge`: of the bucket that leads. `room`: rows it may still take, by number and seconds.
     `rivals`: weights of the flows of its priority that had on-time work waiting when it began.
-    `most_start`: flows with higher start tags have been kept out of it; inf: none has."""
+    `most_start`: flows with higher start tags have been kept out of it; inf: none has.
+    `passed_over`: rows that only another group can answer in time were left there."""
 
     __slots__ = (
         "_now",
@@ -38,6 +41,7 @@ class BatchBuilder:
         "lane",
         "longest",
         "most_start",
+        "passed_over",
         "rivals",
         "room",
         "rows",
@@ -57,9 +61,10 @@ class BatchBuilder:
         self.rows: list[Row] = []
         self.longest = 0
         self.most_start = inf
+        self.passed_over = False
         self.total = 0
         self.room = (
-            requests.sizes.most_rows(_width(requests, lane, edge)) if capacity.trusted else 1
+            capacity.group.sizes.most_rows(_width(requests, lane, edge)) if capacity.trusted else 1
         )
 
     def width(self, longest: int, rows: int, total: int) -> int:
@@ -81,10 +86,14 @@ class BatchBuilder:
             width = self.edge
         return (len(self.rows) + 1) * width <= settings.max_tokens
 
-    def take(self, row: Row) -> None:
-        """Out of the queue, into the batch, charged."""
+    def take(self, row: Row, *, is_head: bool = True) -> None:
+        """Out of the queue, into the batch, charged. `is_head`: its bucket's `head` has just
+        returned it."""
         requests, tracked, length, cost_s = self._requests, row.tracked, row.length, row.cost_s
-        requests.waiting.take_head(row)
+        if is_head:
+            requests.waiting.take_head(row)
+        else:
+            requests.waiting.remove(row)
         if tracked.forecast is not None:
             requests.starts(tracked, self._now)
         self.rows.append(row)
@@ -101,30 +110,31 @@ class BatchBuilder:
         """Seconds with `more` rows of `tokens` in all, none longer than the longest."""
         rows = len(self.rows) + more
         width = self.width(self.longest, rows, self.total + tokens)
-        return self._requests.cost.predict(rows, width, self.capacity.replica_id, quantile)
+        return self.capacity.group.cost.predict(rows, width, self.capacity.replica_id, quantile)
 
     def formed(self, start: float) -> FormedBatch:
         """The batch as it is; `start`: the tag that the leading flow had."""
-        rows = self.rows
+        rows, group = self.rows, self.capacity.group
         width = self.width(self.longest, len(rows), self.total)
         if rows[0].tracked.plan is not None:
             predicted_s = rows[0].cost_s
         else:
-            predicted_s = self._requests.cost.predict(len(rows), width, self.capacity.replica_id)
+            predicted_s = group.cost.predict(len(rows), width, self.capacity.replica_id)
         if self.capacity.last_edge not in (0, self.edge):
             predicted_s += self._requests.settings.buckets.switch_s
         lane = self.lane
-        charges = self._put_right(predicted_s)
+        speed = 1.0 if group.engine is not None else group.speed
+        charges = self._put_right(predicted_s * speed)
         rank = (int(lane.late), lane.priority, start)
-        return FormedBatch(rows, width, self.edge, rank, predicted_s, charges)
+        return FormedBatch(rows, width, self.edge, rank, predicted_s, charges, speed)
 
-    def _put_right(self, predicted_s: float) -> tuple[FlowWork, ...]:
+    def _put_right(self, work_s: float) -> tuple[FlowWork, ...]:
         """Charge each flow its share of the batch instead of its rows' own predictions."""
         shares = self._shares
         whole = sum(shares.values())
         charges = []
         for flow, share in shares.items():
-            seconds = predicted_s * (share / whole if whole > 0.0 else 1.0 / len(shares))
+            seconds = work_s * (share / whole if whole > 0.0 else 1.0 / len(shares))
             flow.charge(seconds - share)
             charges.append((flow.priority, flow.tenant, seconds))
         return tuple(charges)
@@ -141,6 +151,17 @@ def _width(requests: RequestTable, lane: Lane, edge: int) -> int:
         else edge
     )
     return min(edge, (mean // _GRAIN + 1) * _GRAIN)
+
+
+def fill_in_time(builder: BatchBuilder, done_at: float) -> None:
+    """With rows of the leading bucket that this replica can answer by their deadlines, from behind
+    those that only a faster group can: of the flows furthest below their share, earliest first."""
+    order = builder.lane.length_classes[builder.edge].order
+    for bucket in order.firsts(_FLOWS):
+        for row in bucket.due_from(done_at, builder.room):
+            if not builder.holds(row):
+                return
+            builder.take(row, is_head=False)
 
 
 def fill_spare_room(requests: RequestTable, builder: BatchBuilder) -> None:
@@ -176,17 +197,18 @@ def _how_many(requests: RequestTable, builder: BatchBuilder, length_class: Lengt
     if count <= 0:
         return 0
     grown_s = builder.predicted_s(count, count * mean)
-    if grown_s > requests.sizes.most_s():
+    if grown_s > builder.capacity.group.sizes.most_s():
         return 0
-    return (
-        count
-        if grown_s - builder.predicted_s() <= _saved_s(requests, length_class, count, grown_s)
-        else 0
-    )
+    saved_s = _saved_s(requests, builder.capacity.group, length_class, count, grown_s)
+    return count if grown_s - builder.predicted_s() <= saved_s else 0
 
 
 def _saved_s(
-    requests: RequestTable, length_class: LengthClass, count: int, meanwhile_s: float
+    requests: RequestTable,
+    group: ReplicaGroup,
+    length_class: LengthClass,
+    count: int,
+    meanwhile_s: float,
 ) -> float:
     """What the length class's own next batch is expected to take less without `count` of its rows,
     if it comes after `meanwhile_s`."""
@@ -195,8 +217,8 @@ def _saved_s(
         if requests.settings.pads
         else -(-length_class.tokens // length_class.rows)
     )
-    predict = requests.cost.predict
-    own = min(length_class.rows, requests.sizes.target(length_class.edge))
+    predict = group.cost.predict
+    own = min(length_class.rows, group.sizes.target(length_class.edge))
     if length_class.rows > count:
         return predict(own, width) - predict(max(1, own - count), width)
     fixed_s = max(0.0, 2.0 * predict(1, width) - predict(2, width))

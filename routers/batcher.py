@@ -5,7 +5,9 @@ passed over for `ageing_s` leads one batch. In a lane the flow with the lowest s
 the bucket whose turn it is; the batch is filled from that bucket over all flows in tag order, up to
 its target size. Rows that cannot make their deadline in such a batch are called late instead of
 taken. A retried row travels alone, on a replica that holds nothing else. A stream replica takes one
-row. Fair in predicted device seconds; spare room is `batch_builder.fill_spare_room`'s question.
+row. Where there are several groups of replicas, one leaves to faster ones what these will have
+finished sooner, and rows that only they can answer in time. Fair in predicted device seconds; spare
+room is `batch_builder.fill_spare_room`'s question.
 
 Sources: SFQ(D) over weighted flows; early drop by sliding window (Nexus, SOSP'19); token budgets on
 padded size as in text-embeddings-inference.
@@ -16,9 +18,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from routers.batch_builder import BatchBuilder, fill_spare_room, take_late_along
+from routers.batch_builder import (
+    BatchBuilder,
+    fill_in_time,
+    fill_spare_room,
+    take_late_along,
+)
 from routers.batch_size import pays_to_wait
 from routers.flows import Flow
+from routers.groups import ReplicaGroup
 from routers.lanes import Bucket, FlowQueue, Lane, Row
 from routers.replica_state import FormedBatch, ReplicaCapacity
 from routers.request_table import RequestTable
@@ -44,10 +52,13 @@ def form_batch(
                 return _alone(requests, lane, retried, capacity, now)
             if retried.tracked.plan is None:
                 return None
-            requests.wants_room = retried
+            if retried.tracked.plan.room <= capacity.whole:
+                requests.wants_room = retried
         if lane.rows == lane.solo.rows:
             continue  # nothing, or nothing that this replica may take
-        batch = form(requests, _with_lowest_tag(requests, lane), capacity, now, actions)
+        batch = form(
+            requests, _with_lowest_tag(requests, lane, capacity.group), capacity, now, actions
+        )
         if batch is not None:
             lane.since = now
             return batch
@@ -66,7 +77,7 @@ def _in_order(requests: RequestTable, now: float) -> Iterator[Lane]:
     yield from waiting.late
 
 
-def _with_lowest_tag(requests: RequestTable, lane: Lane) -> Lane:
+def _with_lowest_tag(requests: RequestTable, lane: Lane, group: ReplicaGroup) -> Lane:
     """The lane itself, or the late one of its priority where a flow with late rows alone is a batch
     further below its share: being late may cost it its place among its own, not its share. Less
     than that is no matter of shares (of 1,200 rows/s offered by 100 equal tenants, 490 instead of
@@ -77,7 +88,7 @@ def _with_lowest_tag(requests: RequestTable, lane: Lane) -> Lane:
     late, first = late_lanes[lane.priority].order.first(), lane.order.first()
     if late is None or first is None or late.flow.rows:
         return lane
-    far_below = late.flow.start + requests.sizes.most_s() / late.flow.weight
+    far_below = late.flow.start + group.most_work_s / late.flow.weight
     return late.lane if far_below < first.flow.start else lane
 
 
@@ -89,7 +100,7 @@ def _led(
     while (queue := lane.order.first()) is not None:
         bucket = _bucket(requests, queue, capacity, now)
         builder = BatchBuilder(requests, lane, bucket.edge, capacity, now)
-        if _is_held(requests, builder, bucket, now):
+        if _is_held(requests, builder, bucket, now) or _leaves(requests, builder, now):
             return None
         start = queue.flow.tag
         _fill(requests, builder, queue.flow, now, actions)
@@ -98,17 +109,19 @@ def _led(
                 fill_spare_room(requests, builder)
                 take_late_along(requests, builder, now)
             batch = builder.formed(start)
-            requests.flows.leads(queue.flow, start, batch.predicted_s, builder.rivals)
-            queue.took_turn(bucket, max(batch.predicted_s, _least_turn_s(requests, queue)))
+            requests.flows.leads(queue.flow, start, batch.work_s, builder.rivals)
+            queue.took_turn(bucket, max(batch.work_s, _least_turn_s(capacity.group, queue)))
             return batch
+        if builder.passed_over:
+            return None
     return None
 
 
-def _least_turn_s(requests: RequestTable, queue: FlowQueue) -> float:
+def _least_turn_s(group: ReplicaGroup, queue: FlowQueue) -> float:
     """A turn costs at least what the cheapest full batch of the flow's buckets does, or buckets
     in which little waits would be served in many small batches."""
     waiting = [edge for edge, bucket in queue.buckets.items() if bucket.rows]
-    return min([requests.sizes.full_s(edge) for edge in waiting], default=0.0)
+    return group.speed * min([group.sizes.full_s(edge) for edge in waiting], default=0.0)
 
 
 def _bucket(
@@ -116,7 +129,7 @@ def _bucket(
 ) -> Bucket:
     """The bucket whose turn it is, or the one whose shape the replica has loaded while that one
     is ahead by less than loading another costs."""
-    bucket = queue.leading(requests.sizes, now)
+    bucket = queue.leading(capacity.group.sizes, now)
     switch_s = requests.settings.buckets.switch_s
     if switch_s > 0.0 and capacity.last_edge not in (0, bucket.edge):
         loaded = queue.buckets.get(capacity.last_edge)
@@ -130,17 +143,18 @@ def _fill(
 ) -> None:
     """Rows of the leading bucket over all flows, lowest tag first, none that would be late. Flows
     far above their share fill only a part: the others' cycle through their buckets stays short."""
-    length_class, sizes = builder.lane.length_classes[builder.edge], requests.sizes
+    length_class, group = builder.lane.length_classes[builder.edge], builder.capacity.group
     order = length_class.order
-    far_ahead = leader.start + sizes.most_s()
-    part = sizes.part_rows(builder.edge)
-    done_at = (
-        -inf if builder.lane.late else now + _turnaround_s(requests, builder, length_class.rows)
-    )
+    far_ahead = leader.start + group.most_work_s
+    part = group.sizes.part_rows(builder.edge)
+    done_at = -inf if builder.lane.late else now + _turnaround_s(builder, length_class.rows)
     while builder.room > 0 and (bucket := order.first()) is not None:
         row = bucket.head()
         assert row is not None
         if row.tracked.request.deadline < done_at:
+            if _in_time_elsewhere(builder, row, now):
+                fill_in_time(builder, done_at)
+                break
             requests.call_late(row.tracked, now, actions)
             continue
         if not builder.lane.late and requests.sheds(row.tracked, now, actions):
@@ -154,12 +168,13 @@ def _fill(
         builder.take(row)
 
 
-def _turnaround_s(requests: RequestTable, builder: BatchBuilder, waiting: int) -> float:
+def _turnaround_s(builder: BatchBuilder, waiting: int) -> float:
     """Predicted seconds to the end of a batch of most of what could be in it, at the 99th
     percentile: a row that could only be served in a smaller one would keep the others waiting."""
     rows = max(1, int(_EARLY_DROP * min(builder.room, waiting)))
     busy_s = builder.capacity.starts_in_s
-    return busy_s + requests.cost.predict(rows, builder.edge, builder.capacity.replica_id, 0.99)
+    cost = builder.capacity.group.cost
+    return busy_s + cost.predict(rows, builder.edge, builder.capacity.replica_id, 0.99)
 
 
 def _is_held(requests: RequestTable, builder: BatchBuilder, bucket: Bucket, now: float) -> bool:
@@ -177,13 +192,39 @@ def _is_held(requests: RequestTable, builder: BatchBuilder, bucket: Bucket, now:
     if gap is None or gap.last is None or gap.mean_s == inf or rows >= builder.room:
         return False
     until = gap.last + 2.0 * gap.mean_s  # by then the one that was expected is not coming
-    predict, head = requests.cost.predict, bucket.head()
+    predict, head = capacity.group.cost.predict, bucket.head()
     assert head is not None
     in_time = until + predict(rows + 1, edge, quantile=0.99) <= head.tracked.request.deadline
     seconds = predict(1, edge), predict(rows, edge), predict(rows + 1, edge)
     if now >= until or not in_time or not pays_to_wait(rows, gap.mean_s, *seconds):
         return False
     requests.held_until = until
+    return True
+
+
+def _leaves(requests: RequestTable, builder: BatchBuilder, now: float) -> bool:
+    """Whether what waits is left to a faster group that is busy, and will have finished it sooner
+    all the same."""
+    capacity, lane = builder.capacity, builder.lane
+    if capacity.groups is None:
+        return False
+    waiting, group = requests.waiting, capacity.group
+    before_s = waiting.on_time_s if lane.late else waiting.urgent_s(lane.priority)
+    rows = lane.length_classes[builder.edge].rows
+    sooner = capacity.groups.finishes_sooner(
+        group, rows, builder.edge, before_s + lane.waiting_s, now
+    )
+    group.holds_back = group.holds_back or sooner
+    return sooner
+
+
+def _in_time_elsewhere(builder: BatchBuilder, row: Row, now: float) -> bool:
+    """Whether a row that is late here need not be late."""
+    groups, group = builder.capacity.groups, builder.capacity.group
+    deadline = row.tracked.request.deadline
+    if groups is None or not groups.in_time_elsewhere(group, 1, builder.edge, deadline, now):
+        return False
+    builder.passed_over = group.holds_back = True
     return True
 
 
@@ -213,5 +254,5 @@ def _alone(
     start = flow.tag
     builder.take(row)
     batch = builder.formed(start)
-    requests.flows.leads(flow, start, batch.predicted_s, builder.rivals)
+    requests.flows.leads(flow, start, batch.work_s, builder.rivals)
     return batch

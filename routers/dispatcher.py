@@ -15,7 +15,8 @@ from math import inf
 
 from routers.assignment import Assignment
 from routers.averages import Utilisation
-from routers.cost.model import Coefficients, CostError, CostModel
+from routers.cost.model import Coefficients, CostError
+from routers.groups import ReplicaGroups
 from routers.invariants import check
 from routers.lease_completion import close_lease, forget_replica
 from routers.leases import DispatchCounts, LeaseTable, start_first
@@ -93,13 +94,12 @@ class Dispatcher:
 
     def __init__(self, settings: DispatcherSettings) -> None:
         validate(settings)
-        self._cost = CostModel.of(settings)
-        self._replicas = ReplicaSet()
+        self._groups = ReplicaGroups(settings)
+        self._replicas = ReplicaSet(self._groups)
         self._leases = LeaseTable()
-        self._requests = RequestTable(settings, self._replicas, self._cost)
+        self._requests = RequestTable(settings, self._replicas)
         self._copies = SpeculativeCopies(
             settings,
-            self._cost,
             self._replicas,
             self._leases,
             Hedging(settings.hedge),
@@ -109,7 +109,7 @@ class Dispatcher:
             DispatchCounts(),
         )
         self._assignment = Assignment(self._requests, self._copies, Affinity())
-        self._state = State(self._requests, self._replicas, self._leases, self._cost, self._copies)
+        self._state = State(self._requests, self._replicas, self._leases, self._copies)
         self._copies.adopt(settings)
         self._wakeups = WakeupPlanner()
 
@@ -182,12 +182,12 @@ class Dispatcher:
         return None if refused is None else refused.retry_after_s
 
     def cost_error(self) -> CostError:
-        """How far predictions of service time have lately been off."""
-        return self._cost.error()
+        """How far predictions of service time have lately been off, in the reference group."""
+        return self._groups.reference.cost.error()
 
     def coefficients(self) -> Coefficients:
-        """What predictions of service time are made from."""
-        return self._cost.coefficients
+        """What predictions of service time are made from, in the reference group."""
+        return self._groups.reference.cost.coefficients
 
     def check(self) -> None:
         """Raises AssertionError when an invariant is broken. Scans everything: for tests."""
@@ -266,7 +266,10 @@ class Dispatcher:
         replicas.promote(now)
         self._requests.held_until = None
         self._assignment.fill(now, actions)
+        healthy = replicas.healthy
         copies.hedge(now, actions)
+        if replicas.healthy < healthy and len(self._groups.by_name) > 1:
+            self._assignment.fill(now, actions)  # what was left to the one that is raced now
         self._wakeups.look(self._requests, copies)
         waits = self._requests.waiting.rows > 0 or bool(copies.hedging.waiting)
         self._wakeups.ask(waits, actions)

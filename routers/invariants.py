@@ -8,7 +8,7 @@ validates itself after every event under test.
 
 from __future__ import annotations
 
-from math import isclose
+from math import inf, isclose
 
 from routers.lanes import Bucket, Lane, Row, TrackedRequest
 from routers.replica_state import Lease, ReplicaState
@@ -141,6 +141,26 @@ def _check_replicas(state: State) -> None:
     well = [replica for replica in by_id.values() if not replica.draining and not replica.unhealthy]
     assert state.replicas.healthy == len(well)
     assert state.replicas.ready.count(spare=True) == len(_ready(state))
+    _check_groups(state)
+
+
+def _check_groups(state: State) -> None:
+    """Each replica is counted in its own group, and what its group is told of it is what it is."""
+    groups, replicas = state.replicas.groups, state.replicas.by_id.values()
+    names = list(groups.by_name)
+    assert groups.reference.name in names
+    for group in groups.all():
+        own = [each for each in replicas if each.group is group]
+        running = [each for each in own if not each.draining]
+        assert groups.by_name[group.name] is group
+        assert group.running == len(running)
+        assert group.healthy == sum(not each.unhealthy for each in running)
+        assert 0.0 < group.speed < inf
+        if len(names) > 1:
+            ends = [each.busy_until for each in own if each.busy_until]
+            assert group.held_s(0.0) == 0.0 or isclose(group.held_s(0.0), sum(ends), abs_tol=1e-6)
+    assert all(each.group is groups.by_name[each.group.name] for each in replicas)
+    assert isclose(groups.capacity, sum(each.running * each.speed for each in groups.all()))
 
 
 def _check_reading(replica: ReplicaState) -> None:
@@ -168,12 +188,24 @@ def _check_timers(state: State) -> None:
 
 
 def _check_no_idle_replica(state: State) -> None:
-    """One that is ready while rows wait empties for a retried row, may take none of them, or waits
-    for a batch to grow."""
+    """One that is ready while rows wait empties for a retried row, may take none of them, waits
+    for a batch to grow, or is of a group that leaves them to another, which is not left to itself.
+    """
     if state.requests.waiting.rows and state.requests.held_until is None:
         for replica in _ready(state):
             if not replica.streams and (not replica.unhealthy or not state.replicas.healthy):
+                if _leaves_to_others(state, replica):
+                    continue
                 _check_idle(state, replica)
+
+
+def _leaves_to_others(state: State, replica: ReplicaState) -> bool:
+    group, groups = replica.group, state.replicas.groups.all()
+    if group.is_open and not group.holds_back:
+        return False
+    others = [each for each in groups if each.healthy and each.is_open and not each.holds_back]
+    assert others, "every group leaves what waits to another"
+    return True
 
 
 def _check_idle(state: State, replica: ReplicaState) -> None:

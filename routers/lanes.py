@@ -9,6 +9,7 @@ Work: O(log flows) a row; within a flow a look at each of its buckets.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -144,6 +145,19 @@ class Bucket:
         line, heap = self.line, self.heap
         in_heap = heap and not (line and line[0] < heap[0])
         self._count_out(heappop(heap)[2] if in_heap else line.popleft()[2])
+
+    def due_from(self, deadline: float, most: int) -> list[Row]:
+        """Rows with that deadline or a later one, the earliest first, left where they are; of those
+        that came out of order none. Work: what is returned, and what has left between."""
+        found: list[Row] = []
+        line = self.line
+        for index in range(bisect_left(line, (deadline,)), len(line)):
+            if len(found) >= most:
+                break
+            row = line[index][2]
+            if row.queue is self:
+                found.append(row)
+        return found
 
     def discard(self, row: Row) -> None:
         """Take out any row; its place is left behind until it surfaces or is compacted."""

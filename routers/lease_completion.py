@@ -78,11 +78,11 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     if report is not event.report:
         event = replace(event, report=report)
     replica, end = lease.replica, event.end
-    state.requests.learn(report, now)
+    state.requests.learn(report, replica.group.speed, now)
     if lease.running is not None:
         streaming.ended(state, lease, end, report.tokens, now)
-        generations = state.requests.generations
-        state.replicas.most_streams = inf if generations is None else generations.speed.most_leases
+        engine = replica.group.engine
+        replica.group.most_streams = inf if engine is None else engine.most_leases
     if end is LeaseEnd.DONE:
         _answered(state, lease, report, now, actions)
     else:
@@ -101,7 +101,9 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
 
 
 def forget_replica(state: State, replica: ReplicaState) -> None:
-    state.cost.forget(replica.spec.replica_id)
+    replica.group.cost.forget(replica.spec.replica_id)
+    if replica.group.engine is not None:
+        replica.group.engine.idle(replica.spec.replica_id)
     if state.requests.generations is not None:
         state.requests.generations.forget(replica.spec.replica_id)
     state.copies.outliers.gone(replica)
@@ -110,7 +112,7 @@ def forget_replica(state: State, replica: ReplicaState) -> None:
 def _answered(
     state: State, lease: Lease, report: Report, now: float, actions: list[Action]
 ) -> None:
-    copies = state.copies
+    copies, replica = state.copies, lease.replica
     has_lost = lease.owes is None and lease.copy_of is None
     copies.counts.hedges_won += lease.hedge and lease.live > 0
     if lease.repeats and report.service_s > 0.0:
@@ -123,7 +125,7 @@ def _answered(
     if lease.owes is not None:
         state.requests.settle(lease.owes, report.service_s, now)
     if not has_lost:
-        state.requests.turnaround.observe(lease.batch.edge, now - lease.since)
+        replica.group.turnaround.observe(lease.batch.edge, now - lease.since)
     state.requests.answered(members)
 
 
@@ -193,8 +195,9 @@ def _never_ran(copies: SpeculativeCopies, lease: Lease, other: Lease | None) -> 
 def _sample(state: State, lease: Lease, report: Report, now: float) -> None:
     batch, replica = lease.batch, lease.replica
     rows, replica_id = len(batch.rows), lease.replica_id
-    expected_s = state.cost.predict(rows, batch.width)
-    state.cost.observe(
+    cost = replica.group.cost
+    expected_s = cost.predict(rows, batch.width)
+    cost.observe(
         rows,
         batch.width,
         report.service_s,
@@ -203,6 +206,6 @@ def _sample(state: State, lease: Lease, report: Report, now: float) -> None:
         edge=batch.edge,
     )
     if report.service_s > 0.0 and expected_s > 0.0 and not replica.streams:
-        replica.slowdown = state.cost.slowdown(replica_id)
+        replica.slowdown = cost.slowdown(replica_id)
         pool = state.replicas.by_id.values()
         state.copies.outliers.judge(replica, report.service_s / expected_s, pool, now)

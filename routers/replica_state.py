@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
+from routers.groups import ReplicaGroup, ReplicaGroups
 from routers.lanes import Row
 from routers.streams.generations import RunningGeneration
 from routers.types import FlowWork, Replica, ReplicaKind, Report
@@ -26,14 +27,16 @@ _EARLY = 0.2  # of a batch's prediction, how much sooner it may be over
 class ReplicaCapacity:
     """What one replica can take now.
 
-    room: units of capacity that are free (tokens, for a stream). idle: it holds nothing. trusted:
-    it has answered before, so its costs are known. last_edge: bucket of the last batch it was sent,
-    0: none. alone: no other replica runs. starts_in_s: predicted seconds until its device is free.
-    others_idle: another replica holds nothing. Of a stream replica: saved: room besides, kept for
-    the row `saves_for`; reading_long: tokens of long prompts that it has yet to read.
-    """
+    group: whose costs hold for it. room: units of capacity that are free (tokens, for a stream).
+    idle: it holds nothing. trusted: it has answered before, so its costs are known. last_edge:
+    bucket of the last batch it was sent, 0: none. alone: no other replica runs. starts_in_s:
+    predicted seconds until its device is free. others_idle: another replica of its group holds
+    nothing. groups: all of them, where there are several, else None. Of a stream replica: whole:
+    its capacity; saved: room besides, kept for the row `saves_for`; reading_long: tokens of long
+    prompts that it has yet to read."""
 
     replica_id: str
+    group: ReplicaGroup
     streams: bool = False
     room: float = 1.0
     idle: bool = True
@@ -42,6 +45,8 @@ class ReplicaCapacity:
     alone: bool = True
     starts_in_s: float = 0.0
     others_idle: bool = False
+    groups: ReplicaGroups | None = None
+    whole: float = 0.0
     saved: float = 0.0
     saves_for: Row | None = None
     reading_long: float = 0.0
@@ -79,7 +84,8 @@ class ReplicaCapacity:
 class FormedBatch:
     """What a lease is made of: rows in order, the width they are predicted with (the longest row,
     or the mean where batches are packed), and the edge of the bucket that led. rank, predicted_s:
-    see `routers.types.Dispatch`. charges: what each flow paid, for `RequestTable.settle`."""
+    see `routers.types.Dispatch`. charges: what each flow paid, for `RequestTable.settle`. speed:
+    work, in seconds of the reference group, that a second of its replica is."""
 
     rows: list[Row]
     width: int
@@ -87,10 +93,17 @@ class FormedBatch:
     rank: tuple[int, int, float] = (0, 0, 0.0)
     predicted_s: float = 0.0
     charges: tuple[FlowWork, ...] = ()
+    speed: float = 1.0
+
+    @property
+    def work_s(self) -> float:
+        """Predicted, in seconds of the reference group."""
+        return self.predicted_s * self.speed
 
     def split(self, service_s: float) -> tuple[FlowWork, ...]:
-        """Measured seconds by flow, as the predicted ones were charged; evenly if they were 0."""
-        whole, even = self.predicted_s, 1.0 / max(1, len(self.charges))
+        """Measured seconds by flow as work, as the predicted ones were charged; evenly if they
+        were 0."""
+        whole, even = self.predicted_s, self.speed / max(1, len(self.charges))
         return tuple(
             [
                 (priority, tenant, service_s * (seconds / whole if whole > 0.0 else even))
@@ -112,16 +125,18 @@ class ReplicaState:
     loss (`suspect`). `foreign_until`: predicted end of what other gateways have started there.
     `shared`: other gateways have work for it too. `overdue`: it is far beyond the prediction of a
     lease. `ejected`: slower than its peers; gets probes only, the next one at `probe_at`.
-    `unhealthy`: any of suspect, overdue and ejected. `slowdown`: its seconds over the pool's
-    predictions. `load`: how busy it is, 0..1. `slow_streak`: slow answers in a row. `wake_at`: when
-    it may next take a lease, if that is a matter of time. `answered_at`, `idle_from`: when its last
-    answer came, and when that batch had left the device. `entry`: its place among the ready ones;
+    `unhealthy`: any of suspect, overdue and ejected. `slowdown`: its seconds over its group's
+    predictions. `busy_until`: of its predicted end of work, what its group was told. `load`: how
+    busy it is, 0..1. `slow_streak`: slow answers in a row. `wake_at`: when it may next take a
+    lease, if that is a matter of time. `answered_at`, `idle_from`: when its last answer came, and
+    when that batch had left the device. `entry`: its place among the ready ones;
     `preemption_entry`: among those that would give something up. `retries_held`: leases of retried
     rows that it holds. Of a stream replica: `reading`: tokens of prompts that it has yet to read,
     `reading_long`: of those, of long ones; `saved`: room that is kept free for the row
     `saves_for`."""
 
     spec: Replica
+    group: ReplicaGroup
     held: float = 0.0
     leases: dict[int, Lease] = field(default_factory=dict)
     draining: bool = False
@@ -139,6 +154,7 @@ class ReplicaState:
     answers: int = 0
     slowdown: float = 1.0
     load: float = 0.0
+    busy_until: float = 0.0
     transport_s: float | None = None
     drift: int = 0
     slow_streak: int = 0

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from routers.groups import ReplicaGroups
 from routers.placement.choice import ReadyReplicas, load_of
 from routers.preemption import PreemptibleReplicas
 from routers.replica_state import ReplicaCapacity, ReplicaState
@@ -21,25 +22,21 @@ from routers.types import Replica
 
 MIN_BLOCK_S = 0.001  # a busy answer that names no time may not become a busy loop
 SUSPECT_S = 1.0  # after a loss, unless the replica answers or is listed as running again
-_BATCH_GAIN = 0.05
 _SLACK = 32
 
 
 class ReplicaSet:
-    """`batch_s`: predicted seconds of a typical batch (EWMA). `healthy`: running and not unhealthy.
-    `largest`: capacity of the largest that run. `most_streams`: leases that a stream replica may
-    hold for the promised time a token."""
+    """`healthy`: running and not unhealthy. `largest`: capacity of the largest that run."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: ReplicaGroups) -> None:
+        self.groups = groups
         self.by_id: dict[str, ReplicaState] = {}
         self.ready = ReadyReplicas()
         self.preemptible = PreemptibleReplicas()
         self.running = 0  # not draining
         self.healthy = 0
         self.busy = 0.0  # sum of the running ones' loads
-        self.batch_s = 0.0
         self.largest = 0.0
-        self.most_streams = inf
         self.timers: list[tuple[float, int, ReplicaState]] = []
         self._pushed = 0
 
@@ -49,7 +46,7 @@ class ReplicaSet:
         for replica_id, spec in listed.items():
             replica = self.by_id.get(replica_id)
             if replica is None:
-                replica = self.by_id[replica_id] = ReplicaState(spec)
+                replica = self.by_id[replica_id] = ReplicaState(spec, self.groups.of(spec.group))
             replica.list_as(spec)
             if replica.suspect:
                 self._unblock(replica)
@@ -64,11 +61,20 @@ class ReplicaSet:
         self.largest = max([spec.capacity for spec in listed.values()], default=0.0)
         self.healthy = sum(not (h.draining or h.unhealthy) for h in self.by_id.values())
         self.busy = 0.0
+        self._count_groups()
         for replica in self.by_id.values():
-            replica.load = 0.0
+            replica.load = replica.busy_until = 0.0
         for replica in self.by_id.values():
             self.refresh(replica, now)
         return gone
+
+    def _count_groups(self) -> None:
+        for group in self.groups.all():
+            group.begin_count()
+        for replica in self.by_id.values():
+            replica.group.running += not replica.draining
+            replica.group.healthy += not (replica.draining or replica.unhealthy)
+        self.groups.count()
 
     def refresh(self, replica: ReplicaState, now: float) -> None:
         """Find the replica's place again after anything about it has changed."""
@@ -77,10 +83,15 @@ class ReplicaSet:
             replica.unhealthy = unhealthy
             if not replica.draining:
                 self.healthy += -1 if unhealthy else 1
+                replica.group.healthy += -1 if unhealthy else 1
         load = 0.0 if replica.draining else load_of(replica)
         if load != replica.load:
             self.busy += load - replica.load
             replica.load = load
+        if len(self.groups.by_name) > 1:
+            until = 0.0 if unhealthy or replica.draining else replica.finish_at
+            replica.group.busy_until(replica.busy_until, until)
+            replica.busy_until = until
         self.preemptible.place(replica)
         due_at = self._due_at(replica)
         if due_at is None or due_at > now:
@@ -122,11 +133,6 @@ class ReplicaSet:
     def has_ready(self) -> bool:
         return self.ready.count(spare=not self.healthy) > 0
 
-    def took(self, predicted_s: float) -> None:
-        """A batch was sent that is predicted to take so long."""
-        known = self.batch_s
-        self.batch_s = known + (_BATCH_GAIN if known else 1.0) * (predicted_s - known)
-
     def block(self, replica: ReplicaState, until: float, *, suspect: bool = False) -> None:
         replica.blocked_until = max(replica.blocked_until, until)
         replica.suspect = replica.suspect or suspect
@@ -153,6 +159,7 @@ class ReplicaSet:
         saves_for = replica.saving() if saves_for is not None else None
         return ReplicaCapacity(
             spec.replica_id,
+            replica.group,
             streams=replica.streams,
             room=spec.capacity - replica.held - replica.saved,
             idle=not replica.leases,
@@ -161,6 +168,8 @@ class ReplicaSet:
             alone=self.running <= 1,
             starts_in_s=max(0.0, replica.finish_at - now),
             others_idle=self.ready.others_idle(replica),
+            groups=self.groups if len(self.groups.by_name) > 1 else None,
+            whole=spec.capacity,
             saved=replica.saved,
             saves_for=saves_for,
             reading_long=replica.reading_long,
@@ -169,12 +178,16 @@ class ReplicaSet:
     def _due_at(self, replica: ReplicaState) -> float | None:
         if replica.draining or not replica.has_room():
             return None
-        if replica.streams and replica.leases and len(replica.leases) + 1 > self.most_streams:
+        if (
+            replica.streams
+            and replica.leases
+            and len(replica.leases) + 1 > replica.group.most_streams
+        ):
             return None
         if replica.streams or replica.transport_s is None:
             return replica.blocked_until
         head = replica.head()
-        running_s = head.predicted_s if head is not None else self.batch_s
+        running_s = head.predicted_s if head is not None else replica.group.batch_s
         return max(replica.finish_at - replica.lead_s(running_s), replica.blocked_until)
 
     def _drop(self, replica: ReplicaState) -> None:

@@ -9,12 +9,12 @@ served is `batcher`'s question.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from routers.admission.admission_pipeline import AdmissionPipeline, Rejection
 from routers.admission.controllers import Admission
 from routers.arrivals import Arrivals
-from routers.batch_size import BatchSizes
-from routers.cost.model import CostModel
-from routers.deadlines import Timers, Turnaround, is_over, is_refused, next_moment
+from routers.deadlines import Timers, is_over, is_refused, next_moment
 from routers.errors import BadRequestEvent
 from routers.flows import Flows
 from routers.lanes import Row, TrackedRequest
@@ -32,12 +32,11 @@ class RequestTable:
     `wants_room`: the row that the replica asked last had no room for. `generations`: of a model
     that generates."""
 
-    def __init__(self, settings: DispatcherSettings, replicas: ReplicaSet, cost: CostModel) -> None:
+    def __init__(self, settings: DispatcherSettings, replicas: ReplicaSet) -> None:
         self.live: dict[int, TrackedRequest] = {}
         self.timers = Timers()
-        self.turnaround = Turnaround()
         self.flows = Flows()
-        self.cost = cost
+        self.groups = replicas.groups
         self.held_until: float | None = None
         self.wants_room: Row | None = None
         self.generations: Generations | None = None
@@ -46,7 +45,7 @@ class RequestTable:
         self._replicas = replicas
         self._pipeline = AdmissionPipeline(self.waiting, self.flows, replicas)
         self.admission = Admission(settings)
-        self.arrivals = Arrivals(settings, self.waiting, self.turnaround, cost)
+        self.arrivals = Arrivals(settings, self.waiting, self.groups)
         self._adopt_generation(settings)
         self._adopt(settings)
 
@@ -60,7 +59,7 @@ class RequestTable:
             raise BadRequestEvent(
                 f"request {request.request_id} generates, so it must have one row"
             )
-        self.arrivals.follow(request.lengths, self._replicas.running, now)
+        self.arrivals.follow(request.lengths, now)
         refused = self._at_the_door(request, now)
         if refused is None:
             tracked = self.arrivals.track(request, now)
@@ -115,7 +114,7 @@ class RequestTable:
         served = batch.split(service_s)
         self.flows.settle(batch.charges, served)
         if not batch.rank[0]:
-            self.admission.best_effort_capacity.worked(service_s, now)
+            self.admission.best_effort_capacity.worked(service_s * batch.speed, now)
         self.admission.feasibility.served(served, now)
 
     def charge(self, priority: int, tenant: str, seconds: float) -> None:
@@ -140,8 +139,11 @@ class RequestTable:
             priority, tenant, _ = batch.charges[0]
             self.served((priority, tenant, untold_s), batch.rank, now)
 
-    def learn(self, report: Report, now: float) -> None:
-        """What a reply says of other gateways' work."""
+    def learn(self, report: Report, speed: float, now: float) -> None:
+        """What a reply says of other gateways' work; `speed`: of its replica's group."""
+        if speed != 1.0 and report.served:
+            served = tuple([(p, tenant, seconds * speed) for p, tenant, seconds in report.served])
+            report = replace(report, served=served)
         self.flows.learn(report, now)
         self.admission.feasibility.served(report.served, now)
         for _, _, seconds in report.served:
@@ -169,7 +171,7 @@ class RequestTable:
 
     def load_s(self) -> float:
         """Predicted seconds of on-time work that waits, for each running replica."""
-        return self.waiting.on_time_s / max(1, self._replicas.running)
+        return self.waiting.on_time_s / (self.groups.capacity or 1.0)
 
     @property
     def largest(self) -> float:
@@ -287,8 +289,8 @@ class RequestTable:
         if now < request.deadline or tracked.queued < tracked.open:
             return False
         late_s = self.waiting.late_s + (0.0 if tracked.late else tracked.cost_s)
-        left_s, running = request.expires - now, self._replicas.running
-        return self.admission.best_effort_capacity.ends(late_s, left_s, running, now)
+        left_s, capacity = request.expires - now, self.groups.capacity
+        return self.admission.best_effort_capacity.ends(late_s, left_s, capacity, now)
 
     def _demote(self, tracked: TrackedRequest, now: float) -> None:
         if tracked.late:
@@ -307,7 +309,6 @@ class RequestTable:
         """Go on under new settings; where edges differ, bucket anew what waits and evict rows that
         are now too long. Reopens what was closed."""
         validate(settings)
-        self.cost.adopt(settings)
         self.arrivals.adopt(settings)
         self.admission.tune(settings)
         self._adopt_generation(settings)
@@ -331,18 +332,22 @@ class RequestTable:
         self.settings = settings
         self.is_closed = False
         self._pipeline.rejections.clear()
-        self.sizes = BatchSizes(settings, self.cost)
-        self.turnaround.keep(self.waiting.edges, settings.initial_cost_s)
+        self.groups.adopt(settings, self.waiting.edges)
 
     def _adopt_generation(self, settings: DispatcherSettings) -> None:
         generation = settings.generation
         if generation is None:
             self.generations = None
         elif self.generations is None:
-            self.generations = Generations(generation, frozen=settings.frozen)
+            self.generations = Generations(generation, self._token_s, frozen=settings.frozen)
         else:
             self.generations.adopt(generation, frozen=settings.frozen)
         self.arrivals.generations = self.generations
+
+    def _token_s(self) -> float:
+        engine = self.groups.reference.engine
+        assert engine is not None
+        return engine.token_s
 
     def _retry_after_s(self, reason: Reason) -> float:
         return self.retry_after_s() if reason in (Reason.LATE, Reason.SHED) else 0.0

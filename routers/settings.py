@@ -140,6 +140,20 @@ class GenerationParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Replicas of one kind, and what of the model they do their own way. profile, engine_profile:
+    see `DispatcherSettings` and `GenerationParameters`. max_size: rows a batch, None: the model's.
+    after_s: of a reserve, used only while the other groups would let what waits wait longer; 0: it
+    is none."""
+
+    name: str
+    profile: tuple[tuple[int, int, float], ...] = ()
+    engine_profile: tuple[tuple[int, int, float], ...] = ()
+    max_size: int | None = None
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class DispatcherSettings:
     """What the core needs to know of one model.
 
@@ -155,7 +169,8 @@ class DispatcherSettings:
     profile: (rows, width, seconds) measured while warming up. preempt_streams: running work of the
     least urgent priority on a stream replica may be stopped and requeued for the most urgent.
     generation: of a model that generates; deadlines then are of the first token, and its longest
-    row is the longest prompt.
+    row is the longest prompt. groups: where its replicas are of several kinds; work is counted in
+    seconds of the first of them, and their profiles replace the model's.
     """
 
     bucket_edges: tuple[int, ...]
@@ -180,6 +195,7 @@ class DispatcherSettings:
     hedge: HedgeParameters = field(default_factory=HedgeParameters)
     outliers: OutlierParameters = field(default_factory=OutlierParameters)
     generation: GenerationParameters | None = None
+    groups: tuple[GroupSettings, ...] = ()
 
 
 def validate(settings: DispatcherSettings) -> None:
@@ -195,6 +211,15 @@ def validate(settings: DispatcherSettings) -> None:
             raise BadSettings(f"{name} must not be negative, got {getattr(settings, name)}")
     _one_of("late", settings.late, ("demote", "refuse"))
     _one_of("hold", settings.hold, ("never", "auto"))
+    _check_groups(settings.groups)
+
+
+def _check_groups(groups: tuple[GroupSettings, ...]) -> None:
+    names = [each.name for each in groups]
+    if len(set(names)) < len(names):
+        raise BadSettings(f"groups must have different names, got {names}")
+    if any(each.after_s < 0.0 for each in groups):
+        raise BadSettings("after_s of a group must not be negative")
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

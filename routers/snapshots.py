@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from routers.cost.model import CostModel
 from routers.flows import Flow
+from routers.groups import ReplicaGroup
 from routers.lanes import Bucket
 from routers.leases import LeaseTable
 from routers.placement.speculative_copies import SpeculativeCopies
@@ -17,7 +17,7 @@ from routers.replica_state import ReplicaState
 from routers.replicas import ReplicaSet
 from routers.request_queue import RequestQueue
 from routers.request_table import RequestTable
-from routers.types import FlowSnapshot, ReplicaSnapshot, Snapshot
+from routers.types import FlowSnapshot, GenerationSnapshot, GroupSnapshot, ReplicaSnapshot, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,6 @@ class State:
     requests: RequestTable
     replicas: ReplicaSet
     leases: LeaseTable
-    cost: CostModel
     copies: SpeculativeCopies
 
 
@@ -47,9 +46,11 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         replicas=replicas,
         unknown_closes=state.leases.unknown_closes,
         flows=tuple(_flow(flow) for flow in waiting.flows.by_key.values()),
-        controllers=requests.admission.snapshot(state.replicas.running, now),
+        controllers=requests.admission.snapshot(state.replicas.groups.capacity, now),
         edges=waiting.edges,
-        batch_targets=tuple((edge, requests.sizes.target(edge)) for edge in waiting.edges),
+        batch_targets=tuple(
+            (edge, requests.groups.reference.sizes.target(edge)) for edge in waiting.edges
+        ),
         edge_switches=requests.arrivals.edges.state.switches,
         hedges=counts.hedges,
         hedges_won=counts.hedges_won,
@@ -62,7 +63,8 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         utilisation=state.copies.utilisation.share,
         idle_gap_s=counts.idle_gap_s,
         early_binding_s=counts.early_binding_s,
-        generation=None if requests.generations is None else requests.generations.snapshot(),
+        generation=_generation(requests),
+        groups=tuple(_group(group) for group in state.replicas.groups.all()),
     )
 
 
@@ -91,6 +93,23 @@ def _replica(replica: ReplicaState) -> ReplicaSnapshot:
         unhealthy=replica.unhealthy,
         ejected=replica.ejected,
         slowdown=replica.slowdown,
+        group=replica.group.name,
+    )
+
+
+def _generation(requests: RequestTable) -> GenerationSnapshot | None:
+    generations, engine = requests.generations, requests.groups.reference.engine
+    return None if generations is None or engine is None else generations.snapshot(engine)
+
+
+def _group(group: ReplicaGroup) -> GroupSnapshot:
+    return GroupSnapshot(
+        name=group.name,
+        running=group.running,
+        healthy=group.healthy,
+        speed=group.speed,
+        batch_s=group.batch_s,
+        is_open=group.is_open,
     )
 
 

@@ -105,12 +105,14 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Replica:
     """A running replica and how much it may hold: slots (batch) or tokens (stream).
-    `most_leases`: a bound on their number besides, 0: none."""
+    `most_leases`: a bound on their number besides, 0: none. `group`: replicas of one kind, whose
+    costs are learnt together, by a name that says nothing here."""
 
     replica_id: str
     capacity: float
     kind: ReplicaKind = ReplicaKind.BATCH
     most_leases: int = 0
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +214,9 @@ class Dispatch:
 
     rank: (late, priority, start tag) of the row that leads; of the batches staged at a replica the
     lowest starts next, and the others are returned unstarted. charges: what each flow in it is
-    charged, their sum is `predicted_s`. waiting: what waits here, by flow. copy_of: the lease of
-    the same rows that this one races, 0: none; tied: the first of the two to start cancels the
-    other, so the replica reports `Opened`.
-    """
+    charged, seconds of the reference group; of one group their sum is `predicted_s`. waiting: what
+    waits here, by flow. copy_of: the lease of the same rows that this one races, 0: none; tied: the
+    first of the two to start cancels the other, so the replica reports `Opened`."""
 
     lease_id: int
     replica_id: str
@@ -280,7 +281,22 @@ class ReplicaSnapshot:
     drift: int  # accounted - actual, leases, as of its last answer
     unhealthy: bool = False  # lost something, far overdue or ejected: used only when no other runs
     ejected: bool = False
-    slowdown: float = 1.0  # measured seconds over the pool's prediction
+    slowdown: float = 1.0  # measured seconds over its group's prediction
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSnapshot:
+    """A group of replicas. speed: work that one of them does in a second, seconds of the reference
+    group. batch_s: predicted seconds of a typical batch. is_open: it may be used now, which a
+    reserve may not always."""
+
+    name: str
+    running: int
+    healthy: int
+    speed: float
+    batch_s: float
+    is_open: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,3 +378,4 @@ class Snapshot:
     idle_gap_s: float = 0.0  # EWMAs, see `counts`
     early_binding_s: float = 0.0
     generation: GenerationSnapshot | None = None
+    groups: tuple[GroupSnapshot, ...] = ()

@@ -14,8 +14,8 @@ from ray import serve
 from deployments.cluster.serve_config import GRACE_S
 from deployments.contract.app_names import (
     GATEWAY_DEPLOYMENT,
-    MODEL_DEPLOYMENT,
     directory_key,
+    model_deployment,
 )
 from deployments.settings.model import ModelSettings
 
@@ -52,19 +52,10 @@ def tenants(args: dict[str, Any]) -> Any:
 
 
 def model(args: dict[str, Any]) -> Any:
-    """A model's application: an anchor as root, its replicas below it. `args`: {"name",
-    "settings", "channel"}."""
+    """A model's application: an anchor as root, its replicas below it, a deployment for each group
+    of them. `args`: {"name", "settings", "channel"}, and "groups" where it has any."""
     from deployments.replica.anchor import ModelAnchor
 
-    settings = ModelSettings.model_validate(args["settings"])
-    replica: Any = serve.deployment(
-        name=MODEL_DEPLOYMENT,
-        max_ongoing_requests=_CALLS,
-        max_queued_requests=-1,
-        graceful_shutdown_wait_loop_s=0.1,
-        health_check_period_s=2,
-        request_router_config=_pinned(args["name"]),
-    )(_streams() if settings.task == "generate" else _batches())
     anchor: Any = serve.deployment(
         ModelAnchor,
         name="anchor",
@@ -75,7 +66,31 @@ def model(args: dict[str, Any]) -> Any:
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=2,
     )
-    return anchor.bind(args, replica.bind(args))
+    return anchor.bind(args, *[_replicas(each) for each in group_arguments(args)])
+
+
+def group_arguments(args: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the replicas of each group are started with, which says nothing of the other groups; of
+    a model without groups, its own arguments."""
+    if "groups" not in args:
+        return [args]
+    own = {"name": args["name"], "channel": args["channel"]}
+    return [
+        own | {"settings": group["settings"], "group": group["name"]} for group in args["groups"]
+    ]
+
+
+def _replicas(args: dict[str, Any]) -> Any:
+    settings, group = ModelSettings.model_validate(args["settings"]), args.get("group", "")
+    replica: Any = serve.deployment(
+        name=model_deployment(group),
+        max_ongoing_requests=_CALLS,
+        max_queued_requests=-1,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=2,
+        request_router_config=_pinned(args["name"], group),
+    )(_streams() if settings.task == "generate" else _batches())
+    return replica.bind(args)
 
 
 def _batches() -> type:
@@ -90,8 +105,8 @@ def _streams() -> type:
     return StreamReplica
 
 
-def _pinned(name: str) -> Any:
+def _pinned(name: str, group: str) -> Any:
     from ray.serve.config import RequestRouterConfig
 
     router: Any = {"request_router_class": "deployments.contract.pin_router:PinRouter"}
-    return RequestRouterConfig(**router, request_router_kwargs={"key": directory_key(name)})
+    return RequestRouterConfig(**router, request_router_kwargs={"key": directory_key(name, group)})

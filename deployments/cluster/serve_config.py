@@ -19,18 +19,23 @@ from deployments.cluster.ray_env import config_env
 from deployments.contract.app_names import (
     GATEWAY_APP,
     GATEWAY_DEPLOYMENT,
-    MODEL_DEPLOYMENT,
     TENANTS_APP,
     model_app,
+    model_deployment,
 )
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import tenants_text
 from deployments.settings.model import ModelSettings
+from deployments.settings.model_fields import ReplicaSettings
 from deployments.settings.tree import Settings
 
 BUILDERS = "deployments.cluster.applications"
 GRACE_S = 20.0
-_OVERRIDES = ("count", "num_cpus", "num_gpus", "surge_percent", "start_timeout_s")
+_OVERRIDES = (
+    "count", "num_cpus", "num_gpus", "memory_mib", "resources", "labels", "surge_percent",
+    "start_timeout_s", "groups",
+)  # fmt: skip
+_MIB = 1 << 20
 # Where a gateway listens and how many there are is for Serve and for those who start Ray.
 _NOT_THE_GATEWAYS = {"replicas", "num_cpus", "replicas_per_node", "port", "tenants_path"}
 
@@ -101,30 +106,56 @@ def _tenants_application(settings: Settings) -> dict[str, Any]:
 
 
 def _model_application(name: str, model: ModelSettings, gateway: GatewaySettings) -> dict[str, Any]:
-    written = model.model_dump(mode="json", exclude_unset=True)
-    replicas = {n: v for n, v in written.pop("replicas", {}).items() if n not in _OVERRIDES}
-    if replicas:
-        written["replicas"] = replicas
     channel = gateway.channel.model_dump(mode="json", exclude_unset=True)
+    args: dict[str, Any] = {"name": name, "settings": _shaping(model), "channel": channel}
+    views = model.views()
+    if views:
+        args["groups"] = [
+            {"name": group.name, "settings": _shaping(views[group.name]), "after_s": group.after_s}
+            for group in model.replicas.groups
+        ]
     return {
         "name": model_app(name),
         "route_prefix": None,
         "import_path": f"{BUILDERS}:model",
-        "args": {"name": name, "settings": written, "channel": channel},
-        "deployments": [_replicas(model, gateway.replicas)],
+        "args": args,
+        "deployments": [
+            _replicas(group, view, gateway.replicas)
+            for group, view in (views or {"": model}).items()
+        ],
     }
 
 
-def _replicas(model: ModelSettings, gateways: int) -> dict[str, Any]:
+def _shaping(model: ModelSettings) -> dict[str, Any]:
+    """What of its settings shapes a replica, as the user wrote it."""
+    written = model.model_dump(mode="json", exclude_unset=True)
+    replicas = {n: v for n, v in written.pop("replicas", {}).items() if n not in _OVERRIDES}
+    return written | ({"replicas": replicas} if replicas else {})
+
+
+def _replicas(group: str, model: ModelSettings, gateways: int) -> dict[str, Any]:
+    """Of a group, "" where there are none."""
     replicas = model.replicas
     return {
-        "name": MODEL_DEPLOYMENT,
+        "name": model_deployment(group),
         "num_replicas": replicas.count,
         "max_surge_percent": replicas.surge_percent,
-        "ray_actor_options": {"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
+        "ray_actor_options": _actor_options(replicas),
         "graceful_shutdown_timeout_s": _drain_s(model, gateways),
         "health_check_timeout_s": replicas.hang_limit_s + GRACE_S,  # behind what runs
     }
+
+
+def _actor_options(replicas: ReplicaSettings) -> dict[str, Any]:
+    """What Ray reserves for a replica, and where it may run."""
+    options: dict[str, Any] = {"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus}
+    if replicas.memory_mib is not None:
+        options["memory"] = replicas.memory_mib * _MIB
+    if replicas.resources:
+        options["resources"] = dict(replicas.resources)
+    if replicas.labels:
+        options["label_selector"] = dict(replicas.labels)
+    return options
 
 
 def _drain_s(model: ModelSettings, gateways: int) -> float:

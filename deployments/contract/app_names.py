@@ -21,6 +21,16 @@ def model_name(app: str) -> str:
     return app.removeprefix(model_app(""))
 
 
-def directory_key(name: str) -> str:
+def model_deployment(group: str = "") -> str:
+    """Of a group's replicas; of all replicas of a model without groups."""
+    return f"{MODEL_DEPLOYMENT}-{group}" if group else MODEL_DEPLOYMENT
+
+
+def is_model_deployment(name: str) -> bool:
+    """Whether these are replicas of a model, and no anchor."""
+    return name == MODEL_DEPLOYMENT or name.startswith(f"{MODEL_DEPLOYMENT}-")
+
+
+def directory_key(name: str, group: str = "") -> str:
     """As the pin router knows it: application/deployment."""
-    return f"{model_app(name)}/{MODEL_DEPLOYMENT}"
+    return f"{model_app(name)}/{model_deployment(group)}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from routers.settings import DispatcherSettings, GenerationParameters
+from routers.settings import DispatcherSettings, GenerationParameters, GroupSettings
 from runtimes.types import TensorSpec
 
 
@@ -120,6 +120,25 @@ class Classes:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """Replicas of one kind of a model that has several, as one of them described itself; see
+    `ModelDescription`. `max_size`: rows a batch. `after_s`: of a reserve, the predicted wait on the
+    others beyond which it is used; 0: it is none."""
+
+    name: str
+    digest: str
+    platform: str
+    precision: str
+    device: str
+    slots: int
+    max_size: int
+    after_s: float = 0.0
+    profile: tuple[tuple[int, int, float], ...] = ()
+    profile_from: str = ""
+    generating: Generating | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDescription:
     """`inputs`/`outputs`: axis 0 is the batch, -1 dynamic.
 
@@ -132,7 +151,8 @@ class ModelDescription:
     `profile_from`: where it comes from, for people.
     `image`: of a model that takes images; a row's length is then its patches. `classes`: of one
     whose task is to classify. `recording`: None keeps nothing. `generating`: of a model whose
-    replicas stream; it has no tensors.
+    replicas stream; it has no tensors. `groups`: in the settings' order, those of which a replica
+    has described itself; () of a model without groups.
     """
 
     name: str
@@ -165,6 +185,13 @@ class ModelDescription:
     classes: Classes | None = None
     recording: Recording | None = None
     generating: Generating | None = None
+    groups: tuple[GroupDescription, ...] = ()
+
+    def group_digests(self) -> dict[str, str]:
+        """The settings that replicas of each group, "" where there are none, were started with."""
+        if not self.groups:
+            return {"": self.digest}
+        return {group.name: group.digest for group in self.groups}
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +216,18 @@ def dispatcher_settings(d: ModelDescription, identity: GatewayIdentity) -> Dispa
         priorities=identity.priorities,
         frozen=identity.frozen,
         generation=_measured(core.generation, d.generating),
+        groups=tuple(_group(group) for group in d.groups),
+    )
+
+
+def _group(group: GroupDescription) -> GroupSettings:
+    generating = group.generating
+    return GroupSettings(
+        group.name,
+        group.profile,
+        () if generating is None else generating.profile,
+        group.max_size,
+        group.after_s,
     )
 
 

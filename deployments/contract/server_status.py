@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
-from deployments.contract.app_names import MODEL_DEPLOYMENT, is_model_app, model_name
+from deployments.contract.app_names import is_model_app, is_model_deployment, model_name
 from deployments.contract.registry import ModelOutline
 
 
@@ -76,7 +76,7 @@ def replica_targets(applications: Mapping[str, Any]) -> dict[str, int]:
         model_name(app): sum(
             deployment["target_num_replicas"]
             for name, deployment in details["deployments"].items()
-            if name == MODEL_DEPLOYMENT
+            if is_model_deployment(name)
         )
         for app, details in applications.items()
         if is_model_app(app)

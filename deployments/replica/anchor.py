@@ -1,10 +1,11 @@
 """The root of a model's application: publishes the model while its replicas are hot.
 
 A model as root would be an ingress (an HTTP server of its own, no custom router), so the root is
-this idle actor. Its constructor begins a generation, waits for a replica that has its own settings
-and announces what that replica says of itself: so Serve stops the old anchor only when the new
-version is hot, and the application runs when the model does. Then it renews the lease, and
-withdraws it when it goes. It is never on a request's way.
+this idle actor. Its constructor begins a generation, waits for a replica that has its own settings,
+of whichever group, and announces what that replica says of itself: so Serve stops the old anchor
+only when the new version is hot, and the application runs when the model does. Then it renews the
+lease, announces what groups come up besides, and withdraws all when it goes. It is never on a
+request's way.
 """
 
 from __future__ import annotations
@@ -18,32 +19,35 @@ from deployments.contract import logs
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry import LEASE_S, ModelOutline
 from deployments.contract.registry_actor import registry
-from deployments.settings.load import settings_digest
+from deployments.replica.described_groups import DescribedGroups
 
 logger = logging.getLogger("headrace.anchor")
 
 
 class ModelAnchor:
-    """`args` as of `BatchReplica`; `model` is the handle of the deployment below."""
+    """`args`: the application's, see `serve_config`; `replicas`: handles of the deployments below,
+    one for each group."""
 
-    async def __init__(self, args: dict[str, Any], model: Any) -> None:  # type: ignore[misc]
+    async def __init__(self, args: dict[str, Any], *replicas: Any) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
         logs.configure_from_environment()
         self._name: str = args["name"]
-        self._digest = settings_digest(args["settings"])
-        self._model = model
+        self._described = DescribedGroups(args, replicas)
         self._registry = registry()
         self._task: asyncio.Task[None] | None = None
         outline = _outline(args["settings"])
         self._generation: int = await self._registry.begin.remote(self._name, outline)
+        self._described.start()
+        await self._described.changed.wait()
         await self._announce()
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     async def _keep(self) -> None:
         while True:
             try:
-                await asyncio.sleep(LEASE_S / 4)
-                if not await self._registry.renew.remote(self._name, self._generation):
+                if await self._has_changed(LEASE_S / 4) or not await self._registry.renew.remote(
+                    self._name, self._generation
+                ):
                     await self._announce()
             except asyncio.CancelledError:
                 raise
@@ -51,19 +55,24 @@ class ModelAnchor:
                 logger.exception("announcing failed; trying again", extra={"model": self._name})
                 await asyncio.sleep(LEASE_S / 10)
 
+    async def _has_changed(self, within_s: float) -> bool:
+        """Whether another group has been described by then."""
+        try:
+            await asyncio.wait_for(self._described.changed.wait(), within_s)
+        except TimeoutError:
+            return False
+        return True
+
     async def _announce(self) -> None:
-        """During a change replicas of both versions run: waits for one that has our settings."""
-        while True:
-            description, tokenizer = await self._model.describe.remote()
-            if description.digest == self._digest:
-                break
-            await asyncio.sleep(0.1)
+        self._described.changed.clear()
+        description, tokenizer = self._described.current()
         description = replace(description, generation=self._generation)
         await self._registry.announce.remote(description, tokenizer)
 
     async def __del__(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        self._described.stop()
         await self._registry.withdraw.remote(self._name, self._generation)
 
 

@@ -90,13 +90,13 @@ def describe(
 ) -> tuple[ModelDescription, bytes]:
     """The description (generation 0: the anchor sets it) and the tokeniser's bytes, b"" without."""
     limits, path = runtime.limits(), _path(model)
-    version = model.version or _version(model)
+    own_version = version(model)
     model = with_image_lengths(model)
     tokenizer = tokenizer_bytes(path)
     embed = _embed_output(limits) if model.task == "embed" else None
     description = ModelDescription(
         name=name,
-        version=version,
+        version=own_version,
         generation=0,
         platform=limits.platform,
         task=model.task,
@@ -136,7 +136,7 @@ def describe_stream(
     tokenizer = tokenizer_bytes(_path(model))
     description = ModelDescription(
         name=name,
-        version=model.version or _version(model),
+        version=version(model),
         generation=0,
         platform=limits.platform,
         task=model.task,
@@ -183,6 +183,11 @@ def tokenizer_bytes(source: Path | None) -> bytes:
 
 def _path(model: ModelSettings) -> Path | None:
     return None if model.source is None else source_path(model.source)
+
+
+def version(model: ModelSettings) -> str:
+    """What the settings say, or a digest of what shapes its answers. Raises SourceError."""
+    return model.version or _version(model)
 
 
 def _version(model: ModelSettings) -> str:

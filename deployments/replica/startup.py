@@ -20,12 +20,14 @@ from ray import serve
 from deployments.contract import logs
 from deployments.contract.channel.sockets import server_tls
 from deployments.contract.description import ModelDescription
+from deployments.contract.groups import version_of
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry import ReplicaProgress
 from deployments.contract.registry_actor import registry
 from deployments.replica import backend_env
 from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.channel_server import ChannelServer, LeaseCore
+from deployments.replica.describe import version
 from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
 from deployments.settings.load import make_paths_absolute, settings_digest
 from deployments.settings.made import cache_dir
@@ -42,11 +44,13 @@ class ModelReplica:
     `_listen`; a subclass says in `_load` how its runtime becomes hot."""
 
     async def _start_up(self, args: dict[str, Any]) -> None:
-        """`args`: {"name", "settings" and "channel" as the user wrote them}."""
+        """`args`: {"name", "settings" and "channel" as the user wrote them, "group" of a model that
+        has any}."""
         keep_replica_calls_local()
         logs.configure_from_environment()
         context = serve.get_replica_context()
         self._name: str = args["name"]
+        self._group: str = args.get("group", "")
         self._settings = settings_here(args["settings"], context.world_size)
         self._progress = StartupProgress(self._name, context.replica_id.unique_id)
         backend_env.set_compiler_cache(cache_dir())
@@ -92,8 +96,10 @@ class ModelReplica:
     def record_replica_metadata(self) -> dict[str, str]:
         """What gateways hear of a running replica. Serve calls it once the constructor is done."""
         description, address = self._description, self._server.address
+        group = {"group": self._group} if self._group else {}
         return {
             "version": description.version, "digest": description.digest, "channel": address,
+            **group,
         }  # fmt: skip
 
     async def channel_key(self) -> bytes:
@@ -103,6 +109,16 @@ class ModelReplica:
     async def describe(self) -> tuple[ModelDescription, bytes]:
         """The model's description and its tokeniser's bytes (empty without one)."""
         return self._description, self._tokenizer
+
+    async def version(self, views: list[dict[str, Any]]) -> str:
+        """Of the whole model, given the settings that each of its groups is started with."""
+        return await asyncio.to_thread(_version_of, views)
+
+
+def _version_of(views: list[dict[str, Any]]) -> str:
+    models = [settings_here(view, 1) for view in views]
+    local = [local_model(model, cache_dir(), lambda phase, share: None) for model in models]
+    return version_of([version(model) for model in local])
 
 
 def settings_here(written: dict[str, Any], replicas: int) -> ModelSettings:

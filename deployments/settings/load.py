@@ -196,10 +196,17 @@ def paths_of(model: Any) -> Iterator[tuple[dict[str, Any], str]]:
         return
     inner = {"accept": PATHS, "record": ("folder",), "options": ("calibration",)}
     places = [(model, ("source",)), *((model.get(at), names) for at, names in inner.items())]
+    places += [(group.get("options"), ("calibration",)) for group in _groups_of(model)]
     for section, names in places:
         if isinstance(section, dict):
             given = (name for name in names if isinstance(section.get(name), str) and section[name])
             yield from ((section, name) for name in given)
+
+
+def _groups_of(model: dict[str, Any]) -> list[dict[str, Any]]:
+    replicas = model.get("replicas")
+    groups = replicas.get("groups") if isinstance(replicas, dict) else None
+    return [group for group in _listed(groups) if isinstance(group, dict)]
 
 
 def _explained(document: Document, root: Any, data: Any, only: str) -> list[Mistake]:

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import model_validator
+from pydantic import ValidationError, model_validator
 
 from deployments.settings.classify import ClassifySettings
 from deployments.settings.generation import GenerationSettings
+from deployments.settings.groups import group_views
 from deployments.settings.lengths import LengthSettings
 from deployments.settings.model_fields import ModelFields, ReplicaSettings
 from deployments.settings.record import RecordSettings
 from deployments.settings.reuse import CacheSettings
 from deployments.settings.scheduling import BatchSettings, HedgeSettings, OutlierSettings
+from yaml_document.document import Document
+from yaml_document.mistakes import explain
 from yaml_document.section import Section, wrong
 
 _LATENCY_MS = 100.0  # the default, which says nothing
 _STREAM_RUNTIMES = ("vllm", "synthetic")
 
-Complaint = tuple[tuple[str, ...], str]
+Complaint = tuple[tuple[str | int, ...], str]
 
 
 class ModelSettings(ModelFields):
@@ -31,10 +34,17 @@ class ModelSettings(ModelFields):
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> ModelSettings:
-        for rule in (_images, _source, _task, _timeout):
+        for rule in (_images, _source, _task, _timeout, _groups):
             for path, message in rule(self):
                 raise wrong(message, *path)
         return self
+
+    def views(self) -> dict[str, ModelSettings]:
+        """The settings that the replicas of each group are started with; empty without groups."""
+        written = self.model_dump(mode="json", exclude_unset=True)
+        return {
+            name: ModelSettings.model_validate(view) for name, view in group_views(written).items()
+        }
 
 
 def _images(model: ModelFields) -> Iterator[Complaint]:
@@ -123,6 +133,18 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
     for name in ("input", "axis", "mask", "truncate", "switch_ms", "adapt"):
         if getattr(model.lengths, name) != getattr(plain, name):
             yield ("lengths", name), "must be left out: a prompt has no tensors and is not padded"
+
+
+def _groups(model: ModelSettings) -> Iterator[Complaint]:
+    """Each group has to be right as a model of its own."""
+    written = model.model_dump(mode="json", exclude_unset=True)
+    for position, (name, view) in enumerate(group_views(written).items()):
+        at = ("replicas", "groups", position)
+        try:
+            ModelSettings.model_validate(view)
+        except ValidationError as error:
+            for each in explain(error, ModelSettings, Document("").mistake):
+                yield at, f"{name} makes of the model what is none: {each}"
 
 
 def _changed(section: Section, default: Section, but: tuple[str, ...]) -> bool:

@@ -13,6 +13,8 @@ from deployments.settings.model import ModelSettings
 from yaml_document.document import Document
 from yaml_document.mistakes import Mistake
 
+Path = tuple[str | int, ...]
+
 
 def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:
     """`here`: the models will run on this machine, so files and packages must be on it."""
@@ -23,25 +25,21 @@ def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:
             model = ModelSettings.model_validate(raw)
         except ValidationError:
             continue
-        complaints = [
+        complaints: list[tuple[Path, str]] = [
             *_source_complaints(model, here),
-            *_backend_complaints(model, here),
+            *_group_complaints(model, here),
             *_accept_complaints(model, here),
-            *_calibration_complaints(model, here),
         ]
-        mistakes += [
-            document.mistake(("models", name, *at.split(".")), message)
-            for at, message in complaints
-        ]
+        mistakes += [document.mistake(("models", name, *at), message) for at, message in complaints]
     return mistakes
 
 
-def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]]:
+def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
     """What lies elsewhere is not fetched: a replica that starts says what is wrong with it."""
     if model.source is None:
         return []
     if wrong := sources.check(model.source, here=here):
-        return [("source", wrong)]
+        return [(("source",), wrong)]
     if remote_source.is_remote(model.source) or not here:
         return []
     # Late, as below.
@@ -51,11 +49,25 @@ def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]
     try:
         preprocessing_support.check(model, sources.resolve(model.source))
     except LoadError as error:
-        return [("source", str(error))]
+        return [(("source",), str(error))]
     return []
 
 
-def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]]:
+def _group_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
+    """Of the backend, or of each group's; those of a group that says nothing of it are the
+    model's. Groups may run on other machines than this one."""
+    groups = model.replicas.groups
+    if not groups:
+        return _backend_complaints(model, here)
+    views, found = model.views(), dict[Path, str]()
+    for position, group in enumerate(groups):
+        for at, message in _backend_complaints(views[group.name], here=False):
+            own = getattr(group, str(at[0])) is not None
+            found[("replicas", "groups", position, *at) if own else at] = message
+    return list(found.items())
+
+
+def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
     # Late: numpy comes with it, and reading a tenants file needs neither.
     from runtimes import catalog
     from runtimes.errors import LoadError
@@ -65,7 +77,7 @@ def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str
         try:
             catalog.check(model.runtime, options, model.precision, model.task)
         except LoadError as error:
-            return [(at, str(error))]
+            return [((at,), str(error))]
     generates = model.task == catalog.GENERATE
     wrong = (
         None
@@ -73,33 +85,34 @@ def _backend_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str
         else catalog.calibration_complaint(model.runtime, model.options, model.precision)
     )
     if wrong:
-        return [("options", wrong)]
+        return [(("options",), wrong)]
     missing = catalog.available(model.runtime, model.task) if here else None
-    return [("runtime", missing)] if missing else []
+    absent: list[tuple[Path, str]] = [(("runtime",), missing)] if missing else []
+    return [*absent, *_calibration_complaints(model, here)]
 
 
-def _accept_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]]:
+def _accept_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
     from deployments.settings.reference import CannotVerify, named
 
     accept = model.accept
-    complaints: list[tuple[str, str]] = []
+    complaints: list[tuple[Path, str]] = []
     if accept.against is not None:
         try:
             named(accept.against, here=here)
         except CannotVerify as error:
-            complaints.append(("accept.against", str(error)))
+            complaints.append((("accept", "against"), str(error)))
     for name in PATHS:
         path = getattr(accept, name)
         wrong = None if path is None else sources.check(path, here=here)
         if wrong:
-            complaints.append((f"accept.{name}", wrong))
+            complaints.append((("accept", name), wrong))
     return complaints
 
 
-def _calibration_complaints(model: ModelSettings, here: bool) -> list[tuple[str, str]]:
+def _calibration_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:
     """Of a path the backend says whether it is there: it may be recorded later."""
     named = model.options.get("calibration")
     if not isinstance(named, str) or not remote_source.is_url(named):
         return []
     wrong = sources.check(named, here=here)
-    return [("options.calibration", wrong)] if wrong else []
+    return [(("options", "calibration"), wrong)] if wrong else []

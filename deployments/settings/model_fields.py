@@ -8,13 +8,23 @@ here; files are looked for by `sources`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
 
 from deployments.settings.accept import AcceptSettings
 from deployments.settings.classify import ClassifySettings
 from deployments.settings.generation import GenerationSettings
+from deployments.settings.groups import (
+    Amount,
+    GroupSettings,
+    Options,
+    Precision,
+    RuntimeName,
+    Text,
+    group_complaints,
+    not_rays_own,
+)
 from deployments.settings.image import ImageSettings
 from deployments.settings.lengths import LengthSettings
 from deployments.settings.record import RecordSettings
@@ -26,7 +36,7 @@ from deployments.settings.scheduling import (
     OutlierSettings,
     QueueSettings,
 )
-from yaml_document.section import Section, finite, wrong
+from yaml_document.section import Section, listed, wrong
 
 NAME = r"[a-z0-9]([-a-z0-9._]{0,61}[a-z0-9])?"
 TTFT_MS = 1000.0
@@ -96,6 +106,25 @@ class ReplicaSettings(Section):
         le=64,
         description="GPUs that Ray reserves for a replica; parts only below 1.",
     )
+    memory_mib: int | None = Field(
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description="Memory that Ray reserves for a replica, MiB; places it, does not limit it; "
+        "unset, none is reserved.",
+    )
+    resources: Annotated[dict[Text, Amount], AfterValidator(not_rays_own)] = Field(
+        default_factory=dict,
+        examples=["{mig_3g: 1}"],
+        description="Custom resources of Ray's nodes, name to amount, that it reserves for a "
+        "replica.",
+    )
+    labels: dict[Text, Text] = Field(
+        default_factory=dict,
+        examples=['{"ray.io/accelerator-type": H100}'],
+        description="Labels of the nodes that a replica may run on, as Ray's label selector has "
+        "them: a value, `!value`, `in(a, b)` or `!in(a, b)`.",
+    )
     threads: int = Field(
         default=0,
         ge=0,
@@ -123,6 +152,14 @@ class ReplicaSettings(Section):
         description="A replica that is not ready by then has failed to start.",
     )
 
+    groups: Annotated[tuple[GroupSettings, ...], BeforeValidator(listed)] = Field(
+        default=(),
+        examples=["[{name: gpu, num_gpus: 1}, {name: cpu, runtime: openvino, count: 4}]"],
+        description="Replicas of several kinds behind one queue, each with costs of its own; what "
+        "a group does not say it takes from the model; work is counted in seconds of the first "
+        "group. None: all replicas are alike.",
+    )
+
     @model_validator(mode="after")
     def _gpus_are_whole_or_parts_of_one(self) -> ReplicaSettings:
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
@@ -131,11 +168,15 @@ class ReplicaSettings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _groups_are_told_apart(self) -> ReplicaSettings:
+        for path, message in group_complaints(self.groups):
+            raise wrong(message, "groups", *path)
+        return self
+
 
 class ModelFields(Section):
-    runtime: Literal["onnxruntime", "openvino", "tensorrt", "torch", "vllm", "synthetic"] = Field(
-        description="Backend that runs the model."
-    )
+    runtime: RuntimeName = Field(description="Backend that runs the model.")
     source: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         default=None,
         examples=["models/minilm or package:NAME/sub/folder"],
@@ -158,7 +199,7 @@ class ModelFields(Section):
         description="Version in URLs and answers; unset, a digest of the artifact and of the "
         "settings that shape its answers.",
     )
-    precision: Literal["fp32", "bf16", "fp16", "int8"] = Field(
+    precision: Precision = Field(
         default="fp32", description="Number format to compute with, where the backend has it."
     )
     slo: SloSettings = Field(default_factory=SloSettings, description="What callers are promised.")
@@ -239,11 +280,7 @@ class ModelFields(Section):
         description="Whether a request may run again after its replica died or hung; false also "
         "keeps batches from being copied (`hedge`).",
     )
-    options: Annotated[
-        dict[str, Any],
-        BeforeValidator(lambda value: {} if value is None else value),
-        AfterValidator(finite),
-    ] = Field(
+    options: Options = Field(
         default_factory=dict, description="Settings of the backend's own, see docs/runtimes.md."
     )
 

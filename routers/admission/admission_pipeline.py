@@ -102,7 +102,9 @@ class AdmissionPipeline:
         self, request: Request, settings: DispatcherSettings, now: float
     ) -> Rejection | None:
         """By bounds alone, before anything is made of the request."""
-        reason = bound_reached(request, self._waiting, settings, self._replicas.running, now)
+        reason = bound_reached(
+            request, self._waiting, settings, self._replicas.groups.capacity, now
+        )
         if reason is None and request.generation is not None:
             reason = self._too_large(request, request.generation)
         if reason is None:
@@ -138,11 +140,11 @@ class AdmissionPipeline:
             return None
         tracked.late, request = True, tracked.request
         late_s = self._waiting.late_s + tracked.cost_s
-        left_s, running = request.expires - now, self._replicas.running
+        left_s, capacity = request.expires - now, self._replicas.groups.capacity
         if (
             is_over(request, settings, now)
             or not has_place(tracked.open, self._waiting, settings)
-            or admission.best_effort_capacity.refuses(late_s, left_s, running, now)
+            or admission.best_effort_capacity.refuses(late_s, left_s, capacity, now)
         ):
             rejection = Rejection(Reason.LATE, retry_after_s(late_by_s, 1))
             self._keep(tracked, late_by_s, rejection, now)
@@ -161,21 +163,21 @@ class AdmissionPipeline:
 
     def queue_s(self) -> float:
         """Seconds after which asking a full queue again may help."""
-        return retry_after_s(self._waiting.seconds, self._replicas.running)
+        return retry_after_s(self._waiting.seconds, self._replicas.groups.capacity)
 
     def _late_by_s(self, tracked: TrackedRequest, admission: Admission, now: float) -> float:
         """0 for one that is on time."""
         latest = tracked.latest_start
         if latest <= now:
             return max(1e-9, now - latest)
-        running = self._replicas.running
-        if not running:
+        capacity = self._replicas.groups.capacity
+        if not capacity:
             return 0.0  # nothing is known of when they come
         flow = tracked.flow
         before_s = self._before_s(tracked) if flow.rows or self._waits_for_room(tracked) else 0.0
         urgent_s = self._waiting.urgent_s(flow.priority)
         rivals = self._flows.weights[flow.priority]
-        ahead = QueueAhead(flow.key, flow.weight, before_s, rivals, urgent_s, running)
+        ahead = QueueAhead(flow.key, flow.weight, before_s, rivals, urgent_s, capacity)
         forecast = admission.feasibility.judge(ahead, latest, now)
         if forecast.late_by_s <= 0.0:
             tracked.forecast = forecast  # what is late from the start teaches nothing
@@ -199,7 +201,11 @@ class AdmissionPipeline:
 
 
 def bound_reached(
-    request: Request, waiting: RequestQueue, settings: DispatcherSettings, replicas: int, now: float
+    request: Request,
+    waiting: RequestQueue,
+    settings: DispatcherSettings,
+    capacity: float,
+    now: float,
 ) -> Reason | None:
     """The bound that keeps the request from the queue. First those that waiting cannot change."""
     lengths = request.lengths
@@ -216,10 +222,11 @@ def bound_reached(
     if waiting.rows + rows > settings.max_queue_rows:
         return Reason.QUEUE_FULL
     most_s = settings.admission.max_queue_s
-    if most_s < inf and waiting.rows and waiting.seconds > most_s * max(1, replicas):
+    if most_s < inf and waiting.rows and waiting.seconds > most_s * (capacity or 1.0):
         return Reason.QUEUE_FULL
     return None
 
 
-def retry_after_s(work_s: float, replicas: int) -> float:
-    return min(MAX_RETRY_S, max(MIN_RETRY_S, work_s / max(1, replicas)))
+def retry_after_s(work_s: float, capacity: float) -> float:
+    """`capacity`: of the running replicas, 0: none runs."""
+    return min(MAX_RETRY_S, max(MIN_RETRY_S, work_s / (capacity or 1.0)))

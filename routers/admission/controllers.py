@@ -206,27 +206,28 @@ class BestEffortCapacity:
         if not self.frozen:
             self._on_time.add(seconds, now)
 
-    def refuses(self, late_s: float, time_left_s: float, replicas: int, now: float) -> bool:
-        """late_s: predicted device seconds of late work that would wait, the new request's too."""
+    def refuses(self, late_s: float, time_left_s: float, replicas: float, now: float) -> bool:
+        """late_s: predicted device seconds of late work that would wait, the new request's too;
+        replicas: as many as work as fast as those of the reference group."""
         if self.verdicts.off or late_s <= self.capacity_s(time_left_s, replicas, now):
             return False
         return self.verdicts.no()
 
-    def ends(self, late_s: float, time_left_s: float, replicas: int, now: float) -> bool:
+    def ends(self, late_s: float, time_left_s: float, replicas: float, now: float) -> bool:
         """Whether all idle moments together could not serve what waits late: for one whose deadline
         has passed; a new request may count on half of them."""
         return self.refuses(_IDLE_SHARE * late_s, time_left_s, replicas, now)
 
-    def capacity_s(self, time_left_s: float, replicas: int, now: float) -> float:
+    def capacity_s(self, time_left_s: float, replicas: float, now: float) -> float:
         """Predicted device seconds of late work that may wait."""
         if self.fixed_s is not None:
             return self.fixed_s
-        return _IDLE_SHARE * self.spare(replicas, now) * time_left_s * max(1, replicas)
+        return _IDLE_SHARE * self.spare(replicas, now) * time_left_s * (replicas or 1.0)
 
-    def spare(self, replicas: int, now: float) -> float:
+    def spare(self, replicas: float, now: float) -> float:
         """Share of the replicas' time that on-time work leaves, 0 to 1."""
         taken = self._on_time.value if self.frozen else self._on_time.read(now)
-        left = 1.0 - taken / max(1, replicas)
+        left = 1.0 - taken / (replicas or 1.0)
         return max(0.0, left - _NOISE) / (1.0 - _NOISE)
 
     def tune(self, mode: Mode, window_s: float, *, frozen: bool) -> None:
@@ -266,7 +267,7 @@ class Admission:
         self.feasibility.waited(flow, forecast, wait_s, now)
         self.limit.waited(flow, wait_s, forecast.slack_s, now)
 
-    def snapshot(self, replicas: int, now: float) -> tuple[ControllerSnapshot, ...]:
+    def snapshot(self, replicas: float, now: float) -> tuple[ControllerSnapshot, ...]:
         margins = self._margins(now)
         limits = tuple((*flow, limit) for flow, limit in self.limit.limits().items())
         lowest = min((limit for _, _, limit in limits), default=self.limit.start)

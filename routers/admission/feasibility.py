@@ -109,6 +109,7 @@ class QueueAhead:
 
     ahead_s: what of its flow goes before it. urgent_s: what waits in more urgent priorities.
     rivals: weights of the flows of its priority that have work waiting, its own too if it has.
+    replicas: as many as work as fast as those of the reference group.
     """
 
     flow: FlowKey
@@ -116,7 +117,7 @@ class QueueAhead:
     ahead_s: float
     rivals: float
     urgent_s: float
-    replicas: int
+    replicas: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,7 @@ class Feasibility:
         if ahead.ahead_s <= 0.0 and ahead.urgent_s <= 0.0:
             return 0.0
         priority, weight = ahead.flow[0], ahead.weight
-        replicas = float(ahead.replicas or 1)
+        replicas = ahead.replicas or 1.0
         left = replicas - self._given_above(priority, now) if priority else replicas
         if left < _LEAST_LEFT * replicas:
             left = _LEAST_LEFT * replicas

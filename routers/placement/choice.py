@@ -1,13 +1,14 @@
 """Of the replicas that may take a lease now, which takes the next one?
 
-The one predicted to finish it first: what it still has to do, and a typical batch at its own speed.
-Idle replicas of about the same speed take turns. One that runs beyond its prediction is expected to
-go on for as long as it already has. Stream replicas go by the share of their room that is taken and
-by the prompts that they have yet to read. Unhealthy ones (suspect, overdue, ejected) are asked only
-while no other replica runs. A session's last replica is preferred, but never if it would finish
-later by more than a bound (consistent hashing with bounded loads: affinity gives way to load).
-Work: O(log n) a choice, by one lazy heap a kind; at most a few of a kind are asked, since what one
-of them may not take the next may not take either, save for the one replica that a row avoids.
+The one predicted to finish it first: what it still has to do, and its group's next batch at its own
+speed. Idle replicas of about the same speed take turns. One that runs beyond its prediction is
+expected to go on for as long as it already has. Stream replicas go by the share of their room that
+is taken and by the prompts that they have yet to read. Unhealthy ones (suspect, overdue, ejected)
+are asked only while no other replica runs, a group that is not open never. A session's last replica
+is preferred, but never if it would finish later by more than a bound (consistent hashing with
+bounded loads: affinity gives way to load). Work: O(log n) a choice, by one lazy heap a kind and
+group; at most a few of a kind are asked, since what one of them may not take the next may not take
+either, save for the one replica that a row avoids.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ _MOST = 10_000
 _BATCH_BOUND = 0.1  # of a batch's predicted seconds: near ties only
 _STREAM_BOUND = 0.5  # of a stream's: as much as a cache may save
 
-# Of the ready replicas:
+# Of the ready replicas, the kinds that each group has:
 IDLE, DUE, OVERRUN, STREAM, SPARE = range(5)
+_KINDS = 5
 _TRIES = 4  # replicas of one kind that are asked for one batch
 _BAND = log(1.25)  # replicas whose slowdown differs by less take turns
 _READING = 4096.0  # tokens of prompts yet to be read that weigh as much as being full
@@ -68,8 +70,9 @@ class ReadyReplicas:
     """Replicas that may take a lease now. An entry is valid while its replica says so."""
 
     def __init__(self) -> None:
-        self._heaps: tuple[list[Entry], ...] = ([], [], [], [], [])
-        self._counts = [0, 0, 0, 0, 0]
+        self._heaps: list[list[Entry]] = [[] for _ in range(_KINDS)]  # of all kinds, by group
+        self._counts = [0] * _KINDS
+        self._total = self._spare = 0
         self._pushed = 0
 
     def __contains__(self, replica: ReplicaState) -> bool:
@@ -77,48 +80,56 @@ class ReadyReplicas:
 
     def count(self, *, spare: bool) -> int:
         """How many there are; `spare`: the unhealthy ones too."""
-        total = sum(self._counts)
-        return total if spare else total - self._counts[SPARE]
+        return self._total if spare else self._total - self._spare
 
     def others_idle(self, replica: ReplicaState) -> bool:
-        """Whether another ready replica holds nothing."""
-        entry = replica.entry
-        own = entry is not None and entry[3] == IDLE
-        return self._counts[IDLE] > own
+        """Whether another ready replica of its group holds nothing."""
+        entry, idle = replica.entry, replica.group.index * _KINDS + IDLE
+        own = entry is not None and entry[3] == idle
+        return idle < len(self._counts) and self._counts[idle] > own
 
     def place(self, replica: ReplicaState, now: float) -> None:
         kind, first, second = _place(replica, now)
+        kind += replica.group.index * _KINDS
         entry = replica.entry
         if entry is not None:
             if entry[:2] == (first, second) and entry[3] == kind:
                 return
-            self._counts[entry[3]] -= 1
+            self._leave(entry)
+        while len(self._counts) <= kind:
+            self._counts += [0] * _KINDS
+            self._heaps += [[] for _ in range(_KINDS)]
         self._pushed += 1
         replica.entry = entry = (first, second, self._pushed, kind, replica)
         self._counts[kind] += 1
+        self._total += 1
+        self._spare += kind % _KINDS == SPARE
         self._push(entry)
 
     def drop(self, replica: ReplicaState) -> None:
         if replica.entry is not None:
-            self._counts[replica.entry[3]] -= 1
+            self._leave(replica.entry)
             replica.entry = None
+
+    def _leave(self, entry: Entry) -> None:
+        self._counts[entry[3]] -= 1
+        self._total -= 1
+        self._spare -= entry[3] % _KINDS == SPARE
 
     def first(
         self,
         accept: Callable[[ReplicaState], _T | None],
         now: float,
-        batch_s: float,
         *,
         spare: bool = False,
     ) -> _T | None:
-        """Ask one after another, the one to use first in front, until one accepts: its answer.
-        `batch_s`: predicted seconds of a typical batch."""
+        """Ask one after another, the one to use first in front, until one accepts: its answer."""
         tried: list[Entry] = []
         tries = [_TRIES] * len(self._heaps)
         if not spare:
-            tries[SPARE] = 0
+            tries[SPARE::_KINDS] = [0] * (len(tries) // _KINDS)
         answer = None
-        while answer is None and (entry := self._best(now, batch_s, tries)) is not None:
+        while answer is None and (entry := self._best(now, tries)) is not None:
             tries[entry[3]] -= 1
             tried.append(heappop(self._heaps[entry[3]]))
             answer = accept(entry[4])
@@ -127,13 +138,13 @@ class ReadyReplicas:
                 self._push(entry)
         return answer
 
-    def _best(self, now: float, batch_s: float, tries: list[int]) -> Entry | None:
+    def _best(self, now: float, tries: list[int]) -> Entry | None:
         best, best_s = None, inf
         for kind, left in enumerate(tries):
             if left and self._counts[kind]:
                 entry = self._top(kind, now)
-                if entry is not None:
-                    finish_s = finish_in_s(entry[4], now, batch_s)
+                if entry is not None and (group := entry[4].group).is_open:
+                    finish_s = finish_in_s(entry[4], now, group.next_s)
                     if finish_s < best_s:
                         best, best_s = entry, finish_s
         return best
@@ -145,7 +156,7 @@ class ReadyReplicas:
             replica = entry[4]
             if replica.entry is not entry:
                 heappop(heap)
-            elif kind == DUE and entry[0] < now:
+            elif entry[0] < now and kind % _KINDS == DUE:
                 heappop(heap)
                 self.place(replica, now)
             else:

@@ -1,11 +1,11 @@
 """When has a batch taken so long that another replica should be asked as well, and may that cost?
 
-Once it has run for the 95th percentile of what its bucket's batches take, as a multiple of what was
-predicted for it: counted from its own predicted start, so that waiting behind a running batch is no
-slowness, but waiting behind a straggler is. Far beyond its prediction a lease is overdue, and its
-replica suspect, whether or not anybody is asked. A bucket that was measured too little is not
-hedged. One budget of device seconds pays for all extra work. Who is asked is the question of
-`speculative_copies`. Work: O(log n) a lease.
+Once it has run for the 95th percentile of what its bucket's batches take on replicas of its group,
+as a multiple of what was predicted for it: counted from its own predicted start, so that waiting
+behind a running batch is no slowness, but waiting behind a straggler is. Far beyond its prediction
+a lease is overdue, and its replica suspect, whether or not anybody is asked. A bucket that was
+measured too little is not hedged. One budget of device seconds pays for all extra work. Who is
+asked is the question of `speculative_copies`. Work: O(log n) a lease.
 Sources: Dean & Barroso, The Tail at Scale (CACM'13); retry budgets as in Finagle and gRPC A6.
 """
 
@@ -136,7 +136,7 @@ class Hedging:
         self.settings = settings
         self.frozen = False
         self.waiting: dict[Lease, None] = {}
-        self._ratios: dict[int, RatioHistogram] = {}
+        self._ratios: dict[tuple[str, int], RatioHistogram] = {}
         self._checks: list[tuple[float, int, Lease]] = []
 
     # -- what batches take
@@ -145,12 +145,12 @@ class Hedging:
         """It took until now, or longer: one that was given up after its delay counts as slow."""
         if self.frozen or lease.predicted_s <= 0.0 or lease.replica.streams:
             return
-        edge = lease.batch.edge
-        ratios = self._ratios.get(edge)
+        kind = lease.replica.group.name, lease.batch.edge
+        ratios = self._ratios.get(kind)
         if ratios is None:
             if len(self._ratios) >= _MOST_BUCKETS:
                 del self._ratios[next(iter(self._ratios))]
-            ratios = self._ratios[edge] = RatioHistogram()
+            ratios = self._ratios[kind] = RatioHistogram()
         ratios.observe((now - expected_start(lease)) / lease.predicted_s)
 
     def delay_s(self, lease: Lease) -> float | None:
@@ -160,7 +160,7 @@ class Hedging:
             return None
         if settings.fixed_delay_s is not None:
             return max(_LEAST_S, settings.fixed_delay_s)
-        ratios = self._ratios.get(lease.batch.edge)
+        ratios = self._ratios.get((lease.replica.group.name, lease.batch.edge))
         if ratios is None or ratios.samples < settings.min_samples:
             return None
         return max(_LEAST_S, ratios.quantile(settings.quantile) * lease.predicted_s)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from routers.averages import Utilisation
-from routers.cost.model import CostModel
 from routers.lanes import Row
 from routers.leases import DispatchCounts, LeaseTable
 from routers.placement.hedging import Budget, Hedging
@@ -30,7 +29,6 @@ class SpeculativeCopies:
     """What races are made of, and the one writer of copies."""
 
     settings: DispatcherSettings
-    cost: CostModel
     replicas: ReplicaSet
     leases: LeaseTable
     hedging: Hedging
@@ -77,7 +75,7 @@ class SpeculativeCopies:
 
     def probe(self, lease: Lease, now: float) -> Dispatch | None:
         """A copy of a lease that was just signed, to an ejected replica that is due."""
-        replica = self.outliers.to_probe(now)
+        replica = self.outliers.to_probe(lease.replica.group, now)
         rows = copiable(lease) if replica is not None and replica is not lease.replica else []
         if replica is None or not rows:
             return None
@@ -92,7 +90,10 @@ class SpeculativeCopies:
             self.replicas.refresh(lease.replica, now)
 
     def _pays_off(self, lease: Lease, rows: list[Row], now: float) -> bool:
-        seconds = self.cost.predict(len(rows), lease.batch.width)
+        groups = {lease.replica.group}
+        if len(self.replicas.groups.by_name) > 1:
+            groups |= {each for each in self.replicas.groups.all() if each.healthy}
+        seconds = min([group.cost.predict(len(rows), lease.batch.width) for group in groups])
         return max(row.tracked.request.deadline for row in rows) - now > seconds
 
     def _to_another(
@@ -104,12 +105,14 @@ class SpeculativeCopies:
             if not self._may_take(replica, lease):
                 return None
             width = self._width(lease, rows)
-            seconds = self.cost.predict(len(rows), width, replica.spec.replica_id)
+            seconds = replica.group.cost.predict(len(rows), width, replica.spec.replica_id)
+            if replica.group is not lease.replica.group and seconds > _left_s(lease, rows, now):
+                return None
             if not self.budget.affords(seconds, spare=spare):
                 return None
             return self._copy(lease, replica, rows, now)
 
-        return replicas.ready.first(accept, now, replicas.batch_s)
+        return replicas.ready.first(accept, now)
 
     def _may_take(self, replica: ReplicaState, lease: Lease) -> bool:
         if replica is lease.replica or replica.streams or not replica.answers:
@@ -136,7 +139,7 @@ class SpeculativeCopies:
     ) -> Dispatch:
         replica_id, batch = replica.spec.replica_id, lease.batch
         width = self._width(lease, rows)
-        seconds = self.cost.predict(len(rows), width, replica_id)
+        seconds = replica.group.cost.predict(len(rows), width, replica_id)
         unstarted = not lease.opened and lease.replica.head() is not lease
         copied = FormedBatch(rows, width, batch.edge, batch.rank)
         copy = self.leases.sign_copy(lease, replica, copied, seconds, now)
@@ -150,6 +153,15 @@ class SpeculativeCopies:
             copy.lease_id, replica_id, row_ids(rows), batch.edge, seconds, batch.rank,
             copy_of=lease.lease_id, tied=copy.tied,
         )  # fmt: skip
+
+
+def _left_s(lease: Lease, rows: list[Row], now: float) -> float:
+    """Seconds that a copy in another group may take: until the last of the rows is due, and where
+    the lease has yet to start, until it is predicted to be answered."""
+    due_s = max(row.tracked.request.deadline for row in rows) - now
+    if lease.opened or lease.starts_at <= now:
+        return due_s
+    return min(due_s, lease.starts_at + lease.predicted_s - now)
 
 
 def copiable(lease: Lease) -> list[Row]:

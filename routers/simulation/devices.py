@@ -125,7 +125,8 @@ class SimDevice:
     `service_s(rows, width)` is its time for a batch, the width being the longest row or, where
     batches are packed, their mean; `drag(now)` is what that time is multiplied with. From
     `hangs_at` on it finishes nothing, and is given up `hang_limit_s` after it began. One with an
-    `engine` is a stream replica, and has that one's times and cache instead.
+    `engine` is a stream replica, and has that one's times and cache instead. `group`: of replicas
+    of its kind.
     """
 
     replica_id: str
@@ -138,6 +139,7 @@ class SimDevice:
     hangs_at: float = inf
     hang_limit_s: float = 30.0
     engine: SimEngineShape | None = None
+    group: str = ""
 
     def time_s(self, rows: int, width: int, now: float) -> float:
         seconds = self.service_s(rows, width)

@@ -312,8 +312,9 @@ def _as_listed(device: SimDevice) -> Replica:
     engine = device.engine
     if engine is not None:
         capacity = float(engine.cache_tokens)
-        return Replica(device.replica_id, capacity, ReplicaKind.STREAM, engine.max_sequences)
-    return Replica(device.replica_id, float(device.slots))
+        kind, most = ReplicaKind.STREAM, engine.max_sequences
+        return Replica(device.replica_id, capacity, kind, most, device.group)
+    return Replica(device.replica_id, float(device.slots), group=device.group)
 
 
 def run(

@@ -5,7 +5,8 @@ seconds a weighted token of a replica that is full, which turns tokens into pred
 seconds; a replica that is not full works slower because it has less to do, so it only shows that
 the speed is at least so high. `prompt_s`: seconds until a first token for each token that has to be
 read before it. `most_leases`: how many sequences may run at once for the promised time a token to
-hold. One speed for all replicas: tokens are what it is fair in, wherever they are made.
+hold. One speed for all replicas of a group; what is fair is counted in tokens, wherever they are
+made.
 """
 
 from __future__ import annotations
@@ -120,6 +121,13 @@ class EngineSpeed:
         if tpot_s == inf or not steps.is_known or steps.slope <= 0.0:
             return inf
         return max(1.0, (tpot_s - steps.base) / steps.slope)
+
+    @property
+    def alone_s(self) -> float:
+        """Seconds of a step of a replica that is not full; what a token of a full one is worth
+        while no step was measured."""
+        steps = self._steps
+        return steps.base if steps.is_known else self._settings.output_weight * self.token_s
 
     def company_s(self, leases: int, load: float) -> float:
         """Seconds that an output token takes longer beside so many leases; by how full the replica

@@ -12,6 +12,7 @@ Source: the weights are VTC's (Fairness in Serving LLMs, OSDI'24).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
@@ -78,12 +79,15 @@ class RunningGeneration:
 
 
 class Generations:
-    """`trust`: of the tokens predicted to be cached, the share that lately was."""
+    """`token_s`: seconds that a weighted token is worth, on a full replica of the reference group.
+    `trust`: of the tokens predicted to be cached, the share that lately was."""
 
-    def __init__(self, settings: GenerationParameters, *, frozen: bool) -> None:
+    def __init__(
+        self, settings: GenerationParameters, token_s: Callable[[], float], *, frozen: bool
+    ) -> None:
         self.settings = settings
+        self.token_s = token_s
         self.lengths = OutputLengths(settings.output_tokens)
-        self.speed = EngineSpeed(settings)
         self.tree = PrefixTree(settings.max_blocks)
         self.trust = 1.0
         self.adopt(settings, frozen=frozen)
@@ -92,8 +96,6 @@ class Generations:
         """Go on under new settings; what was learnt stays."""
         self.settings, self.frozen = settings, frozen
         self.lengths.fixed, self.lengths.frozen = settings.output_tokens, frozen
-        self.speed.frozen = frozen
-        self.speed.adopt(settings)
         self.tree.most = settings.max_blocks
 
     # -- what is predicted
@@ -115,7 +117,7 @@ class Generations:
     def cost_s(self, plan: GenerationPlan) -> float:
         """Predicted device seconds of all of it."""
         tokens = Tokens(plan.prompt, plan.cached, ceil(plan.output))
-        return self.weighted(tokens) * self.speed.token_s
+        return self.weighted(tokens) * self.token_s()
 
     def weighted(self, tokens: Tokens) -> float:
         settings = self.settings
@@ -170,10 +172,9 @@ class Generations:
     def forget(self, replica_id: str) -> None:
         """The replica is gone."""
         self.tree.forget(replica_id)
-        self.speed.idle(replica_id)
 
-    def snapshot(self) -> GenerationSnapshot:
-        speed = self.speed
+    def snapshot(self, speed: EngineSpeed) -> GenerationSnapshot:
+        """`speed`: of the reference group."""
         return GenerationSnapshot(
             tokens_per_s=1.0 / speed.token_s,
             prompt_tokens_per_s=1.0 / speed.prompt_s if speed.prompt_s > 0.0 else 0.0,

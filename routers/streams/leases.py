@@ -15,6 +15,7 @@ from routers.placement.choice import load_of
 from routers.replica_state import Lease
 from routers.request_table import RequestTable
 from routers.snapshots import State
+from routers.streams.engine_speed import EngineSpeed
 from routers.streams.generations import Generations, RunningGeneration
 from routers.types import LeaseEnd, Progress, Tokens
 
@@ -31,7 +32,7 @@ def began(generations: Generations, lease: Lease) -> None:
     cached = generations.placed(plan, spec.replica_id, spec.capacity)
     reads = float(plan.prompt - cached)
     is_long = reads > generations.settings.long_tokens
-    token_s, ahead = generations.speed.token_s, replica.reading
+    token_s, ahead = generations.token_s(), replica.reading
     lease.running = RunningGeneration(
         plan, token_s, cached, reads, ahead, is_long, at=lease.sent_at
     )
@@ -51,12 +52,12 @@ def moved(state: State, lease: Lease, event: Progress, now: float) -> bool:
     if is_first:
         _first_token(state, lease, running, tokens, now)
     elif tokens.output > before.output and running.first_at is not None:
-        _stepped(generations, lease, running, tokens, now)
+        _stepped(lease, running, tokens, now)
     running.tokens = tokens
     _pay(state.requests, lease, running, tokens, now)
     served = generations.weighted(tokens) - generations.weighted(before)
     full = _is_full(state.requests, lease)
-    generations.speed.worked(lease.replica_id, served, now, full=full)
+    _engine(lease).worked(lease.replica_id, served, now, full=full)
     held, share = event.held, lease.share
     if not 0.0 <= held <= _MOST_TOKENS:  # of a NaN neither is true
         held = running.plan.prompt + tokens.output
@@ -74,21 +75,19 @@ def _first_token(
     running.first_at = running.at = now
     seconds = now - lease.sent_at
     read = max(0, tokens.input - tokens.cached)
-    generations.speed.began(running.ahead + read, seconds)
+    _engine(lease).began(running.ahead + read, seconds)
     generations.found(running.cached, tokens.cached)
-    state.requests.arrivals.first_token(read, seconds)
+    state.requests.arrivals.first_token(lease.replica.group, read, seconds)
     has_read(lease)
     if running.plan.blocks:
         running.cached = tokens.cached
 
 
-def _stepped(
-    generations: Generations, lease: Lease, running: RunningGeneration, tokens: Tokens, now: float
-) -> None:
+def _stepped(lease: Lease, running: RunningGeneration, tokens: Tokens, now: float) -> None:
     more = (tokens.output - running.tokens.output) / running.plan.sequences
     if more > 0.0 and running.tokens.output:
         sequences = float(len(lease.replica.leases))
-        generations.speed.stepped(sequences, (now - running.at) / more)
+        _engine(lease).stepped(sequences, (now - running.at) / more)
     running.at = now
 
 
@@ -133,9 +132,9 @@ def ended(state: State, lease: Lease, end: LeaseEnd, tokens: Tokens, now: float)
     has_read(lease)
     served = generations.weighted(tokens) - generations.weighted(before)
     full = _is_full(requests, lease)
-    generations.speed.worked(lease.replica_id, served, now, full=full)
+    _engine(lease).worked(lease.replica_id, served, now, full=full)
     if not lease.replica.leases:
-        generations.speed.idle(lease.replica_id)
+        _engine(lease).idle(lease.replica_id)
     if end is LeaseEnd.DONE and tokens.output:
         generations.answered(running.plan, tokens.output)
     running.tokens = tokens
@@ -160,6 +159,12 @@ def _settle(
         served_s = requests.generations.weighted(tokens) * running.token_s
     requests.settle_stream(batch, served_s, served_s - running.told_s, now)
     running.told_s = served_s
+
+
+def _engine(lease: Lease) -> EngineSpeed:
+    engine = lease.replica.group.engine
+    assert engine is not None
+    return engine
 
 
 def _is_full(requests: RequestTable, lease: Lease) -> bool:

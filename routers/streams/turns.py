@@ -45,7 +45,7 @@ def _passes(
     """One that may go before this one, which cannot be taken."""
     if row.tracked.plan is None:
         return None
-    if not capacity.has_room(row):
+    if not capacity.has_room(row) and row.tracked.plan.room <= capacity.whole:
         requests.wants_room = requests.wants_room or row
     for queue in lane.order.firsts(_FLOWS):
         for bucket in queue.by_turn():

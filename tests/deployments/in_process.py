@@ -19,7 +19,8 @@ from local_frames import soon, to_gateway, to_replica
 
 from deployments.contract.channel.frames import Buffer, Frame, Kind
 from deployments.contract.channel.messages import BatchCall, BatchReply, decode_call, encode_reply
-from deployments.contract.description import GatewayIdentity
+from deployments.contract.description import GatewayIdentity, ModelDescription
+from deployments.contract.groups import combined
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
 from deployments.gateway.app import assembled
@@ -218,6 +219,7 @@ class Stand:
         self.channels: dict[str, LocalChannel] = {}
         self.books: dict[str, ReplicaDirectory] = {}
         self._workers: list[DeviceWorker] = []
+        self._group_of: dict[str, str] = {}
         self._runtimes = dict(runtimes or {})
         for name, given in models.items():
             self._serve(name, ModelSettings.model_validate(given), cache_dir, replicas)
@@ -229,17 +231,25 @@ class Stand:
 
     def _serve(self, name: str, model: ModelSettings, cache_dir: Path, replicas: int) -> None:
         channel, directory = LocalChannel(self.identity.gateway), ReplicaDirectory()
-        settings = describe.runtime_settings(name, model, cache_dir, lambda phase, share: None)
-        for index in range(replicas):
-            runtime = self._runtimes.get(name) or catalog.create(settings)
-            runtime.load()
-            limit_s, slots = model.replicas.hang_limit_s, model.replicas.slots
-            worker = DeviceWorker(runtime, slots, hang_limit_s=limit_s, on_hang=lambda: None)
-            self._workers.append(worker)
-            channel.cores[f"{name}-{index}"] = ReplicaCore(worker)
-        description, tokenizer = describe.describe(
-            name, model, "digest", runtime, KnownCosts(PROFILE)
-        )
+        parts: dict[str, ModelDescription] = {}
+        for group, view in (model.views() or {"": model}).items():
+            settings = describe.runtime_settings(name, view, cache_dir, lambda phase, share: None)
+            for index in range(replicas):
+                runtime = self._runtimes.get(name) or catalog.create(settings)
+                runtime.load()
+                limit_s, slots = view.replicas.hang_limit_s, view.replicas.slots
+                worker = DeviceWorker(runtime, slots, hang_limit_s=limit_s, on_hang=lambda: None)
+                self._workers.append(worker)
+                replica_id = f"{name}-{group}-{index}" if group else f"{name}-{index}"
+                channel.cores[replica_id] = ReplicaCore(worker)
+                self._group_of[replica_id] = group
+            parts[group], tokenizer = describe.describe(
+                name, view, "digest", runtime, KnownCosts(PROFILE)
+            )
+        description = next(iter(parts.values()))
+        if model.replicas.groups:
+            after_s = {group.name: group.after_s for group in model.replicas.groups}
+            description, _ = combined(parts, after_s)
         reader = None
         if tokenizer and description.task != "tensors":
             reader = TextTokenizer(tokenizer, description.max_length, description.truncate, 1 << 20)
@@ -253,8 +263,9 @@ class Stand:
 
     def run_replicas(self, name: str, ids: list[str]) -> None:
         digest = self.models._served[name].description.digest
-        metadata = (("digest", digest),)
-        self.books[name].update([RunningReplica(i, metadata) for i in ids])
+        self.books[name].update(
+            [RunningReplica(i, (("digest", digest), ("group", self._group_of[i]))) for i in ids]
+        )
 
     def swap(self, name: str, **changes: Any) -> None:
         """Another version of the model goes live, on the same replicas."""

@@ -41,7 +41,7 @@ class Bench:
         self.run(self.names)
 
     def run(self, names: list[str]) -> None:
-        self.queue.set_replicas([RunningReplica(name) for name in names], SHAPE)
+        self.queue.set_replicas([RunningReplica(name) for name in names], {"": SHAPE})
 
     def submit(
         self, tokens: int = 10, *, streams: bool = True, expires_s: float = 60.0, **demand: Any

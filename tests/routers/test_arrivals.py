@@ -5,9 +5,8 @@ from math import inf
 import pytest
 
 from routers.arrivals import Arrivals
-from routers.cost.model import CostModel
-from routers.deadlines import Turnaround
 from routers.flows import Flows
+from routers.groups import ReplicaGroups
 from routers.request_queue import RequestQueue
 from routers.settings import BucketSettings, DispatcherSettings
 from routers.types import Request
@@ -17,9 +16,7 @@ EDGES = (16, 64)
 
 def arrivals(**settings):
     told = DispatcherSettings(EDGES, initial_cost_s=0.01, **settings)
-    turnaround = Turnaround()
-    turnaround.keep(EDGES, told.initial_cost_s)
-    return Arrivals(told, RequestQueue(EDGES, Flows()), turnaround, CostModel.of(told))
+    return Arrivals(told, RequestQueue(EDGES, Flows()), ReplicaGroups(told))
 
 
 def a_request(*lengths, **more):
@@ -50,7 +47,7 @@ def test_rows_are_numbered_across_requests_in_the_order_they_came():
 def test_latest_start_leaves_time_for_the_longest_row():
     comes = arrivals()
     for _ in range(50):
-        comes._turnaround.observe(64, 0.4)
+        comes._groups.reference.turnaround.observe(64, 0.4)
     short, long = comes.track(a_request(10), 0.0), comes.track(a_request(10, 60), 0.0)
     assert long.latest_start < short.latest_start < 1.0
 
@@ -91,15 +88,17 @@ def test_gap_is_known_from_the_second_arrival_on():
 
 def test_edges_follow_the_lengths_that_come():
     comes = arrivals(buckets=BucketSettings(adaptive=True, minimise="padding", solve_every_s=1.0))
-    comes.follow((10,) * 600 + (60,) * 600, 1, 0.0)
+    comes._groups.capacity = 1.0
+    comes.follow((10,) * 600 + (60,) * 600, 0.0)
     assert comes._waiting.edges == EDGES
-    comes.follow((10,), 1, 1.0)
+    comes.follow((10,), 1.0)
     assert 10 in comes._waiting.edges
     assert comes._waiting.edges[-1] == 64
 
 
 def test_lengths_that_never_fit_move_no_edges():
     comes = arrivals(buckets=BucketSettings(adaptive=True, minimise="padding", solve_every_s=1.0))
-    comes.follow((65,) * 1200, 1, 0.0)
-    comes.follow((65,), 1, 1.0)
+    comes._groups.capacity = 1.0
+    comes.follow((65,) * 1200, 0.0)
+    comes.follow((65,), 1.0)
     assert comes._waiting.edges == EDGES

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from routers.groups import ReplicaGroup
 from routers.lanes import Row
 from routers.leases import LeaseTable
 from routers.placement.choice import Affinity, ReadyReplicas, finish_in_s
 from routers.replica_state import FormedBatch, ReplicaState
+from routers.settings import DispatcherSettings
 from routers.types import Replica, ReplicaKind
 
 NOW = 10.0
+GROUP = ReplicaGroup("", 0, DispatcherSettings((16,)))
 
 
 def idle(replica_id="a", ratio=1.0, last_used=0):
-    replica = ReplicaState(Replica(replica_id, 2.0))
+    replica = ReplicaState(Replica(replica_id, 2.0), GROUP)
     replica.slowdown, replica.last_used = ratio, last_used
     return replica
 
@@ -27,7 +30,7 @@ def running(replica_id, finish_at):
 
 
 def stream(replica_id, held, ratio=1.0):
-    replica = ReplicaState(Replica(replica_id, 100.0, ReplicaKind.STREAM))
+    replica = ReplicaState(Replica(replica_id, 100.0, ReplicaKind.STREAM), GROUP)
     replica.held, replica.slowdown = held, ratio
     return replica
 
@@ -40,14 +43,14 @@ def ready(*by_id):
 
 
 def order(among, batch_s=0.01, spare=False):
-    asked = []
-    assert among.first(lambda replica: asked.append(replica), NOW, batch_s, spare=spare) is None
+    asked, GROUP.next_s = [], batch_s
+    assert among.first(lambda replica: asked.append(replica), NOW, spare=spare) is None
     return [replica.spec.replica_id for replica in asked]
 
 
 def first(*by_id, batch_s=0.01):
-    among = ready(*by_id)
-    return among.first(lambda replica: replica.spec.replica_id, NOW, batch_s)
+    among, GROUP.next_s = ready(*by_id), batch_s
+    return among.first(lambda replica: replica.spec.replica_id, NOW)
 
 
 def test_idle_replicas_of_one_pace_go_by_least_recent_use():
@@ -80,7 +83,7 @@ def test_one_that_overruns_is_expected_to_go_on_for_as_long():
 
 def test_one_that_began_to_overrun_while_ready_moves_behind():
     among = ready(running("a", NOW + 0.1), running("b", NOW + 0.35))
-    picked = among.first(lambda replica: replica.spec.replica_id, NOW + 0.3, 0.01)
+    picked = among.first(lambda replica: replica.spec.replica_id, NOW + 0.3)
     assert picked == "b"
 
 
@@ -123,7 +126,7 @@ def test_of_a_thousand_idle_replicas_few_are_asked_in_vain_and_one_in_success():
     among = ready(*[idle(str(n), last_used=n) for n in range(1000)])
     assert len(order(among)) <= 8
     asked = []
-    assert among.first(lambda replica: asked.append(replica) or True, NOW, 0.01)
+    assert among.first(lambda replica: asked.append(replica) or True, NOW)
     assert len(asked) == 1
 
 

@@ -6,7 +6,7 @@ action by it; the dispatcher's own invariants are checked after each step as wel
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +19,7 @@ from routers.settings import (
     CodelParameters,
     DispatcherSettings,
     GenerationParameters,
+    GroupSettings,
     HedgeParameters,
     LimitParameters,
     Mode,
@@ -50,6 +51,9 @@ pytestmark = pytest.mark.slow
 
 EDGES = (4, 8, 16)
 IDS = ("a", "b", "c")
+GROUP_OF = {"a": "fast", "b": "slow", "c": "unlisted"}
+FAST = GroupSettings("fast", profile=((1, 16, 0.01), (8, 16, 0.02)))
+SLOW = GroupSettings("slow", profile=((1, 16, 0.4), (8, 16, 3.0)), max_size=2)
 PAIR = {"a": (2, ReplicaKind.BATCH), "b": (2, ReplicaKind.BATCH)}
 
 
@@ -104,6 +108,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             max_utilisation=st.just(1.0),
             min_samples=st.just(1),
         ),
+        groups=st.sampled_from(((), (), (FAST, SLOW), (FAST, replace(SLOW, after_s=0.2)))),
     )
     def begin(self, warm, defers, **chosen):
         self.defers, self.undecided = defers, False
@@ -221,7 +226,8 @@ class DispatcherMachine(RuleBasedStateMachine):
             else:
                 chosen[replica_id] = (capacity, self.last_kind[replica_id])
         self.running = {
-            key: Replica(key, capacity, kind) for key, (capacity, kind) in chosen.items()
+            key: Replica(key, capacity, kind, group=GROUP_OF[key] if self.settings.groups else "")
+            for key, (capacity, kind) in chosen.items()
         }
         self.last_kind = getattr(self, "last_kind", {}) | {
             key: replica.kind for key, replica in self.running.items()
@@ -376,7 +382,10 @@ class DispatcherMachine(RuleBasedStateMachine):
             assert index in known.waiting, "dispatched, but it did not wait"
         self.judge_room(replica, rows, action)
         self.judge_limits(rows)
-        self.judge_order(rows)
+        if not self.settings.groups:  # a slow group passes rows that only another can answer
+            self.judge_order(rows)
+        elif replica.group == "slow":
+            assert len(rows) <= SLOW.max_size
         for known, index in rows:
             known.waiting.remove(index)
             known.leased[index] = {action.lease_id}

@@ -27,7 +27,9 @@ def learnt(start):
 
 def state(core):
     snapshot = core.dispatcher.snapshot(core.now)
-    margins = [core.dispatcher._requests.turnaround.margin_s(edge) for edge in snapshot.edges]
+    margins = [
+        core.dispatcher._groups.reference.turnaround.margin_s(edge) for edge in snapshot.edges
+    ]
     return snapshot, margins
 
 

@@ -2,12 +2,14 @@
 
 import pytest
 
+from routers.groups import ReplicaGroup
 from routers.replica_state import ReplicaState
+from routers.settings import DispatcherSettings
 from routers.types import Replica, Report
 
 
 def replica(*reports: Report) -> ReplicaState:
-    made = ReplicaState(Replica("r", 2))
+    made = ReplicaState(Replica("r", 2), ReplicaGroup("", 0, DispatcherSettings((16,))))
     for report in reports:
         made.learn(report, 0.0, answered=True)
     return made

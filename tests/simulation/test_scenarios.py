@@ -22,6 +22,7 @@ EARLIER = {
 WANTED = {
     "ragged-mix", "flood-of-long", "aggressor", "overload-10x", "burst", "slow-replica", "hiccups",
     "replica-killed", "rolling-change", "idle-then-spike", "generation-mix", "recorded",
+    "groups",
 }  # fmt: skip
 
 

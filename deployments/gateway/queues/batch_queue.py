@@ -9,7 +9,7 @@ while a speculative copy of its lease still runs: its failure is pending until t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from deployments.contract import errors
@@ -106,7 +106,8 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
     ) -> None:
         super().__init__(settings, terms)
         self.calls = BatchCalls(self, channel)
-        self._slots = 0
+        self._slots: Mapping[str, int] = {}
+        self._groups: dict[str, str] = {}
         self._copies = LeaseCopies()
         self._on_batch = on_batch
         self._duty: dict[str, tuple[float, float]] = {}
@@ -137,9 +138,10 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         if pending.future.done():
             pending.future.exception()  # seen: perhaps nobody awaits it any more
 
-    def set_replicas(self, replicas: Sequence[RunningReplica], slots: int) -> None:
-        """`slots`: of each of them."""
+    def set_replicas(self, replicas: Sequence[RunningReplica], slots: Mapping[str, int]) -> None:
+        """`slots`: of each of them, by group."""
         self._slots = slots
+        self._groups = {replica.replica_id: replica.group() for replica in replicas}
         self._duty = {r.replica_id: self._duty.get(r.replica_id, (0.0, 0.0)) for r in replicas}
         self.calls.follow(replicas)
         self.links_changed()
@@ -178,8 +180,9 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
     # ---- what becomes of leases (`BatchCallsOwner`) -----------------------------------------
 
     def links_changed(self) -> None:
-        known = tuple([Replica(uid, self._slots) for uid in self.calls.reached])
-        self._step(Replicas(known), clock())
+        known = [(uid, self._groups[uid]) for uid in self.calls.reached]
+        listed = [Replica(uid, self._slots[group], group=group) for uid, group in known]
+        self._step(Replicas(tuple(listed)), clock())
 
     def opened(self, sent: SentBatch) -> None:
         self._step(Opened(sent.lease.lease_id), clock())

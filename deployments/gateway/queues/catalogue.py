@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from deployments.contract.app_names import directory_key, model_app
 from deployments.contract.description import GatewayIdentity, ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.registry import View
-from deployments.contract.replica_directory import directory_for
+from deployments.contract.replica_directory import JoinedDirectories, directory_for
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.serve_handles import ServeChannel
@@ -41,14 +41,30 @@ class _Adopting:
 
 
 class SeededChannel(ReplicaChannel, Protocol):
-    async def seed(self, timeout_s: float) -> None:
-        """Returns when the model's replicas can be heard of."""
+    async def seed(self, groups: Sequence[str], timeout_s: float) -> None:
+        """Returns when replicas of one of these groups can be heard of ("": of a model without);
+        of those for which that was asked before, at once."""
 
 
 class Connect(Protocol):
     """Makes the channel to a model's replicas; `speaks`: they generate."""
 
     def __call__(self, app: str, gateway: str, *, speaks: bool) -> SeededChannel: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """To the replicas of all groups of a model, and who they are."""
+
+    channel: SeededChannel
+    directories: JoinedDirectories
+
+    async def reach(self, description: ModelDescription) -> None:
+        """Also those of groups that have come up since. Raises what Serve raises, TimeoutError."""
+        groups = list(description.group_digests())
+        await self.channel.seed(groups, _SEED_S)
+        for group in groups:
+            self.directories.add(directory_for(directory_key(description.name, group)))
 
 
 class Catalogue:
@@ -71,6 +87,7 @@ class Catalogue:
         self._connect = connect
         self.on_change: Callable[[], None] = lambda: None
         self._served: dict[str, ServedModel] = {}
+        self._ways: dict[str, _Way] = {}
         self._live: dict[str, ModelDescription] = {}
         self._gone_at: dict[str, float] = {}
         self._declared: frozenset[str] = frozenset()
@@ -190,6 +207,7 @@ class Catalogue:
             self._awaited &= declared
         for name in [n for n in self._served if n not in declared]:
             self._served.pop(name).close()
+            self._ways.pop(name, None)
         for name in self._live.keys() - live.keys():
             self._gone_at[name] = time.monotonic()
             del self._live[name]
@@ -237,18 +255,22 @@ class Catalogue:
         tokenizer = await self._tokenizer(description)
         served = self._served.get(name)
         if served is not None and served.is_like(description):
+            await self._ways[name].reach(description)
             served.replace(description, tokenizer)
             return
-        channel = self._connect(
-            model_app(name), self._identity.gateway, speaks=description.generating is not None
+        way = _Way(
+            self._connect(
+                model_app(name), self._identity.gateway, speaks=description.generating is not None
+            ),
+            JoinedDirectories(),
         )
-        await channel.seed(_SEED_S)
+        await way.reach(description)
         if served is not None:
             served.close()
+        self._ways[name] = way
         self._served[name] = ServedModel(
-            description, tokenizer, channel, directory_for(directory_key(name)), self._identity,
-            self._on_batch,
-        )  # fmt: skip
+            description, tokenizer, way.channel, way.directories, self._identity, self._on_batch
+        )
 
     async def _tokenizer(self, d: ModelDescription) -> TextTokenizer | None:
         if not d.tokenizer_digest or d.task == "tensors":

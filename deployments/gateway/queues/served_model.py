@@ -1,7 +1,8 @@
 """One model as a gateway sees it: its description, queue, channel to the replicas, tokeniser.
 
 Lives from the model's first announcement until it is no longer declared; a new version of the same
-kind replaces the description and keeps the queue. Only replicas of the announced version get work;
+kind replaces the description and keeps the queue. One queue serves the replicas of all its groups.
+Only replicas of the announced version get work;
 rows that were parsed for an earlier one go to them only if both take and give the same tensors.
 Whether its queue is of batches or of streams is known here, and by those who submit to it.
 """
@@ -15,7 +16,11 @@ from dataclasses import replace
 from deployments.contract import errors
 from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
+from deployments.contract.replica_directory import (
+    JoinedDirectories,
+    ReplicaDirectory,
+    RunningReplica,
+)
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.pending_requests import BatchRecord
@@ -50,7 +55,7 @@ class ServedModel:
         description: ModelDescription,
         tokenizer: TextTokenizer | None,
         channel: ReplicaChannel,
-        directory: ReplicaDirectory,
+        directory: ReplicaDirectory | JoinedDirectories,
         identity: GatewayIdentity,
         on_batch: Callable[[str, BatchRecord], None],
     ) -> None:
@@ -58,7 +63,7 @@ class ServedModel:
         self.tokenizer = tokenizer
         self.channel = channel
         self._identity = identity
-        self._profile = description.profile
+        self._measured = description
         self._running: tuple[RunningReplica, ...] = ()
         self._reuse: AnswerReuse | None = None
         self.queue: BatchQueue | StreamQueue
@@ -111,8 +116,7 @@ class ServedModel:
         """A new version is live: what waits is queued again by its settings, or refused where the
         version's tensors are others."""
         known = self.description
-        if (description.digest, description.version) != (known.digest, known.version):
-            self._profile = description.profile
+        self._measured = with_profiles_of(self._measured, description)
         self.description = description
         self.tokenizer = tokenizer
         if self._reuse is not None:
@@ -120,7 +124,11 @@ class ServedModel:
         if description.recording != known.recording:
             self.end_recording()
             self.recorder = self._recorder()
-        self.queue.adopt(self._settings(), terms(description))
+        own = terms(description)
+        if description.groups and (description.digest, own) == (known.digest, self.queue.terms):
+            self.queue.retune(self._settings())  # the replicas are the same: another group is up
+        else:
+            self.queue.adopt(self._settings(), own)
         self._replicas_changed(self._running)
 
     def freeze(self, frozen: bool) -> None:
@@ -150,17 +158,30 @@ class ServedModel:
             threading.Thread(target=self.recorder.close, name="record-end").start()
 
     def _settings(self) -> DispatcherSettings:
-        """A profile is kept as long as the model is the same: one that another replica measured
-        says nothing new, and would cost what has been learnt since."""
-        return dispatcher_settings(replace(self.description, profile=self._profile), self._identity)
+        return dispatcher_settings(self._measured, self._identity)
 
     def _live(self) -> tuple[RunningReplica, ...]:
-        return tuple(r for r in self._running if r.digest() == self.description.digest)
+        digests = self.description.group_digests()
+        return tuple(r for r in self._running if r.digest() == digests.get(r.group()))
 
     def _replicas_changed(self, running: tuple[RunningReplica, ...]) -> None:
         self._running = running
         d, live = self.description, self._live()
         if isinstance(self.queue, BatchQueue):
-            self.queue.set_replicas(live, d.scheduling.slots)
+            slots = {group.name: group.slots for group in d.groups} or {"": d.scheduling.slots}
+            self.queue.set_replicas(live, slots)
         elif d.generating is not None:
-            self.queue.set_replicas(live, d.generating)
+            engines = {group.name: group.generating or d.generating for group in d.groups}
+            self.queue.set_replicas(live, engines or {"": d.generating})
+
+
+def with_profiles_of(known: ModelDescription, new: ModelDescription) -> ModelDescription:
+    """The new description with the profiles that were known of what has stayed the same: one that
+    another replica measured says nothing new, and would cost what has been learnt since."""
+    groups = {(group.name, group.digest): group.profile for group in known.groups}
+    kept = tuple(
+        replace(group, profile=groups.get((group.name, group.digest), group.profile))
+        for group in new.groups
+    )
+    same = (new.digest, new.version) == (known.digest, known.version)
+    return replace(new, groups=kept, profile=known.profile if same else new.profile)

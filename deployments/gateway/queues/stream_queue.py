@@ -9,7 +9,7 @@ with an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from deployments.contract import errors
 from deployments.contract.channel.messages import GenerateCall, Piece, StreamEnd
@@ -68,7 +68,8 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
     ) -> None:
         super().__init__(settings, terms)
         self.calls = StreamCalls(self, channel)
-        self._shape = Generating(0, 0, 0)
+        self._shapes: Mapping[str, Generating] = {}
+        self._groups: dict[str, str] = {}
         self.output_tokens = 0
 
     # ---- what the gateway calls -----------------------------------------------------------
@@ -87,9 +88,12 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
             raise pending.error
         return pending
 
-    def set_replicas(self, replicas: Sequence[RunningReplica], shape: Generating) -> None:
-        """`shape`: what each of them may hold."""
-        self._shape = shape
+    def set_replicas(
+        self, replicas: Sequence[RunningReplica], shapes: Mapping[str, Generating]
+    ) -> None:
+        """`shapes`: what each of them may hold, by group."""
+        self._shapes = shapes
+        self._groups = {replica.replica_id: replica.group() for replica in replicas}
         self.calls.follow(replicas)
         self.links_changed()
 
@@ -128,12 +132,14 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
     # ---- what becomes of runs (`StreamCallsOwner`) ------------------------------------------
 
     def links_changed(self) -> None:
-        shape = self._shape
-        up = tuple(
-            Replica(uid, float(shape.cache_tokens), ReplicaKind.STREAM, shape.max_sequences)
-            for uid in self.calls.reached
-        )
+        up = tuple([self._as_listed(uid, self._groups[uid]) for uid in self.calls.reached])
         self._step(Replicas(up), clock())
+
+    def _as_listed(self, replica_id: str, group: str) -> Replica:
+        shape = self._shapes[group]
+        return Replica(
+            replica_id, float(shape.cache_tokens), ReplicaKind.STREAM, shape.max_sequences, group
+        )
 
     def failed(self, run: StreamRun) -> None:
         if self._is_live(run):

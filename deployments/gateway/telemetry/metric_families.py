@@ -134,6 +134,8 @@ BUCKETS = Scope(("model", "bucket"), lambda s: [
     ((m.model, str(edge)), rows) for m in s.levels.models for edge, rows in m.core.rows_by_bucket])
 REPLICA = Scope(("model", "replica"), lambda s: [
     ((m.model, r.replica_id), r) for m in s.levels.models for r in m.core.replicas])
+GROUP = Scope(("model", "group"), lambda s: [
+    ((m.model, g.name), g) for m in s.levels.models for g in m.core.groups if g.name])
 DUTY = Scope(("model", "replica"), lambda s: [
     ((m.model, r.replica_id), m.duty.get(r.replica_id, 0.0))
     for m in s.levels.models for r in m.core.replicas])
@@ -246,6 +248,12 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
           lambda r: int(r.ejected)),
     gauge("replica_slowdown", REPLICA, "Measured over predicted service time.",
           lambda r: r.slowdown),
+    gauge("group_healthy_replicas", GROUP, "Replicas of a group that are used.",
+          lambda g: g.healthy),
+    gauge("group_speed", GROUP, "Seconds of the first group's work that one does a second.",
+          lambda g: g.speed),
+    gauge("group_open", GROUP, "1 while it may be used; 0: a reserve that is not needed.",
+          lambda g: int(g.is_open)),
     gauge("controller_mode", MODE, "1 for the mode it is in.", _itself),
     gauge("controller_value", CONTROLLER, "What it has learnt.", lambda c: c.value),
     counter("controller_shed", CONTROLLER, "Requests it refused.", lambda c: c.shed),

@@ -2,7 +2,8 @@
 
 Each place for a replica has lives one after another: the one that runs at the start (or joins), and
 one more each time a death is made good. A life is a device of its own, as a replica that Ray starts
-anew has a name of its own. Times are seconds from the start of the run.
+anew has a name of its own. Places are those of the first group, then of the next; who joins is of
+the first. Times are seconds from the start of the run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from random import Random
 
-from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError
+from deployments.tools.simulate.sim_setup import SimGroup, SimSetup, SimSetupError
 from loadtests.traffic.scenario import Scenario
 from routers.simulation.devices import Drag, Ramp, Slow
 from routers.simulation.simulator import SimDevice
@@ -31,10 +32,14 @@ def devices(scenario: Scenario, setup: SimSetup) -> tuple[SimDevice, ...]:
     for join in scenario.joins:
         starts += [scenario.warmup_s + join.at_s] * join.count
     deaths = _deaths(scenario, starts, setup.hang_limit_s)
+    groups = [group for group in setup.groups for _ in range(group.replicas)]
+    groups += [setup.groups[0]] * (len(starts) - len(groups))
     return tuple(
         device
         for place, start in enumerate(starts)
-        for device in _lives(scenario, setup, place, start, deaths[place])
+        for device in _lives(
+            scenario, groups[place], _Place(place, start, setup.hang_limit_s), deaths[place]
+        )
     )
 
 
@@ -75,25 +80,35 @@ def _replaced_at(death: _Death, hang_limit_s: float) -> float:
     return death.at_s + death.back_after_s + (hang_limit_s if death.hangs else 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    number: int
+    start: float
+    hang_limit_s: float
+
+
 def _lives(
-    scenario: Scenario, setup: SimSetup, place: int, start: float, deaths: list[_Death]
+    scenario: Scenario, group: SimGroup, where: _Place, deaths: list[_Death]
 ) -> Iterator[SimDevice]:
+    place, start = where.number, where.start
+    name = f"{group.name}-{place}" if group.name else f"r{place}"
     for life, death in enumerate([*deaths, None]):
         if start == inf:
             return
         yield SimDevice(
-            f"r{place}" if not life else f"r{place}.{life}",
-            setup.service_s,
-            setup.slots,
+            name if not life else f"{name}.{life}",
+            group.service_s,
+            group.slots,
             scenario.transport_ms / 1e3,
             joins_at=start,
             dies_at=inf if death is None or death.hangs else death.at_s,
             hangs_at=inf if death is None or not death.hangs else death.at_s,
-            hang_limit_s=setup.hang_limit_s,
+            hang_limit_s=where.hang_limit_s,
             drag=_drag(scenario, place, life, start),
-            engine=setup.engine,
+            engine=group.engine,
+            group=group.name,
         )
-        start = inf if death is None else _replaced_at(death, setup.hang_limit_s)
+        start = inf if death is None else _replaced_at(death, where.hang_limit_s)
 
 
 def _drag(scenario: Scenario, place: int, life: int, start: float) -> Drag | None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
+from deployments.contract.groups import combined
 from deployments.gateway.tenancy.tenants import Tenant, Tenants
 from deployments.replica.describe import describe, runtime_settings
 from deployments.replica.image_model import with_image_lengths
@@ -28,6 +30,7 @@ from runtimes.errors import LoadError
 from runtimes.profiling import Profile, measure
 from runtimes.synthetic.engine import EngineShape
 from runtimes.synthetic.runtime import SyntheticOptions, SyntheticRuntime, service_s
+from runtimes.synthetic.stream import SyntheticStreamOptions
 from runtimes.types import Batch, Limits, RuntimeSettings
 
 _NO_FILES = Path()
@@ -53,22 +56,44 @@ class TenantTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class SimGroup:
+    """Replicas of one kind, all of a model without groups. `replicas`: how many run at the start.
+    `service_s(rows, width)`: the device's time; `engine`: of a model that generates, instead."""
+
+    name: str
+    replicas: int
+    slots: int
+    service_s: Callable[[int, int], float]
+    engine: EngineShape | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SimSetup:
-    """`service_s(rows, width)`: the device's time; `longest`: rows are cut to it, None: they are
-    not. `replicas`: how many run at the start. `slo_share`: of the requests that should be in
-    time, 0..1. `engine`: of a model that generates, with what its requests ask for."""
+    """`groups`: in the settings' order, at least one. `longest`: rows are cut to it, None: they are
+    not. `slo_share`: of the requests that should be in time, 0..1. `prompts`: of a model that
+    generates, what its requests ask for."""
 
     core: DispatcherSettings
-    service_s: Callable[[int, int], float]
+    groups: tuple[SimGroup, ...]
     terms: dict[str, TenantTerms]
     longest: int | None
-    replicas: int
     gateways: int
-    slots: int
     hang_limit_s: float
     slo_share: float
-    engine: EngineShape | None = None
     prompts: Prompts | None = None
+
+    @property
+    def replicas(self) -> int:
+        return sum(group.replicas for group in self.groups)
+
+    @property
+    def service_s(self) -> Callable[[int, int], float]:
+        """Of the first group, in whose seconds work is counted."""
+        return self.groups[0].service_s
+
+    @property
+    def engine(self) -> EngineShape | None:
+        return self.groups[0].engine
 
     def claims(self) -> dict[str, TenantShare]:
         return {name: TenantShare(each.weight, each.priority) for name, each in self.terms.items()}
@@ -97,19 +122,23 @@ def set_up(scenario: Scenario, settings: Settings, *, cut: bool = False) -> SimS
         return _generating(scenario, settings, name, model)
     if scenario.engine is not None:
         raise SimSetupError(f"engine: must be left out; {name} generates nothing")
-    device = _device(scenario, name, model)
-    description = _description(name, model, device)
+    parts: dict[str, ModelDescription] = {}
+    groups: list[SimGroup] = []
+    for group, view in _views(scenario, name, model).items():
+        device = _device(scenario, name, view)
+        parts[group] = _description(name, view, device)
+        groups.append(
+            SimGroup(group, _count(scenario, view), view.replicas.slots, partial(service_s, device))
+        )
+    description = _joined(parts, model)
     priorities = settings.gateway.priorities
     gateway = GatewayIdentity("simulated", len(priorities), settings.controllers.frozen)
-    replicas = model.replicas.count if scenario.replicas is None else scenario.replicas
     return SimSetup(
         core=dispatcher_settings(description, gateway),
-        service_s=lambda rows, width: service_s(device, rows, width),
+        groups=tuple(groups),
         terms=_terms(scenario, settings, description),
         longest=description.max_length if description.truncate or cut else None,
-        replicas=replicas,
         gateways=scenario.gateways or settings.gateway.replicas,
-        slots=model.replicas.slots,
         hang_limit_s=model.replicas.hang_limit_s,
         slo_share=model.slo.percentile / 100,
     )
@@ -120,29 +149,72 @@ def _generating(
 ) -> SimSetup:
     if scenario.device is not None:
         raise SimSetupError(f"device: must be left out; {name} generates, say engine instead")
-    engine = engine_of(scenario)
-    if engine.cache_tokens < model.lengths.max:
-        raise SimSetupError(
-            f"engine.cache_tokens: is {engine.cache_tokens}; must hold a request of "
-            f"{model.lengths.max} tokens, which is {name}'s lengths.max"
-        )
-    description = description_of(name, model, engine)
+    parts: dict[str, ModelDescription] = {}
+    groups: list[SimGroup] = []
+    for group, view in _views(scenario, name, model).items():
+        engine = _own_engine(name, group, view) if group else engine_of(scenario)
+        if engine.cache_tokens < model.lengths.max:
+            raise SimSetupError(
+                f"engine.cache_tokens: is {engine.cache_tokens}; must hold a request of "
+                f"{model.lengths.max} tokens, which is {name}'s lengths.max"
+            )
+        parts[group] = description_of(name, view, engine)
+        count, slots = _count(scenario, view), view.replicas.slots
+        groups.append(SimGroup(group, count, slots, lambda rows, width: 0.0, engine))
+    description, block_tokens = _joined(parts, model), engine.block_tokens
     gateway = GatewayIdentity(
         "simulated", len(settings.gateway.priorities), settings.controllers.frozen
     )
     return SimSetup(
         core=dispatcher_settings(description, gateway),
-        service_s=lambda rows, width: 0.0,
+        groups=tuple(groups),
         terms=_terms(scenario, settings, description),
         longest=model.lengths.max - 1,
-        replicas=model.replicas.count if scenario.replicas is None else scenario.replicas,
         gateways=scenario.gateways or settings.gateway.replicas,
-        slots=model.replicas.slots,
         hang_limit_s=model.replicas.hang_limit_s,
         slo_share=model.slo.percentile / 100,
-        engine=engine,
-        prompts=Prompts(scenario, model.lengths.max, engine.block_tokens),
+        prompts=Prompts(scenario, model.lengths.max, block_tokens),
     )
+
+
+def _own_engine(name: str, group: str, view: ModelSettings) -> EngineShape:
+    """Of a group, which says it itself: a scenario has one engine."""
+    if view.runtime != "synthetic":
+        raise SimSetupError(
+            f"settings.models.{name}.replicas.groups: {group} runs {view.runtime}; only synthetic "
+            "groups can be simulated, whose options say how fast they are"
+        )
+    try:
+        return options.parse(SyntheticStreamOptions, view.options).shape()
+    except LoadError as error:
+        raise SimSetupError(f"settings.models.{name}, group {group}: {error}") from None
+
+
+def _views(scenario: Scenario, name: str, model: ModelSettings) -> dict[str, ModelSettings]:
+    """The settings of each group's replicas; of all of them, as "", in a model without groups."""
+    views = model.views()
+    for setting in ("device", "engine", "replicas") if views else ():
+        if getattr(scenario, setting) is not None:
+            raise SimSetupError(
+                f"{setting}: must be left out; {name} has groups, whose settings say it"
+            )
+    return views or {"": model}
+
+
+def _count(scenario: Scenario, view: ModelSettings) -> int:
+    return view.replicas.count if scenario.replicas is None else scenario.replicas
+
+
+def _joined(parts: dict[str, ModelDescription], model: ModelSettings) -> ModelDescription:
+    """What the anchor would announce once replicas of every group run."""
+    if "" in parts:
+        return parts[""]
+    description, refused = combined(
+        parts, {group.name: group.after_s for group in model.replicas.groups}
+    )
+    for name, reason in refused.items():
+        raise SimSetupError(f"group {name} would get no requests: {reason}")
+    return description
 
 
 def _model(scenario: Scenario, settings: Settings) -> tuple[str, ModelSettings]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deployments.cluster.applications import group_arguments
 from deployments.cluster.differences import by_name, differences
 from deployments.cluster.serve_config import serve_config
 from deployments.settings.load import load
@@ -136,3 +137,67 @@ def test_the_hosts_own_cluster_keeps_gateways_behind_haproxy_and_needs_no_option
     made = serve_config(load(path, here=False), one_machine=True)
     assert made["http_options"]["host"] == "127.0.0.1"
     assert "controller_options" not in made
+
+
+GROUPS = """
+models:
+  device:
+    runtime: synthetic
+    options: {base_ms: 2}
+    replicas:
+      count: 2
+      memory_mib: 512
+      labels: {zone: a}
+      groups:
+        - {name: gpu, num_gpus: 1, resources: {mig_3g: 1}}
+        - {name: cpu, count: 4, num_cpus: 2, options: {base_ms: 20}, overflow: {after_ms: 250}}
+"""
+
+
+def test_each_group_is_a_deployment_of_the_models_application(config) -> None:
+    model = by_name(config(GROUPS))["model-device"]
+    gpu, cpu = model["deployments"]
+    assert [(d["name"], d["num_replicas"]) for d in (gpu, cpu)] == [
+        ("model-gpu", 2), ("model-cpu", 4),
+    ]  # fmt: skip
+    shared = {"memory": 512 << 20, "label_selector": {"zone": "a"}}
+    assert gpu["ray_actor_options"] == shared | {
+        "num_cpus": 0.5, "num_gpus": 1.0, "resources": {"mig_3g": 1.0},
+    }  # fmt: skip
+    assert cpu["ray_actor_options"] == shared | {"num_cpus": 2.0, "num_gpus": 0.0}
+
+
+def test_a_groups_replicas_are_told_of_no_other_group(config) -> None:
+    args = by_name(config(GROUPS))["model-device"]["args"]
+    assert args["groups"] == [
+        {"name": "gpu", "settings": {"runtime": "synthetic", "options": {"base_ms": 2}},
+         "after_s": 0.0},
+        {"name": "cpu", "settings": {"runtime": "synthetic", "options": {"base_ms": 20}},
+         "after_s": 0.25},
+    ]  # fmt: skip
+    gpu, cpu = group_arguments(args)
+    assert gpu == {
+        "name": "device", "channel": {}, "group": "gpu",
+        "settings": {"runtime": "synthetic", "options": {"base_ms": 2}},
+    }  # fmt: skip
+    other = by_name(config(GROUPS, ("base_ms: 20", "base_ms: 30")))["model-device"]["args"]
+    assert group_arguments(other)[0] == gpu
+    assert group_arguments(other)[1] != cpu
+
+
+def test_a_model_without_groups_starts_its_replicas_with_its_own_arguments(config) -> None:
+    args = by_name(config())["model-device"]["args"]
+    assert group_arguments(args) == [args]
+
+
+def test_the_count_of_one_group_changes_while_it_runs(config) -> None:
+    assert kinds(config(GROUPS), config(GROUPS, ("count: 4", "count: 5"))) == {
+        "model-device": "updated"
+    }
+
+
+def test_serve_takes_what_is_asked_for_a_replica(config) -> None:
+    from ray.serve.schema import RayActorOptionsSchema
+
+    for deployment in by_name(config(GROUPS))["model-device"]["deployments"]:
+        RayActorOptionsSchema.model_validate(deployment["ray_actor_options"])

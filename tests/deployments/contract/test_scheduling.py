@@ -55,6 +55,7 @@ NOT_WRITTEN = {
     "pads",
     "initial_cost_s",
     "profile",
+    "groups",  # what their replicas say, see test_groups.py
     "generation",  # of task generate only, and this too
     "preempt_streams",
     "buckets.fixed_shapes",

@@ -4,7 +4,7 @@ or is away takes nothing from anybody."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,12 @@ from fake_engines import Engines, until
 
 from deployments.contract import errors
 from deployments.contract.app_names import directory_key
-from deployments.contract.description import GatewayIdentity, Generating, ModelDescription
+from deployments.contract.description import (
+    GatewayIdentity,
+    Generating,
+    GroupDescription,
+    ModelDescription,
+)
 from deployments.contract.registry import View
 from deployments.contract.replica_directory import RunningReplica, directory_for
 from deployments.gateway.queues.catalogue import Catalogue
@@ -55,8 +60,10 @@ class HeldUp(Engines):
     def __init__(self, ready: asyncio.Event) -> None:
         super().__init__()
         self._ready = ready
+        self.seeded: list[str] = []
 
-    async def seed(self, timeout_s: float) -> None:
+    async def seed(self, groups: Sequence[str], timeout_s: float) -> None:
+        self.seeded += groups
         await self._ready.wait()
 
 
@@ -342,3 +349,33 @@ async def test_a_model_that_begins_to_generate_has_a_queue_of_the_other_kind(
         _ = served.batches
     await following.registry.tell(description(version="3"))
     assert following.catalogue.find("device").batches.waiting_rows == 0
+
+
+# ---- groups ------------------------------------------------------------------------------------
+
+
+def a_group(name: str) -> GroupDescription:
+    return GroupDescription(name, f"d-{name}", "synthetic", "fp32", "cpu", slots=2, max_size=8)
+
+
+def runs(model: str, group: str) -> None:
+    metadata = (("digest", f"d-{group}"), ("group", group))
+    directory_for(directory_key(model, group)).update(
+        [RunningReplica(f"{model}-{group}-0", metadata)]
+    )
+
+
+async def test_replicas_of_every_group_are_reached_those_that_come_up_later_too(
+    following: Following, description: Describe
+) -> None:
+    runs("device", "gpu")
+    await following.registry.tell(description(groups=(a_group("gpu"),)))
+    model = following.catalogue.find("device")
+    assert model.queue.calls.reached == ["device-gpu-0"]
+    runs("device", "cpu")
+    assert model.queue.calls.reached == ["device-gpu-0"]
+    await following.registry.tell(description(groups=(a_group("gpu"), a_group("cpu"))))
+    await until(lambda: len(model.queue.calls.reached) == 2)
+    assert following.catalogue.find("device") is model
+    assert model.channel.seeded == ["gpu", "gpu", "cpu"]  # type: ignore[attr-defined]
+    assert {each.group for each in model.queue.snapshot().replicas} == {"gpu", "cpu"}

@@ -34,7 +34,7 @@ from deployments.gateway.telemetry.sample_tables import (
     SampleLog,
 )
 from routers.cost.model import Coefficients, CostError
-from routers.types import ControllerSnapshot, FlowSnapshot, ReplicaSnapshot, Snapshot
+from routers.types import ControllerSnapshot, FlowSnapshot, GroupSnapshot, ReplicaSnapshot, Snapshot
 
 OK = RequestLabels("m", "acme", "bulk", "openai")
 BATCH = BatchSample("m", 128, 8, 0.25, 0.010, 0.008, 0.001, 0.0005, 0.008, 0.0005, 0.002)
@@ -44,6 +44,10 @@ CORE = Snapshot(
     replicas=(
         ReplicaSnapshot("r#1", 2, 1, 1, False, 0),
         ReplicaSnapshot("r#2", 2, 0, 0, False, 0, unhealthy=True, ejected=True, slowdown=5.0),
+    ),
+    groups=(
+        GroupSnapshot("gpu", 2, 2, 1.0, 0.01, True), GroupSnapshot("cpu", 4, 3, 0.125, 0.1, False),
+        GroupSnapshot("", 0, 0, 1.0, 0.0, True),
     ),
     edges=(64, 512), batch_targets=((64, 32), (512, 9)), edge_switches=3,
     hedges=12, hedges_won=8, ties=2, probes=5, retries=4, evictions=6, preempted=1,
@@ -262,6 +266,14 @@ def test_slow_replicas_are_shown_with_their_slowdown(metrics):
     for replica, ejected, slowdown in (("r#1", 0, 1.0), ("r#2", 1, 5.0)):
         assert value(metrics, "headrace_replica_ejected", model="m", replica=replica) == ejected
         assert value(metrics, "headrace_replica_slowdown", model="m", replica=replica) == slowdown
+
+
+def test_groups_are_shown_by_what_they_are_worth_and_whether_they_may_be_used(metrics):
+    for group, healthy, speed, is_open in (("gpu", 2, 1.0, 1), ("cpu", 3, 0.125, 0)):
+        assert value(metrics, "headrace_group_healthy_replicas", model="m", group=group) == healthy
+        assert value(metrics, "headrace_group_speed", model="m", group=group) == speed
+        assert value(metrics, "headrace_group_open", model="m", group=group) == is_open
+    assert value(metrics, "headrace_group_speed", model="m", group="") is None
 
 
 def test_controllers_show_their_mode_what_they_learnt_and_what_they_refused(metrics):

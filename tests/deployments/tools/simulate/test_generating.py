@@ -115,3 +115,50 @@ def test_prompts_begin_alike_as_far_as_tenant_and_session_say():
     assert shared(first, second) == 3 + 3
     assert len(set(first.blocks)) == len(first.blocks) == 10
     assert first.max_tokens < inf
+
+
+ENGINES = """
+models:
+  m:
+    runtime: synthetic
+    task: generate
+    lengths: {max: 2048}
+    slo: {ttft_ms: 1000}
+    replicas:
+      groups:
+        - {name: fast, options: {base_ms: 5, per_sequence_us: 100, per_prefill_token_us: 20,
+                                 max_sequences: 8, cache_tokens: 8000}}
+        - {name: slow, options: {base_ms: 40, per_sequence_us: 800, per_prefill_token_us: 160,
+                                 max_sequences: 8, cache_tokens: 4000}}
+"""
+ASKED = """
+settings: settings.yaml
+duration_s: 12
+warmup_s: 3
+arrivals: {rate: 10}
+lengths: {bands: [{share: 1, low: 100, high: 600}]}
+output: {bands: [{share: 1, low: 20, high: 200}]}
+"""
+
+
+def generated(tmp_path, rate):
+    (tmp_path / "settings.yaml").write_text(ENGINES)
+    (tmp_path / "asked.yaml").write_text(ASKED)
+    changes = SimulateOptions((f"arrivals.rate={rate}",))
+    return prepare(tmp_path / "asked.yaml", changes).run(lambda now, requests: None)
+
+
+def test_engines_of_two_groups_share_a_queue_and_lose_nothing(tmp_path):
+    end = generated(tmp_path, 14)
+    assert not any(end.left_over.values())
+    (core,) = end.cores
+    speeds = {group.name: group.speed for group in core.groups}
+    assert speeds["fast"] == 1.0
+    assert 0.02 < speeds["slow"] < 0.6
+    total = end.summary.total()
+    assert total.latency.total > 0.9 * total.offered
+
+
+def test_the_slower_engines_are_spared_while_the_faster_ones_have_room(tmp_path):
+    end = generated(tmp_path, 2)
+    assert end.summary.total().first.percentile_s(50) < 0.1

@@ -9,7 +9,7 @@ import pytest
 from deployments.settings.load import parse
 from deployments.tools.simulate.callers import Callers
 from deployments.tools.simulate.devices import devices
-from deployments.tools.simulate.sim_setup import set_up
+from deployments.tools.simulate.sim_setup import SimSetupError, set_up
 from loadtests.traffic.plan import TrafficPlan
 from loadtests.traffic.scenario_file import check
 from routers.simulation.simulator import SimOutcome
@@ -207,3 +207,48 @@ def test_a_model_of_images_is_simulated_by_their_lengths():
     )
     scenario = check(SCENARIO | {"tenants": {}, "device": {"base_ms": 5}})
     assert set_up(scenario, settings).core.bucket_edges == (1, 4)
+
+
+# ---- groups --------------------------------------------------------------------------------------
+
+GROUPS = [
+    {"name": "fast", "options": {"base_ms": 1}},
+    {"name": "slow", "count": 3, "slots": 1, "overflow": {"after_ms": 50}},
+]
+
+
+def of_groups(groups=GROUPS, **changed):
+    device = SETTINGS["models"]["device"]
+    device = device | {"replicas": device["replicas"] | {"groups": groups}}
+    settings = parse(SETTINGS | {"models": {"device": device}})
+    scenario = check(SCENARIO | changed)
+    found = set_up(scenario, settings)
+    return found, devices(scenario, found)
+
+
+def test_replicas_of_each_group_are_as_fast_and_as_many_as_its_settings_say():
+    _, made_of = of_groups()
+    assert [(each.replica_id, each.group, each.slots) for each in made_of] == [
+        ("fast-0", "fast", 3), ("fast-1", "fast", 3),
+        ("slow-2", "slow", 1), ("slow-3", "slow", 1), ("slow-4", "slow", 1),
+    ]  # fmt: skip
+    assert made_of[0].service_s(4, 10) == pytest.approx(0.001)
+    assert made_of[2].service_s(4, 10) == pytest.approx(0.009)
+
+
+def test_the_core_starts_from_what_each_groups_replicas_would_have_measured():
+    fast, slow = of_groups()[0].core.groups
+    assert (fast.name, fast.after_s, slow.name, slow.after_s) == ("fast", 0.0, "slow", 0.05)
+    assert min(seconds for *_, seconds in fast.profile) == pytest.approx(0.001)
+    assert min(seconds for *_, seconds in slow.profile) == pytest.approx(0.006)
+
+
+def test_who_joins_is_of_the_first_group():
+    _, made_of = of_groups(joins=[{"at_s": 5}])
+    assert (made_of[-1].group, made_of[-1].joins_at) == ("fast", 15)
+
+
+@pytest.mark.parametrize("changed", [{"device": {"base_ms": 1}}, {"replicas": 4}])
+def test_a_scenario_does_not_say_what_groups_say(changed):
+    with pytest.raises(SimSetupError, match="must be left out; device has groups"):
+        of_groups(**changed)

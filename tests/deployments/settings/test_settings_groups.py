@@ -1,0 +1,125 @@
+"""Groups of replicas: what each says its own way, and what makes no sense together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from deployments.settings.groups import group_views
+from deployments.settings.load import SettingsErrors, parse, settings_digest
+from deployments.settings.model import ModelSettings
+
+GPU = {"name": "gpu", "num_gpus": 1}
+CPU = {"name": "cpu", "count": 4, "threads": 2, "options": {"base_ms": 20}}
+
+
+def written(*groups: dict[str, Any], **more: Any) -> dict[str, Any]:
+    replicas = {"count": 2, "slots": 3, "groups": list(groups)}
+    return {"runtime": "synthetic", "options": {"base_ms": 2}, "replicas": replicas} | more
+
+
+def model(*groups: dict[str, Any], **more: Any) -> ModelSettings:
+    return ModelSettings.model_validate(written(*groups, **more))
+
+
+def complaints(*groups: dict[str, Any], **more: Any) -> list[str]:
+    with pytest.raises(SettingsErrors) as caught:
+        parse({"models": {"m": written(*groups, **more)}})
+    return [str(each) for each in caught.value.mistakes]
+
+
+def test_what_a_group_does_not_say_it_takes_from_the_model() -> None:
+    views = model(GPU, CPU).views()
+    gpu, cpu = views["gpu"].replicas, views["cpu"].replicas
+    assert (gpu.count, gpu.slots, gpu.num_gpus, gpu.threads) == (2, 3, 1, 0)
+    assert (cpu.count, cpu.slots, cpu.num_gpus, cpu.threads) == (4, 3, 0, 2)
+    assert views["gpu"].options == {"base_ms": 2}
+    assert views["cpu"].options == {"base_ms": 20}
+
+
+def test_a_view_says_nothing_of_the_other_groups() -> None:
+    one = group_views(written(GPU, CPU))["gpu"]
+    other = group_views(written(GPU, CPU | {"options": {"base_ms": 30}}))["gpu"]
+    assert settings_digest(one) == settings_digest(other)
+    assert "groups" not in one["replicas"]
+
+
+def test_a_model_without_groups_has_no_views() -> None:
+    assert group_views({"runtime": "synthetic"}) == {}
+    assert model().views() == {}
+
+
+def test_a_group_may_have_another_runtime_and_number_format() -> None:
+    bert = written(
+        {"name": "gpu", "runtime": "tensorrt", "precision": "fp16"},
+        {"name": "cpu", "runtime": "openvino", "precision": "int8"},
+        source="models/bert",
+        runtime="onnxruntime",
+    ) | {"options": {}}
+    views = ModelSettings.model_validate(bert).views()
+    assert [(v.runtime, v.precision) for v in views.values()] == [
+        ("tensorrt", "fp16"), ("openvino", "int8"),
+    ]  # fmt: skip
+
+
+def test_a_reserve_says_after_which_wait_it_is_used() -> None:
+    reserve = model(GPU, CPU | {"overflow": {"after_ms": 250}}).replicas.groups[1]
+    assert (reserve.after_s, model(GPU).replicas.groups[0].after_s) == (0.25, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ((GPU, GPU), "models.m.replicas.groups[1].name: is 'gpu', as of group 0; must be another"),
+        (({"name": "Big GPU"},), "models.m.replicas.groups[0].name: is 'Big GPU'; must be 1 to 32"),
+        ((GPU | {"overflow": {"after_ms": 5}},), "groups[0].overflow: must be left out of one"),
+        ((GPU | {"overflow": {"after_ms": 0}},), "groups[0].overflow.after_ms"),
+        (({"name": "g", "num_gpus": 1.5},), "groups[0]: g makes of the model what is none"),
+        (({"name": "g", "resources": {"GPU": 1}},), "must be given as num_gpus"),
+        (({"name": "g", "resources": {"mig": 0}},), "groups[0].resources.mig"),
+        (({"name": "g", "spare": 1},), "groups[0].spare: unknown setting"),
+    ],
+)
+def test_groups_that_make_no_sense_are_told_at_their_place(
+    groups: tuple[dict[str, Any], ...], said: str
+) -> None:
+    assert any(said in each for each in complaints(*groups)), complaints(*groups)
+
+
+def test_a_generating_group_stands_beside_generating_ones_alone() -> None:
+    llm: dict[str, Any] = {"runtime": "synthetic", "task": "generate", "source": "models/llm"}
+    llm["replicas"] = {"groups": [{"name": "a", "runtime": "vllm"}, {"name": "b"}]}
+    assert [view.runtime for view in ModelSettings.model_validate(llm).views().values()] == [
+        "vllm", "synthetic",
+    ]  # fmt: skip
+    llm["replicas"] = {"groups": [{"name": "a", "runtime": "torch"}]}
+    with pytest.raises(ValidationError, match=r"a makes .* which generates nothing; must be vllm"):
+        ModelSettings.model_validate(llm)
+    batches = {"runtime": "torch", "source": "models/bert"}
+    batches["replicas"] = {"groups": [{"name": "a", "runtime": "vllm"}]}
+    with pytest.raises(ValidationError, match=r"a makes .* is tensors; must be generate"):
+        ModelSettings.model_validate(batches)
+
+
+def test_a_replica_may_ask_for_memory_custom_resources_and_labels() -> None:
+    replicas = {"memory_mib": 2048, "resources": {"mig_3g": 1}, "labels": {"zone": "in(a, b)"}}
+    found = ModelSettings.model_validate({"runtime": "synthetic", "replicas": replicas}).replicas
+    assert (found.memory_mib, found.resources, found.labels) == (
+        2048, {"mig_3g": 1.0}, {"zone": "in(a, b)"},
+    )  # fmt: skip
+
+
+def test_options_that_a_groups_backend_does_not_know_are_told_at_the_group(tmp_path: Any) -> None:
+    from deployments.settings.load import load
+
+    path = tmp_path / "settings.yaml"
+    path.write_text(
+        "models:\n  m:\n    runtime: synthetic\n    replicas:\n      groups:\n"
+        "        - {name: a}\n        - {name: b, options: {bases: 3}}\n"
+    )
+    with pytest.raises(SettingsErrors) as caught:
+        load(path)
+    (mistake,) = caught.value.mistakes
+    assert mistake.path == "models.m.replicas.groups[1].options"
