@@ -27,7 +27,8 @@ _MESSAGE_LINES = 6
 
 @dataclass(frozen=True, slots=True)
 class ApplicationState:
-    """state: as Serve names it. replicas: running of those that are to run, anchors not counted."""
+    """state: as Serve names it. running: replicas of those that are to run (`target`), anchors not
+    counted. message: what Serve says of it, or of a deployment that waits for its place."""
 
     name: str
     state: str
@@ -36,7 +37,8 @@ class ApplicationState:
     message: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.state.lower()}, {self.running}/{self.target} replicas"
+        state = f"{self.name}: {self.state.lower()}, {self.running}/{self.target} replicas"
+        return f"{state}\n  {self.message}" if self.message and self.state != _FAILED else state
 
 
 class RemoteCluster:
@@ -147,8 +149,18 @@ def states(details: Mapping[str, Any]) -> Iterator[ApplicationState]:
             counted = [d for n, d in app["deployments"].items() if n != "anchor"]
             running = sum(_running(deployment) for deployment in counted)
             target = sum(deployment["target_num_replicas"] for deployment in counted)
-            message = "\n".join(app["message"].strip().splitlines()[-_MESSAGE_LINES:])
-            yield ApplicationState(name, app["status"], running, target, message)
+            yield ApplicationState(name, app["status"], running, target, _message(app))
+
+
+def _message(app: Mapping[str, Any]) -> str:
+    """Serve's words on the application, else on those of its deployments that are not healthy."""
+    said = [app.get("message", "")] + [
+        deployment.get("message", "")
+        for deployment in app["deployments"].values()
+        if deployment.get("status") != "HEALTHY"
+    ]
+    lines = [line for each in said for line in each.strip().splitlines()]
+    return "\n".join(lines[-_MESSAGE_LINES:])
 
 
 def _running(deployment: Mapping[str, Any]) -> int:

@@ -53,7 +53,7 @@ def status(address: str, *, as_json: bool) -> int:
         click.echo(json.dumps({"applications": [asdict(state) for state in found]}))
         return 0
     for state in found:
-        click.echo(f"{state}" + (f"\n  {state.message}" if state.message else ""))
+        click.echo(str(state))
     if not found:
         click.echo("no application of Headrace runs there")
     return 0

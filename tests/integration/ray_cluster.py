@@ -83,7 +83,7 @@ class Cluster:
         log = (self.folder / f"ray-{len(self.nodes)}.log").open("wb")
         self.nodes.append(
             subprocess.Popen(
-                [*RAY, "start", "--block", "--num-cpus=2", "--object-store-memory=80000000",
+                [*RAY, "start", "--block", "--num-cpus=4", "--object-store-memory=80000000",
                  "--min-worker-port=0", "--max-worker-port=0",
                  f"--dashboard-agent-listen-port={free_port()}", *arguments],
                 env=self.environ | own, stdout=log, stderr=log, start_new_session=True,

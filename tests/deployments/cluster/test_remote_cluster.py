@@ -140,6 +140,16 @@ def test_each_change_of_a_state_is_said_once_and_the_wait_is_bounded() -> None:
     ]
 
 
+def test_a_deployment_that_waits_for_its_place_says_so() -> None:
+    serve = Serve()
+    cluster(serve).deploy(config())
+    app = serve.apps["model-device"]
+    app["status"] = "DEPLOYING"
+    app["deployments"]["model"] |= {"status": "UPDATING", "message": "no node has 0.5 CPU free"}
+    (state,) = [s for s in cluster(serve).states() if s.name == "model-device"]
+    assert str(state) == ("model-device: deploying, 1/1 replicas\n  no node has 0.5 CPU free")
+
+
 def test_the_gateway_goes_before_the_models_and_others_stay() -> None:
     serve = Serve(FOREIGN)
     cluster(serve).deploy(config())

@@ -1,0 +1,46 @@
+"""A model of two groups on a real cluster: one queue, a deployment each, a change of one alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from served import Server, metric, synthetic
+
+pytestmark = pytest.mark.integration
+
+
+def model(**spare: Any) -> dict[str, Any]:
+    groups = [
+        {"name": "fast", "options": {"base_ms": 2}},
+        {"name": "spare", "options": {"base_ms": 40}} | spare,
+    ]
+    return synthetic(replicas={"groups": groups})
+
+
+@pytest.fixture(scope="module")
+def server(serve) -> Server:
+    made: Server = serve({"device": model()})
+    return made.start()
+
+
+def healthy(server: Server, group: str) -> float:
+    page = server.metrics()
+    if f'group="{group}"' not in page:
+        return 0.0
+    return metric(page, "headrace_group_healthy_replicas", model="device", group=group)
+
+
+def test_replicas_of_both_groups_join_one_queue_and_the_faster_answers(server):
+    server.until(lambda: healthy(server, "fast") == healthy(server, "spare") == 1, 60)
+    answers = [server.infer("device", [1, 2]) for _ in range(5)]
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert all(float(answer.headers["x-service-time-ms"]) < 40 for answer in answers)
+
+
+def test_more_replicas_of_one_group_join_while_the_others_answer(server):
+    file = server.write("more.yaml", {"device": model(count=2)})
+    assert server.headrace("apply", str(file)).returncode == 0
+    server.until(lambda: healthy(server, "spare") == 2, 60)
+    assert healthy(server, "fast") == 1
+    assert server.infer("device", [1, 2]).status_code == 200
