@@ -16,6 +16,7 @@ from routers.batcher import form_batch
 from routers.lanes import Row
 from routers.leases import abort, stream_share
 from routers.placement.choice import Affinity, finish_in_s
+from routers.placement.silence import Silence
 from routers.placement.speculative_copies import SpeculativeCopies, row_ids
 from routers.preemption import preemptible_lease
 from routers.replica_state import FormedBatch, Lease, ReplicaState
@@ -34,6 +35,7 @@ class Assignment:
     requests: RequestTable
     copies: SpeculativeCopies
     affinity: Affinity
+    silence: Silence
 
     def fill(self, now: float, actions: list[Action]) -> None:
         """Send what waits to whoever is ready, then tie what had to be staged."""
@@ -136,6 +138,8 @@ class Assignment:
         lease.non_preemptible = urgent is not None and batch.rank[:2] > (0, urgent)
         if copies.replicas.running > 1:
             copies.hedging.watch(lease)
+            if replica.streams:
+                self.silence.watch(replica, now)
         copies.replicas.refresh(replica, now)
         sessions = [name for row in batch.rows if (name := row.tracked.request.session)]
         if sessions:

@@ -23,12 +23,14 @@ from routers.leases import DispatchCounts, LeaseTable, start_first
 from routers.placement.choice import Affinity
 from routers.placement.hedging import Budget, Hedging
 from routers.placement.outliers import Outliers
+from routers.placement.silence import Silence
 from routers.placement.speculative_copies import SpeculativeCopies
 from routers.replicas import ReplicaSet
 from routers.request_table import RequestTable
 from routers.settings import DispatcherSettings, validate
 from routers.snapshots import State, take_snapshot
 from routers.streams.leases import moved
+from routers.suspension import heard, suspend
 from routers.types import (
     Action,
     Arrive,
@@ -36,6 +38,8 @@ from routers.types import (
     Close,
     Closed,
     Event,
+    Heard,
+    LeaseEnd,
     Opened,
     Progress,
     Replicas,
@@ -57,10 +61,10 @@ class WakeupPlanner:
         self._looks_at = inf  # when time changes something about what is in the core
         self._frees_at = inf  # when a replica may take a lease
 
-    def look(self, requests: RequestTable, copies: SpeculativeCopies) -> None:
+    def look(self, requests: RequestTable, copies: SpeculativeCopies, silence: Silence) -> None:
         """Everything may have changed."""
         replicas, hedging = copies.replicas, copies.hedging
-        self._looks_at = min(requests.timers.next_at(), hedging.next_at())
+        self._looks_at = min(requests.timers.next_at(), hedging.next_at(), silence.next_at())
         self._frees_at = replicas.next_at()
         held_until = requests.held_until
         if held_until is not None and held_until < self._frees_at:
@@ -108,9 +112,12 @@ class Dispatcher:
             Utilisation(),
             DispatchCounts(),
         )
-        self._assignment = Assignment(self._requests, self._copies, Affinity())
-        self._state = State(self._requests, self._replicas, self._leases, self._copies)
-        self._copies.adopt(settings)
+        self._silence = Silence(settings.silence, self._copies.hedging, self._replicas)
+        self._assignment = Assignment(self._requests, self._copies, Affinity(), self._silence)
+        self._state = State(
+            self._requests, self._replicas, self._leases, self._copies, self._silence
+        )
+        self._adopt(settings)
         self._wakeups = WakeupPlanner()
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -130,8 +137,8 @@ class Dispatcher:
         if now < wakeups.quiet_until and isinstance(event, Arrive):
             return self._join(event, now, actions)
         self._advance(now)
-        if isinstance(event, Progress):
-            return self._progress(event, now) or not now < wakeups.wakes_at < inf
+        if isinstance(event, Progress | Heard):
+            return self._has_moved(event, now) or not now < wakeups.wakes_at < inf
         self._handle(event, now, actions)
         return True
 
@@ -150,9 +157,13 @@ class Dispatcher:
         long leaves; new bounds hold for new requests only. Reopens a closed model."""
         actions: list[Action] = []
         self._requests.reconfigure(settings, now, actions)
-        self._copies.adopt(settings)
+        self._adopt(settings)
         self._settle(now, actions)
         return actions
+
+    def _adopt(self, settings: DispatcherSettings) -> None:
+        self._copies.adopt(settings)
+        self._silence.settings = settings.silence
 
     def snapshot(self, now: float) -> Snapshot:
         return take_snapshot(self._state, now)
@@ -200,7 +211,7 @@ class Dispatcher:
             case Arrive():
                 self._requests.arrive(event.request, now, actions)
             case Closed():
-                close_lease(self._state, event, now, actions)
+                self._closed(event, now, actions)
             case Opened():
                 self._opened(event.lease_id, now, actions)
             case Cancel():
@@ -222,6 +233,7 @@ class Dispatcher:
     def _opened(self, lease_id: int, now: float, actions: list[Action]) -> None:
         lease = self._leases.open.get(lease_id)
         if lease is not None and not lease.opened:
+            heard(self._state, lease.replica, now)
             lease.opened, lease.starts_at = True, now
             if lease.tied:
                 start_first(lease, actions)
@@ -229,14 +241,34 @@ class Dispatcher:
             self._copies.hedging.watch(lease)
             self._replicas.refresh(lease.replica, now)
 
+    def _closed(self, event: Closed, now: float, actions: list[Action]) -> None:
+        """What its replica says of itself tells that the replica has ended it, not the caller."""
+        lease = self._leases.open.get(event.lease_id)
+        if lease is not None and (event.report.seen or event.end is LeaseEnd.DONE):
+            heard(self._state, lease.replica, now)
+        close_lease(self._state, event, now, actions)
+
+    def _has_moved(self, event: Progress | Heard, now: float) -> bool:
+        """Whether it changes what is decided."""
+        if isinstance(event, Progress):
+            return self._progress(event, now)
+        replica = self._replicas.by_id.get(event.replica_id)
+        was_silent = replica is not None and replica.suspended
+        if replica is not None:
+            heard(self._state, replica, now)
+        return was_silent
+
     def _progress(self, event: Progress, now: float) -> bool:
         """Whether more may fit now, or something else has to be asked anew."""
         lease = self._leases.open.get(event.lease_id)
         if lease is None or not lease.replica.streams:
             return True
+        was_silent = lease.replica.suspended
+        heard(self._state, lease.replica, now)
+        lease.begun = True
         has_changed = moved(self._state, lease, event, now)
         self._replicas.refresh(lease.replica, now)
-        return has_changed
+        return has_changed or was_silent
 
     # -- what follows from an event
 
@@ -263,6 +295,9 @@ class Dispatcher:
         for lease in copies.hedging.due(now, self._leases.open):
             lease.replica.overdue = True
             replicas.refresh(lease.replica, now)
+            self._silence.watch(lease.replica, now)
+        for replica in self._silence.due(now):
+            suspend(self._state, replica, now, actions)
         replicas.promote(now)
         self._requests.held_until = None
         self._assignment.fill(now, actions)
@@ -270,6 +305,6 @@ class Dispatcher:
         copies.hedge(now, actions)
         if replicas.healthy < healthy and len(self._groups.by_name) > 1:
             self._assignment.fill(now, actions)  # what was left to the one that is raced now
-        self._wakeups.look(self._requests, copies)
+        self._wakeups.look(self._requests, copies, self._silence)
         waits = self._requests.waiting.rows > 0 or bool(copies.hedging.waiting)
         self._wakeups.ask(waits, actions)

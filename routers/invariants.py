@@ -134,10 +134,11 @@ def _check_replicas(state: State) -> None:
         assert replica.held == sum(lease.share for lease in replica.leases.values()) >= 0
         assert replica.leases or not replica.draining, "a drained replica was kept"
         _check_reading(replica)
-        assert replica.unhealthy == (replica.suspect or replica.overdue or replica.ejected)
+        assert replica.unhealthy == replica.is_unwell
         if replica in state.replicas.ready:
             assert replica.has_room()
             assert not replica.draining
+            assert not replica.suspended
     well = [replica for replica in by_id.values() if not replica.draining and not replica.unhealthy]
     assert state.replicas.healthy == len(well)
     assert state.replicas.ready.count(spare=True) == len(_ready(state))

@@ -38,6 +38,9 @@ class LeaseHandle(Protocol):
     @property
     def replica_id(self) -> str: ...
 
+    @property
+    def is_suspended(self) -> bool: ...
+
 
 @dataclass(slots=True, eq=False)
 class Row:
@@ -49,7 +52,8 @@ class Row:
     its service was predicted to take when it came. `lease`, `copy`: where it stands, and what races
     that. `retried` rows travel alone and, where another replica runs, not to `avoid`, the replica
     that lost them. `copied`: it was in a copy once, `stopped`: it was stopped for more urgent work
-    once, and will not be again."""
+    once, and will not be again. `moved_from`: the leases at silent replicas that it stood in; one
+    that is answered after all answers it."""
 
     tracked: TrackedRequest
     index: int
@@ -64,6 +68,7 @@ class Row:
     copied: bool = False
     stopped: bool = False
     avoid: str = ""
+    moved_from: tuple[LeaseHandle, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

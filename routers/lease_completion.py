@@ -20,6 +20,7 @@ from routers.replica_state import Lease, ReplicaState
 from routers.replicas import MIN_BLOCK_S, SUSPECT_S
 from routers.snapshots import State
 from routers.streams import leases as streaming
+from routers.suspension import move_rows, probe_instead, take_late_answer
 from routers.types import Action, Closed, FlowWork, LeaseEnd, Report
 
 MOST_S = 1e6
@@ -86,7 +87,10 @@ def close_lease(state: State, event: Closed, now: float, actions: list[Action]) 
     if end is LeaseEnd.DONE:
         _answered(state, lease, report, now, actions)
     else:
+        other = lease.copy or lease.copy_of
         _failed(state, lease, event, now, actions)
+        if other is not None and other.is_suspended:
+            move_rows(state, other, now, actions, ran=True)
     if report.served:
         served_s = sum(seconds for _, _, seconds in report.served)
         state.copies.utilisation.served_elsewhere(served_s, state.replicas.running)
@@ -127,6 +131,7 @@ def _answered(
     if not has_lost:
         replica.group.turnaround.observe(lease.batch.edge, now - lease.since)
     state.requests.answered(members)
+    take_late_answer(state, lease, actions)
 
 
 def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list[Action]) -> None:
@@ -155,6 +160,7 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
         return
     if end is LeaseEnd.LOST:
         state.replicas.block(replica, now + SUSPECT_S, suspect=True)
+        probe_instead(state, replica, now)
     state.requests.retry(stranded, lease.replica_id, now, actions)
 
 

@@ -141,6 +141,25 @@ def fail(lease: Lease) -> list[Row]:
     return stranded
 
 
+def withdraw(lease: Lease, rows: list[Row], actions: list[Action]) -> None:
+    """These members go elsewhere; what races the lease loses them too. Where an answer comes after
+    all, `late_rows` finds them again. Leases that nobody waits for now are aborted."""
+    for row in rows:
+        leases = tuple([each for each in (row.lease, row.copy) if each is not None])
+        row.moved_from, row.lease, row.copy = leases, None, None
+        for each in leases:
+            _leave(each, actions)
+    other = lease.copy or lease.copy_of
+    if other is not None and not (lease.live and other.live):
+        _part(lease, None)
+
+
+def late_rows(lease: Lease) -> list[Row]:
+    """Rows that had been moved from it and are not answered yet."""
+    moved = [row for row in lease.batch.rows if lease in row.moved_from]
+    return [row for row in moved if row.lease is not None or row.queue is not None]
+
+
 def start_first(lease: Lease, actions: list[Action]) -> None:
     """Of two tied leases it has started first: its rows leave the other one."""
     other = lease.copy or lease.copy_of
@@ -201,6 +220,9 @@ class DispatchCounts:
     ties: int = 0
     probes: int = 0
     retries: int = 0
+    suspensions: int = 0
+    moved_rows: int = 0
+    late_rows_used: int = 0
     evictions: int = 0
     preempted: int = 0
     idle_gap_s: float = 0.0

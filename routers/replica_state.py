@@ -125,11 +125,13 @@ class ReplicaState:
     loss (`suspect`). `foreign_until`: predicted end of what other gateways have started there.
     `shared`: other gateways have work for it too. `overdue`: it is far beyond the prediction of a
     lease. `ejected`: slower than its peers; gets probes only, the next one at `probe_at`.
-    `unhealthy`: any of suspect, overdue and ejected. `slowdown`: its seconds over its group's
-    predictions. `busy_until`: of its predicted end of work, what its group was told. `load`: how
-    busy it is, 0..1. `slow_streak`: slow answers in a row. `wake_at`: when it may next take a
-    lease, if that is a matter of time. `answered_at`, `idle_from`: when its last answer came, and
-    when that batch had left the device. `entry`: its place among the ready ones;
+    `suspended`: it is silent, and gets nothing until it speaks; `heard_at`: when it last said
+    anything, `next_look_at`: when it is looked at for silence. `foreign_leases`: of other gateways,
+    as of its last answer. `unhealthy`: any of suspect, overdue, ejected and suspended. `slowdown`:
+    its seconds over its group's predictions. `busy_until`: of its predicted end of work, what its
+    group was told. `load`: how busy it is, 0..1. `slow_streak`: slow answers in a row. `wake_at`:
+    when it may next take a lease, if that is a matter of time. `answered_at`, `idle_from`: when its
+    last answer came, and when that batch had left the device. `entry`: its place among the ready;
     `preemption_entry`: among those that would give something up. `retries_held`: leases of retried
     rows that it holds. Of a stream replica: `reading`: tokens of prompts that it has yet to read,
     `reading_long`: of those, of long ones; `saved`: room that is kept free for the row
@@ -143,7 +145,11 @@ class ReplicaState:
     suspect: bool = False
     overdue: bool = False
     ejected: bool = False
+    suspended: bool = False
     unhealthy: bool = False
+    heard_at: float = -inf
+    next_look_at: float | None = None
+    foreign_leases: int = 0
     blocked_until: float = 0.0
     foreign_until: float = 0.0
     shared: bool = False
@@ -178,6 +184,11 @@ class ReplicaState:
         """It is among those that run, with this capacity."""
         self.spec, self.draining = spec, False
         self.streams = spec.kind is ReplicaKind.STREAM
+
+    @property
+    def is_unwell(self) -> bool:
+        """Whether others are to be preferred; `unhealthy` says whether that has been counted."""
+        return self.suspect or self.overdue or self.ejected or self.suspended
 
     def has_room(self) -> bool:
         """Whether any further lease could fit; an empty stream replica takes any one row."""
@@ -250,7 +261,8 @@ class ReplicaState:
         if report.seen:
             self.drift = self._accepted(report.seen) - report.held
             self.foreign_until = now + report.free_in_s if report.free_in_s > 0.0 else 0.0
-            self.shared = report.inflight > report.held or bool(report.waiting)
+            self.foreign_leases = max(0, report.inflight - report.held)
+            self.shared = self.foreign_leases > 0 or bool(report.waiting)
 
     def _accepted(self, seen: int) -> int:
         newer = 0
@@ -272,7 +284,8 @@ class Lease:
     ran. `is_retry`: of a row that was lost once. `hedge_due`: should be, or is, raced. `overdue`:
     far beyond its prediction. `non_preemptible`: not given up for what is more urgent. `recalled`:
     the dispatcher has asked for its rows. `aborted`: its replica was told to drop it.
-    `next_check_at`: when `hedging` looks at it next. `running`: of one that generates."""
+    `next_check_at`: when `hedging` looks at it next. `running`: of one that generates; `begun`:
+    something of its answer has come."""
 
     lease_id: int
     replica: ReplicaState
@@ -301,6 +314,7 @@ class Lease:
     aborted: bool = False
     next_check_at: float = inf
     running: RunningGeneration | None = None
+    begun: bool = False
 
     def members(self) -> list[Row]:
         """Rows that still wait for this lease, in the order they were sent."""
@@ -309,3 +323,7 @@ class Lease:
     @property
     def replica_id(self) -> str:
         return self.replica.spec.replica_id
+
+    @property
+    def is_suspended(self) -> bool:
+        return self.replica.suspended

@@ -47,6 +47,8 @@ class ReplicaSet:
             replica = self.by_id.get(replica_id)
             if replica is None:
                 replica = self.by_id[replica_id] = ReplicaState(spec, self.groups.of(spec.group))
+            if replica.draining:
+                replica.suspended = False  # it is another connection that speaks now
             replica.list_as(spec)
             if replica.suspect:
                 self._unblock(replica)
@@ -55,8 +57,11 @@ class ReplicaSet:
         gone = [replica for replica in self.by_id.values() if self._is_over(replica)]
         for replica in gone:
             self._drop(self.by_id.pop(replica.spec.replica_id))
+        if all(replica.suspended for replica in self.by_id.values() if not replica.draining):
+            for replica in self.by_id.values():
+                replica.suspended = False  # nobody is left who could do its work
         for replica in self.by_id.values():
-            replica.unhealthy = replica.suspect or replica.overdue or replica.ejected
+            replica.unhealthy = replica.is_unwell
         self.running = len(listed)
         self.largest = max([spec.capacity for spec in listed.values()], default=0.0)
         self.healthy = sum(not (h.draining or h.unhealthy) for h in self.by_id.values())
@@ -78,7 +83,7 @@ class ReplicaSet:
 
     def refresh(self, replica: ReplicaState, now: float) -> None:
         """Find the replica's place again after anything about it has changed."""
-        unhealthy = replica.suspect or replica.overdue or replica.ejected
+        unhealthy = replica.is_unwell
         if unhealthy != replica.unhealthy:
             replica.unhealthy = unhealthy
             if not replica.draining:
@@ -176,7 +181,7 @@ class ReplicaSet:
         )
 
     def _due_at(self, replica: ReplicaState) -> float | None:
-        if replica.draining or not replica.has_room():
+        if replica.draining or replica.suspended or not replica.has_room():
             return None
         if (
             replica.streams

@@ -195,6 +195,15 @@ class RequestTable:
                 self._gone(tracked)
         self.timers.trim(len(self.live))
 
+    def answered_late(self, rows: list[Row], actions: list[Action]) -> None:
+        """Rows that wait or run elsewhere were answered by the replica they had been moved from."""
+        for row in rows:
+            if row.queue is not None:
+                self.waiting.remove(row)
+            else:
+                abandon(row, actions)
+        self.answered(rows)
+
     def put_back(self, members: list[Row], now: float, actions: list[Action]) -> None:
         """Rows that were not started take their old places, unless they may not wait any more."""
         for row in members:

@@ -110,6 +110,19 @@ class OutlierParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class SilenceParameters:
+    """mode "suspend": a replica that owes an answer and has said nothing for twice the `quantile`
+    of what its batches take gets no new work until it speaks, and what may run twice goes
+    elsewhere; "off": never. least_s, most_s: bounds of that time; fixed_s: this time instead."""
+
+    mode: str = "suspend"
+    quantile: float = 0.99
+    least_s: float = 0.25
+    most_s: float = 10.0
+    fixed_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationParameters:
     """A model that generates, on stream replicas. Weighted tokens, in which it is fair: input not
     cached x `input_weight` + output x `output_weight`.
@@ -194,6 +207,7 @@ class DispatcherSettings:
     admission: AdmissionParameters = field(default_factory=AdmissionParameters)
     hedge: HedgeParameters = field(default_factory=HedgeParameters)
     outliers: OutlierParameters = field(default_factory=OutlierParameters)
+    silence: SilenceParameters = field(default_factory=SilenceParameters)
     generation: GenerationParameters | None = None
     groups: tuple[GroupSettings, ...] = ()
 
@@ -211,6 +225,7 @@ def validate(settings: DispatcherSettings) -> None:
             raise BadSettings(f"{name} must not be negative, got {getattr(settings, name)}")
     _one_of("late", settings.late, ("demote", "refuse"))
     _one_of("hold", settings.hold, ("never", "auto"))
+    _one_of("silence.mode", settings.silence.mode, ("off", "suspend"))
     _check_groups(settings.groups)
 
 

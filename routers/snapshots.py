@@ -12,6 +12,7 @@ from routers.flows import Flow
 from routers.groups import ReplicaGroup
 from routers.lanes import Bucket
 from routers.leases import LeaseTable
+from routers.placement.silence import Silence
 from routers.placement.speculative_copies import SpeculativeCopies
 from routers.replica_state import ReplicaState
 from routers.replicas import ReplicaSet
@@ -28,6 +29,7 @@ class State:
     replicas: ReplicaSet
     leases: LeaseTable
     copies: SpeculativeCopies
+    silence: Silence
 
 
 def take_snapshot(state: State, now: float) -> Snapshot:
@@ -57,6 +59,9 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         ties=counts.ties,
         probes=counts.probes,
         retries=counts.retries,
+        suspensions=counts.suspensions,
+        moved_rows=counts.moved_rows,
+        late_rows_used=counts.late_rows_used,
         evictions=counts.evictions,
         preempted=counts.preempted,
         budget_s=state.copies.budget.level_s,
@@ -92,6 +97,7 @@ def _replica(replica: ReplicaState) -> ReplicaSnapshot:
         drift=replica.drift,
         unhealthy=replica.unhealthy,
         ejected=replica.ejected,
+        suspended=replica.suspended,
         slowdown=replica.slowdown,
         group=replica.group.name,
     )

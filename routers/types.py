@@ -193,6 +193,14 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """The replica has said something, whatever it was: it is not silent. Not needed beside events
+    that tell of its leases."""
+
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A timer asked for by `WakeAt` fired."""
 
@@ -202,7 +210,7 @@ class Close:
     """The model is gone: everything that waits is evicted with `Reason.CLOSED`."""
 
 
-Event = Arrive | Cancel | Replicas | Opened | Progress | Closed | Tick | Close
+Event = Arrive | Cancel | Replicas | Opened | Progress | Closed | Heard | Tick | Close
 
 
 # ---- actions ------------------------------------------------------------------------------
@@ -279,8 +287,9 @@ class ReplicaSnapshot:
     leases: int
     draining: bool
     drift: int  # accounted - actual, leases, as of its last answer
-    unhealthy: bool = False  # lost something, far overdue or ejected: used only when no other runs
+    unhealthy: bool = False  # lost something, overdue, silent or ejected: used when no other runs
     ejected: bool = False
+    suspended: bool = False  # it is silent: it gets nothing until it speaks
     slowdown: float = 1.0  # measured seconds over its group's prediction
     group: str = ""
 
@@ -371,6 +380,9 @@ class Snapshot:
     ties: int = 0  # copies sent at once
     probes: int = 0
     retries: int = 0  # leases of rows that had been lost
+    suspensions: int = 0  # of replicas that were silent
+    moved_rows: int = 0  # that went elsewhere because of that
+    late_rows_used: int = 0  # of those, that the silent replica answered first after all
     evictions: int = 0  # staged batches that gave way to more urgent ones
     preempted: int = 0  # stream leases stopped for more urgent ones
     budget_s: float = 0.0  # device seconds that may be spent on copies now

@@ -23,6 +23,7 @@ _FAILED = "DEPLOY_FAILED"
 _RUNNING = "RUNNING"
 _POLL_S = 1.0
 _MESSAGE_LINES = 6
+_TURN = "turn"  # of a tenants' application's arguments: how often the switch was set
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,14 @@ class RemoteCluster:
     def differences(self, config: Mapping[str, Any]) -> list[Difference]:
         """What `deploy` would do. Raises ClusterError as it does."""
         details = self._rest.details()
+        config = _in_turn(config, details)
         merged(config, details)
         return differences(ours(details), by_name(config))
 
     def deploy(self, config: Mapping[str, Any]) -> list[Difference]:
         """Puts our applications beside everybody else's; what it does to ours."""
         details = self._rest.details()
+        config = _in_turn(config, details)
         found = differences(ours(details), by_name(config))
         whole = merged(config, details)
         failed = {s.name for s in states(details) if s.state == _FAILED}
@@ -138,7 +141,24 @@ def _frozen(application: Mapping[str, Any], frozen: bool) -> dict[str, Any]:
     tenants = parse_tenants(args["tenants"], TENANTS_APP, args["priorities"])
     switch = ControllerSettings(frozen=frozen)
     text = tenants_text(tenants.model_copy(update={"controllers": switch}))
-    return {**application, "args": {**args, "tenants": text}}
+    # An operator may have published another switch meanwhile: then these would be no other
+    # arguments, and Serve would publish nothing.
+    turn = args.get(_TURN, 0) + 1
+    return {**application, "args": {**args, "tenants": text, _TURN: turn}}
+
+
+def _in_turn(config: Mapping[str, Any], details: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With the turn that the tenants have reached there, so that it is no difference."""
+    running = ours(details).get(TENANTS_APP, {}).get("args", {})
+    if _TURN not in running:
+        return config
+    apps = [
+        {**app, "args": {**app["args"], _TURN: running[_TURN]}}
+        if app["name"] == TENANTS_APP
+        else app
+        for app in config["applications"]
+    ]
+    return {**config, "applications": apps}
 
 
 def states(details: Mapping[str, Any]) -> Iterator[ApplicationState]:

@@ -172,8 +172,11 @@ class Registry:
         if len(self.progress) > _MOST_PROGRESS:
             del self.progress[next(iter(self.progress))]
 
-    def push(self, gateway: str, snapshot: dict[str, object], now: float) -> None:
+    def push(self, gateway: str, snapshot: dict[str, object], now: float) -> dict[str, object]:
+        """What the other gateways have said last of their tenants' rates, by gateway."""
         self.gateways[gateway] = (now, snapshot)
+        others = {name: said for name, (_, said) in self.gateways.items() if name != gateway}
+        return {name: said["rates"] for name, said in others.items() if "rates" in said}
 
     def view(self) -> View:
         live: dict[str, ModelDescription] = {}

@@ -113,8 +113,9 @@ class RegistryActor:
     async def progress(self) -> list[ReplicaProgress]:
         return list(self._registry.progress.values())
 
-    async def push(self, gateway: str, snapshot: dict[str, object]) -> None:
-        self._registry.push(gateway, snapshot, clock())
+    async def push(self, gateway: str, snapshot: dict[str, object]) -> dict[str, object]:
+        """What the other gateways have said last of their tenants' rates."""
+        return self._registry.push(gateway, snapshot, clock())
 
     async def status(self) -> dict[str, Any]:
         """View, outlines, progress and the gateways' latest snapshots."""

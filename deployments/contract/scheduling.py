@@ -24,9 +24,12 @@ from routers.settings import (
     LimitParameters,
     Mode,
     OutlierParameters,
+    SilenceParameters,
 )
 
 _NEVER = float("inf")
+_LEAST_SILENCE_MS = 250.0  # several times what a collection of garbage, or a neighbour, may take
+_LEAST_SILENCE_OF_STREAMS_MS = 2500.0  # twice what they may leave between two signs of life
 
 
 def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Scheduling:
@@ -60,6 +63,7 @@ def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:
         admission=_admission(model),
         hedge=_hedge(model),
         outliers=_outliers(model.outliers),
+        silence=_silence(model),
         generation=_generation(model) if model.task == "generate" else None,
     )
 
@@ -124,6 +128,21 @@ def _hedge(model: ModelSettings) -> HedgeParameters:
         budget=hedge.budget,
         max_utilisation=hedge.max_utilisation,
         min_samples=hedge.min_samples,
+    )
+
+
+def _silence(model: ModelSettings) -> SilenceParameters:
+    silence = model.silence
+    least_ms = silence.least_ms
+    if least_ms is None:
+        streams = model.task == "generate"
+        least_ms = _LEAST_SILENCE_OF_STREAMS_MS if streams else _LEAST_SILENCE_MS
+    return SilenceParameters(
+        mode=silence.mode,
+        quantile=silence.quantile,
+        least_s=least_ms / 1000,
+        most_s=max(silence.most_ms, least_ms) / 1000,
+        fixed_s=None if silence.after_ms is None else silence.after_ms / 1000,
     )
 
 

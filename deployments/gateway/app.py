@@ -46,7 +46,8 @@ logger = logging.getLogger("headrace.gateway")
 
 
 class GatewayApp:
-    """`connection(client)` hears of every request's client address, for keep-alive counters."""
+    """`connection(client)` hears of every request's client address, for keep-alive counters.
+    `rates`: of tenants, for who exchanges them with other gateways."""
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class GatewayApp:
         operator: OperatorPages,
         connection: Callable[[object], None],
     ) -> None:
+        self.rates = services.rates
         self._pipeline = Pipeline(services)
         self._pages = pages
         self._operator = operator

@@ -82,13 +82,14 @@ class Gateway:
 
     async def _every_second(self) -> None:
         """Takes up tenants and the controllers' switch when their file changed, pushes the snapshot
-        that `status` shows."""
+        that `status` shows, and hears what others have passed of tenants' rates."""
         while True:
             try:
                 await asyncio.to_thread(self._tenants.refresh)
                 self._models.freeze(self._tenants.frozen)
                 self._telemetry.refresh()
-                await self._registry.push.remote(self._uid, self._telemetry.snapshot())
+                said = {**self._telemetry.snapshot(), "rates": self._app.rates.report()}
+                self._app.rates.hear(await self._registry.push.remote(self._uid, said))
             except asyncio.CancelledError:
                 raise
             except Exception:

@@ -35,6 +35,7 @@ from deployments.settings.scheduling import (
     HedgeSettings,
     OutlierSettings,
     QueueSettings,
+    SilenceSettings,
 )
 from yaml_document.section import Section, listed, wrong
 
@@ -233,6 +234,9 @@ class ModelFields(Section):
     )
     outliers: OutlierSettings = Field(
         default_factory=OutlierSettings, description="Replicas that are slower than the others."
+    )
+    silence: SilenceSettings = Field(
+        default_factory=SilenceSettings, description="Replicas that stop talking."
     )
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many run the model and with what."

@@ -221,6 +221,47 @@ class HedgeSettings(Section):
     )
 
 
+class SilenceSettings(Section):
+    mode: Annotated[Literal["off", "suspend"], BeforeValidator(off_is_a_word)] = Field(
+        default="suspend",
+        description="Whether a replica that owes an answer and has stopped talking gets no new "
+        "work until it talks again (`suspend`); what may run twice then goes elsewhere once.",
+    )
+    quantile: float = Field(
+        default=0.99,
+        gt=0.5,
+        lt=1,
+        description="It has stopped talking after twice this quantile of what its batches take.",
+    )
+    least_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="But never sooner than this; unset, 250 ms, and 2.5 s for a model that "
+        "generates, whose replicas say something every second.",
+    )
+    most_ms: float = Field(
+        default=10_000,
+        gt=0,
+        le=3_600_000,
+        description="Nor later than this, or twice what its batch was predicted to take.",
+    )
+    after_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="It has stopped talking after this time; unset, what the others say.",
+    )
+
+    @model_validator(mode="after")
+    def _bounds_ascend(self) -> SilenceSettings:
+        if self.least_ms is not None and self.most_ms < self.least_ms:
+            raise wrong(
+                f"is {self.most_ms:g}; must be at least {self.least_ms:g} (least_ms)", "most_ms"
+            )
+        return self
+
+
 class OutlierSettings(Section):
     mode: Annotated[Literal["off", "eject"], BeforeValidator(off_is_a_word)] = Field(
         default="eject",

@@ -4,9 +4,9 @@ A token bucket for requests and one for tokens: each fills at its rate up to its
 is met by both or by neither. What is larger than a whole burst is met by a full bucket, which then
 owes the rest. A level is computed from what was taken since the bucket was last full, never added
 up, so there is no drift: over any stretch of T seconds at most burst + rate x T is taken, and one
-demand more where that is larger than the burst. The unit is one tenant at one gateway, which
-enforces its `share` of the tenant's rate. What gateways leave unused is not passed on, and each
-grants the whole burst: split among them, chance alone would empty some while others are full.
+demand more where that is larger than the burst. The unit is one tenant at one gateway; how much of
+the tenant's rate that one fills its bucket with is the question of `rate_share`. Each grants the
+whole burst: split among them, chance alone would empty some while others are full.
 """
 
 from __future__ import annotations

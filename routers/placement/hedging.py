@@ -160,10 +160,16 @@ class Hedging:
             return None
         if settings.fixed_delay_s is not None:
             return max(_LEAST_S, settings.fixed_delay_s)
+        ratio = self.ratio(lease, settings.quantile)
+        return None if ratio is None else max(_LEAST_S, ratio * lease.predicted_s)
+
+    def ratio(self, lease: Lease, quantile: float) -> float | None:
+        """What its bucket's batches take, as a multiple of what was predicted, not exceeded by this
+        share of them; None: too few were measured."""
         ratios = self._ratios.get((lease.replica.group.name, lease.batch.edge))
-        if ratios is None or ratios.samples < settings.min_samples:
+        if ratios is None or ratios.samples < self.settings.min_samples:
             return None
-        return max(_LEAST_S, ratios.quantile(settings.quantile) * lease.predicted_s)
+        return ratios.quantile(quantile)
 
     # -- when to look
 

@@ -58,10 +58,7 @@ class Outliers:
         elif replica.slow_streak >= _STREAK and self._is_slow(replica, replica.slowdown, pool):
             running, peers = len(_peers(replica, pool)), self._of(replica.group)
             if peers.ejected + 1 <= self.settings.max_ejected * running:
-                replica.ejected, replica.probe_every_s = True, self.settings.probe_s
-                self.ejected += 1
-                peers.ejected += 1
-                self._push(replica, now + self.settings.probe_s)
+                self.eject(replica, now)
 
     def _probed(
         self, replica: ReplicaState, slow: bool, pool: Iterable[ReplicaState], now: float
@@ -73,6 +70,15 @@ class Outliers:
         doubled = min(settings.max_probe_s, 2.0 * replica.probe_every_s)
         replica.probe_every_s = doubled if slow else settings.probe_s
         self._push(replica, now + replica.probe_every_s)
+
+    def eject(self, replica: ReplicaState, now: float) -> None:
+        """It has stopped answering, whatever its ratio was: a probe brings it back. Not while
+        frozen."""
+        if not (replica.ejected or self.frozen):
+            replica.ejected, replica.probe_every_s = True, self.settings.probe_s
+            self.ejected += 1
+            self._of(replica.group).ejected += 1
+            self._push(replica, now + self.settings.probe_s)
 
     def failed(self, replica: ReplicaState, now: float) -> None:
         """A probe brought no answer."""

@@ -124,9 +124,10 @@ class SimDevice:
 
     `service_s(rows, width)` is its time for a batch, the width being the longest row or, where
     batches are packed, their mean; `drag(now)` is what that time is multiplied with. From
-    `hangs_at` on it finishes nothing, and is given up `hang_limit_s` after it began. One with an
-    `engine` is a stream replica, and has that one's times and cache instead. `group`: of replicas
-    of its kind.
+    `hangs_at` on it finishes nothing, and is given up `hang_limit_s` after it began. From the first
+    to the second time of each of its `pauses`, ascending, nothing there moves, says or hears
+    anything. One with an `engine` is a stream replica, and has that one's times and cache instead.
+    `group`: of replicas of its kind.
     """
 
     replica_id: str
@@ -138,8 +139,24 @@ class SimDevice:
     drag: Callable[[float], float] | None = None
     hangs_at: float = inf
     hang_limit_s: float = 30.0
+    pauses: tuple[tuple[float, float], ...] = ()
     engine: SimEngineShape | None = None
     group: str = ""
+
+    def wakes_at(self, now: float) -> float:
+        """The end of the pause that it is in; `now` where it is in none."""
+        for begins, ends in self.pauses:
+            if begins <= now < ends:
+                return ends
+        return now
+
+    def after(self, now: float, seconds: float) -> float:
+        """When so many seconds of its own time have passed."""
+        done_at = now + seconds
+        for begins, ends in self.pauses:
+            if ends > now and begins < done_at:
+                done_at += ends - max(begins, now)
+        return done_at
 
     def time_s(self, rows: int, width: int, now: float) -> float:
         seconds = self.service_s(rows, width)
@@ -176,6 +193,7 @@ class SimBatchReplica:
         self._environment = environment
         self._staging = Staging(device.slots)
         self._held: dict[tuple[str, int], SimLease] = {}
+        self._unheard: list[SimLease] = []  # came in a pause without an end
         self._started_at = 0.0
         self._dead = False
         self._buried = False
@@ -183,6 +201,10 @@ class SimBatchReplica:
     def receive(self, sim_lease: SimLease) -> None:
         if self._buried:
             self._environment.closed((sim_lease, LeaseEnd.LOST, Report()))
+            return
+        if self._is_paused(self.receive, sim_lease):
+            if self.device.wakes_at(self._environment.now) == inf:
+                self._unheard.append(sim_lease)
             return
         lease, gateway = sim_lease.dispatch, sim_lease.gateway
         self._held[gateway, lease.lease_id] = sim_lease
@@ -193,7 +215,9 @@ class SimBatchReplica:
     def abort(self, sim_lease: SimLease) -> None:
         """Nobody waits for it: dropped if it has not started, else left alone."""
         gateway, lease_id = sim_lease.gateway, sim_lease.dispatch.lease_id
-        if not self._dead and self._staging.drop(gateway, lease_id):
+        if self._dead or self._is_paused(self.abort, sim_lease):
+            return
+        if self._staging.drop(gateway, lease_id):
             del self._held[gateway, lease_id]
             self._answer(sim_lease, LeaseEnd.ABORTED, self._report(gateway))
 
@@ -204,9 +228,17 @@ class SimBatchReplica:
 
     def lose_all(self) -> None:
         self._buried = True
-        held, self._held = list(self._held.values()), {}
+        held, self._held = [*self._held.values(), *self._unheard], {}
         for sim_lease in held:
             self._environment.closed((sim_lease, LeaseEnd.LOST, Report()))
+
+    def _is_paused(self, act: Callable[[Any], None], what: Any) -> bool:
+        """Then it is done once the pause is over."""
+        wakes_at = self.device.wakes_at(self._environment.now)
+        if wakes_at > self._environment.now:
+            self._environment.at(wakes_at, act, what)
+            return True
+        return False
 
     # -- the device
 
@@ -227,7 +259,7 @@ class SimBatchReplica:
         if sim_lease.watched:
             environment.at(now + device.transport_s / 2, environment.opened, sim_lease)
         if now + service_s <= device.hangs_at:
-            environment.at(now + service_s, self._finish, (sim_lease, service_s))
+            environment.at(device.after(now, service_s), self._finish, (sim_lease, service_s))
         else:
             environment.at(max(now, device.hangs_at) + device.hang_limit_s, self.die, None)
 

@@ -114,8 +114,9 @@ class _Simulation:
             self._plan(device)
 
     def at(self, when: float, act: Callable[[Any], None], what: Any) -> None:
-        self._entries += 1
-        heappush(self._agenda, (when, self._entries, act, what))
+        if when < inf:
+            self._entries += 1
+            heappush(self._agenda, (when, self._entries, act, what))
 
     def run(self, arrivals: Iterable[Arrival]) -> None:
         agenda, coming = self._agenda, iter(arrivals)

@@ -8,7 +8,9 @@ than it should a step takes, when the replica dies or hangs, is the device's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from routers.simulation.devices import EngineSequence, Environment, SimDevice, SimEngine
 from routers.simulation.traffic import SimLease
@@ -40,6 +42,7 @@ class SimStreamReplica:
         self.engine = engine
         self._environment = environment
         self._streams: dict[SimLease, _Stream] = {}
+        self._unheard: list[SimLease] = []  # came in a pause without an end
         self._seen: dict[str, int] = {}
         self._steps = False
         self._dead = False
@@ -52,6 +55,10 @@ class SimStreamReplica:
         if self._buried:
             environment.closed((sim_lease, LeaseEnd.LOST, Report()))
             return
+        if self._is_paused(self.receive, sim_lease):
+            if self.device.wakes_at(self._environment.now) == inf:
+                self._unheard.append(sim_lease)
+            return
         arrival = sim_lease.members[0][0].arrival
         blocks = arrival.generation.blocks if arrival.generation is not None else ()
         sequence = self.engine.add(sim_lease, arrival.lengths[0], max(1, arrival.output), blocks)
@@ -63,7 +70,7 @@ class SimStreamReplica:
 
     def abort(self, sim_lease: SimLease) -> None:
         stream = self._streams.get(sim_lease)
-        if stream is not None and not self._dead:
+        if stream is not None and not self._dead and not self._is_paused(self.abort, sim_lease):
             self.engine.abort(stream.sequence)
             self._answer(sim_lease, LeaseEnd.ABORTED)
 
@@ -74,9 +81,17 @@ class SimStreamReplica:
 
     def lose_all(self) -> None:
         self._buried = True
-        lost, self._streams = list(self._streams), {}
+        lost, self._streams = [*self._streams, *self._unheard], {}
         for sim_lease in lost:
             self._environment.closed((sim_lease, LeaseEnd.LOST, Report()))
+
+    def _is_paused(self, act: Callable[[SimLease], None], what: SimLease) -> bool:
+        """Then it is done once the pause is over."""
+        wakes_at = self.device.wakes_at(self._environment.now)
+        if wakes_at > self._environment.now:
+            self._environment.at(wakes_at, act, what)
+            return True
+        return False
 
     # -- steps
 
@@ -89,7 +104,7 @@ class SimStreamReplica:
         drag = 1.0 if device.drag is None else device.drag(now)
         self._steps = True
         if now + step_s * drag <= device.hangs_at:
-            self._environment.at(now + step_s * drag, self._stepped, drag)
+            self._environment.at(device.after(now, step_s * drag), self._stepped, drag)
         else:
             self._environment.at(max(now, device.hangs_at) + device.hang_limit_s, self.die, None)
 

@@ -114,6 +114,12 @@ class EngineSpeed:
         fixed = self._settings.prompt_tokens_per_s
         return self._first_tokens.slope if fixed is None else 1.0 / fixed
 
+    def first_token_s(self, tokens: float) -> float:
+        """Seconds from a lease's sending to its first token, with so many to be read before it."""
+        if self._settings.prompt_tokens_per_s is not None:
+            return tokens * self.prompt_s
+        return self._first_tokens.base + tokens * self._first_tokens.slope
+
     @property
     def most_leases(self) -> float:
         """inf: no bound is known, or none is asked for; at least 1."""

@@ -23,6 +23,7 @@ from routers.settings import (
     HedgeParameters,
     LimitParameters,
     Mode,
+    SilenceParameters,
 )
 from routers.types import (
     Abort,
@@ -32,6 +33,7 @@ from routers.types import (
     Dispatch,
     Evict,
     Generation,
+    Heard,
     LeaseEnd,
     Opened,
     Progress,
@@ -69,6 +71,7 @@ class Known:
     leased: dict[int, set[int]] = field(default_factory=dict)
     retried: set[int] = field(default_factory=set)
     copied: set[int] = field(default_factory=set)
+    moved: dict[int, set[int]] = field(default_factory=dict)
     late_from: float = float("inf")
 
 
@@ -108,6 +111,11 @@ class DispatcherMachine(RuleBasedStateMachine):
             max_utilisation=st.just(1.0),
             min_samples=st.just(1),
         ),
+        silence=st.builds(
+            SilenceParameters,
+            mode=st.sampled_from(("off", "suspend", "suspend")),
+            fixed_s=st.sampled_from((None, 0.0, 0.2)),
+        ),
         groups=st.sampled_from(((), (), (FAST, SLOW), (FAST, replace(SLOW, after_s=0.2)))),
     )
     def begin(self, warm, defers, **chosen):
@@ -144,7 +152,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         if self.defers and isinstance(event, Arrive | Closed):
             self.undecided |= self.dispatcher.take(event, self.now, actions)
         else:
-            self.undecided &= isinstance(event, Progress)
+            self.undecided &= isinstance(event, Progress | Heard)
             actions = self.dispatcher.step(event, self.now)
         self.follow(actions)
 
@@ -154,10 +162,27 @@ class DispatcherMachine(RuleBasedStateMachine):
             self.follow(self.dispatcher.decide(self.now))
 
     def follow(self, actions):
+        self.see_what_moved()
         for action in actions:
             self.judge(action)
         if not self.undecided:
             self.dispatcher.check()
+
+    def see_what_moved(self):
+        """Rows leave silent replicas once, if they may run twice, and wait again."""
+        for request_id, tracked in self.dispatcher._requests.live.items():
+            known = self.known[request_id]
+            for row in tracked.rows:
+                if row.moved_from and row.index not in known.moved:
+                    ids = {lease.lease_id for lease in row.moved_from}
+                    assert known.request.retryable
+                    assert row.index not in known.retried
+                    assert known.leased.pop(row.index) == ids
+                    assert all(lease.replica.leases for lease in row.moved_from)
+                    known.moved[row.index] = ids
+                    known.waiting.add(row.index)
+                    if row.retried:
+                        known.retried.add(row.index)
 
     @rule(
         lengths=st.lists(st.integers(0, 17), min_size=1, max_size=4),
@@ -241,6 +266,10 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.end(request_id)
         self.step(Cancel(request_id))
 
+    @rule(replica_id=st.sampled_from(IDS))
+    def replica_speaks(self, replica_id):
+        self.step(Heard(replica_id))
+
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def replica_starts(self, data):
@@ -313,7 +342,12 @@ class DispatcherMachine(RuleBasedStateMachine):
 
     def comes_back(self, request_id, index, lease_id, end):
         known = self.known.get(request_id)
-        if known is None or lease_id not in known.leased.get(index, ()):
+        if known is None:
+            return
+        if lease_id in known.moved.get(index, ()) and end is LeaseEnd.DONE:
+            self.answered_late(request_id, known, index)
+            return
+        if lease_id not in known.leased.get(index, ()):
             return
         known.leased[index].remove(lease_id)
         if end is not LeaseEnd.DONE and known.leased[index]:
@@ -326,6 +360,13 @@ class DispatcherMachine(RuleBasedStateMachine):
         known.waiting.add(index)
         if end is LeaseEnd.LOST:
             known.retried.add(index)
+
+    def answered_late(self, request_id, known, index):
+        """By the replica that the row had been moved from."""
+        known.waiting.discard(index)
+        known.leased.pop(index, None)
+        if not known.leased and not known.waiting:
+            self.end(request_id)
 
     # -- judging actions
 
@@ -342,7 +383,9 @@ class DispatcherMachine(RuleBasedStateMachine):
                 members = [self.known[each].leased for each, _ in rows if each in self.known]
                 held = [ids for leased in members for ids in leased.values()]
                 if any(action.lease_id in ids for ids in held):
-                    assert self.is_stopped(action), "aborted although somebody waits for it"
+                    assert self.is_stopped(action) or self.is_silent(action.replica_id), (
+                        "aborted although somebody waits for it"
+                    )
             case WakeAt():
                 assert action.at > self.now
                 self.timer = action.at
@@ -358,6 +401,9 @@ class DispatcherMachine(RuleBasedStateMachine):
             and min(known.request.priority for known in waiting)
             < max(known.request.priority for known in rows)
         )
+
+    def is_silent(self, replica_id):
+        return self.dispatcher._replicas.by_id[replica_id].suspended
 
     def judge_refusal(self, action):
         known = self.known[action.request_id]

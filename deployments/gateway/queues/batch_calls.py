@@ -173,6 +173,9 @@ class BatchCallsOwner(Protocol):
 
     def links_changed(self) -> None: ...
 
+    def heard(self, replica_id: str) -> None:
+        """The replica has said something."""
+
     def takes(self, pending: PendingBatchRequest) -> bool:
         """Whether the live version takes its rows."""
 
@@ -260,6 +263,9 @@ class BatchCalls(LeaseCalls[SentBatch]):
         self._remove(sent)
         self._count(BatchEnd.ANSWERED if used else BatchEnd.UNUSED)
         self._owner.closed(sent, LeaseEnd.DONE, report)
+
+    def _heard(self, replica_id: str) -> None:
+        self._owner.heard(replica_id)
 
     def _started(self, sent: SentBatch) -> None:
         self._owner.opened(sent)

@@ -61,6 +61,7 @@ class LeaseCopies:
     def __init__(self) -> None:
         self._open: dict[int, Dispatch] = {}
         self._other: dict[int, int] = {}
+        self._failures: dict[int, list[PendingRowFailure]] = {}
         self._pending_failures: dict[int, list[PendingRowFailure]] = {}
 
     def began(self, lease: Dispatch) -> None:
@@ -70,13 +71,13 @@ class LeaseCopies:
             self._other[lease.copy_of] = lease.lease_id
 
     def ended(self, lease_id: int) -> list[PendingRowFailure]:
-        """Rows that failed in the other lease, for which this one was waited; its own rows have
-        been delivered."""
+        """Rows that failed in it, or in the other lease that waited for it; its own rows have been
+        delivered."""
         self._open.pop(lease_id, None)
         other = self._other.pop(lease_id, None)
         if other is not None:
             del self._other[other]
-        return self._pending_failures.pop(lease_id, [])
+        return self._failures.pop(lease_id, []) + self._pending_failures.pop(lease_id, [])
 
     def defer(self, lease_id: int, failure: PendingRowFailure) -> bool:
         """A row failed in this lease; whether another one that carries it still runs, which then
@@ -86,6 +87,11 @@ class LeaseCopies:
             return False
         self._pending_failures.setdefault(other, []).append(failure)
         return True
+
+    def settle(self, lease_id: int, failure: PendingRowFailure) -> None:
+        """A row failed in this lease, whose end decides: first the dispatcher hears what was
+        answered, so that it sends none of that again."""
+        self._failures.setdefault(lease_id, []).append(failure)
 
     def has_pending_failures(self, lease_id: int) -> bool:
         return lease_id in self._pending_failures
@@ -227,7 +233,7 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
             failed = PendingRowFailure(pending, row, answer.error, lease.replica_id)
             if isinstance(answer.error, errors.RowFailed) and self._defer(lease, failed):
                 return
-            self._row_failed(failed)
+            self._copies.settle(lease.lease_id, failed)
             return
         pending.answers[row[1]] = answer
         pending.missing -= 1

@@ -138,7 +138,7 @@ class Catalogue:
                 f"model {name} has no version {version[:_SHOWN]!r}; "
                 f"the live version is {model.description.version}"
             )
-        if name not in self._live and not self._holds(name, model):
+        if not self._takes(name, model):
             raise errors.NotReady(
                 f"model {name} has no running replica at the moment", retry_after_s=_RETRY_AFTER_S
             )
@@ -151,9 +151,14 @@ class Catalogue:
             return self._fallbacks.get(name, "")
         return served.description.reuse.fallback
 
-    def _holds(self, name: str, model: ServedModel) -> bool:
-        """A model that changes hands keeps taking requests for a while."""
-        return model.replicas > 0 or time.monotonic() - self._gone_at.get(name, 0.0) < _HOLD_S
+    def _takes(self, name: str, model: ServedModel) -> bool:
+        """A model that changes hands, or none of whose replicas can be reached, keeps taking
+        requests for a while: its replica may be back before their time is up."""
+        if model.replicas > 0:
+            if self._gone_at:
+                self._gone_at.pop(name, None)
+            return True
+        return time.monotonic() - self._gone_at.setdefault(name, time.monotonic()) < _HOLD_S
 
     def ready(self, name: str) -> bool:
         model = self._served.get(name)

@@ -27,6 +27,7 @@ from routers.types import (
     Dispatch,
     Event,
     Evict,
+    Heard,
     Reason,
     Reject,
     Replicas,
@@ -233,6 +234,9 @@ class CoreLoop(Generic[P]):
         )
 
     # ---- what calls ask of a lease's requests (`BatchCallsOwner`, `StreamCallsOwner`) ------------
+
+    def heard(self, replica_id: str) -> None:
+        self._take(Heard(replica_id), clock())
 
     def takes(self, pending: P) -> bool:
         return self.terms.take(pending.terms)

@@ -14,6 +14,7 @@ import contextvars
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import Generic, TypeVar
 
@@ -26,6 +27,7 @@ from routers.types import Dispatch, LeaseEnd, Report
 
 UNREACHED_RETRY_S = 0.01  # an unstarted lease is placed again, elsewhere, after so long
 _LATE_EVERY_S = 1.0
+_HEARD_EVERY_S = 0.2  # how often a replica's words are passed on as a sign of life; below any wait
 logger = logging.getLogger("headrace.queue")
 
 
@@ -54,6 +56,7 @@ class LeaseCalls(Generic[S]):
         self._sent: dict[int, S] = {}
         self._at: dict[str, dict[int, S]] = {}  # by replica
         self._listed: set[str] = set()
+        self._heard_at: dict[str, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.ends = dict.fromkeys(BatchEnd, 0)
         channel.listener = self
@@ -79,6 +82,7 @@ class LeaseCalls(Generic[S]):
         for replica_id in self._listed - known - self._at.keys():
             self._channel.release(replica_id)
         self._listed = known
+        self._heard_at = {uid: at for uid, at in self._heard_at.items() if uid in known}
 
     def close(self) -> None:
         """Ends every connection; what is out is lost."""
@@ -111,6 +115,10 @@ class LeaseCalls(Generic[S]):
 
     def _closed(self, sent: S, end: LeaseEnd, report: Report) -> None:
         """It ended without an answer."""
+        raise NotImplementedError
+
+    def _heard(self, replica_id: str) -> None:
+        """The replica has said something, whatever it was."""
         raise NotImplementedError
 
     # ---- on the way out -----------------------------------------------------------------------
@@ -156,6 +164,10 @@ class LeaseCalls(Generic[S]):
     def received(self, replica_id: str, frame: Frame) -> None:
         """A message that does not add up costs its own lease, and nothing else. Raises FrameError
         where it is not known which leases it was about: the connection is not to go on."""
+        now = monotonic()
+        if now - self._heard_at.get(replica_id, -inf) >= _HEARD_EVERY_S:
+            self._heard_at[replica_id] = now
+            self._heard(replica_id)
         sent = self._sent.get(frame.lease_id) if frame.lease_id else None
         if sent is not None and sent.lease.replica_id != replica_id:
             sent = None

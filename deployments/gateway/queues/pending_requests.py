@@ -96,7 +96,8 @@ class Prompt:
 class PendingStreamRequest:
     """`status`: HTTP's, of the first piece. Times are on the monotonic clock, 0.0: not yet;
     `first_at`, `last_at`: when its first and its last token came. `replica_id`: where it runs or
-    ran last. `last_reported`: output tokens that the queue has passed on to the dispatcher."""
+    ran last, `lease_id`: as what. `last_reported`: output tokens that the queue has passed on to
+    the dispatcher."""
 
     request: Request
     prompt: Prompt
@@ -110,6 +111,7 @@ class PendingStreamRequest:
     first_at: float = 0.0
     last_at: float = 0.0
     replica_id: str = ""
+    lease_id: int = 0
     last_reported: int = 0
     _unread: list[bytes] = field(default_factory=list)
     _unread_bytes: int = 0

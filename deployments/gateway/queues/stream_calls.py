@@ -43,6 +43,9 @@ class StreamCallsOwner(Protocol):
 
     def links_changed(self) -> None: ...
 
+    def heard(self, replica_id: str) -> None:
+        """The replica has said something."""
+
     def takes(self, pending: PendingStreamRequest) -> bool:
         """Whether the live version takes its prompt."""
 
@@ -128,6 +131,9 @@ class StreamCalls(LeaseCalls[StreamRun]):
             end = self._owner.ended(run, piece, _report(piece, message))
             self._remove(run)
             self._count(LEASE_COUNTS[end])
+
+    def _heard(self, replica_id: str) -> None:
+        self._owner.heard(replica_id)
 
     def _started(self, run: StreamRun) -> None:
         self._owner.opened(run)

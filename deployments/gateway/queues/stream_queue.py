@@ -116,6 +116,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
     def _open(self, lease: Dispatch, now: float) -> None:
         pending = self._pending[lease.rows[0][0]]
         pending.dispatched_at, pending.replica_id = now, lease.replica_id
+        pending.lease_id = lease.lease_id
         self.calls.begin(lease, pending, now)
 
     def _abort(self, action: Abort) -> None:
@@ -125,9 +126,11 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
             self.calls.abort(action.lease_id)
 
     def _is_live(self, run: StreamRun) -> bool:
-        """Whether its caller waits for this very run."""
-        request = run.pending.request
-        return request.request_id == run.lease.rows[0][0] and request.request_id in self._pending
+        """Whether its caller waits for this very run, not for one that took its place."""
+        request, lease = run.pending.request, run.lease
+        if run.pending.lease_id != lease.lease_id:
+            return False
+        return request.request_id == lease.rows[0][0] and request.request_id in self._pending
 
     # ---- what becomes of runs (`StreamCallsOwner`) ------------------------------------------
 

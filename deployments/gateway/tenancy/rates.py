@@ -1,29 +1,41 @@
 """Is a tenant within its own rates, at this gateway?
 
-One pair of token buckets a tenant that has rates, each filled with this gateway's share of what the
-settings say for all of them. Requests are counted by their headers, tokens once lengths are known;
-what is refused later, or answered from a cache, is counted all the same. Tenants that are read
-again keep their levels. What other gateways leave unused is not passed on: traffic that reaches one
-of two gateways alone gets half of the rate there.
+A share of each of a tenant's rates, in a token bucket; `routers.admission.rate_share` says how
+large it is, given what the other gateways say of the same tenant each second. Requests are counted
+by their headers, tokens once lengths are known; what is refused later, or answered from a cache, is
+counted all the same. Tenants that are read again keep their levels. Nothing is said of tenants that
+nobody has asked for lately.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 
 from deployments.contract import errors
 from deployments.gateway.tenancy.tenants import Tenant
 from deployments.settings.tenant import RateSettings
-from routers.admission.rate_limit import Rate, RateLimit
+from routers.admission.rate_limit import Rate
+from routers.admission.rate_share import RateShare, RateUse
+
+RateReport = dict[str, list[float]]
+"""By tenant: requests asked for a second, requests passed, tokens asked for a second, tokens
+passed."""
+
+_LEAST_ASKED_PER_S = 1e-3  # what decays below it says nothing any more
 
 
 @dataclass(slots=True)
 class _TenantLimit:
     rate: RateSettings
-    limit: RateLimit
+    requests: RateShare
+    tokens: RateShare
+
+    def use(self, now: float) -> list[float]:
+        uses = self.requests.use(now), self.tokens.use(now)
+        return [figure for use in uses for figure in (use.asked_per_s, use.passed)]
 
 
 class Rates:
@@ -38,8 +50,7 @@ class Rates:
         """Counts one request. Raises OverOwnLimit."""
         if tenant.rate.requests_per_s is None:
             return
-        now = self._clock()
-        wait_s = self._limit(tenant, now).take(1, 0, now)
+        wait_s = self._take(self._limit(tenant).requests, 1)
         if wait_s > 0.0:
             raise errors.OverOwnLimit(
                 f"this tenant has used its rate of {tenant.rate.requests_per_s:g} requests a "
@@ -52,8 +63,7 @@ class Rates:
         """Counts a request's tokens. Raises OverOwnLimit."""
         if tenant.rate.tokens_per_s is None:
             return
-        now = self._clock()
-        wait_s = self._limit(tenant, now).take(0, tokens, now)
+        wait_s = self._take(self._limit(tenant).tokens, tokens)
         if wait_s > 0.0:
             raise errors.OverOwnLimit(
                 f"this tenant has used its rate of {tenant.rate.tokens_per_s:g} tokens a second "
@@ -65,25 +75,60 @@ class Rates:
     def spend(self, tenant: Tenant, tokens: int) -> None:
         """Counts tokens that were given already: what is over the rate is owed."""
         if tenant.rate.tokens_per_s is not None and tokens > 0:
-            now = self._clock()
-            self._limit(tenant, now).tokens.take(tokens, now)
+            limit, now = self._limit(tenant).tokens, self._clock()
+            limit.asks(tokens, now)
+            limit.take(tokens, now)
 
-    def _limit(self, tenant: Tenant, now: float) -> RateLimit:
-        kept = self._kept.get(tenant.name)
+    def report(self) -> RateReport:
+        """What the other gateways are to hear of this one, as plain data."""
+        if self._gateways <= 1:
+            return {}
+        now = self._clock()
+        uses = {name: limit.use(now) for name, limit in self._kept.items()}
+        return {n: use for n, use in uses.items() if max(use[0], use[2]) > _LEAST_ASKED_PER_S}
+
+    def hear(self, others: Mapping[str, RateReport]) -> None:
+        """What all other gateways have said last, by gateway."""
+        now = self._clock()
+        for name, limit in self._kept.items():
+            uses = {gateway: report.get(name) for gateway, report in others.items()}
+            limit.requests.hear(_uses(uses, 0), now)
+            limit.tokens.hear(_uses(uses, 2), now)
+
+    def _take(self, share: RateShare, amount: float) -> float:
+        """0.0: taken. Else nothing was, and after so many seconds it may be."""
+        now = self._clock()
+        share.asks(amount, now)
+        wait_s = share.wait_s(amount, now)
+        if wait_s == 0.0:
+            share.take(amount, now)
+        return wait_s
+
+    def _limit(self, tenant: Tenant) -> _TenantLimit:
+        kept, rate = self._kept.get(tenant.name), tenant.rate
         if kept is None:
-            limit = RateLimit(*self._shares(tenant.rate), now)
-            kept = self._kept[tenant.name] = _TenantLimit(tenant.rate, limit)
-        elif kept.rate is not tenant.rate and kept.rate != tenant.rate:
-            kept.rate = tenant.rate
-            kept.limit.change(*self._shares(tenant.rate), now)
-        return kept.limit
+            shares = [RateShare.equal(each, self._gateways, self._clock()) for each in _whole(rate)]
+            kept = self._kept[tenant.name] = _TenantLimit(rate, *shares)
+        elif kept.rate is not rate and kept.rate != rate:
+            requests, tokens = _whole(rate)
+            kept.rate = rate
+            kept.requests.change(requests, self._clock())
+            kept.tokens.change(tokens, self._clock())
+        return kept
 
-    def _shares(self, rate: RateSettings) -> tuple[Rate, Rate]:
-        return (
-            self._share(rate.requests_per_s, rate.burst_s),
-            self._share(rate.tokens_per_s, rate.burst_s),
-        )
 
-    def _share(self, per_s: float | None, burst_s: float) -> Rate:
-        per_s = inf if per_s is None else per_s
-        return Rate(per_s, per_s * burst_s).share(self._gateways)
+def _whole(rate: RateSettings) -> tuple[Rate, Rate]:
+    return _rate(rate.requests_per_s, rate.burst_s), _rate(rate.tokens_per_s, rate.burst_s)
+
+
+def _rate(per_s: float | None, burst_s: float) -> Rate:
+    per_s = inf if per_s is None else per_s
+    return Rate(per_s, per_s * burst_s)
+
+
+def _uses(reports: Mapping[str, list[float] | None], at: int) -> dict[str, RateUse]:
+    """A gateway that says nothing of a tenant is asked for nothing, and has passed what it had."""
+    return {
+        gateway: RateUse(0.0, 0.0) if each is None else RateUse(each[at], each[at + 1])
+        for gateway, each in reports.items()
+    }

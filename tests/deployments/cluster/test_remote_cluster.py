@@ -169,3 +169,8 @@ def test_the_switch_of_the_controllers_changes_what_is_published_alone() -> None
     assert {name for name in before if before[name] != after[name]} == {"headrace-tenants"}
     published = parse_tenants(after["headrace-tenants"]["args"]["tenants"], "published")
     assert (published.controllers.frozen, published.tenants["acme"].weight) == (True, 3)
+    again = after["headrace-tenants"]["args"]
+    cluster(serve).freeze(True)  # an operator may have let them learn again meanwhile
+    assert serve.apps["headrace-tenants"]["deployed_app_config"]["args"] != again
+    cluster(serve).freeze(False)
+    assert cluster(serve).deploy(config(tenants={"acme": {"weight": 3}})) == []

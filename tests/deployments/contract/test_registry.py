@@ -165,6 +165,12 @@ def test_snapshots_of_gateways_that_went_are_dropped(registry: Registry) -> None
     assert registry.gateways == {}
 
 
+def test_a_gateway_that_tells_its_rates_hears_what_the_others_said(registry: Registry) -> None:
+    assert registry.push("a", {"rates": {"acme": [1.0]}}, 0.0) == {}
+    assert registry.push("b", {}, 0.0) == {"a": {"acme": [1.0]}}
+    assert registry.push("a", {"rates": {}}, 1.0) == {}
+
+
 def test_progress_is_kept_by_replica_and_failures_until_the_next_try(registry: Registry) -> None:
     registry.report(ReplicaProgress("device", "r1", "failed", 0.0, "no memory"))
     registry.report(ReplicaProgress("device", "r2", "staging", 0.1))

@@ -48,6 +48,13 @@ WRITTEN: dict[str, Any] = {
         "max_utilisation": 0.7,
         "min_samples": 10,
     },
+    "silence": {
+        "mode": "off",
+        "quantile": 0.9,
+        "least_ms": 100,
+        "most_ms": 5000,
+        "after_ms": 700,
+    },
     "outliers": {"eject_ratio": 3, "max_ejected": 0.25, "probe_s": 2, "max_probe_s": 20},
 }
 # What the loaded model or the machine's own measurements say, not the file.
@@ -101,6 +108,13 @@ def test_defaults_are_the_cores_own(description: Describe) -> None:
     differs = {f.name for f in fields(own) if getattr(found, f.name) != getattr(own, f.name)}
     assert differs == {"buckets"}
     assert found.buckets.adaptive
+
+
+def test_streams_may_be_silent_for_longer_than_between_two_signs_of_life(
+    description: Describe,
+) -> None:
+    assert told(description, task="generate").silence.least_s == 2.5
+    assert told(description, task="generate", silence={"least_ms": 300}).silence.least_s == 0.3
 
 
 def test_the_core_starts_from_the_replicas_profile(description: Describe) -> None:

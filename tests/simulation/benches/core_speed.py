@@ -100,18 +100,19 @@ def record(
 class Callers:
     """Each asks again once it was answered, until `requests` have been; weights are 1 to 4."""
 
-    def __init__(self, level: int, requests: int, seed: int = 1) -> None:
+    def __init__(self, level: int, requests: int, tenants: int, seed: int = 1) -> None:
         self._rng = random.Random(seed)
         self._level = level
         self._left = requests
+        self._tenants = tenants
 
     def first(self) -> Iterator[Arrival]:
         for caller in range(self._level):
-            yield self._asks(caller % TENANTS, 0.0)
+            yield self._asks(caller % self._tenants, 0.0)
 
     def follow(self, fate: object, now: float) -> Arrival | None:
         self._left -= 1
-        return self._asks(self._rng.randrange(TENANTS), now) if self._left >= 0 else None
+        return self._asks(self._rng.randrange(self._tenants), now) if self._left >= 0 else None
 
     def _asks(self, tenant: int, now: float) -> Arrival:
         lengths = (mix(self._rng),)
@@ -123,6 +124,7 @@ class Callers:
 class Level:
     """The first `filling` events bring the level about, the rest serve `requests` at it."""
 
+    settings: DispatcherSettings
     told: list[Told]
     filling: int
     requests: int
@@ -131,20 +133,35 @@ class Level:
 
 def level_of(waiting: int, requests: int) -> Level:
     """Replicas join once all callers wait; the level holds until `requests` were answered."""
-    callers = Callers(waiting, requests)
     devices = tuple(SimDevice(f"r{n}", service_s, joins_at=1e-6) for n in range(REPLICAS))
-    told, tally = record(SETTINGS, callers.first(), World(devices, follow=callers.follow))
-    arrivals = 0
-    for number, each in enumerate(told):
+    return recorded(SETTINGS, Callers(waiting, requests, TENANTS), waiting, requests, devices)
+
+
+def recorded(
+    settings: DispatcherSettings,
+    callers: Callers,
+    filling: int,
+    requests: int,
+    devices: tuple[SimDevice, ...],
+) -> Level:
+    """`filling`: requests that come before those that count."""
+    told, tally = record(settings, callers.first(), World(devices, follow=callers.follow))
+    arrivals, filled = 0, 0
+    for number, each in enumerate(told, start=1):
         arrivals += type(each.event).__name__ == "Arrive"
-        if arrivals == waiting + requests:
-            return Level(told[: number + 1], waiting, requests, tally.rows / tally.batches)
+        if arrivals == filling and not filled:
+            filled = number
+        if arrivals == filling + requests:
+            return Level(settings, told[:number], filled, requests, tally.rows / tally.batches)
     raise AssertionError("the simulation lost a request")
 
 
 def request_us(level: Level) -> float:
-    """Microseconds of processor time a request in a fresh dispatcher."""
-    step = Dispatcher(SETTINGS).step
+    """Microseconds of processor time a request in a fresh dispatcher. What was recorded is none of
+    its garbage, and not looked through for any."""
+    gc.collect()
+    gc.freeze()
+    step = Dispatcher(level.settings).step
     for each in level.told[: level.filling]:
         step(each.event, each.now)
     rest = level.told[level.filling :]

@@ -20,6 +20,7 @@ from deployments.contract.description import (
 )
 from deployments.contract.registry import View
 from deployments.contract.replica_directory import RunningReplica, directory_for
+from deployments.gateway.queues import catalogue
 from deployments.gateway.queues.catalogue import Catalogue
 
 Describe = Callable[..., ModelDescription]
@@ -161,6 +162,24 @@ async def test_a_model_whose_replicas_cannot_be_reached_is_not_ready(
     await until(lambda: not following.catalogue.ready("device"))
     assert following.catalogue.waiting_for == ["device"]
     assert following.catalogue.find("device").replicas == 0  # and requests wait for it
+
+
+async def test_a_model_that_stays_out_of_reach_is_503_until_a_replica_is_back(
+    following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(catalogue.time, "monotonic", lambda: now[0])
+    following.run(description())
+    await following.registry.tell(description())
+    served = following.catalogue.find("device")
+    for _ in range(2):  # each time anew
+        monkeypatch.setattr(type(served), "replicas", property(lambda self: 0))
+        assert following.catalogue.find("device") is served
+        now[0] += catalogue._HOLD_S
+        with pytest.raises(errors.NotReady):
+            following.catalogue.find("device")
+        monkeypatch.setattr(type(served), "replicas", property(lambda self: 1))
+        assert following.catalogue.find("device") is served
 
 
 async def test_who_stands_in_is_known_before_a_model_was_ready(

@@ -16,6 +16,7 @@ from far_end import FarEnd, reply_of
 
 from deployments.contract.channel.frames import Frame, Kind
 from deployments.contract.replica_directory import RunningReplica
+from deployments.gateway.queues import lease_calls
 from deployments.gateway.queues.batch_calls import BatchCalls, SentBatch
 from deployments.gateway.queues.core_loop import VersionTerms
 from deployments.gateway.queues.lease_calls import UNREACHED_RETRY_S
@@ -37,10 +38,14 @@ class Owner:
         self.failures: list[int] = []
         self.refused: list[PendingBatchRequest] = []
         self.started: list[int] = []
+        self.spoke: list[str] = []
         self.callers: set[str] = set()
         self.on_answer: Callable[[SentBatch], bool] = lambda sent: True
 
     def links_changed(self) -> None: ...
+
+    def heard(self, replica_id: str) -> None:
+        self.spoke.append(replica_id)
 
     def takes(self, pending: PendingBatchRequest) -> bool:
         return True
@@ -353,3 +358,17 @@ async def test_a_replica_that_is_listed_again_in_time_is_not_let_go(out: Out) ->
     out.calls.follow(listed("r1"))
     out.far.reply(1, reply_of(5.0))
     assert out.far.released == []
+
+
+async def test_whatever_a_replica_says_is_a_sign_of_life_but_not_every_word(
+    out: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(lease_calls, "monotonic", lambda: now)
+    out.receive("r1", Kind.STARTED, 9)
+    out.receive("r1", Kind.STARTED, 9)
+    out.receive("r2", Kind.FAULT, 9, b"why")
+    assert out.owner.spoke == ["r1", "r2"]
+    now += 0.2
+    out.receive("r1", Kind.STARTED, 9)
+    assert out.owner.spoke == ["r1", "r2", "r1"]

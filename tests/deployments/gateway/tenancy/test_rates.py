@@ -1,10 +1,12 @@
-"""Rates are a tenant's own, shared out over gateways, and survive a change of the tenants' file."""
+"""Rates are a tenant's own, shared by gateways as they are asked for, and survive a change of the
+tenants' file."""
 
 from __future__ import annotations
 
 import pytest
 
 from deployments.contract.errors import OverOwnLimit
+from deployments.contract.registry import Registry
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import Tenant
 from deployments.settings.tenant import RateSettings
@@ -92,3 +94,70 @@ def test_a_rate_that_shrinks_holds_at_once() -> None:
     rates = Rates(1, Clock())
     rates.take_request(tenant(requests_per_s=50))
     assert requests_until_refused(rates, tenant(requests_per_s=5)) == 5
+
+
+# ---- several gateways, which tell each other through the registry
+
+
+def exchange(registry: Registry, gateways: dict[str, Rates], now: float) -> None:
+    for name, rates in gateways.items():
+        rates.hear(registry.push(name, {"rates": rates.report()}, now))  # type: ignore[arg-type]
+
+
+def second(gateways: dict[str, Rates], of: Tenant, clock: Clock, asked: dict[str, int]) -> int:
+    """Requests that pass in a second in which so many come to each."""
+    passed = 0
+    for _ in range(100):
+        clock.now += 0.01
+        for name, count in asked.items():
+            for _ in range(count // 100):
+                try:
+                    gateways[name].take_request(of)
+                    passed += 1
+                except OverOwnLimit:
+                    pass
+    return passed
+
+
+@pytest.mark.parametrize("asked", [{"a": 100, "b": 0}, {"a": 100, "b": 100}, {"a": 300, "b": 100}])
+def test_two_gateways_pass_the_whole_rate_wherever_it_is_asked_for(asked: dict[str, int]) -> None:
+    clock, registry = Clock(), Registry(born_s=0.0)
+    gateways = {name: Rates(2, clock) for name in ("a", "b")}
+    of = tenant(requests_per_s=50, burst_s=1)
+    passed = []
+    for _ in range(30):
+        passed.append(second(gateways, of, clock, asked))
+        exchange(registry, gateways, clock.now)
+    assert sum(passed[10:]) / 20 == pytest.approx(50, rel=0.04)
+
+
+def test_tokens_that_are_owed_are_owed_to_all_gateways() -> None:
+    clock, registry = Clock(), Registry(born_s=0.0)
+    gateways = {name: Rates(2, clock) for name in ("a", "b")}
+    of = tenant(tokens_per_s=10)
+    for name in ("a", "b"):
+        gateways[name].take_tokens(of, 1)
+    for _ in range(2):
+        clock.now += 1.0
+        exchange(registry, gateways, clock.now)
+    gateways["a"].spend(of, 1000)
+    for _ in range(2):
+        clock.now += 1.0
+        exchange(registry, gateways, clock.now)
+    with pytest.raises(OverOwnLimit):
+        gateways["b"].take_tokens(of, 1)
+
+
+def test_a_tenant_that_nobody_asks_for_is_not_spoken_of() -> None:
+    clock = Clock()
+    rates = Rates(2, clock)
+    rates.take_request(tenant(requests_per_s=5))
+    assert list(rates.report()) == ["acme"]
+    clock.now += 60.0
+    assert rates.report() == {}
+
+
+def test_a_gateway_alone_has_nothing_to_tell() -> None:
+    rates = Rates(1, Clock())
+    rates.take_request(tenant(requests_per_s=5))
+    assert rates.report() == {}
