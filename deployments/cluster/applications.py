@@ -13,6 +13,7 @@ from ray import serve
 
 from deployments.cluster.serve_config import GRACE_S
 from deployments.contract.app_names import (
+    ANCHOR_DEPLOYMENT,
     GATEWAY_DEPLOYMENT,
     directory_key,
     model_deployment,
@@ -58,7 +59,7 @@ def model(args: dict[str, Any]) -> Any:
 
     anchor: Any = serve.deployment(
         ModelAnchor,
-        name="anchor",
+        name=ANCHOR_DEPLOYMENT,
         num_replicas=1,
         ray_actor_options={"num_cpus": 0},
         max_surge_percent=100,

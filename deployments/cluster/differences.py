@@ -9,6 +9,7 @@ Source: reading of ray 2.60 `serve/_private/deploy_utils.py`, `version.py`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +22,7 @@ _REPLACES = (
 )  # fmt: skip
 _ABSENT = "unset"
 _SHOWN = 60
+_QUERY = re.compile(r"(?<=\S)\?[^#\s]*")  # of a URL: it may be a signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +92,5 @@ def _changes(old: Any, new: Any, path: str) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    text = _ABSENT if value is None else str(value)
+    text = _ABSENT if value is None else _QUERY.sub("?...", str(value))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

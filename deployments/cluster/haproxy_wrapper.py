@@ -56,8 +56,10 @@ _SILENCE = """\
     srvtcpka-cnt 3
 """
 # Only what was read whole can be sent again, so it is read first (up to HAProxy's buffer, 16 KiB).
+# A request that ends the gateways it meets ends three of them at most.
 _REPLAY = """\
     option http-buffer-request
+    retries 2
     retry-on conn-failure empty-response
 """
 _ONCE = "    http-request disable-l7-retry if { req.hdr(x-idempotent) -m str -i false }\n"

@@ -10,12 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from deployments.cluster.addresses import in_cluster
 from deployments.cluster.differences import Applications, by_name
+from deployments.cluster.ray_env import config_env
 from deployments.cluster.serve_config import BUILDERS
 from deployments.cluster.serve_rest import ClusterError
 from deployments.contract.app_names import GATEWAY_APP
+from deployments.settings.gateway import GatewaySettings
 
 _LISTENS = ("host", "port")
+_UNSAFE = {
+    "HEADRACE_HAPROXY_HOST", "HEADRACE_HAPROXY_ADMIN_HOST", "HEADRACE_HAPROXY_REPLAY",
+    "RAY_SERVE_HAPROXY_STATS_PORT", "RAY_SERVE_HAPROXY_METRICS_PORT",
+}  # fmt: skip
 
 
 def ours(details: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -70,17 +77,31 @@ def _conflict(
 
 
 def _check_heard_once(config: Mapping[str, Any], running: Applications) -> None:
-    """What HAProxy is told by Serve's controller, which hears it when Serve starts and never again,
-    and without which requests might run twice."""
-    if GATEWAY_APP not in running:
-        return
-    was = running[GATEWAY_APP]["args"]["settings"].get("replay", True)
-    new = by_name(config)[GATEWAY_APP]["args"]["settings"].get("replay", True)
-    if was != new:
+    """HAProxy is told by Serve's controller, which hears it when Serve starts and never again:
+    raises ClusterError for what would make it unsafe or unreachable to be told something else."""
+    changed = _heard_once(config, running) & _UNSAFE
+    if changed:
         raise ClusterError(
-            f"gateway.replay is {was} there, and Serve hears it only when it starts: "
+            f"{', '.join(sorted(changed))} would change, which Serve hears only when it starts: "
             "`headrace stop --address`, `serve shutdown`, then deploy"
         )
+
+
+def heard_later(config: Mapping[str, Any], details: Mapping[str, Any]) -> list[str]:
+    """Names of what the processes that run there hear only when Serve starts anew."""
+    return sorted(_heard_once(config, ours(details)) - _UNSAFE)
+
+
+def _heard_once(config: Mapping[str, Any], running: Applications) -> set[str]:
+    if GATEWAY_APP not in running:
+        return set()
+    old, new = _environment(running), _environment(by_name(config))
+    return {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+
+
+def _environment(applications: Applications) -> dict[str, str]:
+    settings = applications[GATEWAY_APP]["args"]["settings"]
+    return config_env(in_cluster(GatewaySettings.model_validate(settings)))
 
 
 def _check_address(wanted: Mapping[str, Any], running: Mapping[str, Any]) -> None:

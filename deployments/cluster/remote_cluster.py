@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.cluster.differences import Difference, by_name, differences
-from deployments.cluster.merging import merged, only_others, ours
+from deployments.cluster.merging import heard_later, merged, only_others, ours
 from deployments.cluster.serve_rest import ClusterError, ServeRest
-from deployments.contract.app_names import GATEWAY_APP, TENANTS_APP
+from deployments.contract.app_names import ANCHOR_DEPLOYMENT, GATEWAY_APP, TENANTS_APP
 from deployments.settings.load import parse_tenants, tenants_text
 from deployments.settings.tree import ControllerSettings
 
 _FAILED = "DEPLOY_FAILED"
 _RUNNING = "RUNNING"
 _POLL_S = 1.0
+_GONE_S = 3600.0  # whatever drains there has bounds of its own, which are shorter
 _MESSAGE_LINES = 6
 _TURN = "turn"  # of a tenants' application's arguments: how often the switch was set
 
@@ -68,13 +69,23 @@ class RemoteCluster:
         config = _in_turn(config, details)
         found = differences(ours(details), by_name(config))
         whole = merged(config, details)
-        failed = {s.name for s in states(details) if s.state == _FAILED}
+        changed = {each.application for each in found}
+        # Serve builds what has changed anew by itself, and some of what failed still answers.
+        failed = {
+            state.name
+            for state in states(details)
+            if state.state == _FAILED and not state.running and state.name not in changed
+        }
         again = [app for app in whole["applications"] if app["name"] not in failed]
         if len(again) < len(whole["applications"]):
             self._rest.put({**whole, "applications": again})
             self._until_gone(failed)
         self._rest.put(whole)
         return found
+
+    def heard_later(self, config: Mapping[str, Any]) -> list[str]:
+        """Variables that what runs there will hear only when Serve starts anew."""
+        return heard_later(config, self._rest.details())
 
     def watch(
         self, config: Mapping[str, Any], limit_s: float, say: Callable[[str], None]
@@ -132,7 +143,10 @@ class RemoteCluster:
         self._rest.put({"applications": [*switched.values(), *left]})
 
     def _until_gone(self, names: set[str]) -> None:
-        while names & self._rest.details().get("applications", {}).keys():
+        end = self._clock() + _GONE_S
+        while left := names & self._rest.details().get("applications", {}).keys():
+            if self._clock() > end:
+                raise ClusterError(f"{', '.join(sorted(left))} not gone after {_GONE_S:g} s")
             self._pause(_POLL_S)
 
 
@@ -166,7 +180,7 @@ def states(details: Mapping[str, Any]) -> Iterator[ApplicationState]:
     mine = ours(details)
     for name, app in details.get("applications", {}).items():
         if name in mine:
-            counted = [d for n, d in app["deployments"].items() if n != "anchor"]
+            counted = [d for n, d in app["deployments"].items() if n != ANCHOR_DEPLOYMENT]
             running = sum(_running(deployment) for deployment in counted)
             target = sum(deployment["target_num_replicas"] for deployment in counted)
             yield ApplicationState(name, app["status"], running, target, _message(app))

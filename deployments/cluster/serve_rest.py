@@ -73,10 +73,6 @@ class ServeRest:
         """The whole list of applications: what was put before and is not in it is deleted."""
         self._ask("PUT", json=dict(config))
 
-    def shut_down(self) -> None:
-        """Ends Serve, with all its applications."""
-        self._ask("DELETE")
-
     def close(self) -> None:
         self._client.close()
 

@@ -7,6 +7,8 @@ left without tenants would let everybody in.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from typing import Any
 
 from deployments.contract import tenants_store
@@ -18,4 +20,5 @@ class TenantsPublisher:
         """`args`: {"tenants": text of a tenants file, "priorities": the gateway's}. Raises
         SettingsErrors: Serve then shows what is wrong, and what was published before stays."""
         parse_tenants(args["tenants"], "tenants", args["priorities"])
-        tenants_store.publish(args["tenants"])
+        deployment = hashlib.sha256(json.dumps(args, sort_keys=True).encode()).hexdigest()
+        tenants_store.publish_deployed(args["tenants"], deployment)

@@ -6,6 +6,7 @@ GATEWAY_APP = "gateway"
 GATEWAY_DEPLOYMENT = "gateway"
 TENANTS_APP = "headrace-tenants"
 MODEL_DEPLOYMENT = "model"
+ANCHOR_DEPLOYMENT = "anchor"
 
 
 def model_app(name: str) -> str:

@@ -8,6 +8,7 @@ replica's details. Held in place by tests/integration/test_ray_contract.py.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import ray
@@ -17,8 +18,9 @@ from ray.serve.generated.serve_pb2 import (  # type: ignore[attr-defined]
     StatusOverview,
 )
 
-from deployments.contract.app_names import is_model_app, model_name
+from deployments.contract.app_names import ANCHOR_DEPLOYMENT, is_model_app, model_name
 
+_ANSWER_S = 5.0
 _DELETING = ApplicationStatus.Value("APPLICATION_STATUS_DELETING")
 
 
@@ -42,7 +44,7 @@ class ServeList:
         if self._controller is None:
             self._controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         try:
-            return await getattr(self._controller, method).remote()
+            return await asyncio.wait_for(getattr(self._controller, method).remote(), _ANSWER_S)
         except Exception:
             self._controller = None  # a new Serve has another
             raise
@@ -54,5 +56,12 @@ def model_names(statuses: list[bytes]) -> set[str]:
     return {
         model_name(each.name)
         for each in overviews
-        if is_model_app(each.name) and each.app_status.status != _DELETING
+        if is_model_app(each.name) and each.app_status.status != _DELETING and _is_ours(each)
     }
+
+
+def _is_ours(overview: Any) -> bool:
+    """Somebody else's application may have such a name; a model's has an anchor, once it has
+    anything."""
+    names = [each.name for each in overview.deployment_statuses.deployment_status_infos]
+    return not names or ANCHOR_DEPLOYMENT in names

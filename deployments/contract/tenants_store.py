@@ -12,10 +12,20 @@ from ray.experimental import internal_kv
 
 _NAMESPACE = b"headrace"
 _KEY = b"tenants"
+_DEPLOYED = b"tenants-deployed"
 
 
 def publish(text: str) -> None:
     internal_kv._internal_kv_put(_KEY, text.encode(), overwrite=True, namespace=_NAMESPACE)
+
+
+def publish_deployed(text: str, deployment: str) -> None:
+    """What a deployment says, once: a process that is started again for the same one must not take
+    back what an operator has published since."""
+    mark = deployment.encode()
+    if internal_kv._internal_kv_get(_DEPLOYED, namespace=_NAMESPACE) != mark:
+        publish(text)
+        internal_kv._internal_kv_put(_DEPLOYED, mark, overwrite=True, namespace=_NAMESPACE)
 
 
 def fetch() -> str | None:

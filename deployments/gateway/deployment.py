@@ -47,8 +47,11 @@ class Gateway:
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         keep_replica_calls_local()
-        settings = GatewaySettings.model_validate(args["settings"])
         context = serve.get_replica_context()
+        # How many gateways there are stands in no argument: another number restarts none.
+        settings = GatewaySettings.model_validate(args["settings"]).model_copy(
+            update={"replicas": max(1, context.world_size)}
+        )
         rank = context.rank.rank if context.rank is not None else 0
         self._name = f"gateway-{rank}"
         self._uid = context.replica_id.unique_id

@@ -30,6 +30,7 @@ def deploy(path: Path, address: str | None, *, wait: bool) -> int:
     settings = _portable(path)
     config = serve_config(settings)
     cluster = _cluster(address)
+    _say_later(cluster.heard_later(config))
     _say(cluster.deploy(config))
     if not wait:
         return 0
@@ -42,7 +43,9 @@ def deploy(path: Path, address: str | None, *, wait: bool) -> int:
 
 def diff(path: Path, address: str) -> int:
     """Says what `deploy` would do, and why. Raises SettingsErrors and ClusterError."""
-    _say(_cluster(address).differences(serve_config(_portable(path))))
+    cluster, config = _cluster(address), serve_config(_portable(path))
+    _say_later(cluster.heard_later(config))
+    _say(cluster.differences(config))
     return 0
 
 
@@ -80,6 +83,11 @@ def _cluster(address: str | None) -> RemoteCluster:
 def _portable(path: Path) -> Settings:
     """For machines that are not this one: files are looked for there."""
     return load(path, here=False, absolute=False)
+
+
+def _say_later(names: list[str]) -> None:
+    for name in names:
+        click.echo(f"{name} is heard only when Serve starts (`serve shutdown`)", err=True)
 
 
 def _say(found: list[Difference]) -> None:

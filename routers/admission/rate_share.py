@@ -83,6 +83,7 @@ class RateShare:
     def hear(self, others: Mapping[str, RateUse], now: float) -> None:
         """What each other gateway says now; one that is missing is expected to pass an equal
         part."""
+        self.gateways = max(self.gateways, 1 + len(others))
         if self.whole.per_s == inf or self.gateways <= 1:
             return
         self.ledger.take(self._passed_since(others), now)

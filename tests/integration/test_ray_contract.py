@@ -65,14 +65,17 @@ def test_the_pin_router_finds_what_it_overrides_and_uses():
 
 
 def test_serves_controller_lists_applications_as_the_registry_reads_them():
-    def overview(name: str, status: int) -> bytes:
+    def overview(name: str, status: int, *deployments: str) -> bytes:
         message = serve_pb2.StatusOverview(name=name)
         message.app_status.status = status
+        for each in deployments:
+            message.deployment_statuses.deployment_status_infos.add(name=each)
         return bytes(message.SerializeToString())
 
     states = serve_pb2.ApplicationStatus
     listed = [
-        overview("model-a", states.Value("APPLICATION_STATUS_RUNNING")),
+        overview("model-a", states.Value("APPLICATION_STATUS_RUNNING"), "anchor", "model"),
+        overview("model-theirs", states.Value("APPLICATION_STATUS_RUNNING"), "app"),
         overview("model-b", states.Value("APPLICATION_STATUS_DEPLOY_FAILED")),
         overview("model-c", states.Value("APPLICATION_STATUS_DELETING")),
         overview("gateway", states.Value("APPLICATION_STATUS_RUNNING")),

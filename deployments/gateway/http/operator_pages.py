@@ -89,4 +89,9 @@ class OperatorPages:
             await asyncio.to_thread(self._tenants.publish_frozen, switch.frozen)
         except ValueError as wrong:
             raise errors.BadRequest(str(wrong)) from None
+        except Exception as fault:
+            # Whatever keeps the cluster's store from answering.
+            raise errors.NotReady(
+                f"the cluster's store does not answer: {fault}", retry_after_s=1.0
+            ) from None
         return {"frozen": switch.frozen}

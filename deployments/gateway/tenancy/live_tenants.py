@@ -19,10 +19,19 @@ from deployments.settings.load import SettingsErrors, load_tenants, parse_tenant
 from deployments.settings.tree import ControllerSettings, TenantsSettings
 from yaml_document.mistakes import Mistake
 
+_OPENS = (
+    "no tenant has a key any more, which would let everybody in; restart the gateways if that is "
+    "meant"
+)
 _PUBLISHED = "the published tenants"
 
 
 class TenantsSource(Protocol):
+    """`may_open`: whether tenants that have keys may be replaced by such that have none, which
+    lets everybody in."""
+
+    may_open: bool
+
     def signature(self) -> Hashable | None:
         """Of what would be read now: another one where it was replaced. None: it is not there."""
 
@@ -34,7 +43,10 @@ class TenantsSource(Protocol):
 
 
 class TenantsPath:
-    """A file, or a folder whose *.yaml files say it together."""
+    """A file, or a folder whose *.yaml files say it together. A file of keys that is gone from it
+    is more likely lost than meant."""
+
+    may_open = False
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path)
@@ -66,6 +78,8 @@ class PublishedTenants:
     """`fetch`: the text in the cluster's store, None where there is none; `publish` replaces it;
     both may raise."""
 
+    may_open = True
+
     def __init__(
         self, fetch: Callable[[], str | None], publish: Callable[[str], None] | None = None
     ) -> None:
@@ -91,6 +105,10 @@ class PublishedTenants:
         if self._publish is None:
             raise ValueError("the published tenants cannot be replaced here")
         self._publish(tenants_text(tenants))
+
+
+def _has_keys(settings: TenantsSettings) -> bool:
+    return any(tenant.keys for tenant in settings.tenants.values())
 
 
 class LiveTenants:
@@ -138,12 +156,18 @@ class LiveTenants:
         return True
 
     def publish_frozen(self, frozen: bool) -> None:
-        """The controllers' switch, for all gateways. Raises ValueError where it cannot be set."""
+        """The controllers' switch, for all gateways, beside the tenants as they are published now.
+        Raises ValueError where it cannot be set, and what the store raises."""
+        self.refresh()
+        if self.problem is not None:
+            raise ValueError(f"the tenants cannot be read: {self.problem}")
         switch = ControllerSettings(frozen=frozen)
         self._source.replace(self._settings.model_copy(update={"controllers": switch}))
 
     def _read(self) -> None:
         loaded = self._source.read(self._priorities)
+        if not self._source.may_open and _has_keys(self._settings) and not _has_keys(loaded):
+            raise SettingsErrors([Mistake("tenants", 0, "", _OPENS)])
         self._settings = loaded
         self.current = Tenants(loaded.tenants, self._priorities)
         self.operator_keys = frozenset(loaded.operators.keys)

@@ -39,7 +39,8 @@ class _TenantLimit:
 
 
 class Rates:
-    """`gateways`: how many there are. For one thread, the event loop's."""
+    """`gateways`: how many there are at least; those that are heard of count too. For one thread,
+    the event loop's."""
 
     def __init__(self, gateways: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._gateways = gateways
@@ -81,8 +82,6 @@ class Rates:
 
     def report(self) -> RateReport:
         """What the other gateways are to hear of this one, as plain data."""
-        if self._gateways <= 1:
-            return {}
         now = self._clock()
         uses = {name: limit.use(now) for name, limit in self._kept.items()}
         return {n: use for n, use in uses.items() if max(use[0], use[2]) > _LEAST_ASKED_PER_S}
@@ -90,6 +89,7 @@ class Rates:
     def hear(self, others: Mapping[str, RateReport]) -> None:
         """What all other gateways have said last, by gateway."""
         now = self._clock()
+        self._gateways = max(self._gateways, 1 + len(others))
         for name, limit in self._kept.items():
             uses = {gateway: report.get(name) for gateway, report in others.items()}
             limit.requests.hear(_uses(uses, 0), now)

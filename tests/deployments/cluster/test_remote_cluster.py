@@ -46,7 +46,9 @@ class Serve:
         same = before is not None and before["deployed_app_config"].get("args") == app.get("args")
         failed = app["name"] in self.failing
         status = before["status"] if same and before else "DEPLOY_FAILED" if failed else "RUNNING"
-        deployments = {"model": {"target_num_replicas": 1, "replicas": [{"state": "RUNNING"}]}}
+        answering = before["deployments"]["model"]["replicas"] if before else []
+        replicas = [{"state": "RUNNING"}] if status == "RUNNING" else answering
+        deployments = {"model": {"target_num_replicas": 1, "replicas": replicas}}
         return {
             "status": status,
             "message": "no memory" if status == "DEPLOY_FAILED" else "",
@@ -124,6 +126,33 @@ def test_a_failed_application_is_deleted_before_it_is_tried_again() -> None:
     cluster(serve).deploy(config())
     assert serve.puts[-2:] == [["gateway", "headrace-tenants"], OURS]
     assert cluster(serve).watch(config(), 10, lambda line: None) == []
+
+
+def test_a_failed_upgrade_is_not_deleted_while_what_was_there_answers() -> None:
+    serve = Serve()
+    cluster(serve).deploy(config())
+    serve.failing = {"model-device"}
+    slow = {"device": {"runtime": "synthetic", "options": {"base_ms": 9}}}
+    broken = serve_config(Settings.model_validate({"models": slow}))
+    cluster(serve).deploy(broken)
+    assert serve.apps["model-device"]["status"] == "DEPLOY_FAILED"
+    serve.puts.clear()
+    cluster(serve).deploy(config())  # other arguments: Serve tries them by itself
+    serve.apps["model-device"]["status"] = "DEPLOY_FAILED"
+    cluster(serve).deploy(config())  # the same ones, and a replica still runs
+    assert serve.puts == [OURS, OURS]
+
+
+def test_what_serve_hears_only_once_is_refused_where_it_matters_and_else_said() -> None:
+    serve = Serve()
+    cluster(serve).deploy(config())
+    for gateway in ({"replay": False}, {"host": "127.0.0.1"}, {"haproxy_stats_port": 9999}):
+        with pytest.raises(ClusterError, match="hears only when it starts"):
+            cluster(serve).deploy(config(gateway=gateway))
+    later = config(gateway={"limits": {"max_requests": 7}})
+    assert cluster(serve).heard_later(later) == ["HEADRACE_HAPROXY_MAX_REQUESTS"]
+    assert [d.kind for d in cluster(serve).deploy(later)] == ["restarted"]
+    assert cluster(serve).heard_later(later) == []
 
 
 def test_each_change_of_a_state_is_said_once_and_the_wait_is_bounded() -> None:

@@ -201,3 +201,12 @@ def test_serve_takes_what_is_asked_for_a_replica(config) -> None:
 
     for deployment in by_name(config(GROUPS))["model-device"]["deployments"]:
         RayActorOptionsSchema.model_validate(deployment["ray_actor_options"])
+
+
+def test_a_signature_in_a_url_is_not_shown() -> None:
+    def app(url: str) -> dict[str, Any]:
+        return {"name": "m", "args": {"source": url}}
+
+    old, new = app("https://h/a.onnx?sig=SECRET#sha256=1"), app("https://h/b.onnx?sig=OTHER")
+    (found,) = differences({"m": old}, {"m": new})
+    assert found.reasons == ("source: https://h/a.onnx?...#sha256=1 -> https://h/b.onnx?...",)

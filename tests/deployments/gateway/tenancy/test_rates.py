@@ -3,6 +3,8 @@ tenants' file."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from deployments.contract.errors import OverOwnLimit
@@ -157,7 +159,20 @@ def test_a_tenant_that_nobody_asks_for_is_not_spoken_of() -> None:
     assert rates.report() == {}
 
 
-def test_a_gateway_alone_has_nothing_to_tell() -> None:
-    rates = Rates(1, Clock())
-    rates.take_request(tenant(requests_per_s=5))
-    assert rates.report() == {}
+def test_gateways_that_are_added_while_it_runs_share_the_rate() -> None:
+    """Each was told that it is alone."""
+    clock, of = Clock(), tenant(requests_per_s=10, burst_s=1)
+    gateways = {name: Rates(1, clock) for name in "abc"}
+    passed = 0
+    for tick in range(2000):
+        clock.now = tick / 100
+        for rates in gateways.values():
+            with suppress(OverOwnLimit):
+                rates.take_request(of)
+                passed += 1
+        if tick % 100 == 0:
+            reports = {name: rates.report() for name, rates in gateways.items()}
+            for name, rates in gateways.items():
+                rates.hear({other: said for other, said in reports.items() if other != name})
+    # A burst each, the whole rate, and what had passed before it was heard of.
+    assert 200 <= passed <= 3 * 10 + 200 + 3 * 2 * 10

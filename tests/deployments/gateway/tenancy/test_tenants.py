@@ -287,12 +287,35 @@ def test_files_of_a_folder_say_it_together(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text(f"tenants: {{a: {{keys: ['{hashed}']}}}}\n")
     live = LiveTenants(TenantsPath(tmp_path))
     assert live.current.names == ("a", "b")
-    (tmp_path / "keys.yaml").unlink()
-    assert live.refresh()
+    assert live.current.identify(b"Bearer hr_a", None, None).tenant.weight == 3
     (tmp_path / "more.yaml").write_text("tenants: {a: {weight: 4}}\n")
     assert not live.refresh()
     assert live.problem is not None
     assert "tenants.a.weight: stands in another file of the folder too" in live.problem
+
+
+def test_keys_that_vanish_from_a_folder_do_not_open_the_door(tmp_path: Path) -> None:
+    (tmp_path / "tenants.yaml").write_text("tenants: {a: {weight: 3}}\n")
+    hashed = "sha256:" + hashlib.sha256(b"hr_a").hexdigest()
+    (tmp_path / "keys.yaml").write_text(f"tenants: {{a: {{keys: ['{hashed}']}}}}\n")
+    live = LiveTenants(TenantsPath(tmp_path))
+    (tmp_path / "keys.yaml").unlink()
+    assert not live.refresh()
+    assert "no tenant has a key any more" in (live.problem or "")
+    assert live.current.identify(b"Bearer hr_a", None, None).tenant.name == "a"
+
+
+def test_published_tenants_may_be_opened_and_the_switch_leaves_them_as_they_are() -> None:
+    hashed = "sha256:" + hashlib.sha256(b"hr_a").hexdigest()
+    store = Store(f"tenants: {{a: {{keys: ['{hashed}']}}}}\n")
+    live = LiveTenants(PublishedTenants(store.fetch, store.publish))
+    store.text = "tenants: {b: {}}\n"  # deployed since this gateway looked
+    live.publish_frozen(True)
+    assert live.refresh()
+    assert (live.frozen, live.current.names) == (True, ("b",))
+    store.fault = ConnectionError("gone")
+    with pytest.raises(ValueError, match="cannot be read"):
+        live.publish_frozen(False)
 
 
 def test_a_folder_that_is_emptied_keeps_the_last_good_ones(tmp_path: Path) -> None:
@@ -310,6 +333,9 @@ class Store:
     def __init__(self, text: str | None) -> None:
         self.text = text
         self.fault: Exception | None = None
+
+    def publish(self, text: str) -> None:
+        self.text = text
 
     def fetch(self) -> str | None:
         if self.fault is not None:
