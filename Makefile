@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev quick digits-example llm-example vllm serve lint types test test-vllm oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
+.PHONY: install dev quick digits-example llm-example vllm serve lint types test test-cluster test-vllm oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -80,6 +80,11 @@ fuzz: dev
 # One after the other: each starts a Ray of its own.
 integration: dev
 	$(BIN)/python -m pytest -m 'integration and not vllm' tests/integration
+
+# Three Ray nodes in namespaces of this machine, and what their faults cost. As root, or as a user who
+# may make namespaces (`make test-cluster AS='unshare --map-root-user --net --mount'`).
+test-cluster: dev
+	$(AS) $(BIN)/python -m pytest -m cluster tests/cluster
 
 test: lint types unit integration
 

@@ -160,6 +160,7 @@ def status(port: int | None, address: str | None, url: str | None, as_json: bool
 
     With --address: what Ray Serve knows, which are the applications' states and replicas.
     """
+    _one_of(address, url)
     if address is not None:
         _call("deployments.tools.remote", "status", address, as_json=as_json)
     if url is not None:
@@ -185,6 +186,7 @@ def freeze(switch: str, port: int | None, address: str | None, url: str | None) 
     What has been learnt stays in force. Holds until the next `freeze`, or until an `apply`, which
     sets what its file says (controllers.frozen).
     """
+    _one_of(address, url)
     if address is not None:
         _call("deployments.tools.remote", "freeze", switch == "on", address)
     if url is not None:
@@ -373,6 +375,11 @@ def summary(settings: Settings) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _one_of(address: str | None, url: str | None) -> None:
+    if address is not None and url is not None:
+        raise click.UsageError("--address and --url are two ways to a server; must be one of them")
 
 
 def _function(module: str, name: str) -> Callable[..., Any]:

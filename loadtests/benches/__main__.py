@@ -11,11 +11,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from loadtests.benches.document import APART, ORDER, SIMULATED
+from loadtests.benches.document import APART, ON_NODES, ORDER, SIMULATED
 
-MODULES = {name: f"loadtests.benches.{name}" for name in ORDER} | {
-    name: f"tests.simulation.benches.{name}" for name in SIMULATED
-}
+MODULES = (
+    {name: f"loadtests.benches.{name}" for name in ORDER}
+    | {name: f"tests.simulation.benches.{name}" for name in SIMULATED}
+    | {name: f"tests.cluster.benches.{name}" for name in ON_NODES}
+)
 
 
 def main(names: Sequence[str]) -> int:

@@ -33,8 +33,9 @@ ORDER = (
     "simulated_against_real",
     "policies",
 )
-APART = ("compare", "generation")  # need other environments: `make compare`, `make vllm`
+APART = ("compare", "generation", "nodes")  # need `make compare`, `make vllm`, or to be root
 SIMULATED = ("edges",)  # in virtual time; these import the core, and so live with its tests
+ON_NODES = ("nodes",)  # of namespaces, which live with the cluster's tests
 HEADER = """# Benchmarks
 
 Every figure names the command that reproduces it, the machine and the day. Client and servers share
@@ -51,7 +52,7 @@ def sections_of(page: str) -> dict[str, str]:
 
 def page_of(sections: Mapping[str, str]) -> str:
     """Known figures in their order, others after them by name."""
-    order = ORDER + SIMULATED
+    order = ORDER + SIMULATED + ON_NODES
     known = [name for name in order if name in sections]
     rest = sorted(name for name in sections if name not in order)
     parts = (f"<!-- figure {name} -->\n{sections[name].strip()}\n" for name in known + rest)

@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from loadtests.benches.document import ORDER, SIMULATED
+from loadtests.benches.document import ON_NODES, ORDER, SIMULATED
 from loadtests.benches.runner import (
     Bench,
     BenchRun,
@@ -25,6 +25,7 @@ MEASURED = (("a", 10.0, 1), ("b", 5.0, 1), ("a", 20.0, 2), ("a", 30.0, 2))
 RUNS = Runs(BenchRun(side, {"rate": rate}, case) for side, rate, case in MEASURED)
 SPECS = [f"loadtests.benches.{name}" for name in ORDER if name != "compare"]
 SPECS += [f"tests.simulation.benches.{name}" for name in (*SIMULATED, "core_speed")]
+SPECS += [f"tests.cluster.benches.{name}" for name in ON_NODES]
 
 
 def rate(result):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -62,7 +63,7 @@ def test_a_path_without_a_program_is_said(tmp_path, name):
     assert haproxy.problem(str(tmp_path / name), tmp_path) == f"{tmp_path / name} is no program"
 
 
-LEFT = """\
+CONFIG = """\
 global
     log 127.0.0.1:514 local0 info
     stats socket {folder}/admin.sock mode 666 level admin
@@ -73,6 +74,8 @@ defaults
     timeout server 60s
     timeout client 60s
     retry-on conn-failure
+    option redispatch 1
+    balance roundrobin
     errorfile 503 /dev/null
     option abortonclose
     option splice-request
@@ -88,14 +91,35 @@ backend default_backend
     http-request return status 404
 backend http-gateway
     http-reuse always
-    server SERVE_REPLICA_gateway-1 127.0.0.1:{server} check
+{servers}
 listen stats
     bind *:{stats}
 """
 
 
+@contextlib.asynccontextmanager
+async def in_front_of(*servers: asyncio.Server, folder: Path, wrapper: str) -> AsyncIterator[str]:
+    """The real HAProxy, with these as its gateways; its URL."""
+    port, config = ports.any_free(), folder / "haproxy.cfg"
+    lines = [
+        f"    server SERVE_REPLICA_gateway-{n} 127.0.0.1:{each.sockets[0].getsockname()[1]}"
+        for n, each in enumerate(servers)
+    ]
+    own = {"metrics": ports.any_free(), "stats": ports.any_free()}
+    config.write_text(CONFIG.format(port=port, servers="\n".join(lines), folder=folder, **own))
+    process = await asyncio.create_subprocess_exec(wrapper, "-db", "-f", str(config))
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+        for server in servers:
+            server.close()
+
+
 async def test_callers_that_leave_while_they_wait_are_noticed(tmp_path: Path, wrapper):
-    """The real HAProxy, before a server that answers nobody."""
+    """Before a server that answers nobody."""
     came, left = [], []
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,31 +133,72 @@ async def test_callers_that_leave_while_they_wait_are_noticed(tmp_path: Path, wr
         writer.close()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    port, config = ports.any_free(), tmp_path / "haproxy.cfg"
-    taken = server.sockets[0].getsockname()[1]
-    own = {"metrics": ports.any_free(), "stats": ports.any_free()}
-    config.write_text(LEFT.format(port=port, server=taken, folder=tmp_path, **own))
-    process = await asyncio.create_subprocess_exec(wrapper, "-db", "-f", str(config))
-    try:
+    async with in_front_of(server, folder=tmp_path, wrapper=wrapper) as url:
         async with httpx.AsyncClient(timeout=None) as client:
-            asked = [asyncio.create_task(_ask(client, port)) for _ in range(20)]
+            asked = [asyncio.create_task(_ask(client, url)) for _ in range(20)]
             await until(lambda: len(came) == 20, limit_s=20)
             assert not left
             for each in asked:
                 each.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
         await until(lambda: len(left) == 20)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
-        server.close()
 
 
-async def _ask(client: httpx.AsyncClient, port: int) -> None:
+async def _ask(client: httpx.AsyncClient, url: str, **headers: str) -> httpx.Response:
     """As soon as HAProxy listens; waits for an answer for ever."""
     while True:
         try:
-            await client.post(f"http://127.0.0.1:{port}/asked", json={"pad": "x" * 100})
+            return await client.post(f"{url}/asked", json={"pad": "x" * 100}, headers=headers)
         except httpx.ConnectError:
             await asyncio.sleep(0.05)
+
+
+Answers = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def gateway(*, dies: bool, came: list[bytes], reset: bool) -> Answers:
+    """One that answers every request; or that takes each in, and dies."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = next(h for h in head.lower().split(b"\r\n") if h.startswith(b"content-l"))
+                body = await reader.readexactly(int(length.partition(b":")[2]))
+                came.append(body)
+                if dies:
+                    break
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        if reset:
+            writer.transport.abort()
+        writer.close()
+
+    return serve
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+async def test_what_a_gateway_that_died_had_is_answered_by_another(tmp_path: Path, wrapper, reset):
+    lost, answered = [], []
+    dying = await asyncio.start_server(gateway(dies=True, came=lost, reset=reset), "127.0.0.1", 0)
+    living = await asyncio.start_server(
+        gateway(dies=False, came=answered, reset=reset), "127.0.0.1", 0
+    )
+    async with (
+        in_front_of(dying, living, folder=tmp_path, wrapper=wrapper) as url,
+        httpx.AsyncClient(timeout=20) as client,
+    ):
+        codes = [(await _ask(client, url)).status_code for _ in range(6)]
+    assert codes == [200] * 6
+    assert len(lost) >= 3
+    assert set(lost) == set(answered)
+
+
+async def test_what_may_not_run_twice_is_not_sent_to_another_gateway(tmp_path: Path, wrapper):
+    came: list[bytes] = []
+    dying = await asyncio.start_server(gateway(dies=True, came=came, reset=False), "127.0.0.1", 0)
+    async with (
+        in_front_of(dying, dying, folder=tmp_path, wrapper=wrapper) as url,
+        httpx.AsyncClient(timeout=20) as client,
+    ):
+        answer = await _ask(client, url, **{"x-idempotent": "false"})
+    assert answer.status_code == 502
+    assert len(came) == 1
