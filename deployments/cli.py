@@ -64,7 +64,7 @@ def _explained(error: Exception) -> int | None:
         ("deployments.cluster.server_files", "NoServer", 1),
         ("deployments.tools.control", "ServerRefused", 1),
         ("deployments.tools.operator", "OperatorRefused", 1),
-        ("deployments.cluster.serve_rest", "ClusterError", 1),
+        ("deployments.cluster.dashboard", "ClusterError", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),
     ):

@@ -17,8 +17,9 @@ import ray
 from ray import serve
 
 from deployments.cluster import ports
+from deployments.cluster.dashboard import Dashboard, token_of
 from deployments.cluster.differences import by_name
-from deployments.cluster.ray_env import auth_headers
+from deployments.cluster.serve_rest import ANSWER_S, ServeRest
 from deployments.contract import tenants_store
 from deployments.contract.app_names import is_model_app, model_app, model_name
 from deployments.contract.description import ModelDescription
@@ -51,22 +52,19 @@ class LocalCluster:
         self.dashboard_url = f"http://{context.dashboard_url}"
         self.logs = f"{context.address_info['session_dir']}/logs"
         self._ready_url = f"http://127.0.0.1:{port}/readyz"
-        self._rest = httpx.Client(
-            base_url=self.dashboard_url, headers=auth_headers(), timeout=120.0
-        )
+        self._dashboard = Dashboard(self.dashboard_url, token_of(), answer_s=ANSWER_S)
+        self._serve = ServeRest(self._dashboard)
         self._registry = registry()
 
     def publish_tenants(self, text: str) -> None:
         tenants_store.publish(text)
 
     def put(self, config: dict[str, Any]) -> None:
-        """Failures noted before are forgotten: what is put now is tried anew. Raises RuntimeError
+        """Failures noted before are forgotten: what is put now is tried anew. Raises ClusterError
         with Serve's words when it refuses the list."""
         names = [model_name(app) for app in by_name(config) if is_model_app(app)]
         ray.get(self._registry.forget_failures.remote(names))
-        answer = self._rest.put("/api/serve/applications/", json=config)
-        if answer.status_code != 200:
-            raise RuntimeError(f"Ray Serve refused the applications: {answer.text}")
+        self._serve.put(config)
         ray.get(self._registry.refresh.remote())
 
     def progress(self) -> list[dict[str, Any]]:
@@ -138,8 +136,7 @@ class LocalCluster:
 
     def applications(self) -> dict[str, tuple[str, str]]:
         """State and Serve's message of each application."""
-        answer = self._rest.get("/api/serve/applications/")
-        apps = answer.json()["applications"]
+        apps = self._serve.details()["applications"]
         return {name: (app["status"], app["message"]) for name, app in apps.items()}
 
     def drain(self, limit_s: float) -> None:
@@ -156,7 +153,7 @@ class LocalCluster:
             time.sleep(_POLL_S / 2)
 
     def close(self) -> None:
-        self._rest.close()
+        self._dashboard.close()
         serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
 

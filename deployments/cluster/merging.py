@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from deployments.cluster.addresses import in_cluster
+from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.differences import Applications, by_name
 from deployments.cluster.ray_env import config_env
 from deployments.cluster.serve_config import BUILDERS
-from deployments.cluster.serve_rest import ClusterError
 from deployments.contract.app_names import GATEWAY_APP
 from deployments.settings.gateway import GatewaySettings
 

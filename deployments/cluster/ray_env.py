@@ -206,8 +206,3 @@ def apply_environment(
     target.update(local_environment(gateway, folder))
     target.update(own)
     target["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-
-
-def auth_headers() -> dict[str, str]:
-    """What the cluster's REST wants from whoever started it: a token of this cluster alone."""
-    return {"Authorization": f"Bearer {os.environ['RAY_AUTH_TOKEN']}"}

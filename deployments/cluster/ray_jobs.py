@@ -1,6 +1,6 @@
 """Ray's job interface of one cluster: a command that the head node runs, and what it printed.
 
-Address and token are found as for Serve's interface (`serve_rest`). Nothing here imports Ray.
+Nothing here imports Ray.
 Source: Ray 2.60 `dashboard/modules/job/job_head.py` (`POST /api/jobs/` and below).
 """
 
@@ -10,12 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
-import httpx
-
-from deployments.cluster.serve_rest import ClusterError
+from deployments.cluster.dashboard import ClusterError, Dashboard
 
 _PATH = "/api/jobs/"
-_ANSWER_S = 30.0
 _POLL_S = 0.5
 _ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
@@ -31,28 +28,19 @@ class JobFailed(ClusterError):
 class RayJobs:
     """Every method raises ClusterError. Blocks."""
 
-    def __init__(
-        self,
-        address: str,
-        token: str | None,
-        transport: httpx.BaseTransport | None = None,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._address, self._pause = address, pause
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(
-            base_url=address, headers=headers, timeout=_ANSWER_S, transport=transport
-        )
+    def __init__(self, dashboard: Dashboard, pause: Callable[[float], None] = time.sleep) -> None:
+        self._dashboard, self._pause = dashboard, pause
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.close()
+        self._dashboard.close()
 
     def lets_anybody_in(self) -> bool:
         """Whether the cluster runs what those send who have no token."""
-        return self._answer("GET", _PATH, headers={"Authorization": ""}).status_code == 200
+        found = self._dashboard.answer("GET", _PATH, headers={"Authorization": ""})
+        return found.status_code == 200
 
     def run(self, command: str, timeout_s: float) -> str:
         """What `command` printed, run by a shell on the head node. Raises JobFailed."""
@@ -81,21 +69,4 @@ class RayJobs:
 
     def _ask(self, method: str, path: str, **body: Any) -> Any:
         """The JSON of the answer."""
-        answer = self._answer(method, path, **body)
-        if answer.status_code in (401, 403):
-            raise ClusterError(
-                f"{self._address} wants the cluster's token: set $RAY_AUTH_TOKEN or "
-                "$RAY_AUTH_TOKEN_PATH"
-            )
-        if answer.status_code >= 400:
-            raise ClusterError(f"Ray refused {path} ({answer.status_code}): {answer.text[:500]}")
-        return answer.json()
-
-    def _answer(self, method: str, path: str, **more: Any) -> httpx.Response:
-        try:
-            return self._client.request(method, path, **more)
-        except httpx.HTTPError as error:
-            raise ClusterError(
-                f"no Ray dashboard answers at {self._address} ({error}); --address names it, "
-                "http://HEAD:8265 unless it was started otherwise"
-            ) from None
+        return self._dashboard.ask(method, path, **body).json()

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.differences import Difference, by_name, differences
 from deployments.cluster.merging import heard_later, merged, only_others, ours
-from deployments.cluster.serve_rest import ClusterError, ServeRest
+from deployments.cluster.serve_rest import ServeRest
 from deployments.contract.app_names import ANCHOR_DEPLOYMENT, GATEWAY_APP, TENANTS_APP
 from deployments.settings.load import parse_tenants, tenants_text
 from deployments.settings.tree import ControllerSettings

@@ -23,9 +23,9 @@ from deployments.cluster import (
     ray_env,
     server_files,
 )
+from deployments.cluster.dashboard import Dashboard, address_of, token_of
 from deployments.cluster.ray_env import Layer, Variable
 from deployments.cluster.ray_jobs import JobFailed, RayJobs
-from deployments.cluster.serve_rest import address_of, token_of
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import load
 
@@ -113,7 +113,7 @@ def check(file: Path | None, address: str | None, as_json: bool) -> int:
 
 
 def jobs_of(address: str | None) -> RayJobs:
-    return RayJobs(address_of(address), token_of())
+    return RayJobs(Dashboard(address_of(address), token_of()))
 
 
 def asked(jobs: RayJobs, question: node_facts.Question) -> list[node_facts.NodeFacts]:

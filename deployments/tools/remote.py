@@ -11,10 +11,11 @@ from pathlib import Path
 import click
 import yaml
 
+from deployments.cluster.dashboard import Dashboard, address_of, token_of
 from deployments.cluster.differences import Difference
 from deployments.cluster.remote_cluster import RemoteCluster
 from deployments.cluster.serve_config import serve_config
-from deployments.cluster.serve_rest import ServeRest, address_of, token_of
+from deployments.cluster.serve_rest import ANSWER_S, ServeRest
 from deployments.settings.load import load
 from deployments.settings.tree import Settings
 
@@ -77,7 +78,8 @@ def stop(address: str) -> int:
 
 
 def _cluster(address: str | None) -> RemoteCluster:
-    return RemoteCluster(ServeRest(address_of(address), token_of()))
+    dashboard = Dashboard(address_of(address), token_of(), answer_s=ANSWER_S)
+    return RemoteCluster(ServeRest(dashboard))
 
 
 def _portable(path: Path) -> Settings:

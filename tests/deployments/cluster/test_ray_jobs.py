@@ -5,8 +5,8 @@ import json
 import httpx
 import pytest
 
+from deployments.cluster.dashboard import ClusterError, Dashboard
 from deployments.cluster.ray_jobs import JobFailed, RayJobs
-from deployments.cluster.serve_rest import ClusterError
 
 
 class Cluster:
@@ -34,7 +34,8 @@ class Cluster:
 
     def reached(self, with_token: str | None = None) -> RayJobs:
         transport = httpx.MockTransport(self)
-        return RayJobs("http://head:8265", with_token, transport, pause=lambda seconds: None)
+        dashboard = Dashboard("http://head:8265", with_token, transport=transport)
+        return RayJobs(dashboard, pause=lambda seconds: None)
 
 
 def test_a_job_is_waited_for_and_leaves_nothing_behind():
@@ -79,7 +80,7 @@ def test_a_cluster_is_open_when_it_takes_nobodys_token():
 
 def test_nobody_at_the_address_is_said_with_the_way_to_another():
     with (
-        RayJobs("http://127.0.0.1:1", None) as jobs,
+        RayJobs(Dashboard("http://127.0.0.1:1", None)) as jobs,
         pytest.raises(ClusterError, match=r"answers at http://127\.0\.0\.1:1 .*--address"),
     ):
         jobs.run("echo", 10)
@@ -90,7 +91,7 @@ def test_an_error_of_the_dashboard_is_told():
         return httpx.Response(500, text="no head node agent")
 
     with (
-        RayJobs("http://head", None, httpx.MockTransport(broken)) as jobs,
+        RayJobs(Dashboard("http://head", None, transport=httpx.MockTransport(broken))) as jobs,
         pytest.raises(ClusterError, match=r"Ray refused /api/jobs/ \(500\): no head node agent"),
     ):
         jobs.run("echo", 10)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.merging import merged
 from deployments.cluster.remote_cluster import RemoteCluster
 from deployments.cluster.serve_config import serve_config
-from deployments.cluster.serve_rest import ClusterError
 from deployments.settings.load import parse_tenants
 from deployments.settings.tree import Settings
 

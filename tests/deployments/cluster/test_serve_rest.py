@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.cluster.serve_rest import ClusterError, ServeRest, address_of, token_of
+from deployments.cluster.dashboard import ClusterError, Dashboard, address_of, token_of
+from deployments.cluster.serve_rest import ServeRest
 
 
 def test_the_address_is_the_one_given_or_rays_own() -> None:
@@ -32,7 +33,7 @@ def test_the_token_is_found_where_ray_looks(tmp_path: Path) -> None:
         token_of({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}, tmp_path)
 
 
-class Dashboard(BaseHTTPRequestHandler):
+class FakeDashboard(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         known = self.headers.get("Authorization") == "Bearer right"
         body = b'{"applications": {}}' if known else b"no"
@@ -54,7 +55,7 @@ class Dashboard(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    server = HTTPServer(("127.0.0.1", 0), Dashboard)
+    server = HTTPServer(("127.0.0.1", 0), FakeDashboard)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -64,10 +65,10 @@ def address() -> Iterator[str]:
 
 
 def test_a_refusal_says_what_to_do(address: str) -> None:
-    assert ServeRest(address, "right").details() == {"applications": {}}
+    assert ServeRest(Dashboard(address, "right")).details() == {"applications": {}}
     with pytest.raises(ClusterError, match=r"wants the cluster's token: set .RAY_AUTH_TOKEN"):
-        ServeRest(address, None).details()
-    with pytest.raises(ClusterError, match=r"Ray Serve refused .400.: bad field"):
-        ServeRest(address, "right").put({"applications": []})
+        ServeRest(Dashboard(address, None)).details()
+    with pytest.raises(ClusterError, match=r"Ray refused /api/serve/app.* .400.: bad field"):
+        ServeRest(Dashboard(address, "right")).put({"applications": []})
     with pytest.raises(ClusterError, match=r"no Ray dashboard answers at http://127.0.0.1:1 "):
-        ServeRest("http://127.0.0.1:1", None).details()
+        ServeRest(Dashboard("http://127.0.0.1:1", None)).details()

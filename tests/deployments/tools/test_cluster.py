@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from deployments.cluster import node_survey
+from deployments.cluster.dashboard import Dashboard
 from deployments.cluster.node_facts import NodeFacts, versions
 from deployments.cluster.ray_jobs import RayJobs
 from deployments.tools import cluster
@@ -98,7 +99,9 @@ def head(monkeypatch: pytest.MonkeyPatch):
             return httpx.Response(200, json={"status": state, "message": "it ended"})
 
         def reached(address: str | None) -> RayJobs:
-            return RayJobs("http://head", "secret", httpx.MockTransport(answer))
+            return RayJobs(
+                Dashboard("http://head", "secret", transport=httpx.MockTransport(answer))
+            )
 
         monkeypatch.setattr(cluster, "jobs_of", reached)
         return commands

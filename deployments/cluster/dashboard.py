@@ -1,0 +1,98 @@
+"""A Ray cluster's dashboard over REST: the way in for who is in no process of it.
+
+Address and token are found as Ray's own command line finds them. Nothing here imports Ray.
+Source: Ray 2.60 `_private/authentication`, `dashboard/http_server_head.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ADDRESS = "RAY_API_SERVER_ADDRESS"
+_DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+_TOKEN = "RAY_AUTH_TOKEN"
+_TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+_DEFAULT_TOKEN_PATH = Path(".ray", "auth_token")
+_ANSWER_S = 30.0
+_SHOWN = 2000
+
+
+class ClusterError(Exception):
+    """The cluster does not do what was asked; the message says what to do."""
+
+
+def address_of(given: str | None, environ: Mapping[str, str] | None = None) -> str:
+    """The dashboard's address: the one given, $RAY_API_SERVER_ADDRESS, or this machine's."""
+    found = given or (os.environ if environ is None else environ).get(ADDRESS) or _DEFAULT_ADDRESS
+    if not found.startswith(("http://", "https://")):
+        raise ClusterError(
+            f"{found!r} is no address of a Ray dashboard; must be http://HOST:8265, as `ray start` "
+            "prints it"
+        )
+    return found.rstrip("/")
+
+
+def token_of(environ: Mapping[str, str] | None = None, home: Path | None = None) -> str | None:
+    """$RAY_AUTH_TOKEN, or what the file of $RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token holds; None
+    without. Raises ClusterError where a file that is named cannot be read."""
+    environ = os.environ if environ is None else environ
+    if token := environ.get(_TOKEN, "").strip():
+        return token
+    named = environ.get(_TOKEN_PATH)
+    path = Path(named) if named else (home or Path.home()) / _DEFAULT_TOKEN_PATH
+    try:
+        return path.read_text(encoding="utf-8").strip() or None
+    except OSError as error:
+        if named is None:
+            return None
+        raise ClusterError(
+            f"{path} (${_TOKEN_PATH}) cannot be read: {error.strerror or error}"
+        ) from None
+
+
+class Dashboard:
+    """Every method raises ClusterError. Blocks, for `answer_s` at most."""
+
+    def __init__(
+        self,
+        address: str,
+        token: str | None,
+        *,
+        answer_s: float = _ANSWER_S,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._address = address
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(
+            base_url=address, headers=headers, timeout=answer_s, transport=transport
+        )
+
+    def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """The answer, where it is a good one."""
+        answer = self.answer(method, path, **more)
+        if answer.status_code in (401, 403):
+            raise ClusterError(
+                f"{self._address} wants the cluster's token: set ${_TOKEN} or ${_TOKEN_PATH}"
+            )
+        if answer.status_code >= 400:
+            said = answer.text.strip()[:_SHOWN]
+            raise ClusterError(f"Ray refused {path} ({answer.status_code}): {said}")
+        return answer
+
+    def answer(self, method: str, path: str, **more: Any) -> httpx.Response:
+        """Whatever it is."""
+        try:
+            return self._client.request(method, path, **more)
+        except httpx.HTTPError as error:
+            raise ClusterError(
+                f"no Ray dashboard answers at {self._address} ({error}); --address names it, "
+                "http://HEAD:8265 unless it was started otherwise"
+            ) from None
+
+    def close(self) -> None:
+        self._client.close()
