@@ -66,26 +66,3 @@ class TokenBucket:
 
     def _unbounded(self, now: float) -> float:
         return self.rate.burst + self.rate.per_s * (now - self.full_at) - self.taken
-
-
-class RateLimit:
-    """One tenant's two buckets, full at `now`."""
-
-    def __init__(self, requests: Rate, tokens: Rate, now: float) -> None:
-        self.requests = TokenBucket(requests, now)
-        self.tokens = TokenBucket(tokens, now)
-
-    def take(self, requests: float, tokens: float, now: float) -> float:
-        """0.0: taken. Else nothing was, and after so many seconds it may be, if nobody else asks.
-
-        Where lengths are known later than the request, ask twice: (1, 0), then (0, tokens).
-        """
-        wait_s = max(self.requests.wait_s(requests, now), self.tokens.wait_s(tokens, now))
-        if wait_s == 0.0:
-            self.requests.take(requests, now)
-            self.tokens.take(tokens, now)
-        return wait_s
-
-    def change(self, requests: Rate, tokens: Rate, now: float) -> None:
-        self.requests.change(requests, now)
-        self.tokens.change(tokens, now)

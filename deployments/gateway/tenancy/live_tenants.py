@@ -115,30 +115,18 @@ class LiveTenants:
     """`current` is always whole and valid: a source that cannot be used leaves the last good one in
     force and says why in `problem`; beside it whether controllers are `frozen`. Reading may take a
     while: call `refresh` from a thread. `priorities`: the gateway's, which don't change while it
-    runs. The first reading has nothing to fall back on but `fallback`, and raises SettingsErrors
-    without one.
+    runs. The first reading has nothing to fall back on, and raises SettingsErrors.
     """
 
-    def __init__(
-        self,
-        source: TenantsSource,
-        priorities: Sequence[str] = PRIORITIES,
-        *,
-        fallback: Tenants | None = None,
-    ) -> None:
+    def __init__(self, source: TenantsSource, priorities: Sequence[str] = PRIORITIES) -> None:
         self._source = source
         self._priorities = tuple(priorities)
-        self._seen: Hashable | None = None
         self.problem: str | None = None
         self.frozen = False
         self.operator_keys: frozenset[str] = frozenset()
         self._settings = TenantsSettings()
-        if fallback is None:
-            self._seen = source.signature()
-            self._read()
-        else:
-            self.current = fallback
-            self.refresh()
+        self._seen = source.signature()
+        self._read()
 
     def refresh(self) -> bool:
         """Reads the source if it is another than last time; whether `current` was replaced."""

@@ -270,12 +270,9 @@ def test_file_that_vanishes_keeps_the_last_good_one(path: Path) -> None:
     assert watched.current.names == ("back",)
 
 
-def test_first_reading_needs_a_valid_file_or_a_fallback(tmp_path: Path) -> None:
+def test_first_reading_needs_a_valid_file(tmp_path: Path) -> None:
     with pytest.raises(SettingsErrors):
         LiveTenants(TenantsPath(tmp_path / "none.yaml"))
-    watched = LiveTenants(TenantsPath(tmp_path / "none.yaml"), fallback=OPEN)
-    assert watched.current is OPEN
-    assert watched.problem
 
 
 # ---- a folder, and what was published ------------------------------------------------------
