@@ -158,7 +158,10 @@ class Catalogue:
             if self._gone_at:
                 self._gone_at.pop(name, None)
             return True
-        return time.monotonic() - self._gone_at.setdefault(name, time.monotonic()) < _HOLD_S
+        now = time.monotonic()
+        live = name in self._live
+        gone_at = self._gone_at.setdefault(name, now) if live else self._gone_at.get(name, 0.0)
+        return now - gone_at < _HOLD_S
 
     def ready(self, name: str) -> bool:
         model = self._served.get(name)
