@@ -8,7 +8,7 @@ by putting the same list, so it is deleted first.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +97,7 @@ class RemoteCluster:
         end = self._clock() + limit_s
         said: dict[str, str] = {}
         while True:
-            found = [s for s in states(self._rest.details()) if s.name in names]
+            found = self._found(names, end)
             for state in found:
                 if said.get(state.name) != str(state):
                     said[state.name] = str(state)
@@ -109,6 +109,16 @@ class RemoteCluster:
                 late = ", ".join(s.name for s in waits) or "some applications"
                 raise ClusterError(f"{late} not ready after {limit_s:g} s; they go on starting")
             self._pause(_POLL_S)
+
+    def _found(self, names: Collection[str], end: float) -> list[ApplicationState]:
+        """Waits, to the end, for a dashboard that is away: its head may be starting anew."""
+        while True:
+            try:
+                return [s for s in states(self._rest.details()) if s.name in names]
+            except ClusterError:
+                if self._clock() > end:
+                    raise
+                self._pause(_POLL_S)
 
     def remove(self, say: Callable[[str], None]) -> None:
         """Takes our applications away: the gateway first, so that what is under way is finished,

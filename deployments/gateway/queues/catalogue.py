@@ -272,7 +272,11 @@ class Catalogue:
             ),
             JoinedDirectories(),
         )
-        await way.reach(description)
+        try:
+            await way.reach(description)
+        except BaseException:
+            way.channel.close()
+            raise
         if served is not None:
             served.close()
         self._ways[name] = way

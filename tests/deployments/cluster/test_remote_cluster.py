@@ -179,6 +179,25 @@ def test_a_deployment_that_waits_for_its_place_says_so() -> None:
     assert str(state) == ("model-device: deploying, 1/1 replicas\n  no node has 0.5 CPU free")
 
 
+def test_a_dashboard_that_is_away_for_a_while_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serve = Serve()
+    cluster(serve).deploy(config())
+    away, details = [ClusterError("the head restarts")] * 3, serve.details
+
+    def answered() -> dict[str, Any]:
+        if away:
+            raise away.pop()
+        return details()
+
+    monkeypatch.setattr(serve, "details", answered)
+    assert cluster(serve).watch(config(), 5, lambda line: None) == []
+    away += [ClusterError("the head is gone")] * 10
+    with pytest.raises(ClusterError, match="is gone"):
+        cluster(serve).watch(config(), 5, lambda line: None)
+
+
 def test_the_gateway_goes_before_the_models_and_others_stay() -> None:
     serve = Serve(FOREIGN)
     cluster(serve).deploy(config())
