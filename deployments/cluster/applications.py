@@ -46,6 +46,7 @@ def tenants(args: dict[str, Any]) -> Any:
         TenantsPublisher,
         name="tenants",
         ray_actor_options={"num_cpus": 0},
+        max_surge_percent=100,  # else the old one first drains, for 30 s on a cluster
         graceful_shutdown_timeout_s=1,
         graceful_shutdown_wait_loop_s=0.1,
     )
