@@ -41,7 +41,8 @@ def server(serve) -> Server:
 @pytest.fixture(scope="module")
 def made(server: Server) -> Path:
     """The folder that the server made."""
-    (folder,) = (server.folder / "cache" / "headrace" / "made").iterdir()
+    made = (server.folder / "cache" / "headrace" / "made").iterdir()
+    (folder,) = (each for each in made if each.is_dir())  # beside it a lock
     return folder
 
 
