@@ -187,6 +187,7 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
 
     def links_changed(self) -> None:
         known = [(uid, self._groups[uid]) for uid in self.calls.reached]
+        self.replicas = len(known)
         listed = [Replica(uid, self._slots[group], group=group) for uid, group in known]
         self._step(Replicas(tuple(listed)), clock())
 

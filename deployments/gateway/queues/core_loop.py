@@ -144,6 +144,7 @@ class CoreLoop(Generic[P]):
 
     def __init__(self, settings: DispatcherSettings, terms: VersionTerms) -> None:
         self.terms = terms
+        self.replicas = 0  # that can be reached; asked for by every request
         self._settings = settings
         self._dispatcher = Dispatcher(settings)
         self._loop = asyncio.get_running_loop()

@@ -139,7 +139,7 @@ class ServedModel:
     @property
     def replicas(self) -> int:
         """Running replicas of the live version that can be reached."""
-        return len(self.queue.calls.reached)
+        return self.queue.replicas
 
     def close(self) -> None:
         self._stop_listening()

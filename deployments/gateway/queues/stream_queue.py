@@ -136,6 +136,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
 
     def links_changed(self) -> None:
         up = tuple([self._as_listed(uid, self._groups[uid]) for uid in self.calls.reached])
+        self.replicas = len(up)
         self._step(Replicas(up), clock())
 
     def _as_listed(self, replica_id: str, group: str) -> Replica:

@@ -291,6 +291,6 @@ def _model_levels(name: str, model: ServedModel) -> ModelLevels:
         reuse=reuse.levels() if reuse is not None else None,
         engines=queue.loads,
         output_tokens=queue.output_tokens,
-        reached=len(queue.calls.reached),
+        reached=queue.replicas,
         links=replace(model.channel.counts),
     )
