@@ -7,7 +7,7 @@ code (`serve.run`) are in no list and stay by themselves. Pure: Serve's details 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from deployments.cluster.addresses import in_cluster
@@ -45,12 +45,14 @@ def merged(config: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, A
     _check_heard_once(config, ours(details))
     if details.get("applications"):
         _check_address(config["http_options"], details.get("http_options") or {})
-    return {**config, "applications": [*config["applications"], *foreign.values()]}
+    return {**config, **beside_others(config["applications"], details)}
 
 
-def only_others(details: Mapping[str, Any]) -> dict[str, Any]:
-    """The list that is left when ours are gone."""
-    return {"applications": list(others(details).values())}
+def beside_others(
+    applications: Iterable[Mapping[str, Any]], details: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A list of these of ours, and of all that are everybody else's."""
+    return {"applications": [*applications, *others(details).values()]}
 
 
 def _configs(details: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.differences import Difference, by_name, differences
-from deployments.cluster.merging import heard_later, merged, only_others, ours
+from deployments.cluster.merging import beside_others, heard_later, merged, ours
 from deployments.cluster.serve_rest import ServeRest
 from deployments.contract.app_names import ANCHOR_DEPLOYMENT, GATEWAY_APP, TENANTS_APP
 from deployments.settings.load import parse_tenants, tenants_text
@@ -129,12 +129,11 @@ class RemoteCluster:
             raise ClusterError("no application of Headrace runs there")
         if GATEWAY_APP in mine:
             say("the gateways finish what they have")
-            kept = [app for name, app in mine.items() if name != GATEWAY_APP]
-            left = only_others(details)["applications"]
-            self._rest.put({"applications": [*kept, *left]})
+            kept = (app for name, app in mine.items() if name != GATEWAY_APP)
+            self._rest.put(beside_others(kept, details))
             self._until_gone({GATEWAY_APP})
         say("the models end")
-        self._rest.put(only_others(details))
+        self._rest.put(beside_others((), details))
         self._until_gone(set(mine))
 
     def states(self) -> list[ApplicationState]:
@@ -150,8 +149,7 @@ class RemoteCluster:
                 "controllers.frozen in it"
             )
         switched = {**mine, TENANTS_APP: _frozen(mine[TENANTS_APP], frozen)}
-        left = only_others(details)["applications"]
-        self._rest.put({"applications": [*switched.values(), *left]})
+        self._rest.put(beside_others(switched.values(), details))
 
     def _until_gone(self, names: set[str]) -> None:
         end = self._clock() + _GONE_S

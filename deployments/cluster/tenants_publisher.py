@@ -7,12 +7,10 @@ left without tenants would let everybody in.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
 
 from deployments.contract import tenants_store
-from deployments.settings.load import parse_tenants
+from deployments.settings.load import parse_tenants, settings_digest
 
 
 class TenantsPublisher:
@@ -20,5 +18,4 @@ class TenantsPublisher:
         """`args`: {"tenants": text of a tenants file, "priorities": the gateway's}. Raises
         SettingsErrors: Serve then shows what is wrong, and what was published before stays."""
         parse_tenants(args["tenants"], "tenants", args["priorities"])
-        deployment = hashlib.sha256(json.dumps(args, sort_keys=True).encode()).hexdigest()
-        tenants_store.publish_deployed(args["tenants"], deployment)
+        tenants_store.publish_deployed(args["tenants"], settings_digest(args))

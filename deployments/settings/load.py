@@ -151,7 +151,8 @@ def with_address(settings: Settings, *, host: str | None, port: int | None) -> S
 
 
 def settings_digest(written: Mapping[str, Any]) -> str:
-    """Of a model's settings as the user wrote them: which replicas are whose."""
+    """Of settings as they were written: a model's, by which its replicas are told apart, or
+    another application's arguments."""
     return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
 
 
