@@ -35,6 +35,11 @@ class BodyLimits:
     limit_name: str = "gateway.limits.max_body_bytes"
 
 
+def small_body(limit_name: str) -> BodyLimits:
+    """Of a request that says a word or two: 4 KiB, in 10 s."""
+    return BodyLimits(4096, 4096, 10.0, BodyRoom(1 << 20), limit_name)
+
+
 class BodyRoom:
     """`held_bytes` of `limit_bytes`. Whoever takes gives back, whatever the request's ending."""
 

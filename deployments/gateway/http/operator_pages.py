@@ -15,19 +15,13 @@ from typing import Any
 import msgspec
 
 from deployments.contract import errors
-from deployments.gateway.http.body import BodyLimits, BodyRoom
+from deployments.gateway.http.body import small_body
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.router import Route
 from deployments.gateway.tenancy.tenants import KnownTenants, hash_key
 
-_LIMITS = BodyLimits(
-    max_bytes=4096,
-    max_inflated_bytes=4096,
-    timeout_s=10.0,
-    room=BodyRoom(1 << 20),
-    limit_name="an operator's request may be",
-)
+_LIMITS = small_body("an operator's request may be")
 _BEARER = b"bearer "
 
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from deployments.contract import errors
-from deployments.gateway.http.body import BodyLimits, BodyRoom
+from deployments.gateway.http.body import small_body
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols import metadata, openapi
 from deployments.gateway.http.protocols.metadata import ModelState
@@ -21,13 +21,7 @@ from deployments.gateway.http.router import Route
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 
-_INDEX_LIMITS = BodyLimits(
-    max_bytes=4096,
-    max_inflated_bytes=4096,
-    timeout_s=10.0,
-    room=BodyRoom(1 << 20),
-    limit_name="an index request may be",
-)
+_INDEX_LIMITS = small_body("an index request may be")
 # Swagger UI, from a package that brings its files: clusters reach no CDN. The path is relative, for
 # gateways behind a prefix; the validator that it would ask by default is a service elsewhere.
 _DOCS = b"""<!doctype html>

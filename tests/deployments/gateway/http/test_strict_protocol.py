@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import uvicorn
 from uvicorn.protocols.http import auto, httptools_impl
+from uvicorn_server import serving
 
 from deployments.gateway.http import strict_protocol
 from deployments.gateway.http.strict_protocol import MOST_HEAD_BYTES, MOST_HEADERS
@@ -33,17 +34,12 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 async def port(request: pytest.FixtureRequest) -> AsyncIterator[int]:
     strict_protocol.enforce(getattr(request, "param", 30.0))
     config = uvicorn.Config(app, port=0, lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-        await asyncio.sleep(0.001)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        strict_protocol.enforce(30.0)
-        auto.AutoHTTPProtocol = httptools_impl.HttpToolsProtocol
-        server.should_exit = server.force_exit = True
-        await serving
+    async with serving(config) as port:
+        try:
+            yield port
+        finally:
+            strict_protocol.enforce(30.0)
+            auto.AutoHTTPProtocol = httptools_impl.HttpToolsProtocol
 
 
 async def said(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:

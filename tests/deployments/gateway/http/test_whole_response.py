@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 from uvicorn.protocols.http import httptools_impl
+from uvicorn_server import serving
 
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.fast_path import NAMED_BY_SERVE
@@ -36,16 +37,11 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 async def listening(cycle: Any) -> AsyncIterator[int]:
     httptools_impl.RequestResponseCycle = cycle
     config = uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_config=None)
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-        await asyncio.sleep(0.001)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        httptools_impl.RequestResponseCycle = _UvicornCycle
-        server.should_exit = server.force_exit = True
-        await serving
+    async with serving(config) as port:
+        try:
+            yield port
+        finally:
+            httptools_impl.RequestResponseCycle = _UvicornCycle
 
 
 async def said(cycle: Any, requests: bytes) -> bytes:
