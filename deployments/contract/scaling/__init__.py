@@ -1,0 +1,1 @@
+"""What gateways, replicas, Serve's controller and the autoscaler tell each other."""
