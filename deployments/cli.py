@@ -17,6 +17,7 @@ from deployments.tools import command_groups, model_commands
 from deployments.tools.command_line import (
     FILE,
     PORT,
+    Replicas,
     address_of_cluster,
     built_in_example,
     call,
@@ -188,6 +189,27 @@ def freeze(switch: str, port: int | None, address: str | None, url: str | None) 
     if url is not None:
         call("deployments.tools.operator", "freeze", switch == "on", url)
     call("deployments.tools.control", "freeze", switch == "on", port)
+
+
+@main.command()
+@click.argument("model")
+@click.argument("replicas", type=Replicas(), metavar="N|auto")
+@click.option("--group", default="", help="Of a model that has groups: which one.")
+@port_of_server
+@address_of_cluster
+def scale(
+    model: str, replicas: int | None, group: str, port: int | None, address: str | None
+) -> None:
+    """Give MODEL N replicas, whatever its policy says, until it is told `auto`.
+
+    N lies within the model's bounds (replicas.min and max); 0 is none, where it may sleep.
+    """
+    from deployments.cluster.manual_target import ManualTarget
+
+    target = ManualTarget(model, group, replicas)
+    if address is not None:
+        call("deployments.tools.scale", "there", target, address)
+    call("deployments.tools.scale", "here", target, port)
 
 
 @main.command()

@@ -22,6 +22,19 @@ address_of_cluster = click.option(
 )
 
 
+class Replicas(click.ParamType[int | None]):
+    """A number of replicas, or `auto`, which is None."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
+        if value == "auto":
+            return None
+        if not (isinstance(value, int) or str(value).isdecimal()):
+            self.fail(f"{value!r} is no number of replicas; must be 0 or more, or auto", param, ctx)
+        return int(value)
+
+
 def function(module: str, name: str) -> Callable[..., Any]:
     """Imported now, not before: whoever asks for `--help` waits for no import."""
     from importlib import import_module
