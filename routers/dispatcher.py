@@ -42,6 +42,7 @@ from routers.types import (
     LeaseEnd,
     Opened,
     Progress,
+    Reason,
     Replicas,
     Snapshot,
     Tick,
@@ -180,6 +181,13 @@ class Dispatcher:
     def retry_after_s(self) -> float:
         """What a request that found the queue full would be told now."""
         return self._requests.retry_after_s()
+
+    def refused_unread(self, tenant: str, priority: int, reason: Reason, *, first: bool) -> None:
+        """A request was refused by its headers alone; `first`: as in `Request.is_first`."""
+        arrivals = self._requests.arrivals
+        arrivals.offered.refuse(reason.value)
+        if first and reason is not Reason.TENANT_FULL:
+            arrivals.turned_away_unread(tenant, priority)
 
     def fast_reject(
         self, tenant: str, priority: int, left_s: float, expires_s: float, now: float

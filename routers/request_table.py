@@ -63,10 +63,14 @@ class RequestTable:
         refused = self._at_the_door(request, now)
         if refused is None:
             tracked = self.arrivals.track(request, now)
+            self.arrivals.offers(request, tracked)
             refused = self._pipeline.judge(tracked, self.admission, self.settings, now)
             if refused is None:
                 self._enqueue(tracked, now)
                 return True
+        else:
+            self.arrivals.turned_away(request, refused.reason)
+        self.arrivals.offered.refuse(refused.reason.value)
         actions.append(Reject(request.request_id, refused.reason, refused.retry_after_s))
         return False
 
@@ -192,6 +196,7 @@ class RequestTable:
             tracked = row.tracked
             tracked.open -= 1
             if not tracked.open:
+                self.arrivals.offered.served_s += tracked.work_s
                 self._gone(tracked)
         self.timers.trim(len(self.live))
 
@@ -262,6 +267,7 @@ class RequestTable:
         self._evict(tracked, reason, actions)
 
     def _evict(self, tracked: TrackedRequest, reason: Reason, actions: list[Action]) -> None:
+        self.arrivals.offered.refuse(reason.value)
         retry_after = self._retry_after_s(reason)
         actions.append(Evict(tracked.request.request_id, reason, retry_after))
         self._forget(tracked, actions)
