@@ -23,11 +23,6 @@ from routers.settings import DispatcherSettings
 from routers.streams.generations import Generations
 from routers.types import Generation, Reason, Request
 
-# Refusals that no further replica would have prevented: what they refuse is no demand.
-_NO_DEMAND = frozenset(
-    (Reason.TOO_LONG, Reason.TOO_LARGE, Reason.EXPIRED, Reason.TENANT_FULL, Reason.CLOSED)
-)
-
 
 class Arrivals:
     """`gaps`: between arrivals, by edge. `offered`: what was asked for. The one who moves
@@ -92,36 +87,36 @@ class Arrivals:
 
     def offers(self, request: Request, tracked: TrackedRequest) -> None:
         """As far as bounds go it may wait."""
-        flow = tracked.flow
-        work_s = tracked.work_s = (
-            tracked.cost_s if tracked.plan is not None else self._work_s(request)
-        )
+        work_s = tracked.cost_s if tracked.plan is not None else self._work_s(request.lengths)
+        tracked.work_s = work_s
         if request.is_first and not request.avoid:
-            self.offered.add(work_s, request.lengths[0], flow.asks)
+            self.offered.add(work_s, request.lengths[0], tracked.flow.asks)
 
     def turned_away(self, request: Request, reason: Reason) -> None:
-        """It was refused before anything was made of it."""
-        if reason in _NO_DEMAND or not request.is_first or request.avoid:
+        """It was refused before anything was made of it. Of most such refusals no further replica
+        would have made a difference: then it was no demand."""
+        is_demand = reason is Reason.LATE or reason is Reason.QUEUE_FULL
+        if not is_demand or not request.is_first or request.avoid:
             return
         if request.generation is not None:
             self.turned_away_unread(request.tenant, request.priority)
             return
         flow = self._waiting.flows.by_key.get((request.priority, request.tenant))
         asks = None if flow is None else flow.asks
-        self.offered.add(self._work_s(request), request.lengths[0], asks)
+        self.offered.add(self._work_s(request.lengths), request.lengths[0], asks)
 
     def turned_away_unread(self, tenant: str, priority: int) -> None:
         """It was refused by its headers alone, for want of replicas."""
         flow = self._waiting.flows.by_key.get((priority, tenant))
         self.offered.add_unread(None if flow is None else flow.asks)
 
-    def _work_s(self, request: Request) -> float:
+    def _work_s(self, lengths: tuple[int, ...]) -> float:
         """Each row's part of a full batch."""
-        edges, planned = self._waiting.edges, self._groups.reference.sizes.planned
+        edges, sizes = self._waiting.edges, self._groups.reference.sizes
         work_s, pads = 0.0, self._settings.pads
-        for length in request.lengths:
+        for length in lengths:
             edge = edges[bisect_left(edges, length)]
-            row_s = planned(edge).row_s
+            row_s = sizes.planned(edge).row_s
             work_s += row_s if pads else row_s * length / edge
         return work_s
 

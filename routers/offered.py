@@ -39,9 +39,8 @@ class MeanWork:
 
     seconds: float = 0.0
 
-    def follow(self, work_s: float) -> None:
-        known_s = self.seconds
-        self.seconds = known_s + _MEAN_GAIN * (work_s - known_s) if known_s else work_s
+
+_LENGTHS = 64  # intervals: lengths are below 2 to the power of it
 
 
 @dataclass(slots=True)
@@ -53,17 +52,17 @@ class OfferedWork:
     requests: int = 0
     served_s: float = 0.0
     refused: dict[str, int] = field(default_factory=dict)
-    by_length: dict[int, float] = field(default_factory=dict)
+    _by_length: list[float] = field(default_factory=lambda: [0.0] * _LENGTHS)
 
     def add(self, work_s: float, length: int, flow: MeanWork | None) -> None:
         """A request was read and asks for so much; `flow`: of its tenant and priority."""
         self.work_s += work_s
         self.sq_s2 += work_s * work_s
         self.requests += 1
-        upto = 1 << (length - 1).bit_length() if length > 1 else 1
-        self.by_length[upto] = self.by_length.get(upto, 0.0) + work_s
+        self._by_length[(length - 1).bit_length() if length > 1 else 0] += work_s
         if flow is not None:
-            flow.follow(work_s)
+            known_s = flow.seconds
+            flow.seconds = known_s + _MEAN_GAIN * (work_s - known_s) if known_s else work_s
 
     def add_unread(self, flow: MeanWork | None) -> None:
         """A request was turned away before anybody knew what it takes; None: its flow is new."""
@@ -78,11 +77,8 @@ class OfferedWork:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def snapshot(self) -> OfferedSnapshot:
+        by_length = [(1 << at, work_s) for at, work_s in enumerate(self._by_length) if work_s]
+        refused = tuple(self.refused.items())
         return OfferedSnapshot(
-            self.work_s,
-            self.sq_s2,
-            self.requests,
-            self.served_s,
-            tuple(self.refused.items()),
-            tuple(sorted(self.by_length.items())),
+            self.work_s, self.sq_s2, self.requests, self.served_s, refused, tuple(by_length)
         )

@@ -367,6 +367,12 @@ class RequestTable:
     def _retry_after_s(self, reason: Reason) -> float:
         return self.retry_after_s() if reason in (Reason.LATE, Reason.SHED) else 0.0
 
+    def expect_capacity(self, in_s: float) -> None:
+        """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows."""
+        if in_s < self._pipeline.capacity_in_s:
+            self._pipeline.rejections.clear()
+        self._pipeline.capacity_in_s = in_s
+
     def retry_after_s(self) -> float:
         """Seconds after which asking a full queue again may help."""
         return self._pipeline.queue_s()

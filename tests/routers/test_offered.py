@@ -167,7 +167,7 @@ def test_unread_refusals_before_anything_was_read_ask_for_nothing_known():
     work.add_unread(None)
     assert (work.requests, work.work_s) == (1, 0.0)
     work.add(0.5, 0, MeanWork())
-    assert dict(work.by_length) == {1: 0.5}
+    assert work.snapshot().by_length == ((1, 0.5),)
 
 
 # ---- what a replica is planned with -------------------------------------------------------------
