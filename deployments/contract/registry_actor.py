@@ -18,6 +18,7 @@ from typing import Any
 import ray
 
 from deployments.contract.description import ModelDescription
+from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
     LEASE_S,
     ModelOutline,
@@ -99,6 +100,11 @@ class RegistryActor:
         gone = self._registry.withdraw(name, generation)
         self._wake()
         return gone
+
+    async def hold(self, replica: str, members: tuple[PoolMember, ...]) -> None:
+        """All that this replica of the shared pool serves now."""
+        if self._registry.hold(replica, members, clock()):
+            self._wake()
 
     async def drain(self, draining: bool) -> None:
         self._registry.drain(draining)
