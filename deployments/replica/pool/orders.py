@@ -1,7 +1,8 @@
 """What a pool replica hears from the autoscaler, and what it tells the registry.
 
 Two loops beside the work. The autoscaler hears each second what is held and says what should be,
-at once when that changes; while it is away, what is held stays. The registry hears what serves each
+at once when that changes; while it is away, or has decided nothing yet (an order of number 0), what
+is held stays. The registry hears what serves each
 second and whenever that changes: it is a lease, so gateways forget a pool replica that says nothing
 any more.
 """
@@ -47,9 +48,9 @@ class PoolOrders:
     async def _ask(self) -> None:
         asked = self._autoscaler().pool.remote(self._residents.report(), self._revision, REPORT_S)
         order: PoolOrder = await asyncio.wait_for(asked, REPORT_S + ANSWER_S)
-        if order.revision != self._revision:
-            self._revision = order.revision
+        if order.revision and order.revision != self._revision:
             self._residents.hold(order.models)
+        self._revision = order.revision
 
 
 class Announcements:
