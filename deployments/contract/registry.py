@@ -133,6 +133,15 @@ class Registry:
         self._gather(now)
         self._changed()
 
+    def profile(self, name: str, digest: str) -> tuple[tuple[int, int, float], ...]:
+        """What replicas of the live version that run with these settings have measured; () where
+        there are none, or they did not."""
+        live = self.view().models.get(name)
+        if live is None:
+            return ()
+        profiles = {group.digest: group.profile for group in live.groups}
+        return {live.digest: live.profile, **profiles}.get(digest, ())
+
     def _may_be(self, name: str) -> bool:
         """Whether a model is declared, or may be: until Serve's list is known, whoever is there."""
         return name in self.declared or not self.listed

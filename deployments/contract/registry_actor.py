@@ -113,6 +113,10 @@ class RegistryActor:
     async def blob(self, digest: str) -> bytes:
         return self._registry.blobs.get(digest, b"")
 
+    async def profile(self, name: str, digest: str) -> tuple[tuple[int, int, float], ...]:
+        """As the registry's, for a replica that starts beside others."""
+        return self._registry.profile(name, digest)
+
     async def report(self, progress: ReplicaProgress) -> None:
         self._registry.report(progress)
 

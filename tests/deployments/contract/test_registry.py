@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from deployments.contract.description import ModelDescription
+from deployments.contract.description import GroupDescription, ModelDescription
 from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
     GATHERS_S,
@@ -253,3 +253,17 @@ def test_a_pool_replica_that_is_silent_is_gone_when_its_lease_ends(registry: Reg
 def test_a_pool_replica_that_holds_nothing_tells_nobody(registry: Registry) -> None:
     assert not registry.hold("p", (), 10.0)
     assert registry.pool == {}
+
+
+def test_a_replica_that_starts_hears_what_others_of_its_settings_have_measured(
+    registry: Registry, description: Describe
+) -> None:
+    assert registry.profile("device", "d") == ()
+    registry.announce(description(digest="d", profile=((1, 4, 0.5),)), b"", 10.0)
+    assert registry.profile("device", "d") == ((1, 4, 0.5),)
+    assert registry.profile("device", "other") == ()
+    group = GroupDescription(
+        "cpu", "d-cpu", "synthetic", "fp32", "cpu", 2, 8, profile=((1, 8, 0.7),)
+    )
+    registry.announce(description(generation=2, digest="whole", groups=(group,)), b"", 10.0)
+    assert registry.profile("device", "d-cpu") == ((1, 8, 0.7),)
