@@ -60,10 +60,6 @@ class PoolReplica:
             )
         ]
 
-    async def ready(self) -> bool:
-        """For gateways, whose routers of the pool begin with a call."""
-        return True
-
     async def channel_key(self, member: str) -> bytes:
         """What a gateway must know to connect; for callers inside the cluster alone."""
         return self._residents.key_of(member)
