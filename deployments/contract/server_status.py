@@ -15,11 +15,11 @@ from deployments.contract.registry import ModelOutline, ReplicaProgress
 
 
 class ModelStatus(TypedDict):
-    """state: declared | starting | ready | asleep | failed; asleep: it answers, by waking. The rest sums over all gateways;
-    rows_by_bucket: waiting rows by the upper edge of their length interval, tokens; engines: of a
-    model that generates, by replica, the sequences that run and wait in it and the share of its
-    cache in use; ejected: replicas that a gateway leaves out as slow; profile: where the model's
-    costs come from."""
+    """state: declared | starting | ready | asleep | failed; asleep: it answers, by waking. The rest
+    sums over all gateways; rows_by_bucket: waiting rows by the upper edge of their length interval,
+    tokens; engines: of a model that generates, by replica, the sequences that run and wait in it
+    and the share of its cache in use; ejected: replicas that a gateway leaves out as slow; profile:
+    where the model's costs come from; start_s: seconds of each phase of its latest start."""
 
     name: str
     version: str

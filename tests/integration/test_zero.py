@@ -1,5 +1,5 @@
-"""A model that may sleep, on a real cluster: nothing but a request wakes it, and every first request
-is answered."""
+"""A model that may sleep, on a real cluster: nothing but a request wakes it, and every first
+request is answered."""
 
 from __future__ import annotations
 
