@@ -22,6 +22,7 @@ from deployments.contract.description import (
 from deployments.contract.pool import PoolMember
 from deployments.contract.registry import View
 from deployments.contract.replica_directory import RunningReplica, directory_for
+from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.queues import catalogue
 from deployments.gateway.queues.catalogue import Catalogue
 
@@ -410,6 +411,64 @@ async def test_replicas_of_every_group_are_reached_those_that_come_up_later_too(
     assert following.catalogue.find("device") is model
     assert model.channel.seeded == ["gpu", "gpu", "cpu"]  # type: ignore[attr-defined]
     assert {each.group for each in model.queue.snapshot().replicas} == {"gpu", "cpu"}
+
+
+# ---- asleep ------------------------------------------------------------------------------------
+
+
+async def test_a_sleeping_model_is_ready_and_takes_requests_for_good(
+    following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(catalogue.time, "monotonic", lambda: now[0])
+    models = following.catalogue
+    await following.registry.tell(description())
+    assert not models.all_ready
+    models.take_outlooks({"device": ModelOutlook(asleep_ok=True, wakes=True)}, 0.0)
+    assert models.ready("device")
+    assert models.asleep("device")
+    assert models.all_ready
+    assert models.waiting_for == []
+    assert models.find("device")
+    now[0] += 10 * catalogue._HOLD_S
+    assert models.find("device")
+    following.run(description())
+    await until(lambda: not models.asleep("device"))
+    assert models.ready("device")
+
+
+async def test_a_model_that_is_withdrawn_does_not_count_as_asleep(
+    following: Following, description: Describe
+) -> None:
+    models = following.catalogue
+    await following.registry.tell(description())
+    models.take_outlooks({"device": ModelOutlook(asleep_ok=True)}, 0.0)
+    await following.registry.tell(declared="device")
+    assert not models.ready("device")
+    assert models.waiting_for == ["device"]
+
+
+async def test_a_model_that_must_run_is_not_ready_without_replicas(
+    following: Following, description: Describe
+) -> None:
+    models = following.catalogue
+    await following.registry.tell(description())
+    models.take_outlooks({"device": ModelOutlook(asleep_ok=False)}, 0.0)
+    assert not models.ready("device")
+    assert not models.all_ready
+
+
+@pytest.mark.parametrize(
+    ("ready_in_s", "told_s"), [(0.0, 2.0), (2.0, 2.0), (13.5, 13.5), (500.0, 60.0)]
+)
+async def test_who_finds_a_model_not_ready_is_told_when_it_may_be(
+    following: Following, ready_in_s: float, told_s: float
+) -> None:
+    await following.registry.tell(declared="device")
+    following.catalogue.take_outlooks({"device": ModelOutlook(ready_in_s=ready_in_s)}, 0.0)
+    with pytest.raises(errors.NotReady) as refused:
+        following.catalogue.find("device")
+    assert refused.value.retry_after_s == told_s
 
 
 def member(replica: str, **more: Any) -> PoolMember:
