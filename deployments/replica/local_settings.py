@@ -17,5 +17,6 @@ def settings_here(written: dict[str, Any], replicas: int) -> ModelSettings:
     if folder is not None:
         make_paths_absolute(models, folder)
     settings = ModelSettings.model_validate(models["model"])
-    counted = settings.replicas.model_copy(update={"count": max(1, replicas)})
+    fixed = {"count": max(1, replicas), "min": None, "max": None}
+    counted = settings.replicas.model_copy(update=fixed)
     return settings.model_copy(update={"replicas": counted})

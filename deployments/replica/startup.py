@@ -16,12 +16,14 @@ from typing import Any
 import ray
 from ray import serve
 
+from autoscaling.types import StartReading, State
 from deployments.contract import logs
 from deployments.contract.channel.sockets import server_tls
 from deployments.contract.description import ModelDescription
 from deployments.contract.groups import version_of
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry_actor import registry
+from deployments.contract.scaling import actor_name
 from deployments.replica import backend_env
 from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.channel_server import ChannelServer, LeaseCore
@@ -33,6 +35,7 @@ from deployments.settings.load import settings_digest
 from deployments.settings.made import cache_dir
 
 HUNG_EXIT_CODE = 70
+_COLD_S = 1.0  # what fetching and converting take at least; looking what is there takes less
 logger = logging.getLogger("headrace.replica")
 
 
@@ -77,6 +80,7 @@ class ModelReplica:
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         await self._server.listen(host, channel_ports(channel))
         self._progress.tell("ready", 1.0)
+        tell_autoscaler(self._name, self._group, self._progress.spent())
         logger.info("ready: %s", took(self._progress.spent()), extra={"model": self._name})
 
     async def _drain(self) -> None:
@@ -114,6 +118,17 @@ class ModelReplica:
     async def version(self, views: list[dict[str, Any]]) -> str:
         """Of the whole model, given the settings that each of its groups is started with."""
         return await asyncio.to_thread(_version_of, views)
+
+
+def tell_autoscaler(model: str, group: str, spent: tuple[tuple[str, float], ...]) -> None:
+    """How long a start took; an autoscaler that is away does without."""
+    staged = dict(spent).get("staging", 0.0) < _COLD_S
+    seconds = sum(seconds for _, seconds in spent)
+    start = StartReading(model, group, State.STAGED if staged else State.COLD, seconds, spent)
+    try:
+        actor_name.running().started.remote(start)
+    except ValueError as nobody:
+        logger.debug("no autoscaler hears of the start: %s", nobody)
 
 
 def _version_of(views: list[dict[str, Any]]) -> str:
