@@ -29,6 +29,20 @@ class StandIn:
 
     async def ping(self) -> None: ...
 
+    async def started(self, start: Any) -> None: ...
+
+    async def described(self, model: str, known: bool) -> None: ...
+
+    async def report(self, report: Any) -> dict[str, Any]:
+        return {}
+
+    async def exchange(self, observed: Any) -> dict[str, int]:
+        """Says nothing: what runs stays."""
+        return {}
+
+    async def status(self) -> dict[str, Any]:
+        return {}
+
     async def pool(self, report: PoolReport, revision: int, timeout_s: float) -> PoolOrder:
         self._reports[report.replica] = report
         if self._order.revision == revision:

@@ -104,7 +104,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         cluster.start_head()
         orders = Orders(cluster)
         cluster.write(cluster.folder, MODELS, scaling={"pool": POOL})
-        done = cluster.headrace("deploy", str(cluster.file), "--wait")
+        done = cluster.headrace("deploy", str(cluster.file))
         assert done.returncode == 0, done.stderr
         until(lambda: len(cluster.replicas("headrace-pool:pool")) == 1, 60)
         yield Served(cluster, orders)
