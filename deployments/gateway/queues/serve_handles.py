@@ -6,7 +6,6 @@ call pinned to it, whose id rides in `session_id`. Everything else goes over the
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import Sequence
 from typing import Any
@@ -29,50 +28,24 @@ class ServeChannel(TcpReplicaChannel):
         self._app = app
         self._handles: dict[str, Any] = {}
         self._groups: dict[str, str] = {}
-        self._starting: list[asyncio.Task[Any]] = []
 
-    async def seed(self, groups: Sequence[str], timeout_s: float) -> None:
-        """Starts the groups' routers (a handle alone does not), where they have not been: the
-        running sets arrive from then on. Returns when a replica of any has answered; those of the
-        others may come up later, or never."""
-        starting = [self._start_router(group) for group in groups if group not in self._handles]
-        if not starting:
-            return
-        self._starting += starting
-        done, _ = await asyncio.wait(
-            starting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        if not done:
-            self._stop_starting()
-            raise TimeoutError(f"no replica of {self._app} answered within {timeout_s:g} s")
-        done.pop().result()
+    async def seed(self, groups: Sequence[str]) -> None:
+        """Starts the groups' routers, where they have not been: the running sets arrive from then
+        on. A handle's options do that, where a call would queue at Serve, which starts a replica
+        for it."""
+        for group in groups:
+            if group not in self._handles:
+                handle: Any = serve.get_deployment_handle(
+                    model_deployment(group), app_name=self._app
+                )
+                self._handles[group] = handle.options(method_name="channel_key")
 
     def follow(self, listed: Sequence[RunningReplica]) -> None:
         self._groups = {replica.replica_id: replica.group() for replica in listed}
         super().follow(listed)
 
-    def close(self) -> None:
-        self._stop_starting()
-        super().close()
-
-    def _stop_starting(self) -> None:
-        for task in self._starting:
-            task.cancel()
-        self._starting = []
-
-    def _start_router(self, group: str) -> asyncio.Task[Any]:
-        handle: Any = serve.get_deployment_handle(model_deployment(group), app_name=self._app)
-        self._handles[group] = handle
-        describe: Any = handle.options(method_name="describe")
-        return asyncio.get_running_loop().create_task(_result(describe.remote()))
-
     async def _key_of(self, replica_id: str) -> bytes:
-        """Raises what Serve raises where the replica is gone."""
-        handle = self._handles[self._groups[replica_id]]
-        pinned = handle.options(method_name="channel_key", session_id=replica_id)
-        key: bytes = await _result(pinned.remote())
+        """Raises what Serve raises where the replica is gone, KeyError where it is not listed."""
+        pinned = self._handles[self._groups[replica_id]].options(session_id=replica_id)
+        key: bytes = await pinned.remote()
         return key
-
-
-async def _result(response: Any) -> Any:
-    return await response

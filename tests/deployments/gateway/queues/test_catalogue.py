@@ -63,7 +63,7 @@ class HeldUp(Engines):
         self._ready = ready
         self.seeded: list[str] = []
 
-    async def seed(self, groups: Sequence[str], timeout_s: float) -> None:
+    async def seed(self, groups: Sequence[str]) -> None:
         self.seeded += groups
         await self._ready.wait()
 
