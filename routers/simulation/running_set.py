@@ -35,10 +35,28 @@ class Drain:
     replica_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """It dies at once, and is found out later; one that has not joined yet never does."""
+
+    replica_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Gateways hear that, while no replica runs, one is expected to in so many seconds; 0: nobody
+    knows. See `Dispatcher.expect_capacity`."""
+
+    in_s: float
+
+
+Order = Join | Drain | Kill | Expect
+
+
 class Controller(Protocol):
     """Decides who joins and leaves during a run."""
 
-    def steer(self, now: float, cores: tuple[Snapshot, ...]) -> Iterable[Join | Drain]:
+    def steer(self, now: float, cores: tuple[Snapshot, ...]) -> Iterable[Order]:
         """`cores`: of each gateway, as they are now."""
 
     def left(self, replica_id: str, now: float) -> None:
@@ -93,6 +111,12 @@ class RunningSet:
             transport_s = replica.device.transport_s
             environment.at(environment.now + transport_s / 2, self._unlist, replica_id)
             environment.at(environment.now + transport_s, self._say_goodbye, replica)
+
+    def kill(self, replica_id: str) -> None:
+        if self._coming.pop(replica_id, None) is not None:
+            self._gone(replica_id)
+        elif replica_id in self._present:
+            self.replicas[replica_id].die()
 
     def died(self, device: SimDevice) -> None:
         """It is found out later; one that is not there dies unnoticed."""

@@ -19,7 +19,16 @@ from typing import Any, Protocol
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
 from routers.simulation.devices import SimDevice
-from routers.simulation.running_set import AnyReplica, Controller, Join, RunningSet
+from routers.simulation.running_set import (
+    AnyReplica,
+    Controller,
+    Drain,
+    Expect,
+    Join,
+    Kill,
+    Order,
+    RunningSet,
+)
 from routers.simulation.traffic import (
     Arrival,
     Door,
@@ -153,7 +162,7 @@ class _Simulation:
         request = Request(
             request_id, lengths, now, now + arrival.slo_s, now + arrival.timeout_s,
             arrival.tenant, arrival.priority, arrival.retryable, "", arrival.weight,
-            arrival.tenant_rows, arrival.session, arrival.generation,
+            arrival.tenant_rows, arrival.session, arrival.generation, arrival.attempt == 1,
         )  # fmt: skip
         self._step(self.gateways[arrival.gateway], Arrive(request))
 
@@ -301,12 +310,22 @@ class _Simulation:
     def _steer(self, controller: Controller) -> None:
         cores = tuple([gateway.core.snapshot(self.now) for gateway in self.gateways])
         for order in controller.steer(self.now, cores):
-            if isinstance(order, Join):
-                self._plan(order.device)
-            else:
-                self._set.drain(order.replica_id)
+            self._obey(order)
         if self.now < self._world.steer_until_s or self._live:
             self.at(self.now + self._world.steer_every_s, self._steer, controller)
+
+    def _obey(self, order: Order) -> None:
+        match order:
+            case Join(device):
+                self._plan(device)
+            case Drain(replica_id):
+                self._set.drain(replica_id)
+            case Kill(replica_id):
+                self._set.kill(replica_id)
+            case Expect(in_s):
+                for gateway in self.gateways:
+                    if isinstance(gateway.core, Dispatcher):
+                        gateway.core.expect_capacity(in_s)
 
 
 def run(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routers.settings import DispatcherSettings
-from routers.simulation.running_set import Drain, Join
+from routers.simulation.running_set import Drain, Expect, Join, Kill
 from routers.simulation.simulator import Arrival, SimDevice, SimResult, World, run
 from routers.simulation.traffic import SimRecorder
 from runtimes.synthetic.engine import EngineShape
@@ -142,6 +142,28 @@ def test_a_death_is_told_to_the_controller_when_it_is_found_out():
     script = Script()
     result(poisson(100), [device("a"), device("b", dies_at=2.0)], script, detect_s=0.5)
     assert script.left_at == {"b": pytest.approx(2.5)}
+
+
+def test_replica_that_is_killed_loses_what_it_has_and_others_do_it():
+    script = Script((1.0, Kill("b")))
+    found = result(poisson(300), [device("a"), device("b")], script, detect_s=0.1)
+    assert all_answered(found)
+    assert script.left_at == {"b": pytest.approx(1.1)}
+    assert used(found, after=1.2) == {"a"}
+
+
+def test_replica_that_is_killed_before_it_joined_never_does():
+    script = Script((0.5, Join(device("b", 3.0))), (1.0, Kill("b")))
+    assert used(result(poisson(100), [device("a")], script)) == {"a"}
+    assert script.left_at == {"b": 1.0}
+
+
+def test_gateways_turn_away_at_once_what_the_next_replica_comes_too_late_for():
+    script = Script((0.0, Expect(3.0)), (0.0, Join(device("a", 3.0))))
+    arrivals = [Arrival(0.5, (8,), timeout_s=1.0), Arrival(0.6, (8,), timeout_s=5.0)]
+    hopeless, patient = result(arrivals, [], script).outcomes
+    assert (hopeless.reason.value, hopeless.retry_after_s) == ("late", 3.0)
+    assert patient.answered_at == pytest.approx(3.0, abs=0.1)
 
 
 def test_streams_run_to_their_end_on_a_replica_that_drains():
