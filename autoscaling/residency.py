@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from autoscaling.settings import PoolTerms
 from autoscaling.types import PoolReading, ResidentReading
 
-MARGIN = 1.5  # what comes over what goes; 1 would swap two models that are worth the same
+MARGIN = 2.5  # what comes over what goes: so much do estimates of equal demand differ now and then
 ONE_TAKES = 0.7  # work a second that a model may count on at one pool replica, beside others
 
 
