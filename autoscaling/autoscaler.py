@@ -18,6 +18,7 @@ from autoscaling.model_scaler import ModelScaler
 from autoscaling.pool import Excess, Pool
 from autoscaling.residency import ResidentWant
 from autoscaling.settings import ScalingSettings
+from autoscaling.start_times import LadderStep
 from autoscaling.types import (
     Decisions,
     DemandReading,
@@ -25,6 +26,7 @@ from autoscaling.types import (
     PoolDecision,
     PoolReading,
     StartReading,
+    State,
 )
 
 POOL = "pool"
@@ -163,6 +165,14 @@ class Autoscaler:
                 size = loads[name].size_bytes if name in loads else 0
                 excesses.append(_excess(scaler, load_s or _LOAD_S, size, now))
         return self._pool.decide(self._pool_readings, excesses, terms, now, self.is_frozen)
+
+    def pins(self, model: str) -> dict[str, int]:
+        """Numbers that were said by hand, by group."""
+        return dict(self._models[model].pins) if model in self._models else {}
+
+    def ladder(self, model: str) -> dict[State, LadderStep]:
+        """How long a start from each state took, of those that were seen."""
+        return self._models[model].starts.ladder() if model in self._models else {}
 
     # -- kept over its death
 

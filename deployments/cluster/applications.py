@@ -39,7 +39,7 @@ def gateway(args: dict[str, Any]) -> Any:
 
 
 def tenants(args: dict[str, Any]) -> Any:
-    """`args`: {"tenants": text of a tenants file, "priorities": the gateway's}."""
+    """`args`: as of a `TenantsPublisher`."""
     from deployments.cluster.tenants_publisher import TenantsPublisher
 
     deployment: Any = serve.deployment(

@@ -25,6 +25,7 @@ from deployments.contract.registry import (
     ReplicaProgress,
     View,
 )
+from deployments.contract.scaling.watch import keep_alive
 from deployments.contract.server_status import replica_targets, server_status
 
 NAME = "headrace-registry"
@@ -43,7 +44,10 @@ class RegistryActor:
 
         self._serve = ServeList()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._sweep()), loop.create_task(self._follow_serve())]
+        from deployments.contract.scaling.autoscaler_actor import autoscaler
+
+        work = (self._sweep(), self._follow_serve(), keep_alive(autoscaler))
+        self._tasks = [loop.create_task(each) for each in work]
 
     async def _sweep(self) -> None:
         while True:

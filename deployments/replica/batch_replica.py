@@ -51,6 +51,7 @@ class BatchReplica(ModelReplica):
         runtime.load()
         gate.admit(self._settings, start.settings, runtime)
         runtime.warm()
+        self._progress.mark("profiling")
         return known_costs(
             start, model, runtime, lambda line: logger.info(line, extra={"model": self._name})
         )

@@ -11,6 +11,7 @@ import asyncio
 import copy
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from deployments.contract.groups import version_of
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry import ReplicaProgress
 from deployments.contract.registry_actor import registry
+from deployments.contract.scaling import actor_name
 from deployments.replica import backend_env
 from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.channel_server import ChannelServer, LeaseCore
 from deployments.replica.describe import version
+from deployments.replica.start_phases import READY, StartPhases
 from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
 from deployments.settings.load import make_paths_absolute, settings_digest
 from deployments.settings.made import cache_dir
@@ -52,7 +55,9 @@ class ModelReplica:
         self._name: str = args["name"]
         self._group: str = args.get("group", "")
         self._settings = settings_here(args["settings"], context.world_size)
-        self._progress = StartupProgress(self._name, context.replica_id.unique_id)
+        self._progress = StartupProgress(
+            self._name, context.replica_id.unique_id, self._group, time.monotonic()
+        )
         backend_env.set_compiler_cache(cache_dir())
         try:
             self._settings = await asyncio.to_thread(
@@ -76,7 +81,7 @@ class ModelReplica:
         self._server = ChannelServer(core, replica_id, tls=server_tls(channel_tls(channel)))
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         await self._server.listen(host, channel_ports(channel))
-        self._progress.tell("ready", 1.0)
+        self._progress.ready()
 
     async def _drain(self) -> None:
         """A constructor that failed has let nobody in."""
@@ -128,25 +133,42 @@ def settings_here(written: dict[str, Any], replicas: int) -> ModelSettings:
     if folder is not None:
         make_paths_absolute(models, folder)
     settings = ModelSettings.model_validate(models["model"])
-    counted = settings.replicas.model_copy(update={"count": max(1, replicas)})
+    fixed = {"count": max(1, replicas), "min": None, "max": None}
+    counted = settings.replicas.model_copy(update=fixed)
     return settings.model_copy(update={"replicas": counted})
 
 
 class StartupProgress:
-    """`model`: its name; `replica`: this replica's id."""
+    """`model`: its name; `replica`: this replica's id; `began`: when its start did, monotonic."""
 
-    def __init__(self, model: str, replica: str) -> None:
+    def __init__(self, model: str, replica: str, group: str, began: float) -> None:
         self._model = model
         self._replica = replica
+        self._group = group
+        self._times = StartPhases(began)
         self._registry = registry()
         self._phases: dict[str, None] = {}
 
     def tell(self, phase: str, fraction: float, detail: str = "") -> Any:
         """Sent at once; await what it returns only where it must have arrived."""
+        self.mark(phase)
         passed = tuple(self._phases)
         self._phases[phase] = None
         progress = ReplicaProgress(self._model, self._replica, phase, fraction, detail, passed)
         return self._registry.report.remote(progress)
+
+    def mark(self, phase: str) -> None:
+        """It begins, which is worth knowing but not worth telling."""
+        self._times.mark(phase, time.monotonic())
+
+    def ready(self) -> None:
+        """Tells the autoscaler too, how long it took; one that is away does without."""
+        self.tell(READY, 1.0)
+        start = self._times.reading(self._model, self._group, time.monotonic())
+        try:
+            actor_name.running().started.remote(start)
+        except ValueError as nobody:
+            logger.debug("no autoscaler hears of the start: %s", nobody)
 
     async def failed(self, fault: Exception) -> None:
         """What a backend says of a model is said by the caller; anything else shows where it
