@@ -27,6 +27,11 @@ class StartPart(Section):
         return self
 
 
+class LoadPart(StartPart):
+    median_s: Span = Field(default=2, description="Half of them take at most so long.")
+    p90_s: Span = Field(default=3, description="Nine of ten do.")
+
+
 class AwayPart(Section):
     from_s: Moment = Field(description="When it dies.")
     to_s: Moment = Field(description="When its successor begins, with what it had saved last.")
@@ -37,8 +42,8 @@ class ScalingPart(Section):
         default_factory=StartPart,
         description="From the order of a replica until it serves; measure it on the server.",
     )
-    pool_start: StartPart = Field(
-        default_factory=lambda: StartPart(median_s=2, p90_s=3),
+    pool_start: LoadPart = Field(
+        default_factory=LoadPart,
         description="Until a replica of the shared pool serves the model, once it is told to.",
     )
     cluster: dict[str, Annotated[float, Field(ge=0, le=1_000_000_000)]] = Field(
