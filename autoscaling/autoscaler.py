@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoscaling.budget import Claim, ceilings, share
-from autoscaling.demand import LONGEST_WINDOW_S
 from autoscaling.envelope import RATE_WINDOW_S
 from autoscaling.model_scaler import ModelScaler
 from autoscaling.pool import Excess, Pool
+from autoscaling.recent_rate import WINDOWS_S, recent_rate
 from autoscaling.residency import ResidentWant
 from autoscaling.settings import ScalingSettings
 from autoscaling.start_times import LadderStep
@@ -197,11 +197,13 @@ class Autoscaler:
 
 def _excess(scaler: ModelScaler, load_s: float, size_bytes: int, now: float) -> Excess:
     """What of a model's demand its own hot replicas cannot take in time."""
-    view = scaler.demand.view((RATE_WINDOW_S, LONGEST_WINDOW_S), now)
+    view = scaler.demand.view(WINDOWS_S, now)
     speed, rate = scaler.hot_speed, view.rate(RATE_WINDOW_S) if view.rates else 0.0
     urgent_s = max(0.0, view.backlog_s - 0.5 * speed * scaler.slack_s)
     plan = scaler.planning.forecast.plan
-    expected = max(rate, plan.forecast_s if plan else 0.0)
+    expected = recent_rate(view.rates, view.request_work_s)
+    if plan is not None and plan.trusted:
+        expected = max(expected, plan.forecast_s)
     want = ResidentWant(scaler.terms.name, urgent_s, expected, load_s, size_bytes, scaler.hot)
     price = 1.0 / max(1e-4, 1.0 - scaler.terms.percentile)
     return Excess(scaler.terms.name, max(0.0, rate - speed), price, want)
