@@ -90,7 +90,8 @@ class ModelScaler:
             reason = Reason.MANUAL if self.pins else Reason.FROZEN
             return Proposal(reason, held, self._pinned(held))
         if self.pins and (self.is_fixed or len(self.pins) == len(self.terms.groups)):
-            return Proposal(Reason.MANUAL, held, self._pinned(held))
+            pinned = self._pinned(held)
+            return Proposal(Reason.MANUAL, pinned, pinned)
         if self.described is False and held and not sum(held.values()):
             first = {**held, self.terms.groups[0].name: min(1, self.terms.groups[0].max)}
             return Proposal(Reason.FIRST, first, first)
