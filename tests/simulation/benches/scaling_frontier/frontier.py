@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import exp, inf, log
 
 LEAST = 1e-7  # of misses, so that none has a logarithm
@@ -37,7 +38,7 @@ def misses_at(points: Sequence[Point], hours: float) -> float:
     best = frontier(points)
     if not best or hours < best[0].hours:
         return inf
-    for left, right in zip(best, best[1:], strict=False):
+    for left, right in pairwise(best):
         if hours < right.hours:
             share = (hours - left.hours) / (right.hours - left.hours)
             low, high = log(max(LEAST, left.misses)), log(max(LEAST, right.misses))

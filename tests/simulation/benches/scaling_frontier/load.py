@@ -7,8 +7,8 @@ same requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ MEAN_COST_S = 0.25
 COST_CV = 0.5
 MOST_COST_S = 1.0
 SLO_S = 1.0
-DAY_S = 86_400.0
+DAY_S, HOUR_S = 86_400.0, 3_600.0
 SWING = 0.7
 PREFILL_S, DECODE_S = 0.00025, 0.004  # of a token
 FIRST_TOKEN_S = 2.0
@@ -31,7 +31,8 @@ Rate = Callable[[np.ndarray], np.ndarray]
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
     """Ascending `times`; `costs`: seconds of one replica; `waits`: the longest that each may wait
-    for its start and still be in time. slo_s: from arrival to answer, or to the first token."""
+    for its start and still be in time. slo_s: from arrival to answer, or to the first token.
+    learn_s: of its begin, that is played but not counted."""
 
     name: str
     seconds: float
@@ -39,6 +40,7 @@ class Load:
     times: np.ndarray
     costs: np.ndarray
     waits: np.ndarray
+    learn_s: float = 0.0
 
     @property
     def busy(self) -> float:
@@ -101,18 +103,42 @@ def bursts_of(seed: int, count: int, seconds: float) -> list[Burst]:
     ]
 
 
-def day(seed: int, busy: float = 8.0, count: int = 16, seconds: float = DAY_S) -> Load:
+def day(seed: int, busy: float = 8.0, count: int = 16) -> Load:
     """A mean of `busy`, 70 % up and down within the day, and bursts on top."""
-    bursts, rate = bursts_of(seed, count, seconds), busy / MEAN_COST_S
+    bursts, rate = bursts_of(seed, count, DAY_S), busy / MEAN_COST_S
 
     def shape(at: np.ndarray) -> np.ndarray:
         wave = 1.0 - SWING * np.cos(2 * np.pi * at / DAY_S)
-        times = np.ones(len(at))
-        for burst in bursts:
-            times[(at >= burst.at) & (at < burst.at + burst.seconds)] = burst.times
-        return rate * wave * times
+        return rate * wave * times_of(bursts, at)
 
-    return poisson("day", shape, seconds, seed)
+    return poisson("day", shape, DAY_S, seed)
+
+
+def hourly(seed: int, busy: float = 8.0, hours: int = 16, learn_h: int = 4) -> Load:
+    """A burst at the full hour, give or take 10 s, as timed jobs make it, and half as many at
+    random besides."""
+    rng = np.random.default_rng(2000 + seed)
+    seconds = HOUR_S * hours
+    timed = [
+        Burst(HOUR_S * n + rng.uniform(-10.0, 10.0), rng.uniform(30.0, 90.0), rng.uniform(2.0, 4.0))
+        for n in range(1, hours)
+    ]
+    bursts = timed + bursts_of(seed, hours // 2, seconds)
+    return replace(bursty("hourly", busy, seconds, bursts, seed), learn_s=HOUR_S * learn_h)
+
+
+def bursty(name: str, busy: float, seconds: float, bursts: Sequence[Burst], seed: int) -> Load:
+    """Flat but for these bursts."""
+    rate = busy / MEAN_COST_S
+    return poisson(name, lambda at: rate * times_of(bursts, at), seconds, seed)
+
+
+def times_of(bursts: Sequence[Burst], at: np.ndarray) -> np.ndarray:
+    """What the rate is multiplied with; of bursts that meet, the last one's."""
+    times = np.ones(len(at))
+    for burst in bursts:
+        times[(at >= burst.at) & (at < burst.at + burst.seconds)] = burst.times
+    return times
 
 
 def recorded(path: Path, seed: int) -> Load:

@@ -194,6 +194,8 @@ class Model:
         self._ends = np.searchsorted(load.times, STEP_S * np.arange(1, self.steps + 1)).tolist()
         self._work = _per_step(load.costs, self._ends)
         self._squares = _per_step(load.costs**2, self._ends)
+        self._learn = int(load.learn_s / STEP_S)
+        self._uncounted = 0, 0, 0.0
         self._came = 0
         self._done_s = 0.0
         self.targets = np.empty(self.steps, dtype=int)
@@ -209,6 +211,8 @@ class Model:
         if wanted != self.fleet.target:
             self.fleet.order(wanted, now)
         self.targets[step] = wanted
+        if step + 1 == self._learn:
+            self._count_from_here(now)
 
     def _observed(self, step: int, now: float) -> Observation:
         fleet, came, done_s = self.fleet, self._came, self._done_s
@@ -221,11 +225,19 @@ class Model:
             len(fleet.draining), fleet.target,
         )  # fmt: skip
 
+    def _count_from_here(self, now: float) -> None:
+        queue = self.queue
+        self._uncounted = queue.in_time, queue.missed, self.fleet.replica_s(now)
+
     def played(self) -> Played:
-        queue, replica_s = self.queue, self.fleet.replica_s(self.steps * STEP_S)
+        """Of what is counted."""
+        queue, (in_time, missed, replica_s) = self.queue, self._uncounted
+        in_time, missed = queue.in_time - in_time, queue.missed - missed
+        replica_s = self.fleet.replica_s(self.steps * STEP_S) - replica_s
+        targets = self.targets[self._learn :]
         return Played(
-            queue.in_time + queue.missed, queue.in_time, queue.missed, replica_s / 3600,
-            *moves(self.targets), self.targets, self.missed_at,
+            in_time + missed, in_time, missed, replica_s / 3600, *moves(targets), targets,
+            self.missed_at[self._learn :],
         )  # fmt: skip
 
 
