@@ -74,18 +74,19 @@ class Envelope:
             self._samples = min(BACKLOG_SAMPLES, self._samples + 1)
         if self._samples < BACKLOG_SAMPLES:
             return Spike()
-        catch_up = backlog.work_s / max(_LEAST_SLACK_S, backlog.slack_s)
+        catch_up = backlog.work_s / max(_LEAST_SLACK_S, backlog.slack_s, backlog.starts_in_s)
         return Spike(demand.rate(RATE_WINDOW_S) + catch_up)
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """work_s: that waits; wait_s: what it takes the hot replicas; slack_s: that the SLO leaves
-    beside service."""
+    beside service; starts_in_s: until a replica ordered now would help."""
 
     work_s: float
     wait_s: float
     slack_s: float
+    starts_in_s: float = 0.0
 
 
 def _over_plan(demand: DemandView, planned_s: float, settings: PolicySettings) -> Spike:

@@ -1,13 +1,14 @@
 """How much work a second must be planned for when a replica that starts now will serve?
 
 Three contenders say each minute what they expect at the *horizon*, this model's own measured time
-to capacity: smoothing with a season, smoothing without, and persistence (it stays as it is). Each
-is scored by its own residuals there, at the horizon and not one step ahead, and plans for their
-`quantile`. The loss is the pinball loss of that plan, over about the last six hours. The season
-counts only after two periods and while it lowers the loss; a forecast only while its loss is no
-greater than persistence's: else persistence plans, and that is said. What is planned never exceeds
-three times the last hour's busiest minute. Values are reference seconds of work a second. State is
-bounded: a season of 288 parts and 360 residuals a contender, whatever the horizon.
+to capacity: smoothing with a season, smoothing without, and persistence (it stays as it was in the
+median of the last five minutes, so that a burst does not count as what stays). Each is scored by
+its own residuals there, at the horizon and not one step ahead, and plans for their `quantile`. The
+loss is the pinball loss of that plan, over about the last six hours. The season counts only after
+two periods and while it lowers the loss; a forecast only while its loss is no greater than
+persistence's: else persistence plans, and that is said. What is planned never exceeds three times
+the last hour's busiest minute. Values are reference seconds of work a second. State is bounded: a
+season of 288 parts and 360 residuals a contender, whatever the horizon.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil, isfinite, sqrt
+from statistics import median
 from typing import Any
 
 from autoscaling.settings import PolicySettings
@@ -29,6 +32,7 @@ _MEMORY_MINUTES = 360.0
 _SEASON_GAIN = 0.95
 _MOST_RISE = 3.0
 _LONGEST_HORIZON = 120
+_PERSISTENT = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,7 @@ class Forecast:
         steps = range(1, self.horizon + 1)
         smoothing = {PLAIN: self._plain, SEASONAL: self._seasonal}.get(name)
         if smoothing is None:
-            ahead = [self._recent[-1]]
+            ahead = [median(islice(reversed(self._recent), _PERSISTENT))]
         else:
             ahead = [smoothing.ahead(self.minute + step, step) for step in steps]
         ahead = [min(most, each) for each in ahead]

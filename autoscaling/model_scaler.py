@@ -137,7 +137,8 @@ class ModelScaler:
 
     def _decided(self, held: dict[str, int], view: DemandView, now: float) -> Proposal:
         plan = self.planning.step(view, self.demand, self.starts.time_to_capacity_s(), now)
-        self.sizing.scatter(self.planning.dispersion_s)
+        if not self.envelope.holds(now):
+            self.sizing.scatter(self.planning.dispersion_s)
         self.sizing.adopt(self.terms, self._options())
         if self.terms.asleep_ok and not self.pins:
             if not sum(held.values()) or self.wake.woken_at is not None:
@@ -191,32 +192,27 @@ class ModelScaler:
         else:
             spike = Spike()
         recent = view.rate(LONGEST_WINDOW_S)
-        sizes = [
-            self._awake(self.sizing.size(work))
-            for work in (
-                max(plan.planned_s, spike.rate),
-                FIRM * plan.planned_s,
-                RELAXED * max(plan.planned_s, recent),
-            )
-        ]
-        wants = {name: Wants(*(size[name] for size in sizes)) for name in held}
-        targets = self._pinned(self._follow(held, wants, spike, view, now))
+        works = (plan.planned_s, FIRM * plan.planned_s, RELAXED * max(plan.planned_s, recent))
+        sizes = [self._awake(self.sizing.size(work)) for work in works]
+        if spike.rate:
+            sizes.append(self._awake(self.sizing.size(spike.rate, in_spike=True)))
+        wants = {name: Wants(*[size[name] for size in sizes]) for name in held}
+        targets = self._pinned(self._follow(held, wants, view, now))
         wanted = {name: want.now for name, want in wants.items()}
         reason = self._reason(held, targets, wanted, spike, plan)
         detail = self._held_by(view, now) if reason is Reason.HELD else self._missing()
         return Proposal(reason, wanted, targets, view, plan, spike, detail)
 
     def _follow(
-        self, held: dict[str, int], wants: Mapping[str, Wants], spike: Spike, view: DemandView,
-        now: float,
-    ) -> dict[str, int]:  # fmt: skip
+        self, held: dict[str, int], wants: Mapping[str, Wants], view: DemandView, now: float
+    ) -> dict[str, int]:
         terms = Terms.of(self.terms.policy, self.starts.time_to_capacity_s())
         free = not (self._starts(now) or self.envelope.holds(now) or view.partial)
         targets = {}
         for name, target in held.items():
             own = self._hysteresis.setdefault(name, Hysteresis(now))
-            own.record(wants[name].now, terms.down_window_s, now)
-            raised = own.up(target, wants[name], spike.rate > 0.0)
+            own.record(wants[name].planned, terms.down_window_s, now)
+            raised = own.up(target, wants[name])
             if self._is_unplaced(name):
                 raised = min(target, max(wants[name].relaxed, self.readings[name].hot))
             elif free and raised == target:
@@ -227,7 +223,7 @@ class ModelScaler:
     def _backlog(self, view: DemandView) -> Backlog:
         speed = self.hot_speed
         wait_s = view.backlog_s / speed if speed else view.backlog_s * 1e9
-        return Backlog(view.backlog_s, wait_s, self.slack_s)
+        return Backlog(view.backlog_s, wait_s, self.slack_s, self.starts.time_to_capacity_s())
 
     def _is_unplaced(self, name: str) -> bool:
         reading = self.readings.get(name)

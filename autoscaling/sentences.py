@@ -8,6 +8,13 @@ from autoscaling.proposal import Proposal
 from autoscaling.types import GroupReading, Reason
 from autoscaling.wake import Waking
 
+_CONSTANT = {
+    Reason.FIXED: "the settings fix the number",
+    Reason.FROZEN: "frozen, so the number holds",
+    Reason.FIRST: "a first one must say what the model takes",
+    Reason.ASLEEP: "asleep until a request comes",
+}
+
 
 def decision(
     proposal: Proposal, reason: Reason, targets: Mapping[str, int], hot: int, bound: str
@@ -15,26 +22,33 @@ def decision(
     """hot: replicas that serve. bound: what the budget or the cluster has too little of."""
     if not targets:
         return f"No number yet: {proposal.detail or 'what runs has not been said'}."
-    count, wanted = sum(targets.values()), sum(proposal.wanted.values())
-    head = f"{_replicas(count)}, {hot} hot"
-    why = {
-        Reason.FIXED: "the settings fix the number",
-        Reason.MANUAL: f"set by hand; {wanted} would be wanted",
-        Reason.FROZEN: "frozen, so the number holds",
-        Reason.FIRST: "a first one must say what the model takes",
-        Reason.UNKNOWN: f"held, because {proposal.detail}",
-        Reason.ASLEEP: "asleep until a request comes",
-        Reason.AWAKE: proposal.detail,
-        Reason.BUDGET: f"{wanted} are wanted and there is no more {bound or 'room'}",
-        Reason.UNPLACED: proposal.detail,
-        Reason.HELD: f"{wanted} would do for {_work(proposal)}, held because {proposal.detail}",
-        Reason.DOWN: f"fewer have been enough for {_work(proposal)}",
-        Reason.STEADY: f"enough for {_work(proposal)}",
-        Reason.FORECAST: f"for {_work(proposal)}, expected in {proposal.plan.horizon} min",
-        Reason.SPIKE: _spike(proposal),
-        Reason.BACKLOG: _spike(proposal),
-    }[reason]
-    return f"{head}: {why}."
+    why = _why(proposal, reason, bound)
+    return f"{_replicas(sum(targets.values()))}, {hot} hot: {why}."
+
+
+def _why(proposal: Proposal, reason: Reason, bound: str) -> str:
+    wanted = sum(proposal.wanted.values())
+    match reason:
+        case Reason.FIXED | Reason.FROZEN | Reason.FIRST | Reason.ASLEEP:
+            return _CONSTANT[reason]
+        case Reason.MANUAL:
+            return f"set by hand; {wanted} would be wanted"
+        case Reason.UNKNOWN:
+            return f"held, because {proposal.detail}"
+        case Reason.BUDGET:
+            return f"{wanted} are wanted and there is no more {bound or 'room'}"
+        case Reason.HELD:
+            return f"{wanted} would do for {_work(proposal)}, held because {proposal.detail}"
+        case Reason.DOWN:
+            return f"fewer have been enough for {_work(proposal)}"
+        case Reason.STEADY:
+            return f"enough for {_work(proposal)}"
+        case Reason.FORECAST:
+            return f"for {_work(proposal)}, expected in {proposal.plan.horizon} min"
+        case Reason.SPIKE | Reason.BACKLOG:
+            return _spike(proposal)
+        case Reason.AWAKE | Reason.UNPLACED:
+            return proposal.detail
 
 
 def _work(proposal: Proposal) -> str:

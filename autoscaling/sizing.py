@@ -4,9 +4,10 @@ Replicas of a model serve batches from one queue: a queue of several servers who
 (M/G/c, Allen and Cunneen's correction for what is not Poisson). Of what an answer may take, the
 slack is what the 99th percentile of a batch leaves; the share of batches that wait longer is
 Erlang's C times an exponential decay, and may be 1 - `percentile` at most. No replica is planned
-busier than the knee. The arrivals' variability is measured (variance over mean of work in short
-bins). Several groups count as one queue of as many servers as there are replicas, each with its
-mean. Errs by 15 to 50 % against a simulation: `correct` takes what a simulation found.
+busier than the knee; for a spike, which has come already, the knee is `SPIKE_KNEE`, since its room
+is for what has not come yet. The arrivals' variability is measured (variance over mean of work in
+short bins). Several groups count as one queue of as many servers as there are replicas, each with
+its mean. Errs by 15 to 50 % against a simulation: `correct` takes what a simulation found.
 Work: O(log n) looks of O(n); answers are kept for work that differs by less than half a percent.
 """
 
@@ -19,6 +20,7 @@ from math import ceil, exp, log
 from autoscaling.settings import GroupTerms, ModelTerms
 from autoscaling.types import GroupReading
 
+SPIKE_KNEE = 0.95
 _CORRECTIONS = (0.7, 1.5)
 _STEP = log(1.005)
 _KEPT = 64
@@ -75,7 +77,7 @@ class Sizing:
         self.dispersion_s = 0.0
         self._model: ModelTerms | None = None
         self._options: tuple[Option, ...] = ()
-        self._kept: dict[tuple[int | None, float], dict[str, int]] = {}
+        self._kept: dict[tuple[int | None, float, bool], dict[str, int]] = {}
 
     def adopt(self, model: ModelTerms, options: tuple[Option, ...]) -> None:
         """What the next sizes are for."""
@@ -94,20 +96,22 @@ class Sizing:
             gain = 0.1 if self.dispersion_s else 1.0
             self.dispersion_s += gain * (dispersion_s - self.dispersion_s)
 
-    def size(self, work: float) -> dict[str, int]:
+    def size(self, work: float, in_spike: bool = False) -> dict[str, int]:
         """Replicas by group for so many reference seconds of work a second, `survive` and `spare`
         included; never below a group's minimum or above what can be placed. Not to be changed."""
         if self._model is None:
             raise ValueError("a size was asked for before the model's terms were said: adopt first")
         grade = ceil(log(work) / _STEP) if work > 1e-9 else None
         dispersion_s = _rounded(self.dispersion_s)
-        known = self._kept.get((grade, dispersion_s))
+        key = grade, dispersion_s, in_spike
+        known = self._kept.get(key)
         if known is None:
             if len(self._kept) >= _KEPT:
                 self._kept.clear()
             exact = exp(grade * _STEP) * self.correction if grade is not None else 0.0
-            queue = _Queue(self._model, self._options, dispersion_s)
-            known = self._kept[grade, dispersion_s] = self._sized(exact, queue)
+            knee = max(SPIKE_KNEE, self._model.policy.knee) if in_spike else self._model.policy.knee
+            queue = _Queue(self._model, self._options, dispersion_s, knee)
+            known = self._kept[key] = self._sized(exact, queue)
         return known
 
     def _sized(self, work: float, queue: _Queue) -> dict[str, int]:
@@ -151,8 +155,10 @@ def _cheapest_first(options: tuple[Option, ...]) -> list[Option]:
 class _Queue:
     """One queue before all replicas of a model."""
 
-    def __init__(self, model: ModelTerms, options: tuple[Option, ...], dispersion_s: float) -> None:
-        self.model, self._dispersion_s = model, dispersion_s
+    def __init__(
+        self, model: ModelTerms, options: tuple[Option, ...], dispersion_s: float, knee: float
+    ) -> None:
+        self.model, self._dispersion_s, self._knee = model, dispersion_s, knee
         self._options = {each.terms.name: each for each in options}
         self._fastest = sorted(options, key=lambda each: -each.service.speed)
 
@@ -163,7 +169,7 @@ class _Queue:
             return True
         left = self._after_loss(counts)
         speed = sum(count * self._options[name].service.speed for name, count in left.items())
-        if not speed or work > self.model.policy.knee * speed:
+        if not speed or work > self._knee * speed:
             return False
         return self._late_share(left, speed, work / speed) <= 1.0 - self.model.percentile
 
