@@ -1,12 +1,12 @@
 """Will a spike come now because it came at this time before?
 
 Jobs that run by the clock make the same burst each hour or each day, and it is over before replicas
-that start then would help. Spikes are remembered by their onset, length and height (times the plan);
-one is *expected* where spikes began at its time in at least two of the last three periods, within
-`TOLERANCE_S`. From a start's time before the earliest moment that it may come until the latest, the
-plan times the greatest height seen at that time of the last periods is wanted; when it comes, the
-envelope sees it as any other. One that stays away costs that much waiting once, and after two in a
-row is no longer expected. Looks at onsets alone: what a season of smooth demand needs is the
+that start then would help. Spikes are remembered by their onset, length and height (times the
+plan); one is *expected* where spikes began at its time in at least two of the last three periods,
+within `TOLERANCE_S`. From a start's time before the earliest moment that it may come until the
+latest, the plan times the greatest height seen at that time of the last periods is wanted; when it
+comes, the envelope sees it as any other. One that stays away costs that much waiting, and after two
+in a row is no longer expected. Looks at onsets alone: what a season of smooth demand needs is the
 forecast's. Seconds; work is in reference seconds a second. State: at most `MOST` spikes.
 """
 
@@ -21,6 +21,7 @@ TOLERANCE_S = 30.0
 MOST = 256
 _QUIET_S = 30.0  # without a sign, before the next one is another spike
 _LONGEST_S = 900.0
+_LEAST_PERIOD_S = 120.0
 _LOOKED_AT = 3
 _NEEDED = 2
 _HEIGHTS = 8  # periods whose heights count
@@ -47,13 +48,18 @@ class RecurringSpikes:
     """Of one model. season_s: another period than an hour and a day, 0: there is none."""
 
     def __init__(self, season_s: float = 0.0) -> None:
-        self.adopt(season_s)
+        self._season_s = season_s
         self._episodes: list[Episode] = []
         self._expected: list[Expected] = []
         self._open: Episode | None = None
 
     def adopt(self, season_s: float) -> None:
-        self._periods = tuple(sorted({HOUR_S, DAY_S, *([season_s] if season_s > 60.0 else [])}))
+        """Counts from the next spike on."""
+        self._season_s = season_s
+
+    @property
+    def _periods(self) -> set[float]:
+        return {HOUR_S, DAY_S, *([self._season_s] if self._season_s > _LEAST_PERIOD_S else [])}
 
     def seen(self, rate: float, planned: float, now: float) -> None:
         """A sign of a spike (its rate), or none (0.0), in the decision of that time."""
@@ -95,7 +101,7 @@ class RecurringSpikes:
             for episode in self._episodes:
                 for ahead in (1, 2):
                     at = episode.onset + ahead * period_s
-                    if now < at + TOLERANCE_S and at - now <= 2.0 * period_s:
+                    if now < at + TOLERANCE_S:
                         found += self._supported(at, period_s, onsets)
         self._expected = sorted(found, key=lambda each: each.at)
 
