@@ -188,7 +188,7 @@ class ModelScaler:
             view, plan.planned_s, self._backlog(view), self.terms.policy, now
         )
         if spike.rate > plan.planned_s:
-            self.envelope.hold(now + self.terms.policy.hold_s)
+            self.envelope.keep(self.terms.policy, now)
         else:
             spike = Spike()
         recent = view.rate(LONGEST_WINDOW_S)

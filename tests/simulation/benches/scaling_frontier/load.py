@@ -89,6 +89,13 @@ def sawtooth(busy: float, period_s: float, seconds: float, seed: int) -> Load:
     return poisson(f"sawtooth {period_s:g} s", shape, seconds, seed)
 
 
+def pulses(busy: float, period_s: float, seconds: float, seed: int) -> Load:
+    """Three times the rate for 20 s of each period, the rest flat; `busy` without them."""
+    starts = np.arange(0.0, seconds, period_s)
+    bursts = [Burst(float(at), 20.0, 3.0) for at in starts]
+    return bursty(f"pulses each {period_s:g} s", busy, seconds, bursts, seed)
+
+
 def bursts_of(seed: int, count: int, seconds: float) -> list[Burst]:
     """Evenly spread at random, 10 to 120 s long, 2 to 4 times the rate."""
     rng = np.random.default_rng(1000 + seed)

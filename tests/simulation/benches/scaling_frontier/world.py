@@ -140,20 +140,26 @@ class Queue:
 
 class Fleet:
     """Replicas from the order to the exit. `lived_s`: of those that are gone, less the moments at
-    which those that are there were ordered."""
+    which those that are there were ordered. `borrowed`: of the hot ones, those of a pool, which
+    counts them itself."""
 
     def __init__(self, queue: Queue, start_s: Callable[[], float], hot: int) -> None:
         self._queue, self._start_s = queue, start_s
         self.starting: list[float] = []  # when each is hot, the order of their orders
         self.draining: list[float] = []
         self.lived_s = 0.0
+        self.borrowed = 0
         self.target = hot
         queue.free[:] = [0.0] * hot
+
+    @property
+    def hot(self) -> int:
+        return len(self._queue.free) - self.borrowed
 
     def order(self, target: int, now: float) -> None:
         """What still starts goes before what runs, the newest first."""
         self.target = target
-        more = target - len(self._queue.free) - len(self.starting)
+        more = target - self.hot - len(self.starting)
         for _ in range(more):
             self.starting.append(now + self._start_s())
             self.lived_s -= now
@@ -180,7 +186,7 @@ class Fleet:
             heappop(self.draining)
 
     def replica_s(self, now: float) -> float:
-        return self.lived_s + now * (len(self._queue.free) + len(self.starting))
+        return self.lived_s + now * (self.hot + len(self.starting))
 
 
 class Model:
@@ -221,7 +227,7 @@ class Model:
         return Observation(
             self._work[step], self._squares[step], self._came - came,
             max(0.0, self._done_s - done_s), int(self.missed_at[step]), running,
-            *self.queue.queued(now), len(self.queue.free), len(fleet.starting),
+            *self.queue.queued(now), fleet.hot, len(fleet.starting),
             len(fleet.draining), fleet.target,
         )  # fmt: skip
 
