@@ -207,15 +207,15 @@ class ModelScaler:
         self, held: dict[str, int], wants: Mapping[str, Wants], view: DemandView, now: float
     ) -> dict[str, int]:
         terms = Terms.of(self.terms.policy, self.starts.time_to_capacity_s())
-        free = not (self._starts(now) or self.envelope.holds(now) or view.partial)
+        free, holds = not (self._starts(now) or view.partial), self.envelope.holds(now)
         targets = {}
         for name, target in held.items():
             own = self._hysteresis.setdefault(name, Hysteresis(now))
-            own.record(wants[name].planned, terms.down_window_s, now)
+            own.record(wants[name], terms, now)
             raised = own.up(target, wants[name])
             if self._is_unplaced(name):
                 raised = min(target, max(wants[name].relaxed, self.readings[name].hot))
-            elif free and raised == target:
+            elif free and raised == target and (own.in_spike or not holds):
                 raised = own.down(target, wants[name], terms, now)
             targets[name] = raised
         return targets
