@@ -5,10 +5,9 @@ chance does, where requests come independently (variance of a window's work: its
 E[c²]/E[c], its skewness by Cornish and Fisher, or a few requests would be a spike); short windows
 see a steep burst at once, long ones a shallow one (InferLine, SoCC 2020). *Backlog*: what waits
 would take the running replicas more than half of the slack that the SLO leaves, in
-`BACKLOG_SAMPLES` decisions in a row. A spike holds for `hold_s` after its last sign, or where it
-followed another within a quarter of an hour, for half as long again as lay between them: so what it
-ordered is there for the next. And one is expected where spikes came at this time before
-(`recurring`), early enough to start replicas for it. Answers in reference seconds of work a second.
+`BACKLOG_SAMPLES` decisions in a row. A spike holds for `hold_s` after its last sign. And one is
+expected where spikes came at this time before (`recurring`), early enough to start replicas for it.
+Answers in reference seconds of work a second.
 """
 
 from __future__ import annotations
@@ -26,9 +25,6 @@ _SHORT_WINDOWS_S = (2.0, 4.0)
 _SHORT_START_S = 5.0
 _SAMPLE_S = 0.5
 _LEAST_SLACK_S = 2.0
-_QUIET_S = 5.0  # without a sign, before the next one is another spike
-_LONGEST_GAP_S = 900.0
-_GAPS_HELD = 1.5
 
 
 def windows(settings: PolicySettings, time_to_capacity_s: float) -> tuple[float, ...]:
@@ -49,14 +45,11 @@ class Spike:
 
 
 class Envelope:
-    """Of one model. gap_s: between the begins of the latest two spikes, None: there were none."""
+    """Of one model."""
 
     def __init__(self) -> None:
         self.recurring = RecurringSpikes()
         self.hold_until: float | None = None
-        self.gap_s: float | None = None
-        self._began_at: float | None = None
-        self._sign_at: float | None = None
         self._sampled_at: float | None = None
         self._samples = 0
 
@@ -65,20 +58,6 @@ class Envelope:
 
     def hold(self, until: float) -> None:
         self.hold_until = until
-
-    def keep(self, settings: PolicySettings, now: float) -> None:
-        """A sign of a spike: what it orders is held from now on."""
-        if self._sign_at is None or now - self._sign_at > _QUIET_S:
-            self.gap_s = None if self._began_at is None else now - self._began_at
-            self._began_at = now
-        self._sign_at = now
-        self.hold(now + self.hold_s(settings))
-
-    def hold_s(self, settings: PolicySettings) -> float:
-        """After the last sign."""
-        if self.gap_s is None or self.gap_s > _LONGEST_GAP_S:
-            return settings.hold_s
-        return max(settings.hold_s, _GAPS_HELD * self.gap_s)
 
     def spike(
         self, demand: DemandView, planned_s: float, backlog: Backlog, settings: PolicySettings,

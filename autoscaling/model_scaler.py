@@ -188,7 +188,7 @@ class ModelScaler:
             view, plan.planned_s, self._backlog(view), self.terms.policy, now
         )
         if spike.rate > plan.planned_s:
-            self.envelope.keep(self.terms.policy, now)
+            self.envelope.hold(now + self.terms.policy.hold_s)
         else:
             spike = Spike()
         recent = view.rate(LONGEST_WINDOW_S)
@@ -212,7 +212,7 @@ class ModelScaler:
         for name, target in held.items():
             own = self._hysteresis.setdefault(name, Hysteresis(now))
             own.record(wants[name], terms, now)
-            raised = own.up(target, wants[name])
+            raised = own.up(target, wants[name], now)
             if self._is_unplaced(name):
                 raised = min(target, max(wants[name].relaxed, self.readings[name].hot))
             elif free and raised == target and (own.in_spike or not holds):
