@@ -355,7 +355,6 @@ class ModelScaler:
 
     def save(self, now: float) -> dict[str, Any]:
         return {
-            "targets": dict(self.targets),
             "pins": dict(self.pins),
             "described": self.described,
             "starts": self.starts.save(),
@@ -369,8 +368,8 @@ class ModelScaler:
         }
 
     def load(self, state: dict[str, Any], now: float) -> None:
-        """What was saved of groups that are no longer listed is left out. Targets are saved for
-        pins alone: what the cluster is asked for is heard from it."""
+        """What was saved of groups that are no longer listed is left out. What the cluster is asked
+        for is not saved but heard from it."""
         names = {group.name for group in self.terms.groups}
         self.pins = {name: n for name, n in state["pins"].items() if name in names}
         self.described = state["described"]
