@@ -18,6 +18,7 @@ from tests.simulation.benches.scaling_frontier.frontier import (
 )
 from tests.simulation.benches.scaling_frontier.load import Burst, Load, bursty, flat, recorded
 from tests.simulation.benches.scaling_frontier.ours import Headrace
+from tests.simulation.benches.scaling_frontier.pool import play_shared
 from tests.simulation.benches.scaling_frontier.rivals import Clairvoyant, Hpa, Kpa, Static
 from tests.simulation.benches.scaling_frontier.world import (
     DRAIN_S,
@@ -263,3 +264,37 @@ def test_who_knows_the_future_is_better_on_both_axes():
     played = play(bursts(), Clairvoyant(bursts(), 35.0), EXACT, hot=9)
     assert played.misses < ours().misses
     assert played.replica_h < ours().replica_h
+
+
+# ---- a pool --------------------------------------------------------------------------------------
+
+
+def lent(size, orders, seconds=120.0):
+    """One model that orders by the script, beside a pool; what it saw, and hours."""
+    script = Script(orders)
+    few = requests(1.0, seconds=seconds)
+    played, hours = play_shared([few], [script], size, Starts(3.0, sigma=0.0), EXACT)
+    return script.seen, played[0], hours
+
+
+def test_a_pool_stands_in_until_the_replicas_that_were_ordered_are_hot():
+    burst = requests(*(14.5 + 0.01 * n for n in range(4)), 47.0, 47.01)
+    script = Script({10: 5})
+    played, _ = play_shared([burst], [script], 3, Starts(3.0, sigma=0.0), EXACT)
+    assert played[0].missed == 0  # its own one and three of the pool at 14.5 s, its own at 47 s
+    alone, _ = play_shared([burst], [Script({10: 5})], 0, Starts(3.0, sigma=0.0), EXACT)
+    assert alone[0].missed == 3
+    assert script.seen[20.0].hot == 1  # what it is lent is none of its own
+
+
+def test_a_pool_is_paid_whether_it_is_lent_or_not():
+    assert lent(3, {})[2] == pytest.approx((1 + 3) * 120 / 3600)
+    assert lent(3, {10: 2})[2] == pytest.approx((120 + 110 + 3 * 120) / 3600)
+
+
+def test_what_is_given_back_can_be_lent_again():
+    first = requests(14.5, 14.51, seconds=200.0)
+    second = requests(114.5, 114.51, seconds=200.0)
+    scripts = [Script({10: 2}), Script({110: 2})]
+    played, _ = play_shared([first, second], scripts, 1, Starts(3.0, sigma=0.0), EXACT)
+    assert [each.missed for each in played] == [0, 0]

@@ -7,7 +7,7 @@ can be measured again alone. A row of the same key that comes later holds.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,9 +15,10 @@ from autoscaling.settings import PolicySettings
 from tests.simulation.benches.scaling_frontier import rivals
 from tests.simulation.benches.scaling_frontier.load import Load
 from tests.simulation.benches.scaling_frontier.ours import Headrace
+from tests.simulation.benches.scaling_frontier.pool import play_shared
 from tests.simulation.benches.scaling_frontier.world import Played, Policy, Starts, play
 
-OURS, CLAIRVOYANT = "Headrace", "clairvoyant"
+OURS, POOLED, CLAIRVOYANT = "Headrace", "Headrace, shared pool", "clairvoyant"
 RAY_DEFAULT, RAY_TUNED = "Ray Serve", "Ray Serve, tuned"
 Make = Callable[[Load, Starts], Policy]
 
@@ -110,6 +111,17 @@ def measured(trace: str, load: Load, setting: Setting, starts: Starts, seed: int
     return Cell(
         trace, starts.median_s, setting.side, setting.value, seed, found.offered, found.missed,
         found.replica_h, found.changes, found.reversals,
+    )  # fmt: skip
+
+
+def pooled(trace: str, loads: Sequence[Load], size: int, starts: Starts, pool: Starts) -> Cell:
+    """Our policy for as many models as there are loads beside one pool; hours are a model's share,
+    the whole pool among them."""
+    policies = [Headrace(load, starts) for load in loads]
+    found, replica_h = play_shared(loads, policies, size, pool, starts)
+    return Cell(
+        trace, starts.median_s, POOLED, size, 0, sum(each.offered for each in found),
+        sum(each.missed for each in found), replica_h / len(loads),
     )  # fmt: skip
 
 

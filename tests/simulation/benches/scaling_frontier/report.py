@@ -14,6 +14,7 @@ from tests.simulation.benches.scaling_frontier.agreement import WITHIN
 from tests.simulation.benches.scaling_frontier.cells import (
     CLAIRVOYANT,
     OURS,
+    POOLED,
     RAY_DEFAULT,
     Cell,
 )
@@ -32,6 +33,7 @@ NOTES = (
     "to the exit, a mean over the seeds. At equal hours, misses of a side are interpolated "
     "geometrically between its settings.",
 )
+NO_RIVALS = (OURS, POOLED, CLAIRVOYANT)
 Case = tuple[str, float]
 
 
@@ -58,7 +60,7 @@ def _point(name: str, cells: list[Cell]) -> Point:
 
 
 def rivals_of(sides: dict[str, list[Point]]) -> list[Point]:
-    return [p for side, ps in sides.items() if side not in (OURS, CLAIRVOYANT) for p in ps]
+    return [p for side, ps in sides.items() if side not in NO_RIVALS for p in ps]
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ def _by_hours(found: list[Point]) -> list[Point]:
 def _at_equal_hours(sides: dict[str, list[Point]], case: Case) -> Table:
     rivals, clairvoyant = rivals_of(sides), sides.get(CLAIRVOYANT, [])
     rows = []
-    for point in frontier(sides.get(OURS, [])):
+    for point in [*frontier(sides.get(OURS, [])), *_by_hours(sides.get(POOLED, []))]:
         ray, best = (misses_at(each, point.hours) for each in (sides.get(RAY_DEFAULT, []), rivals))
         rows.append(
             (
@@ -132,6 +134,21 @@ def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
         yield at_most("fast model and dispatcher differ, of what is offered", most, WITHIN)
     for case in cases(done):
         yield from _promised(points(done, case), case)
+    yield from _were_starts_short(done)
+
+
+def _were_starts_short(done: Runs) -> Iterator[BenchVerdict]:
+    """Ours with the shortest starts beside rivals with the longest, where a trace has both."""
+    for trace in sorted({case[0] for case in cases(done)}):
+        starts = [start_s for name, start_s in cases(done) if name == trace]
+        if len(starts) > 1:
+            slow, quick = (points(done, (trace, pick(starts))) for pick in (max, min))
+            gain = _typical(gains(quick.get(OURS, []), rivals_of(slow)))
+            claim = (
+                f"Trace `{trace}`: were all our starts of {min(starts):g} s, times fewer misses "
+                f"than the best rival's at {max(starts):g} s"
+            )
+            yield at_least(claim, gain, 5.0)
 
 
 def _promised(sides: dict[str, list[Point]], case: Case) -> Iterator[BenchVerdict]:
@@ -144,6 +161,10 @@ def _promised(sides: dict[str, list[Point]], case: Case) -> Iterator[BenchVerdic
     yield at_least(f"{name}: times fewer misses than Ray Serve's delays at equal hours", ray, 8.0)
     yield at_least(f"{name}: times fewer misses than the best rival at equal hours",
                    _typical(gains(ours, rivals)), 2.0)  # fmt: skip
+    if sides.get(POOLED):
+        most = max(gain for _, gain in gains(sides[POOLED], rivals))
+        yield at_least(f"{name}, pool: times fewer misses than the best rival at equal hours",
+                       most, 5.0)  # fmt: skip
 
 
 def _typical(found: list[tuple[float, float]]) -> float:
@@ -164,7 +185,7 @@ def pictures(done: Runs) -> Iterator[Picture]:
 
 
 def _drawn(title: str, sides: dict[str, list[Point]]) -> str:
-    order = sorted(sides, key=lambda side: (side != OURS, side == CLAIRVOYANT))
+    order = sorted(sides, key=lambda side: (side not in (OURS, POOLED), side == CLAIRVOYANT))
     series = [
         Series(side, [(p.hours, 100 * max(1e-5, p.misses)) for p in _by_hours(sides[side])])
         for side in order
