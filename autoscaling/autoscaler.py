@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoscaling.budget import Claim, ceilings, share
-from autoscaling.demand import LONGEST_WINDOW_S
 from autoscaling.envelope import RATE_WINDOW_S
 from autoscaling.model_scaler import ModelScaler
 from autoscaling.pool import Excess, Pool
+from autoscaling.recent_rate import WINDOWS_S, recent_rate
 from autoscaling.residency import ResidentWant
 from autoscaling.settings import ScalingSettings
+from autoscaling.start_times import LadderStep
 from autoscaling.types import (
     Decisions,
     DemandReading,
@@ -25,6 +26,7 @@ from autoscaling.types import (
     PoolDecision,
     PoolReading,
     StartReading,
+    State,
 )
 
 POOL = "pool"
@@ -125,7 +127,7 @@ class Autoscaler:
         """Whether the latest demand is a reason to decide now: something waits that nothing that
         runs can take."""
         scaler = self._models.get(model)
-        return scaler is not None and scaler.demand.is_urgent and not scaler.hot
+        return scaler is not None and scaler.demand.is_urgent and not scaler.runs.hot
 
     def decide(self, now: float) -> Decisions:
         scalers = self._models
@@ -164,6 +166,14 @@ class Autoscaler:
                 excesses.append(_excess(scaler, load_s or _LOAD_S, size, now))
         return self._pool.decide(self._pool_readings, excesses, terms, now, self.is_frozen)
 
+    def pins(self, model: str) -> dict[str, int]:
+        """Numbers that were said by hand, by group."""
+        return dict(self._models[model].pins) if model in self._models else {}
+
+    def ladder(self, model: str) -> dict[State, LadderStep]:
+        """How long a start from each state took, of those that were seen."""
+        return self._models[model].starts.ladder() if model in self._models else {}
+
     # -- kept over its death
 
     def save(self, now: float) -> dict[str, Any]:
@@ -187,11 +197,13 @@ class Autoscaler:
 
 def _excess(scaler: ModelScaler, load_s: float, size_bytes: int, now: float) -> Excess:
     """What of a model's demand its own hot replicas cannot take in time."""
-    view = scaler.demand.view((RATE_WINDOW_S, LONGEST_WINDOW_S), now)
-    speed, rate = scaler.hot_speed, view.rate(RATE_WINDOW_S) if view.rates else 0.0
+    view = scaler.demand.view(WINDOWS_S, now)
+    speed, rate = scaler.runs.speed, view.rate(RATE_WINDOW_S) if view.rates else 0.0
     urgent_s = max(0.0, view.backlog_s - 0.5 * speed * scaler.slack_s)
     plan = scaler.planning.forecast.plan
-    expected = max(rate, plan.forecast_s if plan else 0.0)
-    want = ResidentWant(scaler.terms.name, urgent_s, expected, load_s, size_bytes, scaler.hot)
+    expected = recent_rate(view.rates, view.request_work_s)
+    if plan is not None and plan.trusted:
+        expected = max(expected, plan.forecast_s)
+    want = ResidentWant(scaler.terms.name, urgent_s, expected, load_s, size_bytes, scaler.runs.hot)
     price = 1.0 / max(1e-4, 1.0 - scaler.terms.percentile)
     return Excess(scaler.terms.name, max(0.0, rate - speed), price, want)

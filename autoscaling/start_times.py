@@ -8,6 +8,7 @@ there too, and what the decision takes to reach the cluster. Seconds.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from autoscaling.types import StartReading, State
@@ -16,6 +17,17 @@ UNMEASURED_S = 30.0
 DECISION_S = 2.0
 _KEPT = 32
 _MOST_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class LadderStep:
+    """Starts from one state: median and 90th percentile of their seconds, how many are known, and
+    the phases of the latest."""
+
+    median_s: float
+    p90_s: float
+    seen: int
+    phases: tuple[tuple[str, float], ...]
 
 
 class StartTimes:
@@ -51,6 +63,16 @@ class StartTimes:
 
     def count(self, state: State) -> int:
         return len(self._seconds.get(state, ()))
+
+    def ladder(self) -> dict[State, LadderStep]:
+        """Of every state that a start was seen from."""
+        return {
+            state: LadderStep(
+                self.quantile_s(state, 0.5), self.quantile_s(state, 0.9), len(kept),
+                self.phases.get(state, ()),
+            )
+            for state, kept in self._seconds.items()
+        }  # fmt: skip
 
     def save(self) -> dict[str, Any]:
         return {

@@ -17,6 +17,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, model_validator
 
 from loadtests.traffic.scenario_faults import DevicePart, EnginePart, FaultsPart, JoinPart
+from loadtests.traffic.scenario_scaling import ScalingPart
 from loadtests.traffic.scenario_traffic import (
     ArrivalsPart,
     LengthsPart,
@@ -144,6 +145,11 @@ class Scenario(Section):
     network_ms: Pause = Field(
         default=0,
         description="Simulated time of a request outside of queue and replica: HTTP both ways.",
+    )
+    scaling: ScalingPart | None = Field(
+        default=None,
+        description="How replicas start where the settings give a range (`replicas.min`, `max`); "
+        "unset, with the defaults.",
     )
     faults: FaultsPart = Field(default_factory=FaultsPart, description="What breaks.")
 

@@ -13,6 +13,7 @@ from pydantic_core import PydanticUndefined
 
 from loadtests.traffic.scenario import Scenario, TenantPart
 from loadtests.traffic.scenario_faults import DevicePart, FaultsPart
+from loadtests.traffic.scenario_scaling import ScalingPart
 from loadtests.traffic.scenario_traffic import ArrivalsPart, LengthsPart
 from yaml_document.section import Section
 from yaml_document.shape import expected, fields_below, place_of
@@ -33,6 +34,11 @@ _CHAPTERS: tuple[tuple[str, str, type[Section]], ...] = (
     ("lengths", "How long rows are; exactly one way to draw them.", LengthsPart),
     ("tenants.&lt;name&gt;", "One tenant's callers.", TenantPart),
     ("device", "The simulated device.", DevicePart),
+    (
+        "scaling",
+        "How simulated replicas start, where the settings leave their number to the autoscaler.",
+        ScalingPart,
+    ),
     ("faults", "What breaks, in simulations.", FaultsPart),
 )
 _ON_THEIR_OWN = tuple(part for _, _, part in _CHAPTERS)

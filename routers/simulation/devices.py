@@ -184,6 +184,9 @@ class Environment(Protocol):
     def died(self, device: SimDevice) -> None:
         """Everybody will find out; `lose_all` is called then."""
 
+    def emptied(self, device: SimDevice) -> None:
+        """It drains, and what it held has ended."""
+
 
 class SimBatchReplica:
     """One that is sent batches. Answers go to the environment half of the transport time later."""
@@ -197,6 +200,11 @@ class SimBatchReplica:
         self._started_at = 0.0
         self._dead = False
         self._buried = False
+        self._leaving = False
+
+    @property
+    def idle(self) -> bool:
+        return not (self._held or self._unheard)
 
     def receive(self, sim_lease: SimLease) -> None:
         if self._buried:
@@ -207,6 +215,9 @@ class SimBatchReplica:
                 self._unheard.append(sim_lease)
             return
         lease, gateway = sim_lease.dispatch, sim_lease.gateway
+        if self._leaving:
+            self._answer(sim_lease, LeaseEnd.BUSY, Report(transport_s=self.device.transport_s))
+            return
         self._held[gateway, lease.lease_id] = sim_lease
         batch = Staged(gateway, lease.lease_id, lease.rank, lease.predicted_s, lease.charges)
         waiting = lease.waiting if not lease.copy_of else None  # of which a copy says nothing
@@ -220,6 +231,10 @@ class SimBatchReplica:
         if self._staging.drop(gateway, lease_id):
             del self._held[gateway, lease_id]
             self._answer(sim_lease, LeaseEnd.ABORTED, self._report(gateway))
+
+    def leave(self) -> None:
+        """What comes from now on goes back; what is here is finished."""
+        self._leaving = True
 
     def die(self, _: None = None) -> None:
         if not self._dead:
@@ -286,3 +301,5 @@ class SimBatchReplica:
             environment.closed,
             (sim_lease, end, report),
         )
+        if self._leaving and self.idle:
+            environment.emptied(self.device)

@@ -3,7 +3,8 @@
 Arrivals are passed in and taken one by one as their time comes, so every run is decided by its
 input (a seeded generator, a recorded trace) and holds only what is live. Several gateways, each
 with a core of its own, share the replicas and know of each other what replies say. A replica that
-dies loses what it holds, and is found out after `detect_s`. Nothing here sleeps or reads a clock.
+dies loses what it holds, and is found out after `detect_s`; more may join and some leave while it
+runs (`running_set`). Nothing here sleeps or reads a clock.
 It models neither the network's queueing nor the gateway's own work.
 """
 
@@ -17,8 +18,17 @@ from typing import Any, Protocol
 
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
-from routers.simulation.devices import SimBatchReplica, SimDevice
-from routers.simulation.stream_replica import SimStreamReplica
+from routers.simulation.devices import SimDevice
+from routers.simulation.running_set import (
+    AnyReplica,
+    Controller,
+    Drain,
+    Expect,
+    Join,
+    Kill,
+    Order,
+    RunningSet,
+)
 from routers.simulation.traffic import (
     Arrival,
     Door,
@@ -44,7 +54,6 @@ from routers.types import (
     Reason,
     Reject,
     Replica,
-    ReplicaKind,
     Replicas,
     Report,
     Request,
@@ -55,8 +64,6 @@ from routers.types import (
 )
 
 __all__ = ["Arrival", "Core", "SimDevice", "SimOutcome", "SimResult", "World", "run", "simulate"]
-
-AnyReplica = SimBatchReplica | SimStreamReplica
 
 
 class Core(Protocol):
@@ -70,7 +77,8 @@ class Core(Protocol):
 @dataclass(frozen=True, slots=True)
 class World:
     """What surrounds the requests. `core` makes a gateway's; `inspect` is called with one after
-    each of its steps; `built` takes in each replica, as it is made."""
+    each of its steps; `built` takes in each replica, as it is made. `controller` is asked every
+    `steer_every_s` from 0 to `steer_until_s`, and on while requests are under way."""
 
     devices: tuple[SimDevice, ...]
     gateways: int = 1
@@ -80,6 +88,9 @@ class World:
     core: Callable[[DispatcherSettings], Core] = Dispatcher
     inspect: Callable[[Any], None] | None = None
     built: list[AnyReplica] | None = None
+    controller: Controller | None = None
+    steer_every_s: float = 1.0
+    steer_until_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -108,10 +119,13 @@ class _Simulation:
         self._entries = 0
         self._live: dict[int, SimOutcome] = {}
         self._requests = 0
-        self._replicas: dict[str, AnyReplica] = {}  # all that ever ran
-        self._running: dict[str, AnyReplica] = {}  # those believed to
+        steered = world.controller
+        self._set = RunningSet(self, world.detect_s, None if steered is None else steered.left)
+        self._replicas = self._set.replicas
         for device in world.devices:
             self._plan(device)
+        if steered is not None:
+            self.at(0.0, self._steer, steered)
 
     def at(self, when: float, act: Callable[[Any], None], what: Any) -> None:
         if when < inf:
@@ -148,7 +162,7 @@ class _Simulation:
         request = Request(
             request_id, lengths, now, now + arrival.slo_s, now + arrival.timeout_s,
             arrival.tenant, arrival.priority, arrival.retryable, "", arrival.weight,
-            arrival.tenant_rows, arrival.session, arrival.generation,
+            arrival.tenant_rows, arrival.session, arrival.generation, arrival.attempt == 1,
         )  # fmt: skip
         self._step(self.gateways[arrival.gateway], Arrive(request))
 
@@ -273,49 +287,45 @@ class _Simulation:
         self._observer.served(sim_lease, service_s, self.now)
 
     def died(self, device: SimDevice) -> None:
-        self.at(self.now + self._world.detect_s, self._bury, self._running[device.replica_id])
+        self._set.died(device)
+
+    def emptied(self, device: SimDevice) -> None:
+        self._set.emptied(device)
 
     # -- the running set
 
+    def listed(self, replicas: tuple[Replica, ...]) -> None:
+        for gateway in self.gateways:
+            self._step(gateway, Replicas(replicas))
+
+    def next_at_once(self) -> Callable[[Any], None] | None:
+        agenda = self._agenda
+        return agenda[0][2] if agenda and agenda[0][0] == self.now else None
+
     def _plan(self, device: SimDevice) -> None:
-        replica = self._made(device)
+        replica = self._set.plan(device)
         if self._world.built is not None:
             self._world.built.append(replica)
-        self.at(device.joins_at, self._join, replica)
-        if device.dies_at < inf:
-            self.at(device.dies_at, replica.die, None)
 
-    def _made(self, device: SimDevice) -> AnyReplica:
-        if device.engine is not None:
-            return SimStreamReplica(device, device.engine.engine(), self)
-        return SimBatchReplica(device, self)
+    def _steer(self, controller: Controller) -> None:
+        cores = tuple([gateway.core.snapshot(self.now) for gateway in self.gateways])
+        for order in controller.steer(self.now, cores):
+            self._obey(order)
+        if self.now < self._world.steer_until_s or self._live:
+            self.at(self.now + self._world.steer_every_s, self._steer, controller)
 
-    def _join(self, replica: AnyReplica) -> None:
-        replica_id = replica.device.replica_id
-        self._replicas[replica_id] = self._running[replica_id] = replica
-        self._publish()
-
-    def _bury(self, replica: AnyReplica) -> None:
-        del self._running[replica.device.replica_id]
-        replica.lose_all()
-        self._publish()
-
-    def _publish(self) -> None:
-        """Every gateway is told the running set, once for all that changes at one moment."""
-        if self._agenda and self._agenda[0][0] == self.now and self._agenda[0][2] == self._join:
-            return
-        running = tuple([_as_listed(replica.device) for replica in self._running.values()])
-        for gateway in self.gateways:
-            self._step(gateway, Replicas(running))
-
-
-def _as_listed(device: SimDevice) -> Replica:
-    engine = device.engine
-    if engine is not None:
-        capacity = float(engine.cache_tokens)
-        kind, most = ReplicaKind.STREAM, engine.max_sequences
-        return Replica(device.replica_id, capacity, kind, most, device.group)
-    return Replica(device.replica_id, float(device.slots), group=device.group)
+    def _obey(self, order: Order) -> None:
+        match order:
+            case Join(device):
+                self._plan(device)
+            case Drain(replica_id):
+                self._set.drain(replica_id)
+            case Kill(replica_id):
+                self._set.kill(replica_id)
+            case Expect(in_s):
+                for gateway in self.gateways:
+                    if isinstance(gateway.core, Dispatcher):
+                        gateway.core.expect_capacity(in_s)
 
 
 def run(

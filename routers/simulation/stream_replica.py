@@ -47,6 +47,11 @@ class SimStreamReplica:
         self._steps = False
         self._dead = False
         self._buried = False
+        self._leaving = False
+
+    @property
+    def idle(self) -> bool:
+        return not (self._streams or self._unheard)
 
     # -- what the gateways ask
 
@@ -58,6 +63,10 @@ class SimStreamReplica:
         if self._is_paused(self.receive, sim_lease):
             if self.device.wakes_at(self._environment.now) == inf:
                 self._unheard.append(sim_lease)
+            return
+        if self._leaving:
+            busy = sim_lease, LeaseEnd.BUSY, Report(transport_s=self.device.transport_s)
+            environment.at(environment.now + self.device.transport_s / 2, environment.closed, busy)
             return
         arrival = sim_lease.members[0][0].arrival
         blocks = arrival.generation.blocks if arrival.generation is not None else ()
@@ -73,6 +82,10 @@ class SimStreamReplica:
         if stream is not None and not self._dead and not self._is_paused(self.abort, sim_lease):
             self.engine.abort(stream.sequence)
             self._answer(sim_lease, LeaseEnd.ABORTED)
+
+    def leave(self) -> None:
+        """What comes from now on goes back; what is here is finished."""
+        self._leaving = True
 
     def die(self, _: None = None) -> None:
         if not self._dead:
@@ -147,3 +160,5 @@ class SimStreamReplica:
         environment.at(
             environment.now + transport_s / 2, environment.closed, (sim_lease, end, report)
         )
+        if self._leaving and self.idle:
+            environment.emptied(self.device)

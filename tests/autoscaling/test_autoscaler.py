@@ -175,6 +175,7 @@ def test_refused_demand_is_not_learnt_as_what_there_is():
     assert cluster.last().groups[0].wanted == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [1.0, 5.0, 20.0])
 def test_flat_noisy_load_changes_at_most_once_an_hour(busy):
     cluster = FakeCluster(model(most=60), hot=round(busy) + 2)
@@ -184,6 +185,7 @@ def test_flat_noisy_load_changes_at_most_once_an_hour(busy):
     assert len(cluster.changes) <= 2
 
 
+@pytest.mark.slow
 def test_sawtooth_at_the_worst_period_is_bounded():
     cluster = FakeCluster(model(), hot=6)
     cluster.run(2 * 3600, lambda t: 5.0 if t % 1260 < 600 else 1.0)

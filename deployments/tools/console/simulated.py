@@ -5,18 +5,16 @@ Shares are of what was offered; latencies are those of answered requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from deployments.tools.console.charts import chart
+from deployments.tools.console.simulated_scaling import show_scaling
 from deployments.tools.simulate.simulation import SimulationResult
 from loadtests.results.summary import Group, Summary
-
-_LEVELS = " ▁▂▃▄▅▆▇█"
-_WIDTH = 48
 
 
 def show(
@@ -37,6 +35,8 @@ def show(
         console.print(_tokens("prompt", buckets))
     console.print(_facts(result))
     console.print(_over_time(summary))
+    if result.scaling is not None:
+        show_scaling(result.scaling, console)
     if any(result.left_over.values()):
         console.print(Text(f"left over, which is a fault: {result.left_over}", style="bold red"))
     if beside is not None:
@@ -126,16 +126,6 @@ def _over_time(summary: Summary) -> Table:
     most = max(under_way, default=0.0)
     table.add_row("under way", Text(chart(under_way, most)), f"0 to {most:,.0f} requests")
     return table
-
-
-def chart(values: Sequence[float], top: float, width: int = _WIDTH) -> str:
-    """Values over time as bars of eighths, means where there are more than `width`."""
-    if not values or top <= 0.0:
-        return ""
-    count = min(width, len(values))
-    bounds = [round(n * len(values) / count) for n in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
-    return "".join(_LEVELS[round(min(1.0, mean / top) * (len(_LEVELS) - 1))] for mean in means)
 
 
 def _ms(seconds: float | None) -> str:

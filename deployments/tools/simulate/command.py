@@ -38,5 +38,5 @@ def simulate(
     else:
         show(simulation.title, result, beside)
     if plot is not None:
-        write(result.summary, plot, simulation.path.stem)
+        write(result, plot, simulation.path.stem)
     return 0

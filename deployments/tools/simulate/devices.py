@@ -9,11 +9,13 @@ the first. Times are seconds from the start of the run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 
+from deployments.tools.simulate.fleet import Make
 from deployments.tools.simulate.sim_setup import SimGroup, SimSetup, SimSetupError
+from deployments.tools.simulate.steering import Death
 from loadtests.traffic.scenario import Scenario
 from routers.simulation.devices import Drag, Ramp, Slow
 from routers.simulation.simulator import SimDevice
@@ -95,20 +97,54 @@ def _lives(
     for life, death in enumerate([*deaths, None]):
         if start == inf:
             return
-        yield SimDevice(
-            name if not life else f"{name}.{life}",
-            group.service_s,
-            group.slots,
-            scenario.transport_ms / 1e3,
-            joins_at=start,
+        device = _device(scenario, group, name if not life else f"{name}.{life}", start)
+        yield replace(
+            device,
             dies_at=inf if death is None or death.hangs else death.at_s,
             hangs_at=inf if death is None or not death.hangs else death.at_s,
             hang_limit_s=where.hang_limit_s,
             drag=_drag(scenario, place, life, start),
-            engine=group.engine,
-            group=group.name,
         )
         start = inf if death is None else _replaced_at(death, where.hang_limit_s)
+
+
+def _device(scenario: Scenario, group: SimGroup, name: str, start: float) -> SimDevice:
+    return SimDevice(
+        name,
+        group.service_s,
+        group.slots,
+        scenario.transport_ms / 1e3,
+        joins_at=start,
+        engine=group.engine,
+        group=group.name,
+    )
+
+
+def maker(scenario: Scenario, setup: SimSetup) -> Make:
+    """Makes devices as they are ordered; a pool's replicas are as fast as the first group's."""
+    groups = {group.name: group for group in setup.groups}
+
+    def make(group: str, name: str, number: int, serves_s: float) -> SimDevice:
+        kind = groups.get(group) or replace(setup.groups[0], name=group)
+        return replace(
+            _device(scenario, kind, name, serves_s),
+            hang_limit_s=setup.hang_limit_s,
+            drag=_drag(scenario, number, 0, serves_s),
+        )
+
+    return make
+
+
+def scaled_deaths(scenario: Scenario, places: int) -> tuple[Death, ...]:
+    """When who dies where replicas come and go: who is lost is made good by a start. Raises
+    SimSetupError for one that hangs."""
+    hanging = any(part.hangs for part in scenario.faults.deaths)
+    chaos = scenario.faults.chaos
+    if hanging or (chaos is not None and chaos.hanging):
+        raise SimSetupError("faults: replicas that hang cannot be simulated with scaling")
+    set_times = [Death(scenario.warmup_s + d.at_s, d.replica) for d in scenario.faults.deaths]
+    drawn = [Death(death.at_s, place) for place, death in _chaos(scenario, places)]
+    return tuple(sorted([*set_times, *drawn], key=_when))
 
 
 def _drag(scenario: Scenario, place: int, life: int, start: float) -> Drag | None:
@@ -150,5 +186,5 @@ def _check_place(where: str, place: int, places: int) -> None:
         raise SimSetupError(f"faults.{where}.replica: is {place}; there are {places}, from 0")
 
 
-def _when(death: _Death) -> float:
+def _when(death: _Death | Death) -> float:
     return death.at_s

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from deployments.tools.simulate.scaling_record import ScalingRecord
+from deployments.tools.simulate.simulation import SimulationResult
 from loadtests.report import page
 from loadtests.report.latency_figures import of_histograms
 from loadtests.report.plots import Figure
@@ -25,8 +27,9 @@ def must_be_there(path: Path) -> None:
         raise NoPlots(f"{path}: its folder does not exist")
 
 
-def write(summary: Summary, path: Path, title: str) -> None:
-    drawn = [page.figure(each) for each in figures(summary)]
+def write(result: SimulationResult, path: Path, title: str) -> None:
+    every = [*figures(result.summary), *scaling_figures(result.scaling)]
+    drawn = [page.figure(each) for each in every]
     parts = [page.header(title, "On virtual time.", {}), page.section("Pictures", drawn, "figures")]
     path.write_text(page.page(f"{title}: simulated", parts), encoding="utf-8")
 
@@ -48,6 +51,19 @@ def figures(summary: Summary) -> Iterator[Figure]:
             "Device seconds a second",
             lambda moment, name: moment.served_s.get(name, 0.0) / every_s,
         )
+
+
+def scaling_figures(scaling: ScalingRecord | None) -> Iterator[Figure]:
+    """Replicas and demand, of a run in which they came and went."""
+    if scaling is None or not scaling.moments:
+        return
+    moments, every_s = scaling.moments, scaling.every_s
+    grid = TimeGrid([place * every_s for place in range(len(moments))], every_s)
+    numbers = ("target", "hot", "starting", "draining", *(["pool_hot"] * bool(scaling.pool_s)))
+    replicas = {name.replace("_", " "): [getattr(m, name) for m in moments] for name in numbers}
+    yield over("Replicas", "Asked for, serving, starting and draining", grid, replicas)
+    work = {name: [getattr(m, name) for m in moments] for name in ("offered", "planned")}
+    yield over("Work", "Seconds of work a second: offered, and planned for", grid, work)
 
 
 def _share(moment: Moment, name: str) -> float | None:

@@ -117,7 +117,7 @@ class SimSetup:
 def set_up(scenario: Scenario, settings: Settings, *, cut: bool = False) -> SimSetup:
     """`cut`: rows that are too long for the model are cut, as if its settings truncated them.
     Raises SimSetupError."""
-    name, model = _model(scenario, settings)
+    name, model = model_of(scenario, settings)
     if model.task == "generate":
         return _generating(scenario, settings, name, model)
     if scenario.engine is not None:
@@ -202,7 +202,7 @@ def _views(scenario: Scenario, name: str, model: ModelSettings) -> dict[str, Mod
 
 
 def _count(scenario: Scenario, view: ModelSettings) -> int:
-    return view.replicas.count if scenario.replicas is None else scenario.replicas
+    return view.replicas.initial if scenario.replicas is None else scenario.replicas
 
 
 def _joined(parts: dict[str, ModelDescription], model: ModelSettings) -> ModelDescription:
@@ -217,7 +217,8 @@ def _joined(parts: dict[str, ModelDescription], model: ModelSettings) -> ModelDe
     return description
 
 
-def _model(scenario: Scenario, settings: Settings) -> tuple[str, ModelSettings]:
+def model_of(scenario: Scenario, settings: Settings) -> tuple[str, ModelSettings]:
+    """That which is simulated. Raises SimSetupError."""
     names = list(settings.models)
     name = names[0] if scenario.model is None else scenario.model
     if name not in settings.models:

@@ -16,7 +16,10 @@ from deployments.settings.load import dump, load, parse
 from deployments.settings.tree import Settings
 from deployments.tools.simulate.callers import Callers, SummaryObserver
 from deployments.tools.simulate.devices import check_places, devices
+from deployments.tools.simulate.scaling_record import ScalingRecord
+from deployments.tools.simulate.scaling_setup import course_of, steering_of, with_pool
 from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError, set_up
+from deployments.tools.simulate.steering import Course
 from loadtests.results.summary import Summary
 from loadtests.traffic import scenario_file
 from loadtests.traffic.plan import TrafficPlan
@@ -50,12 +53,14 @@ class SimulateOptions:
 class SimulationResult:
     """What came of a run. `utilisation`: busy share of the time that replicas were there, 0..1;
     `slo_share`: of the requests that should be in time, as the settings say; `cores`: what each
-    gateway's held when nothing was left to happen."""
+    gateway's held when nothing was left to happen; `scaling`: None where the number of replicas was
+    fixed."""
 
     summary: Summary
     utilisation: float
     slo_share: float
     cores: tuple[Snapshot, ...]
+    scaling: ScalingRecord | None = None
 
     @property
     def left_over(self) -> dict[str, int]:
@@ -74,6 +79,7 @@ class SimulationResult:
             "utilisation": self.utilisation,
             "left_over": self.left_over,
             "gateways": [_core_as_json(core) for core in self.cores],
+            **({"scaling": self.scaling.as_json()} if self.scaling is not None else {}),
         }
 
 
@@ -92,12 +98,14 @@ def _core_as_json(core: Snapshot) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A scenario ready to run, any number of times."""
+    """A scenario ready to run, any number of times. `devices`: where their number is fixed;
+    `course`: where it is not."""
 
     path: Path
     scenario: Scenario
     setup: SimSetup
     devices: tuple[SimDevice, ...]
+    course: Course | None = None
 
     @property
     def title(self) -> str:
@@ -118,6 +126,10 @@ class Simulation:
         begin_s, end_s = scenario.warmup_s, scenario.run_s
         summary = Summary(setup.claims(), setup.core.bucket_edges, begin_s, end_s)
         callers = Callers(TrafficPlan(scenario, self.path.parent, setup.gateways), setup)
+        record = steering = None
+        if self.course is not None:
+            record = ScalingRecord(begin_s, end_s)
+            steering = steering_of(scenario, setup, self.course, record)
         world = World(
             self.devices,
             setup.gateways,
@@ -125,23 +137,28 @@ class Simulation:
             callers.follow,
             callers.door if callers.are_limited else None,
             self._beside if fifo else Dispatcher,
+            controller=steering,
+            steer_until_s=end_s,
         )
         watcher = SummaryObserver(summary, setup, scenario.network_ms / 1e3, advance)
         cores = run(setup.core, callers.arrivals(), world, watcher)
         summary.finish(end_s)
-        return SimulationResult(summary, self._utilisation(summary), setup.slo_share, cores)
+        busy = self._utilisation(summary, record)
+        return SimulationResult(summary, busy, setup.slo_share, cores, record)
 
     @property
     def _beside(self) -> Callable[[DispatcherSettings], Core]:
         """What the dispatcher is compared with."""
         return Fifo if self.setup.engine is None else RoundRobin
 
-    def _utilisation(self, summary: Summary) -> float:
+    def _utilisation(self, summary: Summary, scaling: ScalingRecord | None) -> float:
         begin_s, end_s = self.scenario.warmup_s, self.scenario.run_s
         there_s = sum(
             max(0.0, min(end_s, each.dies_at) - max(begin_s, each.joins_at))
             for each in self.devices
         )
+        if scaling is not None:
+            there_s = scaling.serving_s
         return summary.work.busy_s / there_s if there_s else 0.0
 
 
@@ -159,6 +176,11 @@ def prepare(path: Path, options: SimulateOptions) -> Simulation:
     try:
         # A recording is of another model's lengths: what is too long for this one is cut.
         setup = set_up(scenario, settings, cut=options.trace is not None)
+        course = course_of(scenario, settings, setup)
+        if course is not None:
+            if options.fifo:
+                raise SimSetupError("--fifo: cannot be compared with where replicas come and go")
+            return Simulation(path, scenario, with_pool(setup, course), (), course)
         check_places(scenario, setup)
         return Simulation(path, scenario, setup, devices(scenario, setup))
     except SimSetupError as error:

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
+from deployments.tools.console.charts import chart
 from deployments.tools.console.progress_bar import ShareBar, SimulatedTimeBar
-from deployments.tools.console.simulated import chart
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""The replicas of a simulated model as Serve would have them: ordered, starting, serving, draining.
+
+Serve's part is played as it is in the product: more are started at once, each in a time drawn from
+a measured distribution; of too many, those go first that do not serve yet, then the newest; one
+that is lost is started anew. A replica counts from its order until it has left. Decides nothing
+about how many there should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf, log
+from random import Random
+
+from loadtests.traffic.scenario_scaling import StartPart
+from routers.simulation.devices import SimDevice
+from routers.simulation.running_set import Drain, Join, Order
+
+_P90 = 1.2815515655446004  # of the standard normal distribution
+
+Make = Callable[[str, str, int, float], SimDevice]
+"""Of group, name, serial number and time from which it serves."""
+
+
+class StartTime:
+    """Seconds, drawn anew for each start: log-normal, by median and 90th percentile."""
+
+    def __init__(self, part: StartPart, rng: Random) -> None:
+        self._mu = log(part.median_s)
+        self._sigma = (log(part.p90_s) - self._mu) / _P90
+        self._rng = rng
+
+    def __call__(self) -> float:
+        return self._rng.lognormvariate(self._mu, self._sigma)
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """One replica. `serves_s`: from when on it does, if nothing happens."""
+
+    name: str
+    group: str
+    ordered_s: float
+    serves_s: float
+    drains: bool = False
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    target: int
+    hot: int
+    starting: int
+    draining: int
+
+
+class Fleet:
+    """`targets`: what Serve was asked for, by group."""
+
+    def __init__(self, make: Make, start_s: Callable[[], float]) -> None:
+        self.targets: dict[str, int] = {}
+        self._make = make
+        self._start_s = start_s
+        self._lives: dict[str, Life] = {}
+        self._made = 0
+
+    # -- orders
+
+    def begin(self, group: str, count: int) -> Iterator[Order]:
+        """They serve from the start."""
+        self.targets[group] = count
+        for _ in range(count):
+            yield self._started(group, 0.0, 0.0)
+
+    def follow(self, group: str, target: int, now: float) -> Iterator[Order]:
+        """What Serve does for this number of replicas; what was lost is made good too."""
+        self.targets[group] = target
+        lives = [life for life in self.of(group) if not life.drains]
+        for _ in range(target - len(lives)):
+            yield self._started(group, now, now + self._start_s())
+        for life in sorted(lives, key=lambda each: self._goes_last(each, now))[target:]:
+            life.drains = True
+            yield Drain(life.name)
+
+    def _started(self, group: str, now: float, serves_s: float) -> Join:
+        name = f"{group}-{self._made}" if group else f"r{self._made}"
+        self._lives[name] = Life(name, group, now, serves_s, told=serves_s <= 0.0)
+        device = self._make(group, name, self._made, serves_s)
+        self._made += 1
+        return Join(device)
+
+    @staticmethod
+    def _goes_last(life: Life, now: float) -> tuple[bool, float]:
+        """The oldest that serves sorts first."""
+        return life.serves_s > now, life.ordered_s
+
+    # -- what happened
+
+    def left(self, name: str) -> None:
+        self._lives.pop(name, None)
+
+    def newly_hot(self, now: float) -> list[Life]:
+        """Those whose start has ended since this was asked last."""
+        found = [each for each in self._lives.values() if not each.told and each.serves_s <= now]
+        for life in found:
+            life.told = True
+        return found
+
+    # -- how many
+
+    def of(self, group: str) -> list[Life]:
+        return [life for life in self._lives.values() if life.group == group]
+
+    def all(self) -> list[Life]:
+        return list(self._lives.values())
+
+    def serving(self, now: float) -> list[Life]:
+        """The oldest first."""
+        found = [life for life in self._lives.values() if life.serves_s <= now and not life.drains]
+        return sorted(found, key=lambda each: each.serves_s)
+
+    def counts(self, group: str, now: float) -> Counts:
+        lives = self.of(group)
+        draining = sum(life.drains for life in lives)
+        starting = sum(not life.drains and life.serves_s > now for life in lives)
+        hot = len(lives) - draining - starting
+        return Counts(self.targets.get(group, 0), hot, starting, draining)
+
+    def next_serves_s(self) -> float:
+        """When the next one that starts does; inf: none starts."""
+        return min((life.serves_s for life in self._lives.values() if not life.told), default=inf)

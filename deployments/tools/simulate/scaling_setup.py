@@ -1,0 +1,80 @@
+"""Whether a scenario's replicas come and go, and what steers them.
+
+They do where the settings give a range and a policy that is not off, or where the model may use the
+shared pool; else their number is fixed, and nothing here is used. Of a settings file with several
+models only the one that is simulated has replicas, demand and a part of the budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from autoscaling.settings import Mode, ModelTerms, ScalingSettings
+from deployments.cluster.scaling_terms import scaling_document
+from deployments.settings.tree import Settings
+from deployments.tools.simulate.devices import maker, scaled_deaths
+from deployments.tools.simulate.fleet import Fleet, StartTime
+from deployments.tools.simulate.scaling_record import ScalingRecord
+from deployments.tools.simulate.sim_pool import POOL, SimPool
+from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError, model_of
+from deployments.tools.simulate.steering import Course, Steering
+from loadtests.traffic.scenario import Scenario
+from loadtests.traffic.scenario_scaling import ScalingPart
+from routers.settings import GroupSettings
+
+_POOL_AFTER = 0.25  # of the SLO: a wait on the model's own replicas beyond which the pool is used
+
+
+def course_of(scenario: Scenario, settings: Settings, setup: SimSetup) -> Course | None:
+    """None: the number of replicas is fixed. Raises SimSetupError."""
+    name, _ = model_of(scenario, settings)
+    whole = scaling_document(settings).settings
+    terms = whole.models[name]
+    pool = whole.pool if terms.in_pool else None
+    if not (_moves(terms) or pool is not None):
+        if scenario.scaling is not None:
+            raise SimSetupError(
+                f"scaling: must be left out; the replicas of {name} are a fixed number, give "
+                "replicas.min and replicas.max and a policy that is not off"
+            )
+        return None
+    if scenario.joins:
+        raise SimSetupError("joins: must be left out; the autoscaler decides who joins")
+    part, warmup_s = scenario.scaling or ScalingPart(), scenario.warmup_s
+    return Course(
+        name,
+        ScalingSettings({name: terms}, whole.budget, pool),
+        {group.name: group.replicas for group in setup.groups},
+        scaled_deaths(scenario, max(1, setup.replicas)),
+        tuple((warmup_s + each.from_s, warmup_s + each.to_s) for each in part.decider_away),
+        dict(part.cluster) or None,
+    )
+
+
+def _moves(terms: ModelTerms) -> bool:
+    ranges = any(group.min < group.max for group in terms.groups)
+    return ranges and terms.policy.mode is not Mode.OFF
+
+
+def with_pool(setup: SimSetup, course: Course) -> SimSetup:
+    """The core with the pool as one more group, a reserve, where there is one."""
+    if course.settings.pool is None:
+        return setup
+    core = setup.core
+    own = core.groups or (GroupSettings("", core.profile, max_size=core.max_size),)
+    reserve = replace(own[0], name=POOL, after_s=_POOL_AFTER * core.slo_s)
+    return replace(setup, core=replace(core, groups=(*own, reserve)))
+
+
+def steering_of(
+    scenario: Scenario, setup: SimSetup, course: Course, record: ScalingRecord
+) -> Steering:
+    part, make = scenario.scaling or ScalingPart(), maker(scenario, setup)
+    start_s = StartTime(part.start, Random(f"{scenario.seed} starts"))
+    pool = None
+    if course.settings.pool is not None:
+        load_s = StartTime(part.pool_start, Random(f"{scenario.seed} loads"))
+        memory = course.settings.pool.memory_bytes
+        pool = SimPool(course.model, make, start_s, load_s, memory)
+    return Steering(course, Fleet(make, start_s), pool, record)

@@ -1,0 +1,171 @@
+"""The production autoscaler beside a simulated model: hears, decides, and its numbers are followed.
+
+Once a second, as in the product: gateways' cores say what was asked for (`gateway.scaling.demand`
+makes the reading, as a gateway does), the fleet says what runs, `autoscaling.autoscaler` decides,
+and the fleet does what Serve would. While the decider is away its last numbers hold; its successor
+begins with what it saved last. Who dies when is the scenario's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from autoscaling.autoscaler import Autoscaler
+from autoscaling.settings import ScalingSettings
+from autoscaling.types import Decisions, GroupReading, StartReading, State
+from deployments.contract.scaling.messages import GroupLoad
+from deployments.gateway.scaling.demand import model_load
+from deployments.tools.simulate.fleet import Fleet
+from deployments.tools.simulate.scaling_record import ScalingRecord
+from deployments.tools.simulate.sim_pool import SimPool
+from routers.simulation.running_set import Expect, Kill, Order
+from routers.types import Snapshot
+
+SAVES_EVERY_S = 10.0
+_UNKNOWN = GroupReading()
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """place: of those that serve, the oldest first; where there are fewer, nobody dies."""
+
+    at_s: float
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What is set beforehand. initial: replicas by group at the start; away: from when to when
+    nobody decides; cluster: what all nodes have, None: enough."""
+
+    model: str
+    settings: ScalingSettings
+    initial: dict[str, int]
+    deaths: tuple[Death, ...] = ()
+    away: tuple[tuple[float, float], ...] = ()
+    cluster: dict[str, float] | None = None
+
+
+class Steering:
+    """A `running_set.Controller`."""
+
+    def __init__(
+        self, course: Course, fleet: Fleet, pool: SimPool | None, record: ScalingRecord
+    ) -> None:
+        self._course = course
+        self._fleet, self._pool, self._record = fleet, pool, record
+        self._terms = course.settings.models[course.model]
+        self._autoscaler: Autoscaler | None = None
+        self._saved: tuple[dict[str, Any], float] | None = None
+        self._deaths = sorted(course.deaths, key=lambda each: each.at_s)
+        self._requests = 0
+        self._begun = False
+
+    def steer(self, now: float, cores: tuple[Snapshot, ...]) -> Iterator[Order]:
+        if not self._begun:
+            yield from self._begin()
+        yield from self._kills(now)
+        self._decider(now)
+        decisions = None
+        if self._autoscaler is not None:
+            self._hear(self._autoscaler, cores, now)
+            decisions = self._autoscaler.decide(now)
+            self._save(self._autoscaler, now)
+        yield from self._follow(decisions, now)
+        decision = decisions.models[self._course.model] if decisions else None
+        self._record.tick(now, decision, self._fleet, self._pool)
+
+    def left(self, replica_id: str, now: float) -> None:
+        self._fleet.left(replica_id)
+        if self._pool is not None:
+            self._pool.left(replica_id)
+
+    def _begin(self) -> Iterator[Order]:
+        self._begun = True
+        for group, count in self._course.initial.items():
+            yield from self._fleet.begin(group, count)
+        pool = self._course.settings.pool
+        if self._pool is not None and pool is not None:
+            self._pool.begin(pool.min)
+
+    def _kills(self, now: float) -> Iterator[Order]:
+        while self._deaths and self._deaths[0].at_s <= now:
+            serving, place = self._fleet.serving(now), self._deaths.pop(0).place
+            if place < len(serving):
+                yield Kill(serving[place].name)
+
+    # -- who decides
+
+    def _decider(self, now: float) -> None:
+        if any(begins <= now < ends for begins, ends in self._course.away):
+            self._autoscaler = None
+        elif self._autoscaler is None:
+            self._autoscaler = Autoscaler(self._course.settings, now)
+            self._autoscaler.cluster(self._course.cluster)
+            self._autoscaler.described(self._course.model, True)
+            if self._saved is not None:
+                state, at = self._saved
+                self._autoscaler.load(state, now, now - at)
+
+    def _save(self, autoscaler: Autoscaler, now: float) -> None:
+        if self._saved is None or now - self._saved[1] >= SAVES_EVERY_S:
+            self._saved = autoscaler.save(now), now
+
+    # -- what it hears
+
+    def _hear(self, autoscaler: Autoscaler, cores: tuple[Snapshot, ...], now: float) -> None:
+        model, loads = self._course.model, dict[str, GroupLoad]()
+        unserved = self._unserved(cores, now)
+        for number, core in enumerate(cores):
+            load = model_load(core, unserved=unserved and core.waiting_rows > 0)
+            autoscaler.heard(f"g{number}", model, load.demand, now)
+            loads = {**load.groups, **loads}
+        readings = [self._reading(group.name, loads, now) for group in self._terms.groups]
+        autoscaler.observed(model, tuple(readings), now)
+        for life in self._fleet.newly_hot(now):
+            seconds = life.serves_s - life.ordered_s
+            autoscaler.started(StartReading(model, life.group, State.COLD, seconds))
+        if self._pool is not None:
+            busy = {r.replica_id for core in cores for r in core.replicas if r.leases}
+            for reading in self._pool.readings(busy, now):
+                autoscaler.pool(reading, now)
+
+    def _unserved(self, cores: tuple[Snapshot, ...], now: float) -> bool:
+        pooled = self._pool.hot(now) if self._pool is not None else 0
+        return not (self._fleet.serving(now) or pooled)
+
+    def _reading(self, name: str, loads: dict[str, GroupLoad], now: float) -> GroupReading:
+        counts, load = self._fleet.counts(name, now), loads.get(name)
+        known = load if load is not None and load.batch_s > 0.0 else _UNKNOWN
+        return GroupReading(
+            name=name,
+            target=counts.target,
+            hot=counts.hot,
+            starting=counts.starting,
+            draining=counts.draining,
+            speed=known.speed,
+            batch_s=known.batch_s,
+            batch_p99_s=known.batch_p99_s,
+            batch_scv=known.batch_scv,
+        )
+
+    # -- what comes of it
+
+    def _follow(self, decisions: Decisions | None, now: float) -> Iterator[Order]:
+        """Without a decision Serve keeps its numbers, and makes good what was lost."""
+        targets = dict(self._fleet.targets)
+        expected_s = 0.0
+        if decisions is not None:
+            decision = decisions.models[self._course.model]
+            if not decision.observed:
+                targets |= {each.name: each.target for each in decision.groups}
+            expected_s = decision.time_to_capacity_s
+            if self._pool is not None:
+                yield from self._pool.follow(decisions.pool, now)
+        for group, target in targets.items():
+            yield from self._fleet.follow(group, target, now)
+        if not self._fleet.serving(now) and self._fleet.all():
+            expected_s = min(expected_s, max(0.0, self._fleet.next_serves_s() - now))
+        yield Expect(expected_s)
