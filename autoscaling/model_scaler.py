@@ -203,7 +203,7 @@ class ModelScaler:
         for name, target in held.items():
             own = self._hysteresis.setdefault(name, Hysteresis(now))
             own.record(wants[name], terms, now)
-            raised = own.up(target, wants[name])
+            raised = own.up(target, wants[name], now)
             if self._is_unplaced(name):
                 raised = min(target, max(wants[name].relaxed, self.runs.readings[name].hot))
             elif free and raised == target and (own.in_spike or not holds):
@@ -250,8 +250,10 @@ class ModelScaler:
         spike: Spike, plan: Plan,
     ) -> Reason:  # fmt: skip
         up = Reason.FORECAST if plan.trusted else Reason.STEADY
-        if spike.rate:
+        if spike.rate and not spike.expected:
             up = Reason.SPIKE if spike.window_s else Reason.BACKLOG
+        elif spike.expected:
+            up = Reason.FORECAST
         if self.pins:
             return Reason.MANUAL
         if any(targets[name] > count for name, count in held.items()):
@@ -347,6 +349,7 @@ class ModelScaler:
             "correction": self.sizing.correction,
             "dispersion_s": self.sizing.dispersion_s,
             "hold_s": None if self.envelope.hold_until is None else self.envelope.hold_until - now,
+            "recurring": self.envelope.recurring.save(now),
             "wake": self.wake.save(now),
             "groups": {name: each.save(now) for name, each in self._hysteresis.items()},
         }
@@ -363,6 +366,7 @@ class ModelScaler:
         self.sizing.dispersion_s = state["dispersion_s"]
         if state["hold_s"] is not None:
             self.envelope.hold(now + state["hold_s"])
+        self.envelope.recurring.load(state["recurring"], now)
         self.wake.load(state["wake"], now)
         for name, saved in state["groups"].items():
             if name in names:

@@ -44,9 +44,9 @@ class PolicySettings:
     season_s: float = 86_400.0
     quantile: float = 0.95
     instant: bool = True
-    windows_s: tuple[float, ...] = (8.0, 16.0, 32.0, 64.0)
+    windows_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
     spike_sigmas: float = 5.0
-    hold_s: float = 60.0
+    hold_s: float = 10.0
     down_window_s: float | None = None
     down_step: float = 0.1
     idle_s: float = 300.0
