@@ -208,6 +208,20 @@ def test_decision_says_time_to_capacity_as_measured():
     assert cluster.last().time_to_capacity_s == pytest.approx(14.0)
 
 
+def test_start_that_never_ends_does_not_keep_the_others_for_ever():
+    cluster = FakeCluster(model(down_window_s=60.0), hot=6)
+    cluster.run(120, 4.0)
+    cluster.group().starting = [float("inf")]
+    cluster.group().target += 1
+    cluster.core.pin("m", "", cluster.group().target, cluster.now)
+    cluster.run(1, 4.0)
+    cluster.core.pin("m", "", None, cluster.now)
+    cluster.run(590, 1.0)
+    assert cluster.group().hot == 6
+    cluster.run(1200, 1.0)
+    assert cluster.target() <= 3
+
+
 # -- shared bounds
 
 
