@@ -121,7 +121,7 @@ def day(seed: int, busy: float = 8.0, count: int = 16) -> Load:
     return poisson("day", shape, DAY_S, seed)
 
 
-def hourly(seed: int, busy: float = 8.0, hours: int = 16, learn_h: int = 4) -> Load:
+def hourly(seed: int, busy: float = 8.0, hours: int = 12, learn_h: int = 4) -> Load:
     """A burst at the full hour, give or take 10 s, as timed jobs make it, and half as many at
     random besides."""
     rng = np.random.default_rng(2000 + seed)
