@@ -63,7 +63,9 @@ def _ray(tuned: bool, target: float, down_s: float = 300.0) -> Policy:
 def rivals_settings() -> list[Setting]:
     """Every rival with its target swept; of those with a window, the window too."""
     swept: Mapping[str, tuple[tuple[float, ...], Callable[[float], Make]]] = {
-        "static": ((9, 10, 12, 16, 20, 26, 32, 40), lambda v: lambda load, starts: rivals.Static(int(v))),
+        "static": (
+            (9, 10, 12, 16, 20, 26, 32, 40), lambda v: lambda load, starts: rivals.Static(int(v))
+        ),
         "HPA, utilisation": (
             (0.9, 0.8, 0.7, 0.6, 0.5, 0.4), lambda v: lambda load, starts: rivals.Hpa(v)
         ),
