@@ -37,7 +37,7 @@ from tests.simulation.benches.scaling_frontier.world import Starts
 
 DAY, HOURLY, RECORDED = "day", "hourly", "recorded"
 DEDICATED, WARM = Starts(35.0), Starts(3.0)
-KNEES = (0.85, 0.7, 0.55)
+KNEES = (0.95, 0.85, 0.7, 0.55)
 
 
 def loads(options: Options) -> Iterator[str]:

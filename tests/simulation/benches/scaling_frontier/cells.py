@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from autoscaling.settings import PolicySettings
@@ -63,7 +63,9 @@ def _ray(tuned: bool, target: float, down_s: float = 300.0) -> Policy:
 def rivals_settings() -> list[Setting]:
     """Every rival with its target swept; of those with a window, the window too."""
     swept: Mapping[str, tuple[tuple[float, ...], Callable[[float], Make]]] = {
-        "static": ((12, 16, 20, 26, 32, 40), lambda v: lambda load, starts: rivals.Static(int(v))),
+        "static": (
+            (9, 10, 12, 16, 20, 26, 32, 40), lambda v: lambda load, starts: rivals.Static(int(v))
+        ),
         "HPA, utilisation": (
             (0.9, 0.8, 0.7, 0.6, 0.5, 0.4), lambda v: lambda load, starts: rivals.Hpa(v)
         ),
@@ -94,15 +96,15 @@ def clairvoyant_settings() -> list[Setting]:
     return [Setting(CLAIRVOYANT, share, make(share)) for share in (1.0, 0.95, 0.9)]
 
 
-def our_settings(
-    knees: Iterable[float], policy: PolicySettings | None = None, side: str = OURS
-) -> list[Setting]:
-    base = policy or PolicySettings()
+def our_settings(knees: Iterable[float]) -> list[Setting]:
+    """Above the default knee also sized for a lower percentile, or fewer replicas would not do."""
 
     def make(knee: float) -> Make:
-        return lambda load, starts: Headrace(load, starts, replace(base, knee=knee))
+        policy = PolicySettings(knee=knee)
+        percentile = 0.99 if knee <= PolicySettings().knee else 0.9
+        return lambda load, starts: Headrace(load, starts, policy, percentile)
 
-    return [Setting(side, knee, make(knee)) for knee in knees]
+    return [Setting(OURS, knee, make(knee)) for knee in knees]
 
 
 def measured(trace: str, load: Load, setting: Setting, starts: Starts, seed: int) -> Cell:

@@ -150,7 +150,8 @@ def times_of(bursts: Sequence[Burst], at: np.ndarray) -> np.ndarray:
 
 def recorded(path: Path, seed: int) -> Load:
     """A trace of prompts and answers, each arrival moved by up to 1 s. A request costs by both, and
-    must be prefilled within 2 s. Raises TraceError."""
+    must be prefilled within 2 s. Its first ten minutes are not counted: in production there would
+    have been an hour before. Raises TraceError."""
     rng = np.random.default_rng(seed)
     rows = list(read_trace(path, outputs=True))
     times = np.array([row.at_s for row in rows]) + rng.uniform(0.0, 1.0, len(rows))
@@ -159,4 +160,5 @@ def recorded(path: Path, seed: int) -> Load:
     order = np.argsort(times)
     waits = np.maximum(0.1, FIRST_TOKEN_S - prefill)
     seconds = float(np.ceil(times.max()))
-    return Load(path.stem, seconds, FIRST_TOKEN_S, times[order], costs[order], waits[order])
+    parts = (times[order], costs[order], waits[order])
+    return Load(path.stem, seconds, FIRST_TOKEN_S, *parts, learn_s=min(600.0, seconds / 2))

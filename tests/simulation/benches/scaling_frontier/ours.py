@@ -25,10 +25,13 @@ MEASURED = 32  # starts
 class Headrace:
     """One model of one group, one gateway."""
 
-    def __init__(self, load: Load, starts: Starts, policy: PolicySettings | None = None) -> None:
-        terms = ModelTerms(
-            MODEL, load.slo_s, (GroupTerms(min=1, max=MOST),), policy=policy or PolicySettings()
-        )
+    def __init__(
+        self, load: Load, starts: Starts, policy: PolicySettings | None = None,
+        percentile: float = 0.99,
+    ) -> None:  # fmt: skip
+        groups = (GroupTerms(min=1, max=MOST),)
+        policy = policy or PolicySettings()
+        terms = ModelTerms(MODEL, load.slo_s, groups, percentile, policy=policy)
         self.core = Autoscaler(ScalingSettings({MODEL: terms}))
         draw = starts.draws(seed=0)
         for _ in range(MEASURED):
