@@ -1,7 +1,11 @@
+"""What gateways and people are told of decisions."""
+
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+
+import pytest
 
 from autoscaling.settings import GroupTerms, ModelTerms
 from autoscaling.types import (
@@ -59,3 +63,23 @@ def test_status_is_plain():
     assert (group["wanted"], group["target"], group["serve_target"]) == (2, 2, 2)
     assert (group["running"], group["starting"], group["draining"]) == (1, 1, 0)
     assert json.loads(json.dumps(plain))["reason"] == "steady"
+
+
+AWAKE = ModelDecision("a", (GroupTarget("", 2, 2),), Reason.AWAKE, "", time_to_capacity_s=12.0)
+
+
+@pytest.mark.parametrize(("begun_s", "left_s"), [(0.0, 12.0), (5.0, 7.0), (12.0, 0.0), (20.0, 0.0)])
+def test_what_has_passed_since_the_order_is_no_longer_to_come(
+    begun_s: float, left_s: float
+) -> None:
+    assert outlook(TERMS, AWAKE, [], begun_s).ready_in_s == left_s
+
+
+@pytest.mark.parametrize(
+    ("reading", "wakes"),
+    [(GroupReading(), True), (GroupReading(hot=1), False), (GroupReading(starting=1), False)],
+)
+def test_a_request_wakes_a_model_of_which_nothing_runs_or_starts(
+    reading: GroupReading, wakes: bool
+) -> None:
+    assert outlook(TERMS, AWAKE, [reading]).wakes is wakes

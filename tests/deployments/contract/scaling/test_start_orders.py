@@ -65,3 +65,13 @@ def test_a_model_that_came_since_was_ordered_when_it_came():
 def test_an_order_that_came_to_nothing_is_forgotten():
     made = orders((0.0, 1, 1), (10.0, 1, 2), (5000.0, 1, 2))
     assert made.whole(START, 5001.0) is None
+
+
+def test_what_is_ordered_begins_with_the_oldest_order_that_nothing_has_come_of():
+    made = orders((0.0, 1, 1), (10.0, 1, 2), (20.0, 1, 3))
+    assert made.begun_s("a", ["", "other"], 25.0) == 15.0
+    made.whole(START, 26.0)
+    assert made.begun_s("a", [""], 27.0) == 7.0
+    made.observe({KEY: Observed(2, 2)}, 28.0)
+    assert made.begun_s("a", [""], 29.0) == 0.0
+    assert made.begun_s("b", [""], 29.0) == 0.0
