@@ -127,7 +127,7 @@ class Autoscaler:
         """Whether the latest demand is a reason to decide now: something waits that nothing that
         runs can take."""
         scaler = self._models.get(model)
-        return scaler is not None and scaler.demand.is_urgent and not scaler.hot
+        return scaler is not None and scaler.demand.is_urgent and not scaler.runs.hot
 
     def decide(self, now: float) -> Decisions:
         scalers = self._models
@@ -198,12 +198,12 @@ class Autoscaler:
 def _excess(scaler: ModelScaler, load_s: float, size_bytes: int, now: float) -> Excess:
     """What of a model's demand its own hot replicas cannot take in time."""
     view = scaler.demand.view(WINDOWS_S, now)
-    speed, rate = scaler.hot_speed, view.rate(RATE_WINDOW_S) if view.rates else 0.0
+    speed, rate = scaler.runs.speed, view.rate(RATE_WINDOW_S) if view.rates else 0.0
     urgent_s = max(0.0, view.backlog_s - 0.5 * speed * scaler.slack_s)
     plan = scaler.planning.forecast.plan
     expected = recent_rate(view.rates, view.request_work_s)
     if plan is not None and plan.trusted:
         expected = max(expected, plan.forecast_s)
-    want = ResidentWant(scaler.terms.name, urgent_s, expected, load_s, size_bytes, scaler.hot)
+    want = ResidentWant(scaler.terms.name, urgent_s, expected, load_s, size_bytes, scaler.runs.hot)
     price = 1.0 / max(1e-4, 1.0 - scaler.terms.percentile)
     return Excess(scaler.terms.name, max(0.0, rate - speed), price, want)

@@ -4,9 +4,9 @@ Up at once, for a spike or where a little less work would need more too. Down on
 number that plans wanted over a window, when a little more work would be held by fewer, in steps,
 with a pause after each change, and never while something starts or a spike holds. So demand that
 scatters around a boundary changes nothing (the dead band), and a start that takes long is never
-undone by a lull that is shorter (kserve#1247). What a spike added above that goes at once when the
-spike's hold is over: held for the window, short bursts would cost a quarter of all replica hours
-and serve nothing. Counts are replicas of one group; times are seconds.
+undone by a lull that is shorter (kserve#1247). What a spike added above that follows the largest
+number that the spike wanted over `hold_s`: held for the window, short bursts would cost a quarter
+of all replica hours and serve nothing. Counts are replicas of one group; times are seconds.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ class Wants:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """down_window_s: over which the largest want holds; pause_s: after a change before fewer;
-    down_step: largest share that goes at once."""
+    """down_window_s: over which the largest want of plans holds; hold_s: that of spikes; pause_s:
+    after a change before fewer; down_step: largest share that goes at once."""
 
     down_window_s: float
     pause_s: float
     down_step: float
+    hold_s: float
 
     @classmethod
     def of(cls, settings: PolicySettings, time_to_capacity_s: float) -> Terms:
@@ -54,25 +55,48 @@ class Terms:
         if window_s is None:
             window_s = max(_LEAST_WINDOW_S, 4.0 * time_to_capacity_s)
         pause_s = max(min(_LEAST_PAUSE_S, window_s), 2.0 * time_to_capacity_s)
-        return cls(window_s, pause_s, settings.down_step)
+        return cls(window_s, pause_s, settings.down_step, settings.hold_s)
+
+
+class Peaks:
+    """The largest of the last numbers, kept as those that no later one exceeds."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[float, int]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def most(self) -> int:
+        return self._kept[0][1] if self._kept else 0
+
+    def add(self, number: int, window_s: float, now: float) -> None:
+        while self._kept and self._kept[-1][1] <= number:
+            self._kept.pop()
+        self._kept.append((now, number))
+        while self._kept[0][0] < now - window_s:
+            self._kept.popleft()
+
+    def save(self, now: float) -> list[list[float]]:
+        return [[now - at, number] for at, number in self._kept]
+
+    def load(self, state: list[list[float]], now: float) -> None:
+        self._kept = deque((now - age, int(number)) for age, number in state)
 
 
 class Hysteresis:
-    """Of one group. The window's maximum is kept as the wants that no later one exceeds. in_spike:
-    the target is above what plans wanted, because of a spike."""
+    """Of one group. in_spike: the target is above what plans wanted, because of a spike."""
 
     def __init__(self, now: float) -> None:
         self.since = self.changed_at = now
         self.in_spike = False
-        self._peaks: deque[tuple[float, int]] = deque()
+        self._plans = Peaks()
+        self._spikes = Peaks()
 
-    def record(self, want: int, window_s: float, now: float) -> None:
-        """What the plan wants."""
-        while self._peaks and self._peaks[-1][1] <= want:
-            self._peaks.pop()
-        self._peaks.append((now, want))
-        while self._peaks[0][0] < now - window_s:
-            self._peaks.popleft()
+    def record(self, wants: Wants, terms: Terms, now: float) -> None:
+        self._plans.add(wants.planned, terms.down_window_s, now)
+        self._spikes.add(wants.spike, terms.hold_s, now)
 
     def up(self, target: int, wants: Wants) -> int:
         """The target, raised where that is due."""
@@ -84,14 +108,15 @@ class Hysteresis:
         return target
 
     def down(self, target: int, wants: Wants, terms: Terms, now: float) -> int:
-        """The target, lowered where that is due. Nobody may be starting and no spike may hold."""
-        peak = max(self._peaks[0][1] if self._peaks else 0, wants.now)
-        if peak >= target or wants.relaxed >= target:
-            self.in_spike = False
-            return target
+        """The target, lowered where that is due. Nobody may be starting; where a spike holds, only
+        what it added may go."""
+        peak = max(self._plans.most, wants.planned)
         if self.in_spike:
-            self.in_spike = False
-            return max(peak, wants.relaxed)
+            self.in_spike = self._spikes.most > 0
+            floor = self._spikes.most if self.in_spike else wants.relaxed
+            return min(target, max(peak, floor))
+        if peak >= target or wants.relaxed >= target:
+            return target
         if now - self.changed_at < terms.pause_s or now - self.since < terms.down_window_s:
             return target
         step = max(1, int(target * terms.down_step))
@@ -105,11 +130,13 @@ class Hysteresis:
             "since": now - self.since,
             "changed": now - self.changed_at,
             "in_spike": self.in_spike,
-            "peaks": [[now - at, want] for at, want in self._peaks],
+            "plans": self._plans.save(now),
+            "spikes": self._spikes.save(now),
         }
 
     def load(self, state: dict[str, Any], now: float) -> None:
         self.since = now - state["since"]
         self.changed_at = now - state["changed"]
         self.in_spike = bool(state["in_spike"])
-        self._peaks = deque((now - age, int(want)) for age, want in state["peaks"])
+        self._plans.load(state["plans"], now)
+        self._spikes.load(state["spikes"], now)

@@ -13,10 +13,11 @@ from typing import Any
 
 from autoscaling import sentences
 from autoscaling.budget import Claim, Grant
-from autoscaling.demand import FRESH_S, LONGEST_WINDOW_S, Demand, DemandView
+from autoscaling.demand import LONGEST_WINDOW_S, Demand, DemandView
 from autoscaling.envelope import RATE_WINDOW_S, Backlog, Envelope, Spike, windows
 from autoscaling.forecast import Plan
 from autoscaling.hysteresis import FIRM, RELAXED, Hysteresis, Terms, Wants
+from autoscaling.observation import Observation
 from autoscaling.planning import Planning
 from autoscaling.proposal import Proposal
 from autoscaling.settings import GroupTerms, Mode, ModelTerms
@@ -30,7 +31,8 @@ _ORDER_SEEN_S = 10.0
 
 
 class ModelScaler:
-    """`targets`: replicas by group as last decided. `pins`: by group, said by somebody."""
+    """`targets`: replicas by group as last decided; `runs`: what there is. `pins`: by group, as
+    somebody said."""
 
     def __init__(self, terms: ModelTerms, now: float) -> None:
         self.terms = terms
@@ -40,19 +42,18 @@ class ModelScaler:
         self.envelope = Envelope()
         self.wake = Wake()
         self.planning = Planning(terms.policy, now)
-        self.readings: dict[str, GroupReading] = {}
+        self.runs = Observation()
         self.targets: dict[str, int] = {}
         self.pins: dict[str, int] = {}
         self.described: bool | None = None
         self._hysteresis: dict[str, Hysteresis] = {}
-        self._observed_at: float | None = None
         self._asleep_since = now
 
     def adopt(self, terms: ModelTerms) -> None:
         """Go on under new terms; what they no longer list is forgotten."""
         self.terms = terms
         names = {group.name for group in terms.groups}
-        self.readings = {name: each for name, each in self.readings.items() if name in names}
+        self.runs.keep(names)
         self.targets = {name: each for name, each in self.targets.items() if name in names}
         self.pins = {name: each for name, each in self.pins.items() if name in names}
         self.planning.adopt(terms.policy)
@@ -60,9 +61,8 @@ class ModelScaler:
     def observe(self, groups: tuple[GroupReading, ...], now: float) -> None:
         """What is said of a group that the terms do not list is left out."""
         known = {group.name for group in self.terms.groups}
-        self.readings = {each.name: each for each in groups if each.name in known}
-        self._observed_at = now
-        for name, reading in self.readings.items():
+        self.runs.take(groups, known, now)
+        for name, reading in self.runs.readings.items():
             self.targets.setdefault(name, max(0, reading.target))
 
     @property
@@ -72,19 +72,9 @@ class ModelScaler:
         return off or all(group.min == group.max for group in groups)
 
     @property
-    def hot(self) -> int:
-        return sum(each.hot for each in self.readings.values())
-
-    @property
-    def hot_speed(self) -> float:
-        """Work a second that the hot replicas do."""
-        return sum(each.hot * max(0.0, each.speed) for each in self.readings.values())
-
-    @property
     def slack_s(self) -> float:
         """Of the SLO beside the service of the first group's batch."""
-        first = self.readings.get(self.terms.groups[0].name)
-        return max(0.0, self.terms.slo_s - first.batch_p99_s) if first else self.terms.slo_s
+        return self.runs.slack_s(self.terms.slo_s, self.terms.groups[0].name)
 
     def view(self, now: float) -> DemandView:
         short = windows(self.terms.policy, self.starts.time_to_capacity_s())
@@ -127,7 +117,7 @@ class ModelScaler:
 
     def _unknown(self, view: DemandView, held: Mapping[str, int], now: float) -> str:
         """What is not known, "" where all is."""
-        if not held or self._observed_at is None or now - self._observed_at > FRESH_S:
+        if not held or self.runs.is_stale(now):
             return "what runs has not been said for 5 s"
         if not view.fresh:
             return "no gateway has told its demand for 5 s"
@@ -162,7 +152,7 @@ class ModelScaler:
         """While nothing is hot; None: something is, and the rest is as usual."""
         if not self.wake.wakes(view, self._asleep_since, now) and not sum(held.values()):
             return Proposal(Reason.ASLEEP, held, held, view, plan)
-        if self.hot:
+        if self.runs.hot:
             self.wake.asleep()
             self.envelope.hold(now + self.terms.policy.hold_s)
             return None
@@ -207,31 +197,30 @@ class ModelScaler:
         self, held: dict[str, int], wants: Mapping[str, Wants], view: DemandView, now: float
     ) -> dict[str, int]:
         terms = Terms.of(self.terms.policy, self.starts.time_to_capacity_s())
-        free = not (self._starts(now) or self.envelope.holds(now) or view.partial)
+        free, holds = not (self._starts(now) or view.partial), self.envelope.holds(now)
         targets = {}
         for name, target in held.items():
             own = self._hysteresis.setdefault(name, Hysteresis(now))
-            own.record(wants[name].planned, terms.down_window_s, now)
+            own.record(wants[name], terms, now)
             raised = own.up(target, wants[name])
             if self._is_unplaced(name):
-                raised = min(target, max(wants[name].relaxed, self.readings[name].hot))
-            elif free and raised == target:
+                raised = min(target, max(wants[name].relaxed, self.runs.readings[name].hot))
+            elif free and raised == target and (own.in_spike or not holds):
                 raised = own.down(target, wants[name], terms, now)
             targets[name] = raised
         return targets
 
     def _backlog(self, view: DemandView) -> Backlog:
-        speed = self.hot_speed
+        speed = self.runs.speed
         wait_s = view.backlog_s / speed if speed else view.backlog_s * 1e9
         return Backlog(view.backlog_s, wait_s, self.slack_s, self.starts.time_to_capacity_s())
 
     def _is_unplaced(self, name: str) -> bool:
-        reading = self.readings.get(name)
-        return reading is not None and reading.unplaced_s > self.terms.policy.pending_limit_s
+        return self.runs.is_unplaced(name, self.terms.policy.pending_limit_s)
 
     def _starts(self, now: float) -> bool:
         """Whether a replica starts, or was ordered a moment ago; not those that find no place."""
-        for name, reading in self.readings.items():
+        for name, reading in self.runs.readings.items():
             if self._is_unplaced(name):
                 continue
             own = self._hysteresis.get(name)
@@ -244,7 +233,7 @@ class ModelScaler:
         options = []
         for group in self.terms.groups:
             most, counts = group.max, None
-            reading = self.readings.get(group.name)
+            reading = self.runs.readings.get(group.name)
             if group.name in self.pins:
                 most = _within(self.pins[group.name], group)
                 group = GroupTerms(group.name, most, most, group.reserve, group.needs)
@@ -285,11 +274,8 @@ class ModelScaler:
 
     def _missing(self) -> str:
         """What the group that has waited longest for a place lacks, "" while none does."""
-        waiting = [each for name, each in self.readings.items() if self._is_unplaced(name)]
-        if not waiting:
-            return ""
-        longest = max(waiting, key=lambda each: each.unplaced_s)
-        return sentences.unplaced(longest)
+        longest = self.runs.longest_unplaced(self.terms.policy.pending_limit_s)
+        return sentences.unplaced(longest) if longest is not None else ""
 
     # -- after the others were heard
 
@@ -298,7 +284,7 @@ class ModelScaler:
         observed = self.terms.policy.mode is Mode.OBSERVE
         claims = []
         for group in self.terms.groups:
-            reading = self.readings.get(group.name, GroupReading(group.name))
+            reading = self.runs.readings.get(group.name, GroupReading(group.name))
             asked = proposal.targets.get(group.name, reading.target)
             if observed:
                 asked = reading.target
@@ -322,7 +308,7 @@ class ModelScaler:
             if grant.count < target:
                 targets[group], reason, bound = grant.count, Reason.BUDGET, grant.bound
         self._commit(targets, now)
-        text = sentences.decision(proposal, reason, targets, self.hot, bound)
+        text = sentences.decision(proposal, reason, targets, self.runs.hot, bound)
         return ModelDecision(
             model=name,
             groups=tuple(
@@ -353,7 +339,6 @@ class ModelScaler:
 
     def save(self, now: float) -> dict[str, Any]:
         return {
-            "targets": dict(self.targets),
             "pins": dict(self.pins),
             "described": self.described,
             "starts": self.starts.save(),
@@ -366,8 +351,8 @@ class ModelScaler:
         }
 
     def load(self, state: dict[str, Any], now: float) -> None:
-        """What was saved of groups that are no longer listed is left out. Targets are saved for
-        pins alone: what the cluster is asked for is heard from it."""
+        """What was saved of groups that are no longer listed is left out. What the cluster is asked
+        for is not saved but heard from it."""
         names = {group.name for group in self.terms.groups}
         self.pins = {name: n for name, n in state["pins"].items() if name in names}
         self.described = state["described"]

@@ -14,6 +14,7 @@ O(n); answers are kept for work that differs by less than half a percent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, exp, log
@@ -198,7 +199,7 @@ class _Queue:
         arrivals = min(_VARIABILITY[1], max(_VARIABILITY[0], self._dispersion_s / work))
         if not self._dispersion_s:
             arrivals = 1.0
-        waits = erlang_c(servers, busy * servers) ** min(1.0, 1.0 / arrivals)
+        waits = math.pow(erlang_c(servers, busy * servers), min(1.0, 1.0 / arrivals))
         decay = 2.0 * servers * (1.0 - busy) / ((arrivals + scv) * batch_s)
         return waits * exp(-decay * max(0.0, self.model.slo_s - p99_s))
 

@@ -37,6 +37,7 @@ class StartTimes:
         self.phases: dict[State, tuple[tuple[str, float], ...]] = {}
         self._seconds: dict[State, deque[float]] = {}
         self._latest: State | None = None
+        self._likely_s = UNMEASURED_S
 
     def add(self, reading: StartReading) -> None:
         """What is no number of seconds up to a day is left out."""
@@ -46,12 +47,11 @@ class StartTimes:
         kept.append(reading.seconds)
         self.phases[reading.began_in] = reading.phases
         self._latest = reading.began_in
+        self._likely_s = self.quantile_s(self._latest, 0.9)
 
     def time_to_capacity_s(self) -> float:
         """90th percentile of the likely state, the decision's way included."""
-        if self._latest is None:
-            return UNMEASURED_S + DECISION_S
-        return self.quantile_s(self._latest, 0.9) + DECISION_S
+        return self._likely_s + DECISION_S
 
     def quantile_s(self, state: State, q: float) -> float:
         """From an order to hot; `UNMEASURED_S` before any start from that state was seen."""
@@ -86,4 +86,6 @@ class StartTimes:
             self._seconds[State(name)] = deque(kept, maxlen=_KEPT)
         for name, phases in state["phases"].items():
             self.phases[State(name)] = tuple((phase, seconds) for phase, seconds in phases)
-        self._latest = State(state["latest"]) if state["latest"] else None
+        if state["latest"]:
+            self._latest = State(state["latest"])
+            self._likely_s = self.quantile_s(self._latest, 0.9)

@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from deployments.contract.app_names import is_model_app, is_model_deployment, model_name
-from deployments.contract.registry import ModelOutline
+from deployments.contract.registry import ModelOutline, ReplicaProgress
 
 
 class ModelStatus(TypedDict):
-    """state: declared | starting | ready | failed. The rest sums over all gateways;
-    rows_by_bucket: waiting rows by the upper edge of their length interval, tokens; engines: of a
-    model that generates, by replica, the sequences that run and wait in it and the share of its
-    cache in use; ejected: replicas that a gateway leaves out as slow; profile: where the model's
-    costs come from."""
+    """state: declared | starting | ready | asleep | failed; asleep: it answers, by waking. The rest
+    sums over all gateways; rows_by_bucket: waiting rows by the upper edge of their length interval,
+    tokens; engines: of a model that generates, by replica, the sequences that run and wait in it
+    and the share of its cache in use; ejected: replicas that a gateway leaves out as slow; profile:
+    where the model's costs come from; start_s: seconds of each phase of its latest start."""
 
     name: str
     version: str
@@ -39,6 +39,7 @@ class ModelStatus(TypedDict):
     engines: dict[str, list[float]]
     ejected: list[str]
     profile: str
+    start_s: dict[str, float]
 
 
 class StatusSnapshot(TypedDict):
@@ -95,7 +96,7 @@ def _model(
         name=name,
         version=live.version if live else "",
         runtime=outline.runtime,
-        state=_state(live is not None and ready > 0, phases),
+        state=_state(live is not None and ready > 0, any(s.get("asleep") for s in seen), phases),
         replicas_ready=ready,
         replicas=target,
         waiting_rows=sum(s["waiting_rows"] for s in seen),
@@ -110,7 +111,13 @@ def _model(
         engines=_engines(seen),
         ejected=sorted({replica for s in seen for replica in s["ejected"]}),
         profile=live.profile_from if live else "",
+        start_s=_start_s(name, raw["progress"]),
     )
+
+
+def _start_s(name: str, progress: Sequence[ReplicaProgress]) -> dict[str, float]:
+    starts = [p.spent for p in progress if p.model == name and p.phase == "ready"]
+    return dict(starts[-1]) if starts else {}
 
 
 def _engines(seen: list[dict[str, Any]]) -> dict[str, list[float]]:
@@ -125,9 +132,9 @@ def _summed(each: Iterable[dict[str, int]], key: Any = None) -> dict[str, int]:
     return {name: total[name] for name in sorted(total, key=key)}
 
 
-def _state(ready: bool, phases: set[str]) -> str:
-    if ready:
-        return "ready"
+def _state(ready: bool, asleep: bool, phases: set[str]) -> str:
+    if ready or asleep:
+        return "ready" if ready else "asleep"
     if "failed" in phases:
         return "failed"
     return "starting" if phases else "declared"

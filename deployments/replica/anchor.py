@@ -3,8 +3,10 @@
 A model as root would be an ingress (an HTTP server of its own, no custom router), so the root is
 this idle actor. Its constructor begins a generation, waits for a replica that has its own settings,
 of whichever group, and announces what that replica says of itself: so Serve stops the old anchor
-only when the new version is hot, and the application runs when the model does. Then it renews the
-lease, announces what groups come up besides, and withdraws all when it goes. It is never on a
+only when the new version is hot, and the application runs when the model does. Of a model that
+sleeps it announces what was stored when a replica last ran, and asks nobody. Then it renews the
+lease, announces what groups come up besides, and withdraws all when it goes. The autoscaler hears
+whether anything is known of the model: where not, a replica must run first. It is never on a
 request's way.
 """
 
@@ -15,12 +17,17 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from deployments.contract import logs
+from deployments.contract import description_store, logs
+from deployments.contract.app_names import directory_key
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry import LEASE_S, ModelOutline
 from deployments.contract.registry_actor import registry
+from deployments.contract.replica_directory import directory_for
+from deployments.contract.scaling import actor_name
 from deployments.replica.described_groups import DescribedGroups
+from deployments.replica.group_replicas import GroupReplicas
 
+_SAYS_S, _ANSWER_S = 5.0, 2.0
 logger = logging.getLogger("headrace.anchor")
 
 
@@ -32,15 +39,22 @@ class ModelAnchor:
         keep_replica_calls_local()
         logs.configure_from_environment()
         self._name: str = args["name"]
-        self._described = DescribedGroups(args, replicas)
+        names = [group["name"] for group in args.get("groups") or [{"name": ""}]]
+        asked = [
+            GroupReplicas(handle, directory_for(directory_key(self._name, group)))
+            for group, handle in zip(names, replicas, strict=True)
+        ]
+        self._described = DescribedGroups(args, asked, description_store)
         self._registry = registry()
-        self._task: asyncio.Task[None] | None = None
+        loop = asyncio.get_running_loop()
+        self._tasks: list[asyncio.Task[None]] = []
         outline = _outline(args["settings"])
         self._generation: int = await self._registry.begin.remote(self._name, outline)
         self._described.start()
+        self._tasks.append(loop.create_task(self._tell_autoscaler()))
         await self._described.changed.wait()
         await self._announce()
-        self._task = asyncio.get_running_loop().create_task(self._keep())
+        self._tasks.append(loop.create_task(self._keep()))
 
     async def _keep(self) -> None:
         while True:
@@ -69,9 +83,22 @@ class ModelAnchor:
         description = replace(description, generation=self._generation)
         await self._registry.announce.remote(description, tokenizer)
 
+    async def _tell_autoscaler(self) -> None:
+        """Whether anything is known of the model; again and again, since it may start anew."""
+        await self._described.recalled.wait()  # what is not known yet would start a replica
+        while True:
+            known = self._described.known
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    actor = await asyncio.to_thread(actor_name.running)
+                    await actor.described.remote(self._name, known)
+            except Exception as fault:
+                logger.debug("the autoscaler does not answer: %r", fault)
+            await (asyncio.sleep(_SAYS_S) if known else self._described.wait_known(_SAYS_S))
+
     async def __del__(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._described.stop()
         await self._registry.withdraw.remote(self._name, self._generation)
 

@@ -1,9 +1,10 @@
 """What the replicas of a model's groups say of it, as they come up, made one description.
 
-One replica of each group is asked, and asked again until one answers that has this version's
-settings: during a change replicas of both versions run. The model is described once one group is;
-a group that comes up later, or never, holds up nothing. A model without groups has one that has no
-name. A group whose answers could not stand for the others' is left out, and the log says why.
+One replica of each group is asked that has this version's settings: during a change replicas of
+both versions run. What it says is stored by these settings: later, while no replica runs, that is
+what is known. The model is described once one group is; a group that comes up later, or never,
+holds up nothing. A model without groups has one that has no name. A group whose answers could not
+stand for the others' is left out, and the log says why.
 """
 
 from __future__ import annotations
@@ -11,27 +12,42 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from deployments.contract.description import ModelDescription
+from deployments.contract.description_store import StoredDescription
 from deployments.contract.groups import combined
 from deployments.settings.load import settings_digest
 
-_AGAIN_S = 0.1
 _PAUSE_S = 2.0
 logger = logging.getLogger("headrace.anchor")
 
 
+class Asked(Protocol):
+    """A group's replicas; see `GroupReplicas`."""
+
+    async def describe(self, digest: str) -> tuple[ModelDescription, bytes]: ...
+    async def version(self, digest: str, views: list[dict[str, Any]]) -> str: ...
+    def stop(self) -> None: ...
+
+
+class Store(Protocol):
+    """`description_store`: blocks."""
+
+    def put(self, model: str, group: str, stored: StoredDescription) -> None: ...
+    def get(self, model: str, group: str, settings: str) -> StoredDescription | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """`replicas`: handle of its Serve deployment. `written`: the settings that its replicas are
-    started with."""
+    """`written`: the settings that its `replicas` are started with."""
 
     name: str
     written: dict[str, Any]
     after_s: float
-    replicas: Any
+    replicas: Asked
 
     @property
     def digest(self) -> str:
@@ -39,32 +55,50 @@ class _Group:
 
 
 class DescribedGroups:
-    """`args`: the application's, see `serve_config`; `handles`: of its deployments, in the order of
-    `args["groups"]`, or the one of a model without."""
+    """`args`: the application's, see `serve_config`; `replicas`: of its groups, in the order of
+    `args["groups"]`, or of a model without. `changed`: one has been described; `recalled`: what was
+    stored has been looked for."""
 
-    def __init__(self, args: dict[str, Any], handles: Sequence[Any]) -> None:
+    def __init__(self, args: dict[str, Any], replicas: Sequence[Asked], store: Store) -> None:
         self._model: str = args["name"]
         self._settings: dict[str, Any] = args["settings"]
         groups = args.get("groups") or [{"name": "", "settings": args["settings"], "after_s": 0.0}]
         self._groups = [
-            _Group(group["name"], group["settings"], group["after_s"], handle)
-            for group, handle in zip(groups, handles, strict=True)
+            _Group(group["name"], group["settings"], group["after_s"], asked)
+            for group, asked in zip(groups, replicas, strict=True)
         ]
+        self._store = store
         self._parts: dict[str, ModelDescription] = {}
         self._tokenizer = b""
         self._version = ""
         self._refused: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.changed = asyncio.Event()
+        self._first = asyncio.Event()
+        self.recalled = asyncio.Event()
 
     def start(self) -> None:
         """Asks all of them; `changed` is set each time a group has been described."""
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._until_described(group)) for group in self._groups]
+        self._tasks.append(loop.create_task(self._recall()))
 
     def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
+        for group in self._groups:
+            group.replicas.stop()
+
+    async def wait_known(self, within_s: float) -> None:
+        """Returns once it is known, or after so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._first.wait()
+
+    @property
+    def known(self) -> bool:
+        """Whether the model has been described, now or before."""
+        return bool(self._parts)
 
     def current(self) -> tuple[ModelDescription, bytes]:
         """The model as far as its groups have been described, at least one, and the bytes of its
@@ -79,16 +113,18 @@ class DescribedGroups:
                     "group %s gets no requests: %s", name, reason, extra={"model": self._model}
                 )
         self._refused = refused
-        digests = [group.digest for group in self._groups]
-        whole = settings_digest({"settings": self._settings, "groups": digests})
+        whole = self._all_settings()
         return replace(description, version=self._version, digest=whole), self._tokenizer
+
+    def _all_settings(self) -> str:
+        digests = [group.digest for group in self._groups]
+        return settings_digest({"settings": self._settings, "groups": digests})
 
     async def _until_described(self, group: _Group) -> None:
         while True:
             try:
-                if await self._described(group):
-                    return
-                await asyncio.sleep(_AGAIN_S)
+                await self._described(group)
+                return
             except asyncio.CancelledError:
                 raise
             except Exception:
@@ -97,15 +133,37 @@ class DescribedGroups:
                 )
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _described(self, group: _Group) -> bool:
-        """False where the replica that answered was started with other settings."""
-        description, tokenizer = await group.replicas.describe.remote()
-        if description.digest != group.digest:
-            return False
-        if group.name and not self._version:
+    async def _recall(self) -> None:
+        """What replicas of these settings said before, of groups where none has spoken since."""
+        settings = self._all_settings()
+        for group in self._groups:
+            stored = await self._stored(group, settings)
+            if stored is not None and group.name not in self._parts:
+                self._take(group, stored)
+        self.recalled.set()
+
+    async def _stored(self, group: _Group, settings: str) -> StoredDescription | None:
+        while True:
+            try:
+                return await asyncio.to_thread(self._store.get, self._model, group.name, settings)
+            except Exception:
+                logger.exception("the store does not answer", extra={"model": self._model})
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _described(self, group: _Group) -> None:
+        description, tokenizer = await group.replicas.describe(group.digest)
+        version = ""
+        if group.name:
             views = [each.written for each in self._groups]
-            self._version = await group.replicas.version.remote(views)
-        self._tokenizer = self._tokenizer or tokenizer
-        self._parts[group.name] = description
-        self.changed.set()
-        return True
+            version = await group.replicas.version(group.digest, views)
+        said = StoredDescription(self._all_settings(), description, tokenizer, version)
+        self._take(group, said)
+        await asyncio.to_thread(self._store.put, self._model, group.name, said)
+
+    def _take(self, group: _Group, said: StoredDescription) -> None:
+        self._version = said.version or self._version
+        self._tokenizer = said.tokenizer or self._tokenizer
+        if self._parts.get(group.name) != said.description:
+            self._parts[group.name] = said.description
+            self.changed.set()
+            self._first.set()

@@ -185,7 +185,7 @@ class ModelFields(Section):
         le=600,
         description="Seconds a starting replica may spend on timing batches of several sizes, "
         "from which gateways predict what a batch takes; 0 learns it from callers' batches. Not "
-        "spent where a stored profile is used.",
+        "spent where a stored profile is used, nor beside replicas of the same settings that run.",
     )
     retry: bool = Field(
         default=True,

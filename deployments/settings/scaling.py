@@ -112,9 +112,8 @@ class PolicyTuning(Section):
 
 
 class PolicyFile(PolicyTuning):
-    """A policy by itself: a file with these fields, and perhaps a `description`."""
+    """A policy by itself: a file with these fields."""
 
-    description: str = Field(default="", description="For whom the policy is.")
     spare: int | None = Field(
         default=None, ge=0, le=10_000, description="Hot replicas beyond what is wanted."
     )
@@ -168,7 +167,7 @@ class ModelScalingSettings(PolicyTuning):
         policy = named_policies()[self.policy] if isinstance(self.policy, str) else self.policy
         whole = PolicyFile.model_validate(dict(policy or {}))
         own = self.model_dump(exclude_none=True, exclude={"policy"})
-        return whole.model_dump(exclude_none=True, exclude={"description"}) | own
+        return whole.model_dump(exclude_none=True) | own
 
 
 def take_in_policies(models: Any, document: Document, folder: Path) -> list[Mistake]:

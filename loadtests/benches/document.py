@@ -32,6 +32,8 @@ ORDER = (
     "observability",
     "simulated_against_real",
     "policies",
+    "scaling_spike",
+    "scale_to_zero",
 )
 APART = ("compare", "generation", "nodes")  # need `make compare`, `make vllm`, or to be root
 # In virtual time; these import the core, and so live with its tests.

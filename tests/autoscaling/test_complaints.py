@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from time import process_time
 
+import pytest
+
 from autoscaling.autoscaler import Autoscaler
 from autoscaling.settings import (
     Budget,
@@ -120,6 +122,7 @@ def test_lost_metrics_hold_and_are_not_zero():
     assert cluster.last().reason is Reason.UNKNOWN
 
 
+@pytest.mark.slow
 def test_steady_load_changes_nothing_however_often_it_is_looked_at():
     """llm-d-autoscaling#380: one more replica every loop without more load."""
     cluster = FakeCluster(model(), hot=7)

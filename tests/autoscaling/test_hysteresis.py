@@ -5,14 +5,14 @@ import json
 from autoscaling.hysteresis import Hysteresis, Terms, Wants
 from autoscaling.settings import PolicySettings
 
-TERMS = Terms(down_window_s=600.0, pause_s=60.0, down_step=0.1)
+TERMS = Terms(down_window_s=600.0, pause_s=60.0, down_step=0.1, hold_s=30.0)
 
 
 def settled(want, until=1_000.0):
     """One that has wanted the same for as long."""
     own = Hysteresis(0.0)
     for second in range(0, int(until), 10):
-        own.record(want, TERMS.down_window_s, float(second))
+        own.record(wants(want), TERMS, float(second))
     return own
 
 
@@ -35,7 +35,7 @@ def test_spike_goes_up_whatever_the_band_says():
 def test_down_waits_for_the_largest_want_of_the_window():
     own = settled(8)
     for second in range(1_000, 2_000, 10):
-        own.record(4, TERMS.down_window_s, float(second))
+        own.record(wants(4), TERMS, float(second))
         target = own.down(8, wants(4), TERMS, float(second))
         if target < 8:
             break
@@ -61,28 +61,34 @@ def test_nothing_goes_that_a_little_more_work_would_need():
 
 def test_young_one_has_not_seen_a_window_yet():
     own = Hysteresis(0.0)
-    own.record(1, TERMS.down_window_s, 0.0)
+    own.record(wants(1), TERMS, 0.0)
     assert own.down(5, wants(1), TERMS, 599.0) == 5
 
 
-def test_what_a_spike_added_goes_at_once_down_to_what_plans_wanted():
+def test_what_a_spike_added_goes_with_the_spike_and_at_once():
     own = settled(4)
-    target = own.up(4, wants(4, spike=15))
-    own.changed(1_000.0)
-    assert target == 15
-    assert own.down(15, wants(4, relaxed=5), TERMS, 1_060.0) == 5
-    own.changed(1_060.0)
-    assert own.down(5, wants(4), TERMS, 1_061.0) == 5
+    targets = [4]
+    for second, spike in enumerate([15] * 20 + [8] * 40 + [0] * 60, 1_000):
+        now, want = float(second), wants(4, relaxed=5, spike=spike)
+        own.record(want, TERMS, now)
+        target = own.down(own.up(targets[-1], want), want, TERMS, now)
+        if target != targets[-1]:
+            own.changed(now)
+        targets.append(target)
+    assert targets[1:21] == [15] * 20
+    assert targets[49:52] == [15, 15, 8]
+    assert targets[89:92] == [8, 8, 5]
+    assert targets[-1] == 5
 
 
 def test_pause_follows_the_time_to_capacity():
-    assert Terms.of(PolicySettings(), 300.0) == Terms(1_200.0, 600.0, 0.1)
+    assert Terms.of(PolicySettings(), 300.0) == Terms(1_200.0, 600.0, 0.1, 60.0)
     assert Terms.of(PolicySettings(down_window_s=30.0), 1.0).pause_s == 30.0
 
 
 def test_saved_window_still_holds():
     own, other = settled(8), Hysteresis(50.0)
-    own.record(3, TERMS.down_window_s, 1_000.0)
+    own.record(wants(3), TERMS, 1_000.0)
     other.load(json.loads(json.dumps(own.save(1_000.0))), 50.0)
     assert other.down(8, wants(3), TERMS, 100.0) == 8
     assert own.down(8, wants(3), TERMS, 1_050.0) == 8
@@ -91,5 +97,5 @@ def test_saved_window_still_holds():
 def test_window_is_kept_in_few_values():
     own = Hysteresis(0.0)
     for second in range(5_000):
-        own.record(5 + second % 3, TERMS.down_window_s, float(second))
-    assert len(own._peaks) <= 3
+        own.record(wants(5 + second % 3), TERMS, float(second))
+    assert len(own._plans) <= 3

@@ -256,6 +256,7 @@ class Stand:
         served = ServedModel(
             description, reader, channel, directory, self.identity, self.telemetry.batch
         )
+        served.queue.on_crossing = lambda: self.models.on_crossing()
         self.models._served[name] = served
         self.models._live[name] = description
         self.channels[name], self.books[name] = channel, directory

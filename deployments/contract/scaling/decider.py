@@ -74,7 +74,9 @@ class Decider:
             self._core.gateway_gone(gateway)
 
     def started(self, start: StartReading, now: float) -> None:
-        self._core.started(self._orders.whole(start, now))
+        whole = self._orders.whole(start, now)
+        if whole is not None:
+            self._core.started(whole)
 
     def described(self, model: str, known: bool) -> None:
         self._core.described(model, known)

@@ -1,9 +1,9 @@
 """How long a replica took from the order until it served: the order is Serve's, the phases its own.
 
-A replica knows its phases from the start of its process on; that it was ordered earlier, and waited
-for a place and for a process, shows in when Serve's target rose. Orders and starts are matched
-first to first, by model and group. A start that nobody ordered (one that replaces a dead replica,
-or a new version) counts with the phases that it tells.
+A replica knows its phases from the start of its process on, and of a process that waited for it no
+good beginning; when it was ordered shows in when Serve's target rose. Orders and starts are matched
+first to first, by model and group. A start that nobody was seen to order (one that replaces a dead
+replica, or brings a new version) says nothing of how soon more can be had.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from autoscaling.types import StartReading
 from deployments.contract.app_names import directory_key
 from deployments.contract.scaling.messages import Observed
 
-PLACED = "placed"
+PLACING = "placing"
+PROCESS = "process"
 _LONGEST_S = 3600.0
 
 
@@ -24,27 +25,38 @@ class StartOrders:
     """By deployment, the moments when Serve's target rose and no replica has come yet."""
 
     def __init__(self) -> None:
-        self._targets: dict[str, int] = {}
+        self._observed: dict[str, Observed] = {}
         self._orders: dict[str, deque[float]] = {}
+        self._began = False
 
     def observe(self, observed: Mapping[str, Observed], now: float) -> None:
+        """All deployments there are, as Serve's controller says."""
         for key, each in observed.items():
             orders = self._orders.setdefault(key, deque())
-            rise = each.target - self._targets.get(key, each.target)
+            rise = self._rise(key, each)
             orders.extend([now] * rise)
             for _ in range(min(len(orders), -rise)):
                 orders.pop()
             while orders and now - orders[0] > _LONGEST_S:
                 orders.popleft()
-        self._targets = {key: each.target for key, each in observed.items()}
+        self._observed, self._began = dict(observed), True
         self._orders = {key: self._orders[key] for key in observed}
 
-    def whole(self, start: StartReading, now: float) -> StartReading:
-        """`start` as the replica told it, from the beginning of its process; as it was from the
-        order on."""
+    def _rise(self, key: str, each: Observed) -> int:
+        if key in self._observed:
+            return each.target - self._observed[key].target
+        # One that has come since: what it starts with was ordered just now.
+        return each.target - each.running if self._began else 0
+
+    def whole(self, start: StartReading, now: float) -> StartReading | None:
+        """`start` as the replica told it when it was ready, from its process on; as it was from the
+        order on. None where nobody was seen to order it."""
         orders = self._orders.get(directory_key(start.model, start.group))
         if not orders:
-            return start
-        seconds = max(start.seconds, now - orders.popleft())
-        phases = ((PLACED, seconds - start.seconds), *start.phases)
+            return None
+        seconds = now - orders.popleft()
+        own = tuple((name, spent) for name, spent in start.phases if name != PROCESS)
+        before_s = max(0.0, seconds - sum(spent for _, spent in own))
+        process_s = min(before_s, dict(start.phases).get(PROCESS, 0.0))
+        phases = ((PLACING, before_s - process_s), (PROCESS, process_s), *own)
         return replace(start, seconds=seconds, phases=phases)

@@ -16,15 +16,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from deployments.contract import errors
-from deployments.contract.app_names import directory_key, model_app
+from deployments.contract.app_names import POOL_DIRECTORY, directory_key, model_app
 from deployments.contract.description import GatewayIdentity, ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.registry import View
 from deployments.contract.replica_directory import JoinedDirectories, directory_for
 from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.queues.pending_requests import BatchRecord
+from deployments.gateway.queues.pool_members import PoolMembers
 from deployments.gateway.queues.replica_channel import ReplicaChannel
-from deployments.gateway.queues.serve_handles import ServeChannel
+from deployments.gateway.queues.serve_handles import ServeChannel, follow_pool
 from deployments.gateway.queues.served_model import ServedModel
 
 _WATCH_S = 5.0
@@ -80,12 +81,14 @@ class Catalogue:
         cache_bytes: int,
         on_batch: Callable[[str, BatchRecord], None],
         connect: Connect = ServeChannel,
+        follow_pool: Callable[[], None] = follow_pool,
     ) -> None:
         self._registry = registry
         self._identity = identity
         self._cache_bytes = cache_bytes
         self._on_batch = on_batch
         self._connect = connect
+        self._pool = PoolMembers(directory_for(POOL_DIRECTORY), follow_pool)
         self.on_change: Callable[[], None] = lambda: None
         self.on_crossing: Callable[[], None] = lambda: None
         self.outlooks: Mapping[str, ModelOutlook] = {}
@@ -239,6 +242,7 @@ class Catalogue:
         """What is gone goes at once; what is new is taken in by a task a model, so that one that
         does not answer holds up no other."""
         declared, live = view.declared, view.models
+        self._pool.take(view.pool, complete=view.complete)
         self.draining = view.draining or (self.draining and not view.complete)
         if not view.complete:
             declared, live = declared | self._declared, {**self._live, **live}
@@ -311,6 +315,7 @@ class Catalogue:
         except BaseException:
             way.channel.close()
             raise
+        way.directories.add(self._pool.directory(name))
         if served is not None:
             served.close()
         self._ways[name] = way

@@ -214,7 +214,14 @@ class GatewayTelemetry:
         loop.run_in_executor(None, self._tracing.close)
 
     def _levels(self) -> GatewayLevels:
-        models = tuple(_model_levels(name, m) for name, m in self._models.served.items())
+        models = tuple(
+            replace(
+                _model_levels(name, m),
+                asleep=self._models.asleep(name),
+                outlook=self._models.outlooks.get(name),
+            )
+            for name, m in self._models.served.items()
+        )
         return GatewayLevels(models, self._pool.statistics(), self._models.frozen)
 
 

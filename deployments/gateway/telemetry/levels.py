@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.contract.preprocess.tokenizer import CacheStatistics
+from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.queues.replica_link import LinkCounts
 from deployments.gateway.reuse.answer_reuse import ReuseLevels
@@ -33,6 +34,7 @@ class ModelLevels:
     `text_cache`: of a model that takes texts; `reuse`: of one that keeps or shares answers. Of one
     that generates, `engines`: each replica's own account; `output_tokens`: that came, ever.
     `reached`: replicas with a connection that stands; `links`: what went over the connections.
+    `asleep`: it answers without a replica. `outlook`: what the autoscaler last said of it.
     """
 
     model: str
@@ -47,6 +49,8 @@ class ModelLevels:
     output_tokens: int = 0
     reached: int = 0
     links: LinkCounts = field(default_factory=LinkCounts)
+    asleep: bool = False
+    outlook: ModelOutlook | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,8 @@ class TokenRates:
 def model_status(levels: ModelLevels, tokens_per_s: float = 0.0) -> dict[str, Any]:
     """`rows_by_bucket`: rows that wait by upper edge, tokens; `rows_by_tenant`: by name; the empty
     ones left out. `engines`: running and waiting sequences and the share of the cache in use, by
-    replica, of a model that generates. `ejected`: replicas left out as slow."""
+    replica, of a model that generates. `ejected`: replicas left out as slow. `asleep`: it answers
+    without a replica."""
     core = levels.core
     return {
         "replicas": len(core.replicas),
@@ -91,6 +96,7 @@ def model_status(levels: ModelLevels, tokens_per_s: float = 0.0) -> dict[str, An
             for replica, load in levels.engines.items()
         },
         "ejected": [replica.replica_id for replica in core.replicas if replica.ejected],
+        "asleep": levels.asleep,
     }
 
 

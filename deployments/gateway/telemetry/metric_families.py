@@ -10,10 +10,11 @@ is added up as `other`, what controllers learnt of them cannot be added up and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.telemetry.histograms import HistogramTable
 from deployments.gateway.telemetry.label_names import OTHER
@@ -100,6 +101,23 @@ def _coefficients(s: Scrape) -> Items[float]:
         yield (model.model, "token_length"), cost.square_s
 
 
+def _scaled(s: Scrape) -> Items[ModelOutlook]:
+    for model in s.levels.models:
+        if model.outlook is not None:
+            yield (model.model,), model.outlook
+
+
+def _by_group(numbers: Callable[[ModelOutlook], Mapping[str, int]]) -> Scope[int]:
+    """Of the outlook; "" where a model has no groups."""
+
+    def items(s: Scrape) -> Items[int]:
+        for (model,), outlook in _scaled(s):
+            for group, number in numbers(outlook).items():
+                yield (model, group), number
+
+    return Scope(("model", "group"), items)
+
+
 def _learnt_of_tenants(s: Scrape) -> Items[float]:
     for model in s.levels.models:
         for each in model.core.controllers:
@@ -136,6 +154,16 @@ REPLICA = Scope(("model", "replica"), lambda s: [
     ((m.model, r.replica_id), r) for m in s.levels.models for r in m.core.replicas])
 GROUP = Scope(("model", "group"), lambda s: [
     ((m.model, g.name), g) for m in s.levels.models for g in m.core.groups if g.name])
+GROUPS = Scope(("model", "group"), lambda s: [
+    ((m.model, g.name), g) for m in s.levels.models for g in m.core.groups])
+WORK = Scope(("model", "length"), lambda s: [
+    ((m.model, str(length)), work_s)
+    for m in s.levels.models for length, work_s in m.core.offered.by_length])
+SCALED = Scope(("model",), _scaled)
+SCALED_WHY = Scope(("model", "reason"), lambda s: [
+    ((*model, outlook.reason), 1) for model, outlook in _scaled(s)])
+WANTED = _by_group(lambda outlook: outlook.wanted)
+TARGETED = _by_group(lambda outlook: outlook.targets)
 DUTY = Scope(("model", "replica"), lambda s: [
     ((m.model, r.replica_id), m.duty.get(r.replica_id, 0.0))
     for m in s.levels.models for r in m.core.replicas])
@@ -261,6 +289,31 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
           lambda g: g.speed),
     gauge("group_open", GROUP, "1 while it may be used; 0: a reserve that is not needed.",
           lambda g: int(g.is_open)),
+    counter("offered_work_seconds", CORE, "Work that was asked for, before anything is refused.",
+            lambda c: c.offered.work_s),
+    counter("offered_requests", CORE, "Requests of it.", lambda c: c.offered.requests),
+    counter("offered_length_work_seconds", WORK, "The same by length, of requests that were read.",
+            _itself),
+    counter("served_work_seconds", CORE, "Work that was answered, at the same price.",
+            lambda c: c.offered.served_s),
+    gauge("group_replicas", GROUPS, "Replicas of a group that may be given batches.",
+          lambda g: g.running),
+    gauge("wanted_replicas", WANTED, "Replicas that demand asks for.", _itself),
+    gauge("target_replicas", TARGETED, "Replicas that the autoscaler has decided on.", _itself),
+    gauge("starting_replicas", SCALED, "Replicas that start.", lambda o: o.starting),
+    gauge("asleep", MODEL, "1 while the model answers without a replica, else 0.",
+          lambda m: int(m.asleep)),
+    gauge("scaling_reason", SCALED_WHY, "1 for why it is as many.", _itself),
+    gauge("scaling_offered_rate", SCALED, "Work offered a second, at all gateways.",
+          lambda o: o.offered_s),
+    gauge("scaling_planned_rate", SCALED, "Work a second that is planned for.",
+          lambda o: o.planned_s),
+    gauge("scaling_forecast_rate", SCALED, "Work a second that is forecast; 0: none is.",
+          lambda o: o.forecast_s),
+    gauge("scaling_forecast_trusted", SCALED, "1 while the forecast is used, else 0.",
+          lambda o: int(o.forecast_trusted)),
+    gauge("time_to_capacity_seconds", SCALED, "From an order to a replica that serves.",
+          lambda o: o.ready_in_s),
     gauge("controller_mode", MODE, "1 for the mode it is in.", _itself),
     gauge("controller_value", CONTROLLER, "What it has learnt.", lambda c: c.value),
     counter("controller_shed", CONTROLLER, "Requests it refused.", lambda c: c.shed),

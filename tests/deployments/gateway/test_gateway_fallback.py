@@ -17,6 +17,7 @@ from in_process import Answer, Stand, ask, standing
 
 from deployments.contract.description import ReuseSettings
 from deployments.contract.preprocess.tokenizer import TextTokenizer
+from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.queues.core_loop import Demand, refusal
 from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.tenancy.tenants import Tenant
@@ -330,3 +331,58 @@ def _words(ids: dict[str, int]) -> bytes:
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     return tokenizer.to_str().encode()
+
+
+# ---- what was asked for, and of whom -------------------------------------------------------------
+
+
+def offered(stand: Stand, model: str) -> int:
+    """Requests."""
+    return stand.models.served[model].queue.snapshot().offered.requests
+
+
+async def test_what_falls_back_is_demand_for_the_model_that_was_asked(stand: Stand) -> None:
+    held = await fill(stand)
+    assert served_by(await post(stand)) == b"small"
+    assert offered(stand, "device") == 4
+    assert offered(stand, "small") == 0
+    await drained(stand, held)
+
+
+async def test_who_is_refused_by_its_headers_was_asked_for_all_the_same(stand: Stand) -> None:
+    held = await fill(stand)
+    answer = await post(stand, headers=[(b"x-tenant", b"narrow")])
+    assert answer.status == 503
+    core = stand.models.served["device"].queue.snapshot()
+    assert core.offered.requests == 4
+    assert dict(core.offered.refused) == {"queue_full": 1}
+    await drained(stand, held)
+
+
+async def test_a_model_that_nobody_can_reach_is_asked_for_all_the_same(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.gateway.queues.catalogue._HOLD_S", 0.0)
+    stand.run_replicas("device", [])
+    assert served_by(await post(stand)) == b"small"
+    assert offered(stand, "device") == 1
+    assert offered(stand, "small") == 0
+    assert stand.models.served["device"].queue.unserved
+
+
+async def test_a_sleeping_models_requests_that_cannot_wait_go_to_the_cheaper_one(
+    stand: Stand,
+) -> None:
+    stand.run_replicas("device", [])
+    asleep = ModelOutlook(asleep_ok=True, wakes=True, ready_in_s=12.0)
+    stand.models.take_outlooks({"device": asleep}, 0.0)
+    headers = [(b"x-timeout-ms", b"900")]
+    assert served_by(await post(stand, headers=headers)) == b"small"
+    alone = await post(stand, headers=[*headers, (b"x-tenant", b"narrow")])
+    assert alone.status == 503
+    assert alone.header(b"retry-after") == b"12"
+    assert offered(stand, "device") == 2
+    waiting = asyncio.create_task(post(stand, headers=[(b"x-timeout-ms", b"60000")]))
+    await stand.waiting("device", 1)
+    stand.run_replicas("device", ["device-0"])
+    assert served_by(await waiting) is None

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from deployments.contract import description_store
 from deployments.contract.description import ModelDescription
+from deployments.contract.description_store import StoredDescription
 from deployments.replica import described_groups
 from deployments.replica.described_groups import DescribedGroups
 from deployments.settings.load import settings_digest
@@ -19,32 +21,54 @@ SETTINGS: dict[str, Any] = {"runtime": "synthetic"}
 
 
 class Replicas:
-    """A handle: each `describe` is answered with the next of `answers`, once there is one."""
+    """Each `describe` is answered with the next of `answers`, once there is one. `asked`: for which
+    settings' version."""
 
     def __init__(self) -> None:
         self.answers: asyncio.Queue[Any] = asyncio.Queue()
         self.asked: list[Any] = []
-        self.describe, self.version = self, Version(self.asked)
+        self.digests: list[str] = []
 
-    async def remote(self) -> Any:
+    async def describe(self, digest: str) -> Any:
+        self.digests.append(digest)
         answer = await self.answers.get()
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-
-class Version:
-    def __init__(self, asked: list[Any]) -> None:
-        self._asked = asked
-
-    async def remote(self, views: Any) -> str:
-        self._asked.append(views)
+    async def version(self, digest: str, views: Any) -> str:
+        self.asked.append(views)
         return "v-of-all"
+
+    def stop(self) -> None:
+        pass
+
+
+class Store:
+    """As `description_store`, with what it encodes."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], bytes] = {}
+
+    def put(self, model: str, group: str, stored: StoredDescription) -> None:
+        self.kept[model, group] = description_store.encode(stored)
+
+    def get(self, model: str, group: str, settings: str) -> StoredDescription | None:
+        found = self.kept.get((model, group))
+        return None if found is None else description_store.decode(found, settings)
+
+
+class Away(Store):
+    away = True
+
+    def get(self, model: str, group: str, settings: str) -> StoredDescription | None:
+        if self.away:
+            raise RuntimeError("the store is away")
+        return super().get(model, group, settings)
 
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(described_groups, "_AGAIN_S", 0.0)
     monkeypatch.setattr(described_groups, "_PAUSE_S", 0.0)
 
 
@@ -60,29 +84,105 @@ def said(description: Describe, of: dict[str, Any], **more: Any) -> tuple[ModelD
     return description(digest=settings_digest(of["settings"]), **more), b""
 
 
-async def turns(count: int = 10) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
+async def until(held: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5.0):
+        while not held():  # noqa: ASYNC110 - a thread of the store's
+            await asyncio.sleep(0.001)
+
+
+ALONE = {"name": "m", "settings": SETTINGS, "channel": {}}
 
 
 async def test_a_model_without_groups_is_what_its_replica_says(description: Describe) -> None:
-    handle = Replicas()
-    args = {"name": "m", "settings": SETTINGS, "channel": {}}
-    groups = DescribedGroups(args, [handle])
+    asked = Replicas()
+    groups = DescribedGroups(ALONE, [asked], Store())
     groups.start()
-    handle.answers.put_nowait((description(digest="the one before"), b""))
-    await turns()
-    assert not groups.changed.is_set()
+    assert not groups.known
     own = description(digest=settings_digest(SETTINGS)), b"words"
-    handle.answers.put_nowait(own)
+    asked.answers.put_nowait(own)
     await groups.changed.wait()
     assert groups.current() == own
-    assert handle.asked == []
+    assert groups.known
+    assert (asked.asked, asked.digests) == ([], [settings_digest(SETTINGS)])
+
+
+async def test_what_was_said_once_is_known_without_a_replica(description: Describe) -> None:
+    store, first = Store(), Replicas()
+    groups = DescribedGroups(ALONE, [first], store)
+    groups.start()
+    own = description(digest=settings_digest(SETTINGS)), b"words"
+    first.answers.put_nowait(own)
+    await until(lambda: bool(store.kept))
+    asleep = Replicas()
+    later = DescribedGroups(ALONE, [asleep], store)
+    later.start()
+    async with asyncio.timeout(5.0):
+        await later.wait_known(5.0)
+    assert later.current() == own
+    assert asleep.answers.empty()
+
+
+async def test_what_a_replica_says_later_takes_the_place_of_what_was_stored(
+    description: Describe,
+) -> None:
+    store, digest, asked = Store(), settings_digest(SETTINGS), Replicas()
+    groups = DescribedGroups(ALONE, [asked], store)
+    before = StoredDescription(groups._all_settings(), description(digest=digest), b"words")
+    store.put("m", "", before)
+    groups.start()
+    await until(lambda: groups.known)
+    groups.changed.clear()
+    await until(lambda: bool(asked.digests))
+    asked.answers.put_nowait((description(digest=digest, version="2"), b"words"))
+    await groups.changed.wait()
+    assert groups.current()[0].version == "2"
+    await until(lambda: store.get("m", "", before.settings) != before)
+
+
+async def test_other_settings_are_another_model(description: Describe) -> None:
+    store = Store()
+    store.put("m", "", StoredDescription("of others", description(), b""))
+    groups = DescribedGroups(ALONE, [Replicas()], store)
+    groups.start()
+    await groups.recalled.wait()
+    assert not groups.known
+
+
+async def test_a_store_that_is_away_holds_up_nothing(description: Describe) -> None:
+    asked, store = Replicas(), Away()
+    groups = DescribedGroups(ALONE, [asked], store)
+    groups.start()
+    asked.answers.put_nowait((description(digest=settings_digest(SETTINGS)), b""))
+    await groups.changed.wait()
+    assert groups.known
+    assert not groups.recalled.is_set()  # that nothing was stored is not known
+    store.away = False
+    async with asyncio.timeout(5.0):
+        await groups.recalled.wait()
+    groups.stop()
+
+
+async def test_sleeping_groups_are_known_with_the_version_of_all(description: Describe) -> None:
+    store, asked = Store(), [Replicas(), Replicas()]
+    groups = DescribedGroups(ARGS, asked, store)
+    groups.start()
+    asked[0].answers.put_nowait(said(description, GPU))
+    asked[1].answers.put_nowait(said(description, CPU))
+    await until(lambda: len(store.kept) == 2)
+    later = DescribedGroups(ARGS, [Replicas(), Replicas()], store)
+    later.start()
+    await until(lambda: len(later._parts) == 2)
+    assert later.current() == groups.current()
+    changed = ARGS | {"groups": [GPU, group("cpu", 0.7) | {"settings": {"runtime": "other"}}]}
+    other = DescribedGroups(changed, [Replicas(), Replicas()], store)
+    other.start()
+    await other.recalled.wait()
+    assert not other.known
 
 
 async def test_a_group_that_comes_up_later_joins_the_others(description: Describe) -> None:
     gpu, cpu = Replicas(), Replicas()
-    groups = DescribedGroups(ARGS, [gpu, cpu])
+    groups = DescribedGroups(ARGS, [gpu, cpu], Store())
     groups.start()
     cpu.answers.put_nowait(said(description, CPU))
     await groups.changed.wait()
@@ -95,12 +195,12 @@ async def test_a_group_that_comes_up_later_joins_the_others(description: Describ
     assert [(each.name, each.after_s) for each in both.groups] == [("gpu", 0.0), ("cpu", 0.5)]
     assert (first.version, first.digest) == (both.version, both.digest)
     assert first.version == "v-of-all"
-    assert cpu.asked + gpu.asked == [[GPU["settings"], CPU["settings"]]]
+    assert cpu.asked == [[GPU["settings"], CPU["settings"]]]
 
 
 async def test_a_replica_that_cannot_be_asked_is_asked_again(description: Describe) -> None:
     gpu = Replicas()
-    groups = DescribedGroups(ARGS | {"groups": [GPU]}, [gpu])
+    groups = DescribedGroups(ARGS | {"groups": [GPU]}, [gpu], Store())
     groups.start()
     gpu.answers.put_nowait(RuntimeError("it went"))
     gpu.answers.put_nowait(said(description, GPU))
@@ -116,13 +216,13 @@ async def test_a_group_that_does_not_fit_is_left_out_and_the_log_says_so_once(
         described_groups.logger, "error", lambda text, *of, extra: told.append(text % of)
     )
     handles = [Replicas(), Replicas()]
-    groups = DescribedGroups(ARGS, handles)
+    groups = DescribedGroups(ARGS, handles, Store())
     groups.start()
     handles[0].answers.put_nowait(said(description, GPU))
     await groups.changed.wait()
     other = (TensorSpec("other", "FP32", (-1,)),)
     handles[1].answers.put_nowait(said(description, CPU, outputs=other))
-    await turns()
+    await until(lambda: len(groups._parts) == 2)
     for _ in range(2):
         assert [each.name for each in groups.current()[0].groups] == ["gpu"]
     assert told == ["group cpu gets no requests: its outputs differ from the other groups'"]

@@ -1,0 +1,372 @@
+"""What all models together are decided, and what may never happen."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaling.autoscaler import Autoscaler
+from autoscaling.settings import (
+    Budget,
+    GroupTerms,
+    Mode,
+    ModelTerms,
+    Needs,
+    PolicySettings,
+    PoolTerms,
+    ScalingSettings,
+)
+from autoscaling.types import (
+    DemandReading,
+    GroupReading,
+    PoolReading,
+    Reason,
+    ResidentReading,
+    StartReading,
+    State,
+)
+from tests.autoscaling.fake_cluster import FakeCluster, of_group
+
+GPU = Needs((("GPU", 1.0),), 2.0)
+
+
+def model(name="m", least=1, most=20, *groups, priority=0, **policy):
+    listed = groups or (GroupTerms("", least, most, needs=GPU),)
+    return ModelTerms(name, 0.5, listed, priority=priority, policy=PolicySettings(**policy))
+
+
+def budgeted(*models, **bounds):
+    budget = Budget(tuple(bounds.items()))
+    return ScalingSettings({each.name: each for each in models}, budget)
+
+
+# -- what holds
+
+
+def test_fixed_model_is_decided_without_a_reading():
+    core = Autoscaler(ScalingSettings({"m": model(least=3, most=3)}))
+    decision = core.decide(5.0).models["m"]
+    assert (decision.reason, of_group(decision).target) == (Reason.FIXED, 3)
+
+
+def test_mode_off_keeps_the_minimum():
+    cluster = FakeCluster(model(mode=Mode.OFF), hot=1)
+    cluster.run(120, 9.0)
+    assert (cluster.target(), cluster.reasons()) == (1, {Reason.FIXED})
+
+
+def test_model_of_which_nothing_was_said_has_no_target():
+    core = Autoscaler(ScalingSettings({"m": model()}))
+    decision = core.decide(5.0).models["m"]
+    assert (decision.reason, decision.groups) == (Reason.UNKNOWN, ())
+    assert "No number yet" in decision.text
+
+
+def test_observed_decisions_are_shown_and_counted_by_nobody():
+    settings = budgeted(model("m", mode=Mode.OBSERVE), model("n"), GPU=6.0)
+    cluster = FakeCluster(settings=settings)
+    cluster.run(120, 9.0)
+    cluster.run(60, 4.0, model="n")
+    assert cluster.last().observed
+    assert cluster.target() > 6
+    assert cluster.group().target == 1
+    assert cluster.target("n") == 5
+
+
+def test_frozen_numbers_hold_and_nothing_is_learnt():
+    cluster = FakeCluster(model(), hot=3)
+    cluster.run(120, 2.0)
+    before = cluster.core.save(cluster.now)["models"]["m"]["planning"]["forecast"]
+    cluster.core.frozen(True)
+    cluster.core.started(StartReading("m", "", State.COLD, 999.0))
+    cluster.run(300, 12.0)
+    assert cluster.target() == 3
+    assert cluster.last().reason is Reason.FROZEN
+    after = cluster.core.save(cluster.now)["models"]["m"]
+    assert after["planning"]["forecast"] == before
+    assert after["starts"]["seconds"] == {"cold": [30.0]}
+    cluster.core.frozen(False)
+    cluster.run(30, 12.0)
+    assert cluster.target() > 12
+
+
+def test_runs_not_observed_for_five_seconds_hold():
+    cluster = FakeCluster(model(), hot=3)
+    cluster.run(60, 2.0)
+    cluster.blind = True
+    cluster.run(6, 2.0)
+    cluster.run(60, 12.0)
+    assert cluster.target() == 3
+    assert "what runs has not been said" in cluster.last().text
+
+
+def test_gateway_that_is_silent_stops_downs_and_not_ups():
+    cluster = FakeCluster(model(down_window_s=30.0), gateways=("a", "b"), hot=6)
+    cluster.run(300, 4.0)
+    cluster.silent.add("b")
+    cluster.run(60, 1.0)
+    assert cluster.target() == 6
+    cluster.run(10, 30.0)
+    assert cluster.target() > 10
+
+
+def test_bounds_that_shrink_are_kept_at_once():
+    cluster = FakeCluster(model(), hot=8)
+    cluster.run(60, 5.0)
+    settings = ScalingSettings({"m": model(most=4)})
+    cluster.settings = settings
+    cluster.core.reconfigure(settings, cluster.now)
+    cluster.run(1)
+    assert cluster.target() == 4
+
+
+def test_pin_beyond_the_bounds_is_cut_to_them():
+    cluster = FakeCluster(model(most=4), hot=1)
+    cluster.core.pin("m", "", 9, cluster.now)
+    cluster.run(5, 1.0)
+    assert cluster.target() == 4
+
+
+def test_pin_of_one_group_leaves_the_other_automatic():
+    groups = (GroupTerms("gpu", 0, 6), GroupTerms("cpu", 0, 20))
+    cluster = FakeCluster(model("m", 1, 1, *groups), hot=1)
+    cluster.core.pin("m", "gpu", 2, cluster.now)
+    cluster.run(120, 6.0)
+    assert cluster.target(group="gpu") == 2
+    assert cluster.target(group="cpu") >= 5
+
+
+def test_pin_of_what_is_not_there_says_so():
+    core = Autoscaler(ScalingSettings({"m": model()}))
+    with pytest.raises(ValueError, match="no group 'gpu' of a model 'm'"):
+        core.pin("m", "gpu", 2, 0.0)
+    with pytest.raises(ValueError, match="at least 0, not -1"):
+        core.pin("m", "", -1, 0.0)
+
+
+# -- what changes
+
+
+def test_rising_demand_is_followed_up():
+    cluster = FakeCluster(model(), hot=3)
+    cluster.run(1800, lambda t: 2.0 + 6.0 * t / 1800.0)
+    assert 9 <= cluster.target() <= 13
+    assert cluster.refused_share() < 0.01
+
+
+def test_burst_starts_replicas_within_seconds_and_they_go_after_it():
+    cluster = FakeCluster(model(), hot=5)
+    cluster.run(1200, 3.0)
+    cluster.run(10, 12.0)
+    assert cluster.target() >= 12
+    assert cluster.reasons() & {Reason.SPIKE, Reason.BACKLOG}
+    cluster.run(50, 12.0)
+    cluster.run(240, 3.0)
+    assert cluster.target() <= 6
+
+
+def test_refused_demand_is_not_learnt_as_what_there_is():
+    """What is refused was offered: the plan follows the offered work, whatever was served."""
+    cluster = FakeCluster(model(most=3), hot=3)
+    cluster.run(1200, 8.0)
+    assert cluster.refused_share() > 0.3
+    assert cluster.last().planned_s > 7.5
+    assert cluster.last().groups[0].wanted == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [1.0, 5.0, 20.0])
+def test_flat_noisy_load_changes_at_most_once_an_hour(busy):
+    cluster = FakeCluster(model(most=60), hot=round(busy) + 2)
+    cluster.run(1800, busy)
+    cluster.changes.clear()
+    cluster.run(2 * 3600, busy)
+    assert len(cluster.changes) <= 2
+
+
+@pytest.mark.slow
+def test_sawtooth_at_the_worst_period_is_bounded():
+    cluster = FakeCluster(model(), hot=6)
+    cluster.run(2 * 3600, lambda t: 5.0 if t % 1260 < 600 else 1.0)
+    assert cluster.reversals() <= 12
+    assert len(cluster.changes) <= 60
+
+
+def test_every_decision_has_a_sentence_with_numbers():
+    cluster = FakeCluster(model(), hot=3)
+    cluster.run(600, 2.0)
+    cluster.run(60, 9.0)
+    for _, _, decision in cluster.log:
+        assert decision.text.endswith(".")
+        assert any(letter.isdigit() for letter in decision.text)
+
+
+def test_decision_says_time_to_capacity_as_measured():
+    cluster = FakeCluster(model(), start_s=12.0)
+    cluster.run(10, 0.5)
+    assert cluster.last().time_to_capacity_s == pytest.approx(14.0)
+
+
+# -- shared bounds
+
+
+def test_urgent_model_takes_what_there_is_and_the_other_is_told_why():
+    settings = budgeted(model("m", priority=0), model("n", priority=1), GPU=8.0)
+    cluster = FakeCluster(settings=settings)
+    cluster.models["n"].rate = lambda t: 6.0
+    cluster.run(120, 4.0)
+    assert cluster.target("m") >= 5
+    assert cluster.target("m") + cluster.target("n") == 8
+    assert cluster.last("n").reason is Reason.BUDGET
+    assert "GPU" in cluster.last("n").text
+    assert of_group(cluster.last("n")).wanted > cluster.target("n")
+
+
+def test_clusters_own_resources_bound_as_well():
+    cluster = FakeCluster(model())
+    cluster.core.cluster({"GPU": 3.0})
+    cluster.run(120, 9.0)
+    assert cluster.target() == 3
+    cluster.core.cluster(None)
+    cluster.run(30, 9.0)
+    assert cluster.target() > 9
+
+
+def test_reserve_steps_in_for_what_cannot_be_placed():
+    groups = (GroupTerms("gpu", 0, 10), GroupTerms("cpu", 0, 10, reserve=True))
+    cluster = FakeCluster(model("m", 1, 1, *groups), hot=0)
+    cluster.group(group="gpu").places = 2
+    cluster.run(60, 4.0)
+    assert cluster.target(group="cpu") == 0
+    cluster.run(120, 4.0)
+    assert cluster.target(group="cpu") >= 2
+
+
+# -- the pool
+
+
+def pooled(**terms):
+    models = {
+        name: ModelTerms(name, 0.5, (GroupTerms("", 0, 5),), in_pool=True) for name in ("a", "b")
+    }
+    return ScalingSettings(models, pool=PoolTerms(min=1, max=4, **terms))
+
+
+def test_pool_holds_the_model_whose_requests_nothing_can_take():
+    core = Autoscaler(pooled())
+    core.pool(PoolReading("p", (), 1 << 30), 0.0)
+    for name in ("a", "b"):
+        core.observed(name, (GroupReading("", 0),), 0.0)
+    core.heard("g", "b", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 0.0)
+    decided = core.decide(0.0)
+    assert decided.pool.replicas == 1
+    assert decided.pool.residents == {"p": ("b",)}
+
+
+def test_frozen_pool_keeps_what_it_holds():
+    core = Autoscaler(pooled())
+    held = ResidentReading("a", True, 100, 1.0, -1e6, False)
+    core.pool(PoolReading("p", (held,), 0), 0.0)
+    core.frozen(True)
+    core.heard("g", "b", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 0.0)
+    assert core.decide(0.0).pool.residents == {"p": ("a",)}
+    core.pool_gone("p")
+    assert core.decide(1.0).pool.residents == {}
+
+
+def test_pool_comes_last_in_the_budget():
+    settings = ScalingSettings(
+        {"m": model(least=3, most=3)},
+        Budget((("GPU", 4.0),)),
+        PoolTerms(min=0, max=4, needs=GPU, auto=False),
+    )
+    decided = Autoscaler(settings).decide(0.0)
+    assert decided.pool.replicas == 1
+    assert "GPU" in decided.pool.text
+
+
+# -- what may never happen
+
+
+def test_saved_and_loaded_core_decides_alike():
+    cluster = FakeCluster(model(), hot=3)
+    cluster.run(1900, lambda t: 2.0 + t / 900.0)
+    cluster.core.pin("m", "", 7, cluster.now)
+    cluster.core.pin("m", "", None, cluster.now)
+    state = json.loads(json.dumps(cluster.core.save(cluster.now)))
+    other = Autoscaler(cluster.settings, 0.0)
+    other.load(state, 50.0)
+    running = cluster.target()
+    for second in range(1, 240):
+        work = 4.2 * second
+        for core, now in ((cluster.core, cluster.now + second), (other, 50.0 + second)):
+            core.heard("new", "m", DemandReading(work, 0.1 * work, 20 * second), now)
+            core.observed("m", (GroupReading("", running, running),), now)
+        cluster.core.gateway_gone("gateway-1")
+        ours = cluster.core.decide(cluster.now + second).models["m"]
+        theirs = other.decide(50.0 + second).models["m"]
+        assert ours.groups == theirs.groups
+        assert ours.planned_s == pytest.approx(theirs.planned_s, rel=0.02)
+
+
+def test_state_of_a_model_that_is_listed_later_is_kept_until_then():
+    cluster = FakeCluster(model(), start_s=17.0)
+    state = cluster.core.save(cluster.now)
+    core = Autoscaler(ScalingSettings(), 0.0)
+    core.load(state, 5.0)
+    core.reconfigure(cluster.settings, 6.0)
+    assert core.save(6.0)["models"]["m"]["starts"]["seconds"] == {"cold": [17.0]}
+
+
+def test_pins_survive_a_restart():
+    cluster = FakeCluster(model())
+    cluster.core.pin("m", "", 5, cluster.now)
+    core = Autoscaler(cluster.settings, 0.0)
+    core.load(cluster.core.save(cluster.now), 0.0)
+    core.observed("m", (GroupReading("", 2, 2),), 0.0)
+    decision = core.decide(0.0).models["m"]
+    assert (decision.reason, of_group(decision).target) == (Reason.MANUAL, 5)
+
+
+def test_readings_of_models_that_are_not_listed_are_left_out():
+    core = Autoscaler(ScalingSettings())
+    core.heard("g", "gone", DemandReading(), 0.0)
+    core.observed("gone", (GroupReading(),), 0.0)
+    core.started(StartReading("gone", "", State.COLD, 3.0))
+    core.described("gone", True)
+    assert not core.crossing("gone")
+    assert core.decide(0.0).models == {}
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 0.05, 0.5, 2.0, 9.0, 60.0]),
+        st.sampled_from([1, 5, 40]),
+        st.sampled_from(["", "silent", "blind", "crash", "restart"]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(STEPS, st.integers(0, 2), st.integers(2, 9), st.sampled_from([5.0, 40.0]))
+def test_targets_stay_in_bounds_and_never_fall_while_one_starts(steps, least, most, start_s):
+    """The fake cluster asserts both at every step; what is unknown changes nothing."""
+    policy = {"down_window_s": 10.0, "hold_s": 5.0, "idle_s": 20.0}
+    cluster = FakeCluster(model(least=least, most=most, **policy), start_s=start_s)
+    for rate, seconds, fault in steps:
+        cluster.silent = {"gateway-1"} if fault == "silent" else set()
+        cluster.blind = fault == "blind"
+        if fault == "crash" and cluster.group().hot:
+            cluster.group().hot -= 1
+            cluster.group().starting.append(cluster.now + start_s)
+        if fault == "restart":
+            state = json.loads(json.dumps(cluster.core.save(cluster.now)))
+            cluster.core = Autoscaler(cluster.settings, cluster.now)
+            cluster.core.load(state, cluster.now)
+        held = len(cluster.changes)
+        cluster.run(seconds, rate)
+        if fault in ("silent", "blind"):
+            late = [at for at, *_ in cluster.changes[held:] if at > cluster.now - seconds + 6.0]
+            assert not late
