@@ -74,10 +74,12 @@ def model(args: dict[str, Any]) -> Any:
 
 
 def pool(args: dict[str, Any]) -> Any:
-    """The replicas that can become any model of the pool. `args`: see `PoolReplica`."""
+    """The replicas that can become any model of the pool, below an anchor. `args`: see
+    `PoolReplica`."""
+    from deployments.replica.pool.anchor import PoolAnchor
     from deployments.replica.pool_replica import PoolReplica
 
-    deployment: Any = serve.deployment(
+    replicas: Any = serve.deployment(
         PoolReplica,
         name=POOL_DEPLOYMENT,
         max_ongoing_requests=_CALLS,
@@ -86,7 +88,10 @@ def pool(args: dict[str, Any]) -> Any:
         health_check_period_s=2,
         request_router_config=_pinned(POOL_DIRECTORY),
     )
-    return deployment.bind(args)
+    anchor: Any = serve.deployment(
+        PoolAnchor, name=ANCHOR_DEPLOYMENT, num_replicas=1, ray_actor_options={"num_cpus": 0}
+    )
+    return anchor.bind(replicas.bind(args))
 
 
 def group_arguments(args: dict[str, Any]) -> list[dict[str, Any]]:

@@ -127,13 +127,14 @@ def _pooled(settings: Settings) -> tuple[PoolModel, ...]:
     pool = settings.scaling.pool
     if pool is None:
         return ()
-    named = [n for n, m in settings.models.items() if m.poolable and _may_hold(pool, n)]
     channel = settings.gateway.channel
-    return tuple(_pool_model(name, settings.models[name], channel) for name in named)
+    return tuple(_pool_model(name, model, channel) for name, model in pooled(settings, pool))
 
 
-def _may_hold(pool: PoolSettings, name: str) -> bool:
-    return pool.models == "all" or name in pool.models
+def pooled(settings: Settings, pool: PoolSettings) -> list[tuple[str, ModelSettings]]:
+    """The models that a replica of the pool may hold."""
+    named = settings.models if pool.models == "all" else pool.models
+    return [(name, m) for name, m in settings.models.items() if name in named and m.poolable]
 
 
 def _pool_model(name: str, model: ModelSettings, channel: ChannelSettings) -> PoolModel:

@@ -20,14 +20,17 @@ from typing import Any
 from deployments.cluster.addresses import in_cluster, serve_host
 from deployments.cluster.model_arguments import model_arguments
 from deployments.cluster.ray_env import config_env
-from deployments.cluster.scaling_terms import scaling_document
+from deployments.cluster.scaling_terms import pooled, scaling_document
 from deployments.contract.app_names import (
     GATEWAY_APP,
     GATEWAY_DEPLOYMENT,
+    POOL_APP,
+    POOL_DEPLOYMENT,
     TENANTS_APP,
     model_app,
     model_deployment,
 )
+from deployments.settings.capacity import PoolSettings
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import tenants_text
 from deployments.settings.model import ModelSettings
@@ -53,6 +56,8 @@ def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, 
     if not one_machine:
         applications.append(_publisher(settings))
     applications += [_model_application(n, m, gateway) for n, m in settings.models.items()]
+    if settings.scaling.pool is not None:
+        applications.append(_pool_application(settings, settings.scaling.pool, gateway.replicas))
     return {
         **({} if one_machine else _controller(gateway)),
         "proxy_location": "EveryNode",
@@ -138,6 +143,38 @@ def _replicas(group: str, model: ModelSettings, gateways: int) -> dict[str, Any]
         "ray_actor_options": _actor_options(replicas),
         "graceful_shutdown_timeout_s": _drain_s(model, gateways),
         "health_check_timeout_s": replicas.hang_limit_s + GRACE_S,  # behind what runs
+    }
+
+
+def _pool_application(settings: Settings, pool: PoolSettings, gateways: int) -> dict[str, Any]:
+    """What models its replicas hold is the autoscaler's; here stands what they import for them."""
+    models = [model for _, model in pooled(settings, pool)]
+    hangs_s = sum(model.replicas.hang_limit_s for model in models)
+    return {
+        "name": POOL_APP,
+        "route_prefix": None,
+        "import_path": f"{BUILDERS}:pool",
+        "args": {
+            "runtimes": sorted({model.runtime for model in models}),
+            "memory_bytes": pool.memory_mib * _MIB,
+            "after_s": pool.after_ms / 1000,
+        },
+        "autoscaling_policy": {"policy_function": COPY_TARGETS},
+        "deployments": [
+            {
+                "name": POOL_DEPLOYMENT,
+                "autoscaling_config": bounds(pool.min, pool.max),
+                "ray_actor_options": {
+                    "num_cpus": pool.num_cpus,
+                    "num_gpus": pool.num_gpus,
+                    **({"resources": dict(pool.resources)} if pool.resources else {}),
+                },
+                "graceful_shutdown_timeout_s": max(
+                    (_drain_s(model, gateways) for model in models), default=GRACE_S
+                ),
+                "health_check_timeout_s": hangs_s + GRACE_S,  # a batch of each may come first
+            }
+        ],
     }
 
 

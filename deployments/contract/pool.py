@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 from deployments.contract.description import GroupDescription, ModelDescription
 from deployments.contract.replica_directory import RunningReplica
+from deployments.settings.groups import POOL_GROUP
 from routers.settings import DispatcherSettings, GroupSettings
-
-POOL_GROUP = "pool"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from ray import serve
 
 from deployments.contract import logs
 from deployments.contract.loopback import keep_replica_calls_local
-from deployments.contract.registry_actor import NAMESPACE, registry
+from deployments.contract.registry_actor import registry
+from deployments.contract.scaling import actor_name
 from deployments.replica import backend_env
 from deployments.replica.device import DeviceTurn
 from deployments.replica.pool.loading import ModelLoader, PoolLoading
@@ -30,7 +31,6 @@ from deployments.replica.startup import HUNG_EXIT_CODE
 from deployments.settings.made import cache_dir
 from runtimes import catalog
 
-AUTOSCALER = "headrace-autoscaler"
 logger = logging.getLogger("headrace.pool")
 
 
@@ -56,7 +56,7 @@ class PoolReplica:
             for work in (
                 self._residents.run(),
                 self._announcements.keep(),
-                PoolOrders(self._residents, _autoscaler).follow(),
+                PoolOrders(self._residents, actor_name.running).follow(),
             )
         ]
 
@@ -86,7 +86,3 @@ class PoolReplica:
 def _preload(runtimes: Sequence[str]) -> None:
     for runtime in runtimes:
         catalog.preload(runtime)
-
-
-def _autoscaler() -> Any:
-    return ray.get_actor(AUTOSCALER, namespace=NAMESPACE)

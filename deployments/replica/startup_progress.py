@@ -18,6 +18,7 @@ from deployments.contract.registry import ReplicaProgress
 from runtimes.errors import RuntimeFault
 
 PROCESS = "process"
+_MADE_FOR_IT_S = 60.0
 logger = logging.getLogger("headrace.replica")
 
 
@@ -80,5 +81,6 @@ def took(spent: tuple[tuple[str, float], ...]) -> str:
 
 
 def process_age_s() -> float:
-    """Since this process was made."""
-    return max(0.0, time.time() - psutil.Process().create_time())
+    """Since this process was made; 0 of one that is so old that Ray had it idle before."""
+    age_s = time.time() - psutil.Process().create_time()
+    return age_s if 0.0 < age_s < _MADE_FOR_IT_S else 0.0

@@ -72,6 +72,13 @@ class PoolSettings(Section):
         description="Memory of one of its replicas for models' weights, MiB; the least valuable "
         "model goes when another one needs room.",
     )
+    after_ms: float = Field(
+        default=20,
+        gt=0,
+        le=3_600_000,
+        description="A model's own replicas come first: the pool is used while they would let what "
+        "waits wait longer than this, by prediction, or when there are none.",
+    )
     residency_s: float = Field(
         default=10, ge=0, le=86_400, description="A loaded model stays at least so long."
     )

@@ -12,6 +12,7 @@ import contextlib
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -59,14 +60,13 @@ class StandIn:
         return list(self._reports.values())
 
 
-def main(models: dict[str, dict[str, Any]]) -> None:
-    """`models`: what each is told, as `PoolModel.args`, by name."""
-    from deployments.settings.load import settings_digest
+def main(file: Path) -> None:
+    """`file`: the settings that are to be deployed."""
+    from deployments.cluster.scaling_terms import scaling_document
+    from deployments.settings.load import load
 
-    known = {
-        name: PoolModel(name, settings_digest(args["settings"]), args)
-        for name, args in models.items()
-    }
+    pooled = scaling_document(load(file, here=False, absolute=False)).pool_models
+    known = {each.name: each for each in pooled}
     ray.init(address="auto", namespace="headrace", log_to_driver=False)
     actor = ray.remote(StandIn).options(name=NAME, lifetime="detached", num_cpus=0,
                                         max_concurrency=100).remote()  # fmt: skip
@@ -80,4 +80,4 @@ def main(models: dict[str, dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(Path(sys.argv[1]))

@@ -26,13 +26,9 @@ class Orders:
     """Speaks to the stand-in for the autoscaler."""
 
     def __init__(self, cluster: Cluster) -> None:
-        said = {
-            name: {"name": name, "settings": shaping(model), "channel": {}}
-            for name, model in MODELS.items()
-        }
         environ = cluster.environ | {"RAY_ADDRESS": f"{HERE}:{cluster.ports['gcs']}"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pool_orders", json.dumps(said)], env=environ,
+            [sys.executable, "-m", "pool_orders", str(cluster.file)], env=environ,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._read()
@@ -58,11 +54,6 @@ class Orders:
         """Returns when the pool says that it holds these and no others."""
         self.ask(list(names))
         until(lambda: self.held() == set(names), 30)
-
-
-def shaping(model: dict[str, Any]) -> dict[str, Any]:
-    """What of these settings shapes a replica."""
-    return {field: value for field, value in model.items() if field != "replicas"}
 
 
 class Served:
@@ -102,8 +93,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     orders = None
     try:
         cluster.start_head()
-        orders = Orders(cluster)
         cluster.write(cluster.folder, MODELS, scaling={"pool": POOL})
+        orders = Orders(cluster)
         done = cluster.headrace("deploy", str(cluster.file))
         assert done.returncode == 0, done.stderr
         until(lambda: len(cluster.replicas("headrace-pool:pool")) == 1, 60)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,20 @@ def test_missing_package_is_told_with_the_extra_to_install(monkeypatch):
     assert catalog.available("synthetic") is None
     with pytest.raises(MissingBackend, match=r"headrace\[torch\]"):
         catalog.create(settings(runtime="torch"))
+
+
+def test_preloading_imports_a_backends_library_its_own_way(monkeypatch):
+    asked = []
+    module = importlib.import_module("runtimes.openvino.runtime")
+    monkeypatch.setattr(module, "library", lambda: asked.append("openvino"))
+    monkeypatch.setattr(catalog, "available", lambda runtime: None)
+    for runtime in ("openvino", "synthetic"):
+        catalog.preload(runtime)
+    assert asked == ["openvino"]
+
+
+def test_preloading_what_is_not_installed_does_nothing(monkeypatch):
+    monkeypatch.setattr(catalog, "available", lambda runtime: "it is not installed")
+    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
+    catalog.preload("onnxruntime")
+    assert "onnxruntime" not in sys.modules

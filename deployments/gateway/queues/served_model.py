@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from deployments.contract import errors
 from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
-from deployments.contract.pool import POOL_GROUP, PoolUse, may_serve, with_pool
+from deployments.contract.pool import PoolUse, may_serve, with_pool
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.replica_directory import (
     JoinedDirectories,
@@ -29,6 +29,7 @@ from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.queues.stream_queue import StreamQueue
 from deployments.gateway.recording.recorder import Recorder
 from deployments.gateway.reuse.answer_reuse import AnswerReuse
+from deployments.settings.groups import POOL_GROUP
 from routers.settings import DispatcherSettings
 
 _CALL_MARGIN_S = 5.0

@@ -246,3 +246,44 @@ def test_a_signature_in_a_url_is_not_shown() -> None:
     old, new = app("https://h/a.onnx?sig=SECRET#sha256=1"), app("https://h/b.onnx?sig=OTHER")
     (found,) = differences({"m": old}, {"m": new})
     assert found.reasons == ("source: https://h/a.onnx?...#sha256=1 -> https://h/b.onnx?...",)
+
+
+POOLED = """\
+models:
+  device: {runtime: synthetic, replicas: {hang_limit_s: 3}}
+  text: {runtime: onnxruntime, source: m.onnx, replicas: {hang_limit_s: 5}}
+  other: {runtime: openvino, source: m.onnx}
+scaling:
+  pool: {min: 1, max: 2, models: [text, device], memory_mib: 64, resources: {mig_3g: 1}}
+"""
+
+
+def test_without_a_pool_there_is_no_application_of_it(config) -> None:
+    assert "headrace-pool" not in by_name(config())
+
+
+def test_the_pools_replicas_import_what_its_models_run_on(config) -> None:
+    pool = by_name(config(POOLED))["headrace-pool"]
+    assert pool["args"] == {
+        "runtimes": ["onnxruntime", "synthetic"], "memory_bytes": 64 << 20, "after_s": 0.02,
+    }  # fmt: skip
+    (replicas,) = pool["deployments"]
+    assert between(replicas) == (1, 2)
+    assert replicas["ray_actor_options"]["resources"] == {"mig_3g": 1}
+    # A batch of each model may run before its health is asked.
+    assert replicas["health_check_timeout_s"] == 3 + 5 + 20
+    assert replicas["graceful_shutdown_timeout_s"] == 5 * 2 + 20
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (("max: 2", "max: 3"), "updated"),
+        (("memory_mib: 64", "memory_mib: 65"), "restarted"),
+        (("[text, device]", "[device]"), "restarted"),
+        (("min: 1", "residency_s: 3"), "updated"),
+    ],
+)
+def test_the_number_of_the_pools_replicas_changes_while_they_run(config, change, kind) -> None:
+    changed = kinds(config(POOLED), config(POOLED, change))
+    assert changed == {"headrace-pool": kind, "headrace-tenants": "restarted"}

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
+import psutil
+import pytest
+
 from deployments.contract.registry import ReplicaProgress
 from deployments.replica.startup_progress import StartupProgress, process_age_s, took
 from runtimes.errors import LoadError
@@ -45,5 +50,9 @@ async def test_a_failure_says_why_in_a_backends_own_words_or_with_what_it_is() -
     assert {each.phase for each in told} == {"failed"}
 
 
-def test_this_process_has_an_age() -> None:
-    assert 0.0 < process_age_s() < 86_400.0
+@pytest.mark.parametrize(("made_ago_s", "age_s"), [(5.0, 5.0), (59.0, 59.0), (600.0, 0.0)])
+def test_a_process_that_was_there_long_before_was_not_made_for_the_replica(
+    monkeypatch: pytest.MonkeyPatch, made_ago_s: float, age_s: float
+) -> None:
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: time.time() - made_ago_s)
+    assert process_age_s() == pytest.approx(age_s, abs=1.0)
