@@ -10,7 +10,7 @@ import pytest
 
 from deployments.settings.load import parse
 from deployments.tools.simulate.devices import devices
-from deployments.tools.simulate.scaling_setup import course_of, with_pool
+from deployments.tools.simulate.scaling_setup import course_of, with_reserve
 from deployments.tools.simulate.sim_setup import SimSetupError, set_up
 from deployments.tools.simulate.simulation import Simulation
 from deployments.tools.simulate.steering import Steering
@@ -46,7 +46,7 @@ def simulation(model=None, whole=None, **scenario):
     course = course_of(described, settings, setup)
     if course is None:
         return Simulation(Path("x"), described, setup, devices(described, setup))
-    return Simulation(Path("x"), described, with_pool(setup, course), (), course)
+    return Simulation(Path("x"), described, with_reserve(setup, course), (), course)
 
 
 def result(model=None, whole=None, **scenario):

@@ -12,18 +12,16 @@ from random import Random
 
 from autoscaling.settings import Mode, ModelTerms, ScalingSettings
 from deployments.cluster.scaling_terms import scaling_document
+from deployments.contract.pool import PoolUse, with_pool
 from deployments.settings.tree import Settings
 from deployments.tools.simulate.devices import maker, scaled_deaths
 from deployments.tools.simulate.fleet import Fleet, StartTime
 from deployments.tools.simulate.scaling_record import ScalingRecord
-from deployments.tools.simulate.sim_pool import POOL, SimPool
+from deployments.tools.simulate.sim_pool import SimPool
 from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError, model_of
 from deployments.tools.simulate.steering import Course, Steering
 from loadtests.traffic.scenario import Scenario
 from loadtests.traffic.scenario_scaling import ScalingPart
-from routers.settings import GroupSettings
-
-_POOL_AFTER = 0.25  # of the SLO: a wait on the model's own replicas beyond which the pool is used
 
 
 def course_of(scenario: Scenario, settings: Settings, setup: SimSetup) -> Course | None:
@@ -44,6 +42,7 @@ def course_of(scenario: Scenario, settings: Settings, setup: SimSetup) -> Course
         scaled_deaths(scenario, max(1, setup.replicas)),
         tuple((warmup_s + each.from_s, warmup_s + each.to_s) for each in part.decider_away),
         dict(part.cluster) or None,
+        settings.scaling.pool.after_ms / 1e3 if settings.scaling.pool is not None else 0.0,
     )
 
 
@@ -52,14 +51,12 @@ def _moves(terms: ModelTerms) -> bool:
     return ranges and terms.policy.mode is not Mode.OFF
 
 
-def with_pool(setup: SimSetup, course: Course) -> SimSetup:
+def with_reserve(setup: SimSetup, course: Course) -> SimSetup:
     """The core with the pool as one more group, a reserve, where there is one."""
     if course.settings.pool is None:
         return setup
-    core = setup.core
-    own = core.groups or (GroupSettings("", core.profile, max_size=core.max_size),)
-    reserve = replace(own[0], name=POOL, after_s=_POOL_AFTER * core.slo_s)
-    return replace(setup, core=replace(core, groups=(*own, reserve)))
+    use = PoolUse("", setup.groups[0].slots, course.pool_after_s)
+    return replace(setup, core=with_pool(setup.core, setup.description, use))
 
 
 def steering_of(

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from autoscaling.types import PoolDecision, PoolReading, ResidentReading
+from deployments.settings.groups import POOL_GROUP
 from deployments.tools.simulate.fleet import Make
 from routers.simulation.running_set import Drain, Join, Order
 
-POOL = "pool"
 _SIZE = 1  # bytes of the model: nothing else wants the room
 
 
@@ -71,7 +71,7 @@ class SimPool:
                 each.resident, each.leaving = "", False
 
     def _add(self, now: float, up_s: float) -> None:
-        self._replicas.append(_PoolReplica(f"{POOL}-{self._made}", now, up_s))
+        self._replicas.append(_PoolReplica(f"{POOL_GROUP}-{self._made}", now, up_s))
         self._made += 1
 
     def _loaded(self, replica: _PoolReplica, now: float) -> Join:
@@ -79,7 +79,7 @@ class SimPool:
         replica.serves_s = now + replica.load_s
         self._made += 1
         replica.resident = f"{replica.name}.{self._made}"
-        return Join(self._make(POOL, replica.resident, self._made, replica.serves_s))
+        return Join(self._make(POOL_GROUP, replica.resident, self._made, replica.serves_s))
 
     # -- what it is
 

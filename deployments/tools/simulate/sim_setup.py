@@ -69,11 +69,13 @@ class SimGroup:
 
 @dataclass(frozen=True, slots=True)
 class SimSetup:
-    """`groups`: in the settings' order, at least one. `longest`: rows are cut to it, None: they are
+    """`description`: what replicas would announce. `groups`: in the settings' order, at least one.
+    `longest`: rows are cut to it, None: they are
     not. `slo_share`: of the requests that should be in time, 0..1. `prompts`: of a model that
     generates, what its requests ask for."""
 
     core: DispatcherSettings
+    description: ModelDescription
     groups: tuple[SimGroup, ...]
     terms: dict[str, TenantTerms]
     longest: int | None
@@ -135,6 +137,7 @@ def set_up(scenario: Scenario, settings: Settings, *, cut: bool = False) -> SimS
     gateway = GatewayIdentity("simulated", len(priorities), settings.controllers.frozen)
     return SimSetup(
         core=dispatcher_settings(description, gateway),
+        description=description,
         groups=tuple(groups),
         terms=_terms(scenario, settings, description),
         longest=description.max_length if description.truncate or cut else None,
@@ -167,6 +170,7 @@ def _generating(
     )
     return SimSetup(
         core=dispatcher_settings(description, gateway),
+        description=description,
         groups=tuple(groups),
         terms=_terms(scenario, settings, description),
         longest=model.lengths.max - 1,

@@ -17,7 +17,7 @@ from deployments.settings.tree import Settings
 from deployments.tools.simulate.callers import Callers, SummaryObserver
 from deployments.tools.simulate.devices import check_places, devices
 from deployments.tools.simulate.scaling_record import ScalingRecord
-from deployments.tools.simulate.scaling_setup import course_of, steering_of, with_pool
+from deployments.tools.simulate.scaling_setup import course_of, steering_of, with_reserve
 from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError, set_up
 from deployments.tools.simulate.steering import Course
 from loadtests.results.summary import Summary
@@ -185,7 +185,7 @@ def prepare(path: Path, options: SimulateOptions) -> Simulation:
         if course is not None:
             if options.fifo:
                 raise SimSetupError("--fifo: cannot be compared with where replicas come and go")
-            return Simulation(path, scenario, with_pool(setup, course), (), course)
+            return Simulation(path, scenario, with_reserve(setup, course), (), course)
         check_places(scenario, setup)
         return Simulation(path, scenario, setup, devices(scenario, setup))
     except SimSetupError as error:

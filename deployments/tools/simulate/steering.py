@@ -38,7 +38,8 @@ class Death:
 @dataclass(frozen=True, slots=True)
 class Course:
     """What is set beforehand. initial: replicas by group at the start; away: from when to when
-    nobody decides; cluster: what all nodes have, None: enough."""
+    nobody decides; cluster: what all nodes have, None: enough. pool_after_s: the predicted wait on
+    the model's own replicas beyond which the pool is used."""
 
     model: str
     settings: ScalingSettings
@@ -46,6 +47,7 @@ class Course:
     deaths: tuple[Death, ...] = ()
     away: tuple[tuple[float, float], ...] = ()
     cluster: dict[str, float] | None = None
+    pool_after_s: float = 0.0
 
 
 class Steering:
