@@ -32,7 +32,7 @@ def _why(proposal: Proposal, reason: Reason, bound: str) -> str:
         case Reason.FIXED | Reason.FROZEN | Reason.FIRST | Reason.ASLEEP:
             return _CONSTANT[reason]
         case Reason.MANUAL:
-            return f"set by hand; {wanted} would be wanted"
+            return "set by hand"
         case Reason.UNKNOWN:
             return f"held, because {proposal.detail}"
         case Reason.BUDGET:

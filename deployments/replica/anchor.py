@@ -85,6 +85,7 @@ class ModelAnchor:
 
     async def _tell_autoscaler(self) -> None:
         """Whether anything is known of the model; again and again, since it may start anew."""
+        await self._described.recalled.wait()  # what is not known yet would start a replica
         while True:
             known = self._described.known
             try:

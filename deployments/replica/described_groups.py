@@ -56,7 +56,8 @@ class _Group:
 
 class DescribedGroups:
     """`args`: the application's, see `serve_config`; `replicas`: of its groups, in the order of
-    `args["groups"]`, or of a model without."""
+    `args["groups"]`, or of a model without. `changed`: one has been described; `recalled`: what was
+    stored has been looked for."""
 
     def __init__(self, args: dict[str, Any], replicas: Sequence[Asked], store: Store) -> None:
         self._model: str = args["name"]
@@ -74,11 +75,13 @@ class DescribedGroups:
         self._tasks: list[asyncio.Task[None]] = []
         self.changed = asyncio.Event()
         self._first = asyncio.Event()
+        self.recalled = asyncio.Event()
 
     def start(self) -> None:
         """Asks all of them; `changed` is set each time a group has been described."""
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._until_described(group)) for group in self._groups]
+        self._tasks.append(loop.create_task(self._recall()))
 
     def stop(self) -> None:
         for task in self._tasks:
@@ -118,7 +121,6 @@ class DescribedGroups:
         return settings_digest({"settings": self._settings, "groups": digests})
 
     async def _until_described(self, group: _Group) -> None:
-        await self._recall(group)
         while True:
             try:
                 await self._described(group)
@@ -131,17 +133,22 @@ class DescribedGroups:
                 )
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _recall(self, group: _Group) -> None:
-        """What a replica of these settings said before, unless one has spoken already."""
-        try:
-            stored = await asyncio.to_thread(
-                self._store.get, self._model, group.name, self._all_settings()
-            )
-        except Exception:
-            logger.exception("the store does not answer", extra={"model": self._model})
-            return
-        if stored is not None:
-            self._take(group, stored)
+    async def _recall(self) -> None:
+        """What replicas of these settings said before, of groups where none has spoken since."""
+        settings = self._all_settings()
+        for group in self._groups:
+            stored = await self._stored(group, settings)
+            if stored is not None and group.name not in self._parts:
+                self._take(group, stored)
+        self.recalled.set()
+
+    async def _stored(self, group: _Group, settings: str) -> StoredDescription | None:
+        while True:
+            try:
+                return await asyncio.to_thread(self._store.get, self._model, group.name, settings)
+            except Exception:
+                logger.exception("the store does not answer", extra={"model": self._model})
+                await asyncio.sleep(_PAUSE_S)
 
     async def _described(self, group: _Group) -> None:
         description, tokenizer = await group.replicas.describe(group.digest)

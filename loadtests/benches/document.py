@@ -33,6 +33,7 @@ ORDER = (
     "simulated_against_real",
     "policies",
     "scaling_spike",
+    "scale_to_zero",
 )
 APART = ("compare", "generation", "nodes")  # need `make compare`, `make vllm`, or to be root
 # In virtual time; these import the core, and so live with its tests.

@@ -21,6 +21,9 @@ KEPT_S = {
     "burst": 40,
     "idle-then-spike": 45,
     "chaos": 25,
+    "spike-cold": 90,
+    "spike-pool": 90,
+    "scale-to-zero": 150,
 }
 
 

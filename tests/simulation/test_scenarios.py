@@ -17,12 +17,14 @@ EARLIER = {
     "replica-killed": ("faults.deaths=[{replica: 3, at_s: 0.5, back_after_s: 0.5}]",),
     "rolling-change": ("joins.0.at_s=0.2", "faults.deaths.0.at_s=0.4", "faults.deaths.1.at_s=0.9"),
     "burst": ("arrivals.steps.0.from_s=0.5", "arrivals.steps.1.from_s=1"),
+    "spike-cold": ("arrivals.steps=[{from_s: 0.5, rate: 400}]",),
+    "spike-pool": ("arrivals.steps=[{from_s: 0.5, rate: 400}]",),
     "sleeper": ("tenants.two.arrivals.steps.0.from_s=0.5",),
 }
 WANTED = {
     "ragged-mix", "flood-of-long", "aggressor", "overload-10x", "burst", "slow-replica", "hiccups",
     "replica-killed", "rolling-change", "idle-then-spike", "generation-mix", "recorded",
-    "groups",
+    "groups", "spike-cold", "spike-pool", "diurnal-day", "scale-to-zero", "sawtooth",
 }  # fmt: skip
 
 

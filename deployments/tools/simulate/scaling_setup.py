@@ -33,11 +33,6 @@ def course_of(scenario: Scenario, settings: Settings, setup: SimSetup) -> Course
     terms = whole.models[name]
     pool = whole.pool if terms.in_pool else None
     if not (_moves(terms) or pool is not None):
-        if scenario.scaling is not None:
-            raise SimSetupError(
-                f"scaling: must be left out; the replicas of {name} are a fixed number, give "
-                "replicas.min and replicas.max and a policy that is not off"
-            )
         return None
     if scenario.joins:
         raise SimSetupError("joins: must be left out; the autoscaler decides who joins")

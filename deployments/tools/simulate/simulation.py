@@ -118,7 +118,12 @@ class Simulation:
         malformed = any(tenant.malformed for tenant in callers)
         output = any(self.scenario.output_of(tenant) for tenant in callers)
         unheard = output and self.setup.engine is None
-        return ["malformed"] * malformed + ["output (the model generates nothing)"] * unheard
+        unmoved = self.scenario.scaling is not None and self.course is None
+        return [
+            *["malformed"] * malformed,
+            *["output (the model generates nothing)"] * unheard,
+            *["scaling (the number of replicas is fixed)"] * unmoved,
+        ]
 
     def run(self, advance: Callable[[float, int], None], *, fifo: bool = False) -> SimulationResult:
         """`advance` hears of virtual seconds and requests so far. Raises TraceError."""

@@ -59,8 +59,12 @@ class Store:
 
 
 class Away(Store):
+    away = True
+
     def get(self, model: str, group: str, settings: str) -> StoredDescription | None:
-        raise RuntimeError("the store is away")
+        if self.away:
+            raise RuntimeError("the store is away")
+        return super().get(model, group, settings)
 
 
 @pytest.fixture(autouse=True)
@@ -140,17 +144,22 @@ async def test_other_settings_are_another_model(description: Describe) -> None:
     store.put("m", "", StoredDescription("of others", description(), b""))
     groups = DescribedGroups(ALONE, [Replicas()], store)
     groups.start()
-    await until(lambda: bool(groups._groups[0].replicas.digests))  # type: ignore[attr-defined]
+    await groups.recalled.wait()
     assert not groups.known
 
 
 async def test_a_store_that_is_away_holds_up_nothing(description: Describe) -> None:
-    asked = Replicas()
-    groups = DescribedGroups(ALONE, [asked], Away())
+    asked, store = Replicas(), Away()
+    groups = DescribedGroups(ALONE, [asked], store)
     groups.start()
     asked.answers.put_nowait((description(digest=settings_digest(SETTINGS)), b""))
     await groups.changed.wait()
     assert groups.known
+    assert not groups.recalled.is_set()  # that nothing was stored is not known
+    store.away = False
+    async with asyncio.timeout(5.0):
+        await groups.recalled.wait()
+    groups.stop()
 
 
 async def test_sleeping_groups_are_known_with_the_version_of_all(description: Describe) -> None:
@@ -167,7 +176,7 @@ async def test_sleeping_groups_are_known_with_the_version_of_all(description: De
     changed = ARGS | {"groups": [GPU, group("cpu", 0.7) | {"settings": {"runtime": "other"}}]}
     other = DescribedGroups(changed, [Replicas(), Replicas()], store)
     other.start()
-    await until(lambda: bool(other._groups[0].replicas.digests))  # type: ignore[attr-defined]
+    await other.recalled.wait()
     assert not other.known
 
 

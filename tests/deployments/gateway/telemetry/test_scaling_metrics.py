@@ -23,42 +23,50 @@ OUTLOOK = ModelOutlook(
 )  # fmt: skip
 
 
+LABELS = ("model", "group", "length", "reason")
+
+
+def at(found: dict[Any, float], name: str, **labels: str) -> float:
+    labels = {"model": "m"} | labels
+    return found[(f"headrace_{name}", *map(labels.get, LABELS))]
+
+
 def samples(model: ModelLevels) -> dict[Any, float]:
     metrics = GatewayMetrics("g", ["m"], ["t"], levels=lambda: GatewayLevels((model,)))
     found = {}
     for family in text_string_to_metric_families(metrics.exposition()[0].decode()):
         for sample in family.samples:
             del sample.labels["gateway"]
-            found[(sample.name, *sample.labels.values())] = sample.value
+            found[(sample.name, *map(sample.labels.get, LABELS))] = sample.value
     return found
 
 
 def test_work_that_was_asked_for_is_counted_by_model_and_length() -> None:
     found = samples(ModelLevels("m", CORE))
-    assert found["headrace_offered_work_seconds_total", "m"] == 7.5
-    assert found["headrace_offered_requests_total", "m"] == 40
-    assert found["headrace_served_work_seconds_total", "m"] == 5.25
-    assert found["headrace_offered_length_work_seconds_total", "m", "64"] == 1.5
-    assert found["headrace_group_replicas", "m", ""] == 2
+    assert at(found, "offered_work_seconds_total") == 7.5
+    assert at(found, "offered_requests_total") == 40
+    assert at(found, "served_work_seconds_total") == 5.25
+    assert at(found, "offered_length_work_seconds_total", length="64") == 1.5
+    assert at(found, "group_replicas", group="") == 2
 
 
 def test_what_the_autoscaler_says_is_shown_once_it_has_said_something() -> None:
     nothing = samples(ModelLevels("m", CORE))
     assert not any("scaling" in str(name) or "target_rep" in str(name) for name, *_ in nothing)
     found = samples(ModelLevels("m", CORE, outlook=OUTLOOK))
-    assert found["headrace_wanted_replicas", "m", ""] == 4
-    assert found["headrace_target_replicas", "m", ""] == 3
-    assert found["headrace_starting_replicas", "m"] == 1
-    assert found["headrace_scaling_reason", "m", "spike"] == 1
-    assert found["headrace_scaling_offered_rate", "m"] == 1.5
-    assert found["headrace_scaling_planned_rate", "m"] == 2.5
-    assert found["headrace_scaling_forecast_rate", "m"] == 2.0
-    assert found["headrace_scaling_forecast_trusted", "m"] == 1
-    assert found["headrace_time_to_capacity_seconds", "m"] == 12.5
+    assert at(found, "wanted_replicas", group="") == 4
+    assert at(found, "target_replicas", group="") == 3
+    assert at(found, "starting_replicas") == 1
+    assert at(found, "scaling_reason", reason="spike") == 1
+    assert at(found, "scaling_offered_rate") == 1.5
+    assert at(found, "scaling_planned_rate") == 2.5
+    assert at(found, "scaling_forecast_rate") == 2.0
+    assert at(found, "scaling_forecast_trusted") == 1
+    assert at(found, "time_to_capacity_seconds") == 12.5
 
 
 def test_a_sleeping_model_is_shown_as_asleep() -> None:
     for asleep in (False, True):
         levels = ModelLevels("m", CORE, asleep=asleep)
-        assert samples(levels)["headrace_asleep", "m"] == asleep
+        assert at(samples(levels), "asleep") == asleep
         assert model_status(levels)["asleep"] is asleep
