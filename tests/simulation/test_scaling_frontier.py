@@ -222,8 +222,9 @@ def test_between_two_settings_misses_are_their_geometric_mean():
 
 
 def test_a_rival_is_better_on_both_axes_or_it_is_not():
-    better, dearer = Point("x", 150.0, 0.002), Point("y", 150.0, 0.005)
-    assert better_on_both([better, dearer, Point("cheap", 50.0, 0.0)], OURS) == [better]
+    better, dearer = Point("x", 150.0, 0.0009), Point("y", 150.0, 0.005)
+    cheaper, surer = Point("cheap", 50.0, 0.02), Point("sure", 300.0, 0.0)
+    assert better_on_both([better, dearer, cheaper, surer], OURS) == [better]
     assert gains(OURS, [Point("z", 90.0, 0.02)]) == [(100.0, 2.0), (200.0, 20.0)]
 
 
