@@ -19,7 +19,7 @@ from tests.simulation.benches.scaling_frontier.frontier import (
 from tests.simulation.benches.scaling_frontier.load import Burst, Load, bursty, flat, recorded
 from tests.simulation.benches.scaling_frontier.ours import Headrace
 from tests.simulation.benches.scaling_frontier.pool import play_shared
-from tests.simulation.benches.scaling_frontier.rivals import Clairvoyant, Hpa, Kpa, Static
+from tests.simulation.benches.scaling_frontier.rivals import Clairvoyant, Hpa, Informed, Kpa, Static
 from tests.simulation.benches.scaling_frontier.world import (
     DRAIN_S,
     Observation,
@@ -259,6 +259,15 @@ def test_ray_serve_by_default_misses_far_more_at_the_same_hours():
         played = play(bursts(), ray_policy.default(target), EXACT, hot=9)
         points.append(Point("Ray Serve", played.replica_h, played.misses))
     assert ours().misses < 0.7 * misses_at(points, ours().replica_h)
+
+
+def test_who_is_told_the_true_rate_misses_less_than_who_must_measure_and_more_than_who_foresees():
+    points = []
+    for target in (0.75, 0.65, 0.55):
+        played = play(bursts(), Informed(bursts(), target), EXACT, hot=9)
+        points.append(Point("informed", played.replica_h, played.misses))
+    foreseen = play(bursts(), Clairvoyant(bursts(), 35.0), EXACT, hot=9).misses
+    assert foreseen < misses_at(points, ours().replica_h) < ours().misses
 
 
 def test_who_knows_the_future_is_better_on_both_axes():

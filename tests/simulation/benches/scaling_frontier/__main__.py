@@ -27,6 +27,7 @@ from tests.simulation.benches.scaling_frontier.cells import (
     Kept,
     Setting,
     clairvoyant_settings,
+    informed_settings,
     measured,
     our_settings,
     pooled,
@@ -57,8 +58,10 @@ def load_of(trace: str, seed: int, path: Path | None) -> Load:
     return day(seed) if trace == DAY else hourly(seed)
 
 
-def settings(options: Options) -> list[Setting]:
+def settings(trace: str, options: Options) -> list[Setting]:
     every = [*rivals_settings(), *clairvoyant_settings(), *our_settings(options.knees)]
+    if trace != RECORDED:
+        every += informed_settings()
     return [each for each in every if not options.sides or each.side in options.sides]
 
 
@@ -71,7 +74,7 @@ def runs(options: Options) -> Iterator[BenchRun]:
         for seed in range(1, options.seeds + 1):
             load_of.cache_clear()
             for start_s in options.starts:
-                for setting in settings(options):
+                for setting in settings(trace, options):
                     cell = _cell(kept, options, trace, setting, Starts(start_s), seed)
                     if cell is not None:
                         yield BenchRun(setting.side, cell, (trace, start_s))
