@@ -19,7 +19,7 @@ from tests.simulation.benches.scaling_frontier.frontier import (
 from tests.simulation.benches.scaling_frontier.load import Burst, Load, bursty, flat, recorded
 from tests.simulation.benches.scaling_frontier.ours import Headrace
 from tests.simulation.benches.scaling_frontier.pool import play_shared
-from tests.simulation.benches.scaling_frontier.rivals import Clairvoyant, Hpa, Kpa, Static
+from tests.simulation.benches.scaling_frontier.rivals import Clairvoyant, Hpa, Informed, Kpa, Static
 from tests.simulation.benches.scaling_frontier.world import (
     DRAIN_S,
     Observation,
@@ -222,8 +222,9 @@ def test_between_two_settings_misses_are_their_geometric_mean():
 
 
 def test_a_rival_is_better_on_both_axes_or_it_is_not():
-    better, dearer = Point("x", 150.0, 0.002), Point("y", 150.0, 0.005)
-    assert better_on_both([better, dearer, Point("cheap", 50.0, 0.0)], OURS) == [better]
+    better, dearer = Point("x", 150.0, 0.0009), Point("y", 150.0, 0.005)
+    cheaper, surer = Point("cheap", 50.0, 0.02), Point("sure", 300.0, 0.0)
+    assert better_on_both([better, dearer, cheaper, surer], OURS) == [better]
     assert gains(OURS, [Point("z", 90.0, 0.02)]) == [(100.0, 2.0), (200.0, 20.0)]
 
 
@@ -258,6 +259,15 @@ def test_ray_serve_by_default_misses_far_more_at_the_same_hours():
         played = play(bursts(), ray_policy.default(target), EXACT, hot=9)
         points.append(Point("Ray Serve", played.replica_h, played.misses))
     assert ours().misses < 0.7 * misses_at(points, ours().replica_h)
+
+
+def test_who_is_told_the_true_rate_misses_less_than_who_must_measure_and_more_than_who_foresees():
+    points = []
+    for target in (0.75, 0.65, 0.55):
+        played = play(bursts(), Informed(bursts(), target), EXACT, hot=9)
+        points.append(Point("informed", played.replica_h, played.misses))
+    foreseen = play(bursts(), Clairvoyant(bursts(), 35.0), EXACT, hot=9).misses
+    assert foreseen < misses_at(points, ours().replica_h) < ours().misses
 
 
 def test_who_knows_the_future_is_better_on_both_axes():

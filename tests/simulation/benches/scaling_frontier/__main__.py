@@ -27,6 +27,7 @@ from tests.simulation.benches.scaling_frontier.cells import (
     Kept,
     Setting,
     clairvoyant_settings,
+    informed_settings,
     measured,
     our_settings,
     pooled,
@@ -57,8 +58,10 @@ def load_of(trace: str, seed: int, path: Path | None) -> Load:
     return day(seed) if trace == DAY else hourly(seed)
 
 
-def settings(options: Options) -> list[Setting]:
+def settings(trace: str, options: Options) -> list[Setting]:
     every = [*rivals_settings(), *clairvoyant_settings(), *our_settings(options.knees)]
+    if trace != RECORDED:
+        every += informed_settings()
     return [each for each in every if not options.sides or each.side in options.sides]
 
 
@@ -71,21 +74,27 @@ def runs(options: Options) -> Iterator[BenchRun]:
         for seed in range(1, options.seeds + 1):
             load_of.cache_clear()
             for start_s in options.starts:
-                for setting in settings(options):
+                for setting in settings(trace, options):
                     cell = _cell(kept, options, trace, setting, Starts(start_s), seed)
-                    yield BenchRun(setting.side, cell, (trace, start_s))
+                    if cell is not None:
+                        yield BenchRun(setting.side, cell, (trace, start_s))
     yield from _with_pool(kept, options)
 
 
 def _cell(
     kept: Kept, options: Options, trace: str, setting: Setting, starts: Starts, seed: int
-) -> Cell:
+) -> Cell | None:
+    """None: it is not kept, and nothing is to be measured."""
     cell = kept.cells.get((trace, starts.median_s, setting.side, setting.value, seed))
-    if cell is None or setting.side in options.again:
+    if _is_due(cell, setting.side, options):
         load = load_of(trace, seed, options.recorded)
         cell = measured(trace, load, setting, starts, seed)
         _keep(kept, cell)
     return cell
+
+
+def _is_due(cell: Cell | None, side: str, options: Options) -> bool:
+    return not options.report_only and (cell is None or side in options.again)
 
 
 def _keep(kept: Kept, cell: Cell) -> None:
@@ -98,13 +107,15 @@ def _with_pool(kept: Kept, options: Options) -> Iterator[BenchRun]:
     """Several models with days of their own; dedicated replicas start in 35 s, the pool's in 3."""
     if options.sides and POOLED not in options.sides:
         return
-    days = [day(seed) for seed in range(1, options.models + 1)]
+    days: list[Load] = []
     for size in options.pools:
         cell = kept.cells.get((DAY, DEDICATED.median_s, POOLED, size, 0))
-        if cell is None or POOLED in options.again:
+        if _is_due(cell, POOLED, options):
+            days = days or [day(seed) for seed in range(1, options.models + 1)]
             cell = pooled(DAY, days, size, DEDICATED, WARM)
             _keep(kept, cell)
-        yield BenchRun(POOLED, cell, (DAY, DEDICATED.median_s))
+        if cell is not None:
+            yield BenchRun(POOLED, cell, (DAY, DEDICATED.median_s))
 
 
 BENCH = Bench(
@@ -123,6 +134,7 @@ BENCH = Bench(
         "models": Option(8),
         "sides": Option([], "only these"),
         "again": Option((), "measure that side again"),
+        "report_only": Option(False, "of what is kept; measure nothing"),
         "kept": Option(REPORT_DIR / "scaling_frontier" / "cells.jsonl", parse=Path),
         "agreement": Option(True, "with the router's simulator"),
     },

@@ -19,6 +19,7 @@ from tests.simulation.benches.scaling_frontier.pool import play_shared
 from tests.simulation.benches.scaling_frontier.world import Played, Policy, Starts, play
 
 OURS, POOLED, CLAIRVOYANT = "Headrace", "Headrace, shared pool", "clairvoyant"
+INFORMED = "told the true rate"
 RAY_DEFAULT, RAY_TUNED = "Ray Serve", "Ray Serve, tuned"
 Make = Callable[[Load, Starts], Policy]
 
@@ -94,6 +95,13 @@ def clairvoyant_settings() -> list[Setting]:
         return lambda load, starts: rivals.Clairvoyant(load, starts.median_s, share)
 
     return [Setting(CLAIRVOYANT, share, make(share)) for share in (1.0, 0.95, 0.9)]
+
+
+def informed_settings() -> list[Setting]:
+    def make(target: float) -> Make:
+        return lambda load, starts: rivals.Informed(load, target)
+
+    return [Setting(INFORMED, target, make(target)) for target in (0.8, 0.7, 0.6, 0.5)]
 
 
 def our_settings(knees: Iterable[float]) -> list[Setting]:

@@ -47,13 +47,12 @@ def misses_at(points: Sequence[Point], hours: float) -> float:
 
 
 def better_on_both(rivals: Iterable[Point], ours: Sequence[Point]) -> list[Point]:
-    """Rivals' points with no more hours and fewer misses than our frontier has there, within what
-    our settings span."""
-    cheapest = min((point.hours for point in ours), default=inf)
+    """Rivals' points that one on our frontier is no better than on either axis."""
+    best = frontier(ours)
     return [
-        point
-        for point in rivals
-        if point.hours >= cheapest and point.misses < misses_at(ours, point.hours)
+        rival
+        for rival in rivals
+        if any(rival.hours <= own.hours and rival.misses <= own.misses for own in best)
     ]
 
 

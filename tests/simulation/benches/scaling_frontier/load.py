@@ -32,7 +32,8 @@ Rate = Callable[[np.ndarray], np.ndarray]
 class Load:
     """Ascending `times`; `costs`: seconds of one replica; `waits`: the longest that each may wait
     for its start and still be in time. slo_s: from arrival to answer, or to the first token.
-    learn_s: of its begin, that is played but not counted."""
+    learn_s: of its begin, that is played but not counted. busy_at: replicas that the true rate of
+    each second keeps busy, where that is known."""
 
     name: str
     seconds: float
@@ -41,6 +42,7 @@ class Load:
     costs: np.ndarray
     waits: np.ndarray
     learn_s: float = 0.0
+    busy_at: np.ndarray | None = None
 
     @property
     def busy(self) -> float:
@@ -71,7 +73,8 @@ def poisson(name: str, rate: Rate, seconds: float, seed: int) -> Load:
     sigma = np.sqrt(np.log(1.0 + COST_CV**2))
     costs = rng.lognormal(np.log(MEAN_COST_S) - sigma**2 / 2, sigma, len(times))
     costs = np.minimum(costs, 0.8 * MOST_COST_S)
-    return Load(name, seconds, SLO_S, times, costs, SLO_S - costs)
+    busy_at = MEAN_COST_S * rate(np.arange(0.0, seconds))
+    return Load(name, seconds, SLO_S, times, costs, SLO_S - costs, busy_at=busy_at)
 
 
 def flat(busy: float, seconds: float, seed: int) -> Load:

@@ -13,6 +13,7 @@ from loadtests.results.report_table import BenchVerdict, Picture, Table, at_leas
 from tests.simulation.benches.scaling_frontier.agreement import WITHIN
 from tests.simulation.benches.scaling_frontier.cells import (
     CLAIRVOYANT,
+    INFORMED,
     OURS,
     POOLED,
     RAY_DEFAULT,
@@ -33,7 +34,7 @@ NOTES = (
     "to the exit, a mean over the seeds. At equal hours, misses of a side are interpolated "
     "geometrically between its settings.",
 )
-NO_RIVALS = (OURS, POOLED, CLAIRVOYANT)
+NO_RIVALS = (OURS, POOLED, INFORMED, CLAIRVOYANT)
 Case = tuple[str, float]
 
 
@@ -102,7 +103,8 @@ def _by_hours(found: list[Point]) -> list[Point]:
 
 
 def _at_equal_hours(sides: dict[str, list[Point]], case: Case) -> Table:
-    rivals, clairvoyant = rivals_of(sides), sides.get(CLAIRVOYANT, [])
+    rivals = rivals_of(sides)
+    informed, clairvoyant = sides.get(INFORMED, []), sides.get(CLAIRVOYANT, [])
     rows = []
     for point in [*frontier(sides.get(OURS, [])), *_by_hours(sides.get(POOLED, []))]:
         ray, best = (misses_at(each, point.hours) for each in (sides.get(RAY_DEFAULT, []), rivals))
@@ -110,12 +112,13 @@ def _at_equal_hours(sides: dict[str, list[Point]], case: Case) -> Table:
             (
                 point.name, point.hours, f"{100 * point.misses:.3g} %", _share(ray), _share(best),
                 best / max(LEAST, point.misses) if best < inf else None,
+                _share(misses_at(informed, point.hours)),
                 _share(misses_at(clairvoyant, point.hours)),
             )
         )  # fmt: skip
     headers = (
         "", "replica-hours", "missed", "Ray Serve, its delays", "best rival",
-        "best rival's are ×", "clairvoyant",
+        "best rival's are ×", "told the true rate", "clairvoyant",
     )  # fmt: skip
     return Table(f"{_title(case)}: at our hours", headers, tuple(rows))
 
@@ -185,7 +188,9 @@ def pictures(done: Runs) -> Iterator[Picture]:
 
 
 def _drawn(title: str, sides: dict[str, list[Point]]) -> str:
-    order = sorted(sides, key=lambda side: (side not in (OURS, POOLED), side == CLAIRVOYANT))
+    order = sorted(
+        sides, key=lambda side: (side not in (OURS, POOLED), side in (INFORMED, CLAIRVOYANT))
+    )
     series = [
         Series(side, [(p.hours, 100 * max(1e-5, p.misses)) for p in _by_hours(sides[side])])
         for side in order

@@ -19,6 +19,7 @@ from tests.simulation.benches.scaling_frontier.load import Load
 from tests.simulation.benches.scaling_frontier.world import DRAIN_S, Observation
 
 MOST = 64
+SCATTER = 0.9
 
 
 @dataclass(slots=True)
@@ -114,6 +115,24 @@ class Kpa:
     def _bounded(self, concurrency: float, ready: int) -> int:
         """At most a thousand times as many, at least half."""
         return max(1, floor(ready / 2), min(1000 * ready, ceil(concurrency / self.target)))
+
+
+class Informed:
+    """Is told the true rate at each instant, and nothing of the future: no policy that has to
+    measure can be better than this where bursts cannot be foreseen. Sized for the rate with room
+    for its scatter and none busier than the target; down after 30 s."""
+
+    def __init__(self, load: Load, target: float, hold_s: int = 30) -> None:
+        if load.busy_at is None:
+            raise ValueError(f"nobody knows the true rate of the load {load.name!r}")
+        self._wanted = np.ceil(
+            np.maximum(load.busy_at / target, load.busy_at + SCATTER * np.sqrt(load.busy_at))
+        ).astype(int)
+        self._hold_s = hold_s
+
+    def wants(self, seen: Observation, now: float) -> int:
+        end = min(int(now) + 1, len(self._wanted))
+        return int(self._wanted[max(0, end - self._hold_s) : end].max())
 
 
 class Clairvoyant:
