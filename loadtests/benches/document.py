@@ -33,6 +33,7 @@ ORDER = (
     "simulated_against_real",
     "policies",
     "scaling_spike",
+    "scaling_churn",
 )
 APART = ("compare", "generation", "nodes")  # need `make compare`, `make vllm`, or to be root
 SIMULATED = ("edges",)  # in virtual time; these import the core, and so live with its tests
