@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import pytest
@@ -180,6 +181,19 @@ def test_what_cannot_wait_asks_for_a_decision_at_once():
     assert not run.decider.report(GatewayReport("g1", {"other": urgent}), 1.0)
 
 
+def test_a_reading_that_is_none_is_refused_and_the_others_are_heard():
+    run = Run(ONE, GROUPS)
+    broken = ModelLoad(DemandReading(offered_s=float("nan")))
+    for second in range(1, 12):
+        good = run.report().models["a"]
+        run.offered += 0.5
+        with pytest.raises(ValueError, match=r"^g: "):
+            run.decider.report(GatewayReport("g1", {"g": broken, "a": good}), float(second))
+        run.decider.exchange({KEY: Observed(1, 1)}, float(second))
+        run.decider.step(float(second))
+    assert run.decider.outlooks()["a"].offered_s == pytest.approx(0.5, rel=0.2)
+
+
 def test_a_start_is_told_from_its_order_on():
     run = Run(ONE)
     run.run(5, 0.1)
@@ -257,3 +271,4 @@ def test_a_document_comes_back_as_it_was_sent():
     sent = ScalingDocument(terms, (PoolModel("a", "k", args),))
     assert document.parse(sent.text()) == sent
     assert document.parse(sent.text()).text() == sent.text()
+    assert document.of_plain(json.loads(json.dumps(sent.plain()))) == sent
