@@ -33,6 +33,7 @@ ORDER = (
     "simulated_against_real",
     "policies",
     "scaling_spike",
+    "scaling_churn",
     "scale_to_zero",
 )
 APART = ("compare", "generation", "nodes")  # need `make compare`, `make vllm`, or to be root

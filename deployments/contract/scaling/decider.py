@@ -54,10 +54,17 @@ class Decider:
         self._core.reconfigure(document.settings, now)
 
     def report(self, report: GatewayReport, now: float) -> bool:
-        """Whether to decide at once. Raises ValueError for what is no amount of work."""
+        """Whether to decide at once. Raises ValueError for what is no amount of work, when all
+        other models' demand has been heard."""
         self.gateways.hear(report, now)
+        wrong: list[str] = []
         for name, load in report.models.items():
-            self._core.heard(report.gateway, name, load.demand, now)
+            try:
+                self._core.heard(report.gateway, name, load.demand, now)
+            except ValueError as refused:
+                wrong.append(f"{name}: {refused}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
         terms = self.document.settings.models
         return any(n in terms and _presses(load, terms[n]) for n, load in report.models.items())
 
