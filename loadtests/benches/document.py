@@ -33,12 +33,11 @@ ORDER = (
     "simulated_against_real",
     "policies",
     "scaling_spike",
-    "scale_to_zero",
     "scaling_churn",
+    "scale_to_zero",
 )
 APART = ("compare", "generation", "nodes")  # need `make compare`, `make vllm`, or to be root
-# In virtual time; these import the core, and so live with its tests.
-SIMULATED = ("edges", "swapping")
+SIMULATED = ("edges",)  # in virtual time; these import the core, and so live with its tests
 ON_NODES = ("nodes",)  # of namespaces, which live with the cluster's tests
 HEADER = """# Benchmarks
 

@@ -1,5 +1,3 @@
-"""What gateways and people are told of decisions."""
-
 from __future__ import annotations
 
 import json
@@ -36,6 +34,12 @@ def test_a_model_wakes_only_where_nothing_runs_or_starts():
     assert (shown.asleep_ok, shown.wakes) == (False, False)  # nobody would wake it
 
 
+@pytest.mark.parametrize(("begun_s", "left_s"), [(0.0, 12.0), (5.0, 7.0), (12.0, 0.0), (20.0, 0.0)])
+def test_what_has_passed_since_the_order_is_no_longer_to_come(begun_s, left_s):
+    starts = replace(STEADY, time_to_capacity_s=12.0)
+    assert outlook(TERMS, starts, RUNS, begun_s).ready_in_s == left_s
+
+
 def test_a_changed_target_is_said_once_with_both_numbers():
     spike = replace(STEADY, groups=(GroupTarget("", 3, 3),), reason=Reason.SPIKE, text="a spike.")
     assert changes(of(), of(STEADY)) == ["a: ? -> 2 replicas, steady: as wanted."]
@@ -63,23 +67,3 @@ def test_status_is_plain():
     assert (group["wanted"], group["target"], group["serve_target"]) == (2, 2, 2)
     assert (group["running"], group["starting"], group["draining"]) == (1, 1, 0)
     assert json.loads(json.dumps(plain))["reason"] == "steady"
-
-
-AWAKE = ModelDecision("a", (GroupTarget("", 2, 2),), Reason.AWAKE, "", time_to_capacity_s=12.0)
-
-
-@pytest.mark.parametrize(("begun_s", "left_s"), [(0.0, 12.0), (5.0, 7.0), (12.0, 0.0), (20.0, 0.0)])
-def test_what_has_passed_since_the_order_is_no_longer_to_come(
-    begun_s: float, left_s: float
-) -> None:
-    assert outlook(TERMS, AWAKE, [], begun_s).ready_in_s == left_s
-
-
-@pytest.mark.parametrize(
-    ("reading", "wakes"),
-    [(GroupReading(), True), (GroupReading(hot=1), False), (GroupReading(starting=1), False)],
-)
-def test_a_request_wakes_a_model_of_which_nothing_runs_or_starts(
-    reading: GroupReading, wakes: bool
-) -> None:
-    assert outlook(TERMS, AWAKE, [reading]).wakes is wakes
