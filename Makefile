@@ -61,7 +61,7 @@ unit: dev
 
 # The inner loop, in less than a minute on two processors. Left to `make test`: mypy, what simulates
 # minutes, trains, compiles or loads a real backend, and everything with processes of its own.
-QUICK := tests/test_architecture.py tests/deployments tests/loadtests tests/routers tests/yaml_document
+QUICK := tests/test_architecture.py tests/autoscaling tests/deployments tests/loadtests tests/routers tests/yaml_document
 NOT_QUICK := tests/deployments/replica/verify tests/deployments/tools/profile \
   tests/deployments/tools/verify tests/deployments/contract/preprocess/test_resize.py
 quick: dev

@@ -123,12 +123,6 @@ class Autoscaler:
 
     # -- what it says
 
-    def crossing(self, model: str) -> bool:
-        """Whether the latest demand is a reason to decide now: something waits that nothing that
-        runs can take."""
-        scaler = self._models.get(model)
-        return scaler is not None and scaler.demand.is_urgent and not scaler.runs.hot
-
     def decide(self, now: float) -> Decisions:
         scalers = self._models
         proposals = {name: each.propose(self.is_frozen, now) for name, each in scalers.items()}

@@ -42,7 +42,6 @@ class DemandView:
     rates: tuple[tuple[float, float], ...] = ()
     request_work_s: float = 0.0
     backlog_s: float = 0.0
-    oldest_wait_s: float = 0.0
     urgent: bool = False
     requested_at: float | None = None
 
@@ -93,14 +92,9 @@ class Demand:
             rates=tuple((each, sum(c.rate(each) for c in told)) for each in windows_s),
             request_work_s=_request_work_s(told),
             backlog_s=sum(each.last.backlog_s for each in fresh),
-            oldest_wait_s=max(each.last.oldest_wait_s for each in fresh),
             urgent=any(each.last.urgent for each in fresh),
             requested_at=self.requested_at,
         )
-
-    @property
-    def is_urgent(self) -> bool:
-        return any(each.last.urgent for each in self._gateways.values())
 
     def work_since(self, since: float, now: float) -> float:
         """Offered work that was told since then, reference seconds."""

@@ -2,9 +2,11 @@
 
 Two signs. *Envelope*: the work of one of several windows exceeds the plan by more sigmas than
 chance does, where requests come independently (variance of a window's work: its mean times
-E[c²]/E[c]); short windows see a steep burst at once, long ones a shallow one (InferLine, SoCC
-2020). *Backlog*: what waits would take the running replicas more than half of the slack that the
-SLO leaves, in `BACKLOG_SAMPLES` decisions in a row. A spike holds for `hold_s` after its last sign.
+E[c²]/E[c], its skewness by Cornish and Fisher, or a few requests would be a spike); short windows
+see a steep burst at once, long ones a shallow one (InferLine, SoCC 2020). *Backlog*: what waits
+would take the running replicas more than half of the slack that the SLO leaves, in
+`BACKLOG_SAMPLES` decisions in a row. A spike holds for `hold_s` after its last sign. And one is
+expected where spikes came at this time before (`recurring`), early enough to start replicas for it.
 Answers in reference seconds of work a second.
 """
 
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from autoscaling.demand import DemandView
+from autoscaling.recurring import RecurringSpikes
 from autoscaling.settings import PolicySettings
 
 BACKLOG_SAMPLES = 3
@@ -34,16 +37,18 @@ def windows(settings: PolicySettings, time_to_capacity_s: float) -> tuple[float,
 @dataclass(frozen=True, slots=True)
 class Spike:
     """rate: work a second to size for at once, 0.0: there is no spike. window_s: that showed it,
-    0.0: the backlog did."""
+    0.0: the backlog did. expected: nothing shows it yet, it came at this time before."""
 
     rate: float = 0.0
     window_s: float = 0.0
+    expected: bool = False
 
 
 class Envelope:
     """Of one model."""
 
     def __init__(self) -> None:
+        self.recurring = RecurringSpikes()
         self.hold_until: float | None = None
         self._sampled_at: float | None = None
         self._samples = 0
@@ -63,7 +68,19 @@ class Envelope:
         if not settings.instant:
             return Spike()
         over = _over_plan(demand, planned_s, settings)
-        return max(shown, over, key=lambda each: each.rate)
+        spike = max(shown, over, key=lambda each: each.rate)
+        if not settings.forecast:
+            return spike
+        expected = self._expected(spike, planned_s, backlog, settings, now)
+        return max(spike, expected, key=lambda each: each.rate)
+
+    def _expected(
+        self, spike: Spike, planned_s: float, backlog: Backlog, settings: PolicySettings, now: float
+    ) -> Spike:
+        self.recurring.adopt(settings.season_s)
+        self.recurring.seen(spike.rate if spike.rate > planned_s else 0.0, planned_s, now)
+        times = self.recurring.expected(backlog.starts_in_s, now)
+        return Spike(times * planned_s, expected=True)
 
     def _backlog_spike(self, demand: DemandView, backlog: Backlog, now: float) -> Spike:
         if backlog.wait_s <= 0.5 * backlog.slack_s:
@@ -96,7 +113,13 @@ def _over_plan(demand: DemandView, planned_s: float, settings: PolicySettings) -
         if window_s > demand.span_s:
             continue
         expected = planned_s * window_s
-        chance = settings.spike_sigmas * sqrt(expected * demand.request_work_s)
+        chance = _chance(expected, demand.request_work_s, settings.spike_sigmas)
         if rate * window_s > expected + chance and rate > spike.rate:
             spike = Spike(rate, window_s)
     return spike
+
+
+def _chance(expected: float, request_work_s: float, sigmas: float) -> float:
+    """Work above what is expected that a window has as seldom as a Gaussian has those sigmas."""
+    skew = (sigmas * sigmas - 1.0) / 6.0 * request_work_s
+    return sigmas * sqrt(expected * request_work_s) + max(0.0, skew)

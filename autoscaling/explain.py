@@ -67,8 +67,12 @@ def _plan(policy: PolicySettings) -> list[str]:
         planned = "Demand is not forecast: the last minutes' is planned for, and its error."
     if not policy.instant:
         return [planned, "Bursts are not answered before the plan follows (instant: false)."]
+    known = [
+        "A burst that came at the same time of the last hours or days is started for before it."
+    ]
     return [
         planned,
+        *(known if policy.forecast else []),
         f"A burst beyond that starts replicas at once: work in a window of"
         f" {min(policy.windows_s):g} to {max(policy.windows_s):g} s"
         f" {policy.spike_sigmas:g} sigmas above the plan, or a backlog of half the slack.",

@@ -6,7 +6,9 @@ with a pause after each change, and never while something starts or a spike hold
 scatters around a boundary changes nothing (the dead band), and a start that takes long is never
 undone by a lull that is shorter (kserve#1247). What a spike added above that follows the largest
 number that the spike wanted over `hold_s`: held for the window, short bursts would cost a quarter
-of all replica hours and serve nothing. Counts are replicas of one group; times are seconds.
+of all replica hours and serve nothing. Where it had gone when the next spike came, within a quarter
+of an hour, the next one's stays for one and a half times what lay between them: bursts that follow
+each other find it there. Counts are replicas of one group; times are seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ FIRM, RELAXED = 0.95, 1.1
 """Of the planned work: what must need more before there are more; what fewer must hold."""
 _LEAST_WINDOW_S = 600.0
 _LEAST_PAUSE_S = 60.0
+_LEAST_FALL = 0.25  # of the target, while a spike is not over
+_LONGEST_GAP_S, _GAPS_HELD = 900.0, 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +90,35 @@ class Peaks:
 
 
 class Hysteresis:
-    """Of one group. in_spike: the target is above what plans wanted, because of a spike."""
+    """Of one group. in_spike: the target is above what plans wanted, because of a spike. gap_s:
+    between the latest two spikes, where what the first had ordered was gone at the second."""
 
     def __init__(self, now: float) -> None:
         self.since = self.changed_at = now
         self.in_spike = False
+        self.gap_s: float | None = None
+        self._raised_at: float | None = None
+        self._lowered = True
         self._plans = Peaks()
         self._spikes = Peaks()
 
     def record(self, wants: Wants, terms: Terms, now: float) -> None:
         self._plans.add(wants.planned, terms.down_window_s, now)
-        self._spikes.add(wants.spike, terms.hold_s, now)
+        self._spikes.add(wants.spike, self._hold_s(terms), now)
 
-    def up(self, target: int, wants: Wants) -> int:
+    def _hold_s(self, terms: Terms) -> float:
+        """Longer where spikes followed each other: what one ordered is there for the next."""
+        if self.gap_s is None or self.gap_s > _LONGEST_GAP_S:
+            return terms.hold_s
+        return max(terms.hold_s, _GAPS_HELD * self.gap_s)
+
+    def up(self, target: int, wants: Wants, now: float) -> int:
         """The target, raised where that is due."""
         if wants.spike > target and wants.spike >= wants.planned:
             self.in_spike = True
+            if self._lowered:
+                self.gap_s = None if self._raised_at is None else now - self._raised_at
+                self._raised_at, self._lowered = now, False
             return wants.spike
         if wants.firm > target:
             return wants.planned
@@ -113,8 +130,11 @@ class Hysteresis:
         peak = max(self._plans.most, wants.planned)
         if self.in_spike:
             self.in_spike = self._spikes.most > 0
-            floor = self._spikes.most if self.in_spike else wants.relaxed
-            return min(target, max(peak, floor))
+            floor = max(peak, self._spikes.most if self.in_spike else wants.relaxed)
+            if self.in_spike and target - floor < max(2, _LEAST_FALL * target):
+                return target
+            self._lowered = self._lowered or floor < target
+            return min(target, floor)
         if peak >= target or wants.relaxed >= target:
             return target
         if now - self.changed_at < terms.pause_s or now - self.since < terms.down_window_s:
@@ -130,6 +150,9 @@ class Hysteresis:
             "since": now - self.since,
             "changed": now - self.changed_at,
             "in_spike": self.in_spike,
+            "gap_s": self.gap_s,
+            "raised": None if self._raised_at is None else now - self._raised_at,
+            "lowered": self._lowered,
             "plans": self._plans.save(now),
             "spikes": self._spikes.save(now),
         }
@@ -137,6 +160,8 @@ class Hysteresis:
     def load(self, state: dict[str, Any], now: float) -> None:
         self.since = now - state["since"]
         self.changed_at = now - state["changed"]
-        self.in_spike = bool(state["in_spike"])
+        self.in_spike, self._lowered = bool(state["in_spike"]), bool(state["lowered"])
+        self.gap_s, raised = state["gap_s"], state["raised"]
+        self._raised_at = None if raised is None else now - raised
         self._plans.load(state["plans"], now)
         self._spikes.load(state["spikes"], now)

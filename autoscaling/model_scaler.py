@@ -28,6 +28,7 @@ from autoscaling.wake import Wake
 
 _LEAST_SPAN_S = 4.0
 _ORDER_SEEN_S = 10.0
+_LEAST_PATIENCE_S = 600.0
 
 
 class ModelScaler:
@@ -90,7 +91,8 @@ class ModelScaler:
             reason = Reason.MANUAL if self.pins else Reason.FROZEN
             return Proposal(reason, held, self._pinned(held))
         if self.pins and (self.is_fixed or len(self.pins) == len(self.terms.groups)):
-            return Proposal(Reason.MANUAL, held, self._pinned(held))
+            pinned = self._pinned(held)
+            return Proposal(Reason.MANUAL, pinned, pinned)
         if self.described is False and held and not sum(held.values()):
             first = {**held, self.terms.groups[0].name: min(1, self.terms.groups[0].max)}
             return Proposal(Reason.FIRST, first, first)
@@ -202,7 +204,7 @@ class ModelScaler:
         for name, target in held.items():
             own = self._hysteresis.setdefault(name, Hysteresis(now))
             own.record(wants[name], terms, now)
-            raised = own.up(target, wants[name])
+            raised = own.up(target, wants[name], now)
             if self._is_unplaced(name):
                 raised = min(target, max(wants[name].relaxed, self.runs.readings[name].hot))
             elif free and raised == target and (own.in_spike or not holds):
@@ -219,13 +221,16 @@ class ModelScaler:
         return self.runs.is_unplaced(name, self.terms.policy.pending_limit_s)
 
     def _starts(self, now: float) -> bool:
-        """Whether a replica starts, or was ordered a moment ago; not those that find no place."""
+        """Whether a replica starts, or was ordered a moment ago; not those that find no place, or
+        that have been starting for so long that they may never end."""
+        patience_s = max(_LEAST_PATIENCE_S, 4.0 * self.starts.time_to_capacity_s())
         for name, reading in self.runs.readings.items():
             if self._is_unplaced(name):
                 continue
             own = self._hysteresis.get(name)
             ordered = own is not None and now - own.changed_at < _ORDER_SEEN_S
-            if reading.starting or (ordered and reading.target < self.targets.get(name, 0)):
+            starting = reading.starting and self.runs.start_s(name, now) <= patience_s
+            if starting or (ordered and reading.target < self.targets.get(name, 0)):
                 return True
         return False
 
@@ -249,8 +254,10 @@ class ModelScaler:
         spike: Spike, plan: Plan,
     ) -> Reason:  # fmt: skip
         up = Reason.FORECAST if plan.trusted else Reason.STEADY
-        if spike.rate:
+        if spike.rate and not spike.expected:
             up = Reason.SPIKE if spike.window_s else Reason.BACKLOG
+        elif spike.expected:
+            up = Reason.FORECAST
         if self.pins:
             return Reason.MANUAL
         if any(targets[name] > count for name, count in held.items()):
@@ -346,6 +353,7 @@ class ModelScaler:
             "correction": self.sizing.correction,
             "dispersion_s": self.sizing.dispersion_s,
             "hold_s": None if self.envelope.hold_until is None else self.envelope.hold_until - now,
+            "recurring": self.envelope.recurring.save(now),
             "wake": self.wake.save(now),
             "groups": {name: each.save(now) for name, each in self._hysteresis.items()},
         }
@@ -362,6 +370,7 @@ class ModelScaler:
         self.sizing.dispersion_s = state["dispersion_s"]
         if state["hold_s"] is not None:
             self.envelope.hold(now + state["hold_s"])
+        self.envelope.recurring.load(state["recurring"], now)
         self.wake.load(state["wake"], now)
         for name, saved in state["groups"].items():
             if name in names:

@@ -10,19 +10,28 @@ from autoscaling.types import GroupReading
 
 
 class Observation:
-    """readings: by group."""
+    """readings: by group. start_s: for how long some replica of a group has been starting."""
 
     def __init__(self) -> None:
         self.readings: dict[str, GroupReading] = {}
         self._at: float | None = None
+        self._starting_since: dict[str, float] = {}
 
     def take(self, groups: tuple[GroupReading, ...], names: Container[str], now: float) -> None:
         """What is said of a group that the names do not hold is left out."""
         self.readings = {each.name: each for each in groups if each.name in names}
         self._at = now
+        self._starting_since = {
+            name: self._starting_since.get(name, now)
+            for name, each in self.readings.items()
+            if each.starting
+        }
 
     def keep(self, names: Container[str]) -> None:
         self.readings = {name: each for name, each in self.readings.items() if name in names}
+
+    def start_s(self, group: str, now: float) -> float:
+        return now - self._starting_since.get(group, now)
 
     def is_stale(self, now: float) -> bool:
         return self._at is None or now - self._at > FRESH_S

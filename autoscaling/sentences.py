@@ -32,7 +32,7 @@ def _why(proposal: Proposal, reason: Reason, bound: str) -> str:
         case Reason.FIXED | Reason.FROZEN | Reason.FIRST | Reason.ASLEEP:
             return _CONSTANT[reason]
         case Reason.MANUAL:
-            return f"set by hand; {wanted} would be wanted"
+            return "set by hand"
         case Reason.UNKNOWN:
             return f"held, because {proposal.detail}"
         case Reason.BUDGET:
@@ -43,6 +43,8 @@ def _why(proposal: Proposal, reason: Reason, bound: str) -> str:
             return f"fewer have been enough for {_work(proposal)}"
         case Reason.STEADY:
             return f"enough for {_work(proposal)}"
+        case Reason.FORECAST if proposal.spike.expected:
+            return _expected(proposal)
         case Reason.FORECAST:
             return f"for {_work(proposal)}, expected in {proposal.plan.horizon} min"
         case Reason.SPIKE | Reason.BACKLOG:
@@ -65,6 +67,13 @@ def _spike(proposal: Proposal) -> str:
     return (
         f"{spike.rate:.2f} s of work a second came in {spike.window_s:g} s,"
         f" {planned_s:.2f} were planned"
+    )
+
+
+def _expected(proposal: Proposal) -> str:
+    return (
+        f"{proposal.spike.rate:.2f} s of work a second came at this time before,"
+        f" {proposal.plan.planned_s:.2f} are planned otherwise"
     )
 
 

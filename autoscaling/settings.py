@@ -29,11 +29,11 @@ class PolicySettings:
     forecast: whether demand is forecast; season_s: the period that it is expected to repeat in, 0:
     none; quantile: of the forecast's error that is planned for. instant: whether spikes are
     answered at once; windows_s: of the traffic envelope; spike_sigmas: how far above the plan a
-    window must be; hold_s: how long after a spike nothing goes down. down_window_s: over which the
-    largest want holds before replicas go, None: max(600, 4 x the measured time to capacity);
-    down_step: largest share of the replicas that goes at once. idle_s: without a request before the
-    last replica goes, where `min` is 0. pending_limit_s: how long a replica may wait for a place
-    before no further one is asked for.
+    window must be; hold_s: over which the largest number that a spike wanted holds, and how long
+    after one nothing else goes. down_window_s: over which the largest want holds before replicas
+    go, None: max(600, 4 x the measured time to capacity); down_step: largest share of the replicas
+    that goes at once. idle_s: without a request before the last replica goes, where `min` is 0.
+    pending_limit_s: how long a replica may wait for a place before no further one is asked for.
     """
 
     mode: Mode = Mode.ENFORCE
@@ -44,9 +44,9 @@ class PolicySettings:
     season_s: float = 86_400.0
     quantile: float = 0.95
     instant: bool = True
-    windows_s: tuple[float, ...] = (8.0, 16.0, 32.0, 64.0)
+    windows_s: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
     spike_sigmas: float = 5.0
-    hold_s: float = 60.0
+    hold_s: float = 10.0
     down_window_s: float | None = None
     down_step: float = 0.1
     idle_s: float = 300.0

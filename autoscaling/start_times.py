@@ -61,9 +61,6 @@ class StartTimes:
         ordered = sorted(kept)
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
-    def count(self, state: State) -> int:
-        return len(self._seconds.get(state, ()))
-
     def ladder(self) -> dict[State, LadderStep]:
         """Of every state that a start was seen from."""
         return {

@@ -96,10 +96,13 @@ def serve(file: Path | None, port: int | None, host: str | None) -> None:
     "--elsewhere", is_flag=True, help="The models' files and packages are on another machine."
 )
 def check(file: Path, elsewhere: bool) -> None:
-    """Say what is wrong with FILE, and what would be right."""
+    """Say what is wrong with FILE, and what would be right; what policies of scaling will do."""
     from deployments.settings.load import load
 
-    click.echo(summary(load(file, here=not elsewhere)))
+    settings = load(file, here=not elsewhere)
+    click.echo(summary(settings))
+    for line in function("deployments.tools.explained", "scaling_lines")(settings):
+        click.echo(line)
 
 
 @main.command()

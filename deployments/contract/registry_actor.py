@@ -26,12 +26,14 @@ from deployments.contract.registry import (
     ReplicaProgress,
     View,
 )
+from deployments.contract.scaling import actor_name
 from deployments.contract.scaling.watch import keep_alive
 from deployments.contract.server_status import replica_targets, server_status
 
 NAME = "headrace-registry"
 NAMESPACE = "headrace"
 _ASKS_SERVE_S = 1.0
+_ACCOUNT_S = 2.0
 clock = time.monotonic
 logger = logging.getLogger("headrace.registry")
 
@@ -147,7 +149,18 @@ class RegistryActor:
         except Exception as fault:
             logger.warning("Serve does not say how many replicas are to run: %s", fault)
             targets = {}
-        return server_status(await self.status(), targets)
+        return server_status(await self.status(), targets) | {"scaling": await _scaling()}
+
+
+async def _scaling() -> dict[str, Any] | None:
+    """The autoscaler's account; None where it does not answer."""
+    try:
+        asked = actor_name.running().status.remote()
+        account: dict[str, Any] = await asyncio.wait_for(asked, _ACCOUNT_S)
+    except Exception as fault:
+        logger.warning("the autoscaler does not answer: %s", fault)
+        return None
+    return account
 
 
 def registry() -> Any:

@@ -44,7 +44,8 @@ class ModelStatus(TypedDict):
 
 class StatusSnapshot(TypedDict):
     """problem: what an operator should look at, such as a tenants file that is not in force.
-    frozen: whether the controllers of all models are, at every gateway. pid, uptime_s: of the host
+    frozen: whether the controllers of all models are, at every gateway. scaling: the autoscaler's
+    account (`Decider.status`), None where it does not answer. pid, uptime_s: of the host
     process, where there is one."""
 
     url: str
@@ -54,6 +55,7 @@ class StatusSnapshot(TypedDict):
     models: Sequence[ModelStatus]
     frozen: bool
     problem: str | None
+    scaling: NotRequired[dict[str, Any] | None]
 
 
 def server_status(raw: dict[str, Any], targets: Mapping[str, int]) -> dict[str, Any]:

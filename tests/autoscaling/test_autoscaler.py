@@ -208,6 +208,20 @@ def test_decision_says_time_to_capacity_as_measured():
     assert cluster.last().time_to_capacity_s == pytest.approx(14.0)
 
 
+def test_start_that_never_ends_does_not_keep_the_others_for_ever():
+    cluster = FakeCluster(model(down_window_s=60.0), hot=6)
+    cluster.run(120, 4.0)
+    cluster.group().starting = [float("inf")]
+    cluster.group().target += 1
+    cluster.core.pin("m", "", cluster.group().target, cluster.now)
+    cluster.run(1, 4.0)
+    cluster.core.pin("m", "", None, cluster.now)
+    cluster.run(590, 1.0)
+    assert cluster.group().hot == 6
+    cluster.run(1200, 1.0)
+    assert cluster.target() <= 3
+
+
 # -- shared bounds
 
 
@@ -335,7 +349,6 @@ def test_readings_of_models_that_are_not_listed_are_left_out():
     core.observed("gone", (GroupReading(),), 0.0)
     core.started(StartReading("gone", "", State.COLD, 3.0))
     core.described("gone", True)
-    assert not core.crossing("gone")
     assert core.decide(0.0).models == {}
 
 
@@ -370,3 +383,20 @@ def test_targets_stay_in_bounds_and_never_fall_while_one_starts(steps, least, mo
         if fault in ("silent", "blind"):
             late = [at for at, *_ in cluster.changes[held:] if at > cluster.now - seconds + 6.0]
             assert not late
+
+
+@given(STEPS, st.integers(0, 4), st.integers(1, 6))
+def test_two_groups_in_a_budget_with_few_places_stay_in_bounds_and_within_it(
+    steps, places, devices
+):
+    policy = {"down_window_s": 10.0, "hold_s": 5.0, "pending_limit_s": 15.0}
+    groups = (
+        GroupTerms("gpu", 0, 5, needs=GPU),
+        GroupTerms("cpu", 1, 6, reserve=True, needs=Needs((("CPU", 1.0),))),
+    )
+    settings = budgeted(model("m", 0, 0, *groups, **policy), GPU=float(devices))
+    cluster = FakeCluster(settings=settings, start_s=8.0, hot=1)
+    cluster.group(group="gpu").places = places
+    for rate, seconds, _ in steps:
+        cluster.run(seconds, rate)
+        assert cluster.target(group="gpu") <= devices

@@ -132,7 +132,7 @@ def test_what_waits_at_a_gateway_that_is_new_counts_as_called():
     demand = Demand()
     demand.hear("a", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 3.0)
     assert demand.view((8.0,), 3.0).requested_at == 3.0
-    assert demand.is_urgent
+    assert demand.view((8.0,), 3.0).waits
 
 
 def test_work_of_requests_is_known_from_squares():

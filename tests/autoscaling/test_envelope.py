@@ -80,5 +80,46 @@ def test_instant_path_can_be_off():
 
 
 def test_short_windows_are_looked_at_where_replicas_start_in_five_seconds():
-    assert windows(POLICY, 5.1) == POLICY.windows_s
-    assert windows(POLICY, 5.0) == (2.0, 4.0, *POLICY.windows_s)
+    policy = PolicySettings(windows_s=(8.0, 16.0))
+    assert windows(policy, 5.1) == (8.0, 16.0)
+    assert windows(policy, 5.0) == (2.0, 4.0, 8.0, 16.0)
+
+
+def in_a_second(rate, request_work_s=0.3):
+    """A view that holds the last second alone."""
+    return DemandView(True, span_s=64.0, rates=((1.0, rate),), request_work_s=request_work_s)
+
+
+def test_a_few_requests_of_a_seldom_used_model_are_no_spike():
+    """2.7 s of work are nine requests where one is planned: chance has them every ten days."""
+    assert Envelope().spike(in_a_second(2.7), 0.3, NONE, POLICY, 0.0).rate == 0.0
+    assert Envelope().spike(in_a_second(3.3), 0.3, NONE, POLICY, 0.0).rate == 3.3
+
+
+def spiked_each_hour(policy, hours=2):
+    envelope = Envelope()
+    for hour in range(hours):
+        for second in range(40):
+            envelope.spike(in_a_second(40.0), 10.0, NONE, policy, 3_600.0 * hour + second)
+        envelope.spike(in_a_second(10.0), 10.0, NONE, policy, 3_600.0 * hour + 100.0)
+    return envelope
+
+
+def test_a_spike_is_expected_where_it_came_before_early_enough_to_start_replicas():
+    envelope, slow = spiked_each_hour(POLICY), Backlog(0.0, 0.0, 0.4, starts_in_s=40.0)
+    quiet = in_a_second(10.0)
+    assert envelope.spike(quiet, 10.0, slow, POLICY, 7_100.0).rate == 0.0
+    spike = envelope.spike(quiet, 10.0, slow, POLICY, 7_140.0)
+    assert (spike.rate, spike.expected) == (pytest.approx(40.0), True)
+    assert envelope.spike(quiet, 5.0, slow, POLICY, 7_140.0).rate == pytest.approx(20.0)
+
+
+def test_nothing_is_expected_of_a_model_whose_demand_is_not_forecast():
+    off = PolicySettings(forecast=False)
+    assert spiked_each_hour(off).spike(in_a_second(10.0), 10.0, NONE, off, 7_200.0).rate == 0.0
+
+
+def test_what_is_seen_and_more_than_what_is_expected_counts():
+    envelope = spiked_each_hour(POLICY)
+    spike = envelope.spike(in_a_second(60.0), 10.0, NONE, POLICY, 7_200.0)
+    assert (spike.rate, spike.expected) == (60.0, False)

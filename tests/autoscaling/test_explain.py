@@ -48,6 +48,11 @@ def test_sleep_is_said_where_every_minimum_is_zero():
     assert "without a request" not in said(GroupTerms("", 1, 2))
 
 
+def test_bursts_that_come_back_are_said_where_demand_is_forecast():
+    assert "same time of the last hours or days" in said(GroupTerms("", 1, 2))
+    assert "same time" not in said(GroupTerms("", 1, 2), forecast=False)
+
+
 def test_what_is_off_is_said():
     text = said(GroupTerms("", 1, 2), forecast=False, instant=False, mode=Mode.OBSERVE)
     assert "not forecast" in text

@@ -1,6 +1,7 @@
 """When a number follows what is wanted."""
 
 import json
+from itertools import pairwise
 
 from autoscaling.hysteresis import Hysteresis, Terms, Wants
 from autoscaling.settings import PolicySettings
@@ -21,15 +22,15 @@ def wants(planned, firm=None, relaxed=None, spike=0):
 
 
 def test_up_at_once_when_a_little_less_work_needs_it_too():
-    assert Hysteresis(0.0).up(3, wants(5)) == 5
+    assert Hysteresis(0.0).up(3, wants(5), 0.0) == 5
 
 
 def test_within_the_dead_band_nothing_goes_up():
-    assert Hysteresis(0.0).up(3, wants(4, firm=3)) == 3
+    assert Hysteresis(0.0).up(3, wants(4, firm=3), 0.0) == 3
 
 
 def test_spike_goes_up_whatever_the_band_says():
-    assert Hysteresis(0.0).up(3, wants(3, spike=7)) == 7
+    assert Hysteresis(0.0).up(3, wants(3, spike=7), 0.0) == 7
 
 
 def test_down_waits_for_the_largest_want_of_the_window():
@@ -71,7 +72,7 @@ def test_what_a_spike_added_goes_with_the_spike_and_at_once():
     for second, spike in enumerate([15] * 20 + [8] * 40 + [0] * 60, 1_000):
         now, want = float(second), wants(4, relaxed=5, spike=spike)
         own.record(want, TERMS, now)
-        target = own.down(own.up(targets[-1], want), want, TERMS, now)
+        target = own.down(own.up(targets[-1], want, now), want, TERMS, now)
         if target != targets[-1]:
             own.changed(now)
         targets.append(target)
@@ -81,8 +82,46 @@ def test_what_a_spike_added_goes_with_the_spike_and_at_once():
     assert targets[-1] == 5
 
 
+def followed(own, spikes, target=4, since=1_000.0):
+    """Targets of a second each, while spikes want so many."""
+    targets = []
+    for second, spike in enumerate(spikes):
+        now, want = since + second, wants(4, relaxed=5, spike=spike)
+        own.record(want, TERMS, now)
+        target = own.down(own.up(target, want, now), want, TERMS, now)
+        targets.append(target)
+    return targets
+
+
+def test_while_a_spike_lasts_small_falls_change_nothing():
+    targets = followed(settled(4), [16] * 10 + [13] * 100)
+    assert set(targets) == {16}
+
+
+def test_a_spike_that_followed_one_whose_replicas_had_gone_keeps_its_own_for_the_next():
+    own, pulse = settled(4), [12] * 20 + [0] * 100
+    targets = followed(own, 6 * pulse)
+    falls = [n for n, (a, b) in enumerate(pairwise(targets)) if b < a]
+    assert falls == [49]  # when the first one's hold is over, and then no more
+    assert own.gap_s == 120.0
+
+
+def test_a_spike_long_after_another_is_let_go_as_soon_as_the_first():
+    own = settled(4)
+    followed(own, [12] * 20 + [0] * 1_000)
+    targets = followed(own, [12] * 20 + [0] * 100, since=2_500.0)
+    assert targets[-1] == 5
+
+
+def test_a_gap_is_known_after_the_deciders_death():
+    own, other = settled(4), Hysteresis(0.0)
+    followed(own, [12] * 20 + [0] * 100 + [12] * 20)
+    other.load(json.loads(json.dumps(own.save(1_139.0))), 0.0)
+    assert followed(other, [0] * 100, target=12, since=0.0)[-1] == 12
+
+
 def test_pause_follows_the_time_to_capacity():
-    assert Terms.of(PolicySettings(), 300.0) == Terms(1_200.0, 600.0, 0.1, 60.0)
+    assert Terms.of(PolicySettings(), 300.0) == Terms(1_200.0, 600.0, 0.1, 10.0)
     assert Terms.of(PolicySettings(down_window_s=30.0), 1.0).pause_s == 30.0
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from autoscaling.start_times import DECISION_S, UNMEASURED_S, StartTimes
+from autoscaling.start_times import DECISION_S, UNMEASURED_S, LadderStep, StartTimes
 from autoscaling.types import StartReading, State
 
 
@@ -37,19 +37,20 @@ def test_only_the_last_thirty_two_count():
     for seconds in [100.0] * 40 + [10.0] * 32:
         starts.add(start(seconds))
     assert starts.quantile_s(State.COLD, 0.99) == 10.0
-    assert starts.count(State.COLD) == 32
+    assert starts.ladder()[State.COLD].seen == 32
 
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), 1e6])
 def test_what_is_no_start_is_left_out(wrong):
     starts = StartTimes()
     starts.add(start(wrong))
-    assert starts.count(State.COLD) == 0
+    assert starts.ladder() == {}
 
 
 def test_phases_of_the_latest_are_kept_and_saved():
     starts, other = StartTimes(), StartTimes()
     starts.add(start(9.0, phases=(("process", 6.0), ("load", 3.0))))
     other.load(json.loads(json.dumps(starts.save())))
-    assert other.phases == {State.COLD: (("process", 6.0), ("load", 3.0))}
+    phases = (("process", 6.0), ("load", 3.0))
+    assert other.ladder() == {State.COLD: LadderStep(9.0, 9.0, 1, phases)}
     assert other.time_to_capacity_s() == starts.time_to_capacity_s()

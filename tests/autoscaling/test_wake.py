@@ -116,6 +116,5 @@ def test_urgent_work_at_a_gateway_that_is_new_wakes():
     cluster = asleep()
     reading = DemandReading(0.05, 0.0025, 1, backlog_s=0.05, urgent=True)
     cluster.core.heard("gateway-9", "m", reading, cluster.now)
-    assert cluster.core.crossing("m")
     decision = cluster.core.decide(cluster.now).models["m"]
     assert (decision.reason, of_group(decision).target) == (Reason.AWAKE, 1)

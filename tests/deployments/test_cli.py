@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from deployments import cli
+from deployments.cluster.manual_target import ManualTarget
 from deployments.cluster.server_files import NoServer
 from deployments.gateway.tenancy.tenants import hash_key
 from deployments.settings.load import load
-from deployments.tools import control
+from deployments.tools import control, scale
 from deployments.tools import serve as host
 
 GOOD = "models: {device: {runtime: synthetic}}\ntenants: {a: {}, b: {}}\n"
@@ -45,6 +46,20 @@ def test_check_sums_up_a_file_that_is_fine(good: Path) -> None:
         0,
         "ok: 1 model (device), 2 tenants (a, b), http://127.0.0.1:8000\n",
     )
+
+
+def test_check_says_what_a_policy_will_do(tmp_path: Path) -> None:
+    path = tmp_path / "scaled.yaml"
+    path.write_text(
+        "models:\n"
+        "  a: {runtime: synthetic, replicas: {min: 0, max: 4}, scaling: {policy: scale-to-zero}}\n"
+        "  b: {runtime: synthetic}\n"
+    )
+    first, name, *sentences = run("check", str(path)).stdout.splitlines()
+    assert first.startswith("ok: 2 models (a, b)")
+    assert (name, sentences[0]) == ("a:", "  The model has 0 to 4 replicas.")
+    assert any("without a request the last replica goes" in each for each in sentences)
+    assert "b:" not in sentences
 
 
 def test_check_explains_every_mistake_and_exits_2(bad: Path) -> None:
@@ -112,6 +127,27 @@ def test_apply_freeze_and_stop_name_the_server(monkeypatch: pytest.MonkeyPatch, 
     assert run("freeze", "off", "--port", "8001").exit_code == 0
     assert run("freeze", "perhaps").exit_code == 2
     assert calls == [(good, None), (8001,), (True, None), (False, 8001)]
+
+
+def test_scale_names_model_group_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def record(*args: object) -> int:
+        calls.append(args)
+        return 0
+
+    monkeypatch.setattr(scale, "here", record)
+    monkeypatch.setattr(scale, "there", record)
+    assert run("scale", "minilm", "3").exit_code == 0
+    assert run("scale", "minilm", "auto", "--group", "gpu", "--port", "8001").exit_code == 0
+    assert run("scale", "minilm", "0", "--address", "http://head:8265").exit_code == 0
+    assert calls == [
+        (ManualTarget("minilm", "", 3), None),
+        (ManualTarget("minilm", "gpu", None), 8001),
+        (ManualTarget("minilm", "", 0), "http://head:8265"),
+    ]
+    for wrong in ("some", "-1", "1.5"):
+        assert run("scale", "minilm", "--", wrong).exit_code == 2
 
 
 def test_without_a_server_commands_exit_1_with_one_sentence(

@@ -18,13 +18,14 @@ import pytest
 import ray
 import ray.util
 from ray import serve
+from ray._private import state
 from ray.experimental import internal_kv
-from ray.serve import schema
+from ray.serve import autoscaling_policy, schema
 from ray.serve._private import constants, controller, http_util, replica
 from ray.serve._private.common import ReplicaID, RequestMetadata
 from ray.serve._private.haproxy import HAProxyApi
 from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, RequestRouterConfig
 from ray.serve.generated import serve_pb2
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
@@ -90,6 +91,54 @@ def test_the_store_of_the_cluster_takes_what_tenants_are_published_with():
     put = parameters(internal_kv._internal_kv_put)
     assert {"key", "value", "overwrite", "namespace"} <= put
     assert {"key", "namespace"} <= parameters(internal_kv._internal_kv_get)
+
+
+def test_serves_controller_takes_one_policy_for_an_application_and_copies_its_numbers():
+    """As `copy_targets` relies on: what is left out keeps its target, whatever waits."""
+    assert "autoscaling_policy" in schema.ServeApplicationSchema.model_fields
+    (app,) = [
+        each
+        for each in serve_config(settings_of_one_model(), one_machine=True)["applications"]
+        if each["name"] == "model-m"
+    ]
+    schema.ServeApplicationSchema.model_validate(app)
+    wants: dict[str, int] = {}
+
+    def policy(contexts):
+        return {key: wants[key] for key in contexts if key in wants}, {}
+
+    wrapped = autoscaling_policy._apply_app_level_autoscaling_config(policy)
+    bounds = AutoscalingConfig(**app["deployments"][0]["autoscaling_config"])
+
+    def decided(running: int, target: int, queued: int = 0) -> dict[str, int]:
+        context = AutoscalingContext(
+            deployment_id="id", deployment_name="model", app_name="model-m",
+            current_num_replicas=running, target_num_replicas=target, running_replicas=[],
+            total_num_requests=queued, total_queued_requests=queued, aggregated_metrics={},
+            raw_metrics={}, capacity_adjusted_min_replicas=0, capacity_adjusted_max_replicas=4,
+            policy_state={}, last_scale_up_time=None, last_scale_down_time=None, current_time=0.0,
+            config=bounds,
+        )  # fmt: skip
+        assert (context.app_name, context.deployment_name) == ("model-m", "model")
+        return wrapped({"id": context})[0]
+
+    assert decided(0, 0, queued=3) == decided(0, 5) == decided(2, 2, queued=9) == {}
+    wants["id"] = 3
+    assert decided(1, 1) == decided(0, 0) == {"id": 3}
+    wants["id"] = 0
+    assert decided(1, 1) == {"id": 0}
+
+
+def settings_of_one_model() -> Settings:
+    return Settings.model_validate({"models": {"m": {"runtime": "synthetic"}}})
+
+
+def test_ray_says_what_a_cluster_has_or_may_come_to_have():
+    found = inspect.signature(state.state.get_max_resources_from_cluster_config)
+    assert not found.parameters
+    assert "node_id" in schema.ReplicaDetails.model_fields
+    assert {"replica_id", "state"} <= set(schema.ReplicaDetails.model_fields)
+    assert "no_restart" in parameters(ray.kill)
 
 
 def test_handles_take_the_options_of_pinned_calls():

@@ -111,10 +111,15 @@ class Decider:
                 self._core.observed(name, groups, self.seen.at)
         before, self.decisions = self.decisions, self._core.decide(now)
         self._outlooks = {
-            name: outlook(terms[name], decision, self._groups.get(name, ()))
+            name: outlook(
+                terms[name], decision, self._groups.get(name, ()), self._begun_s(terms[name], now)
+            )
             for name, decision in self.decisions.models.items()
         }
         return changes(before, self.decisions)
+
+    def _begun_s(self, terms: ModelTerms, now: float) -> float:
+        return self._orders.begun_s(terms.name, [group.name for group in terms.groups], now)
 
     def _runs(self, terms: ModelTerms, now: float) -> tuple[GroupReading, ...]:
         loads = self.gateways.loads(terms.name, now)

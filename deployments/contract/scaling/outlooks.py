@@ -12,15 +12,19 @@ from deployments.contract.scaling.messages import ModelOutlook
 
 
 def outlook(
-    terms: ModelTerms, decision: ModelDecision, groups: Iterable[GroupReading]
+    terms: ModelTerms,
+    decision: ModelDecision,
+    groups: Iterable[GroupReading],
+    begun_s: float = 0.0,
 ) -> ModelOutlook:
-    """`groups`: what runs, as the decision knew it."""
+    """`groups`: what runs, as the decision knew it. `begun_s`: since the replica was ordered that
+    is to come next."""
     runs = list(groups)
     asleep_ok = terms.asleep_ok and not decision.observed
     return ModelOutlook(
         asleep_ok=asleep_ok,
         wakes=asleep_ok and not any(each.hot or each.starting for each in runs),
-        ready_in_s=decision.time_to_capacity_s,
+        ready_in_s=max(0.0, decision.time_to_capacity_s - begun_s),
         targets={each.name: each.target for each in decision.groups},
         wanted={each.name: each.wanted for each in decision.groups},
         starting=sum(each.starting for each in runs),

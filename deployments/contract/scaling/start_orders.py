@@ -9,7 +9,7 @@ replica, or brings a new version) says nothing of how soon more can be had.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from autoscaling.types import StartReading
@@ -41,6 +41,11 @@ class StartOrders:
                 orders.popleft()
         self._observed, self._began = dict(observed), True
         self._orders = {key: self._orders[key] for key in observed}
+
+    def begun_s(self, model: str, groups: Iterable[str], now: float) -> float:
+        """How long ago the replica was ordered that is to come next; 0.0: none is."""
+        waiting = [self._orders.get(directory_key(model, group)) for group in groups]
+        return max([now - orders[0] for orders in waiting if orders], default=0.0)
 
     def _rise(self, key: str, each: Observed) -> int:
         if key in self._observed:

@@ -54,7 +54,8 @@ async def keep_alive(make: Callable[[], Any], clock: Callable[[], float] = time.
     actor, watch = make(), Watch(clock())
     while True:
         try:
-            await asyncio.wait_for(actor.ping.remote(), ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                await actor.ping.remote()
             watch.heard(clock())
         except TimeoutError:
             if watch.silent(clock()):

@@ -232,8 +232,9 @@ class Catalogue:
         """What the autoscaler says of the models, so long ago."""
         self.outlooks = outlooks
         for name, served in self._served.items():
-            outlook = outlooks.get(name)
-            in_s = 0.0 if outlook is None else outlook.ready_in_s - age_s
+            # Of one that must run nothing is expected: its connection may be back before.
+            expected = self._may_sleep(name) and not served.replicas
+            in_s = outlooks[name].ready_in_s - age_s if expected else 0.0
             served.queue.expect_capacity(max(0.0, in_s))
 
     # ---- following ------------------------------------------------------------------------

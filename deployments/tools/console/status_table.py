@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.contract.server_status import ModelStatus, StatusSnapshot
+from deployments.tools.console.scaling_lines import model_lines, pool_line
 
 _MOST_TENANTS = 10
 
@@ -40,9 +41,17 @@ def show(snapshot: StatusSnapshot, console: Console | None = None) -> None:
     """Prints the table, and below it what there is to say besides."""
     target = console or Console()
     target.print(status_table(snapshot))
+    scaling = snapshot.get("scaling")
     for model in snapshot["models"]:
         for line in _details(model):
             target.print(line)
+        if scaling and model["name"] in scaling["models"]:
+            for what, said in model_lines(scaling["models"][model["name"]]):
+                target.print(_detail(model, what, [said]))
+    if scaling and scaling["pool"]:
+        target.print(Text.assemble(("pool", "bold"), f" {pool_line(scaling['pool'])}"))
+    if scaling is None and "scaling" in snapshot:
+        target.print(Text("the autoscaler does not answer; numbers stay as they are", "yellow"))
     if snapshot["frozen"]:
         target.print(Text("controllers are frozen", style="yellow"))
     if snapshot["problem"]:

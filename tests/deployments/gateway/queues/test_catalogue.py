@@ -437,6 +437,33 @@ async def test_a_sleeping_model_is_ready_and_takes_requests_for_good(
     assert models.ready("device")
 
 
+@pytest.mark.parametrize(
+    ("asleep_ok", "runs", "age_s", "expected_s"),
+    [
+        (True, False, 0.0, 12.0),
+        (True, False, 5.0, 7.0),
+        (True, False, 13.0, 0.0),
+        (True, True, 0.0, 0.0),  # a connection that breaks may be back at once
+        (False, False, 0.0, 0.0),
+    ],
+)
+async def test_only_a_sleeping_models_queue_is_told_when_to_expect_a_replica(
+    following: Following,
+    description: Describe,
+    asleep_ok: bool,
+    runs: bool,
+    age_s: float,
+    expected_s: float,
+) -> None:
+    if runs:
+        following.run(description())
+    await following.registry.tell(description())
+    outlook = ModelOutlook(asleep_ok=asleep_ok, ready_in_s=12.0)
+    following.catalogue.take_outlooks({"device": outlook}, age_s)
+    core = following.catalogue.served["device"].queue._dispatcher
+    assert core._requests._pipeline.capacity_in_s == expected_s
+
+
 async def test_a_model_that_is_withdrawn_does_not_count_as_asleep(
     following: Following, description: Describe
 ) -> None:

@@ -1,0 +1,140 @@
+"""Will a spike come now because it came at this time before?
+
+Jobs that run by the clock make the same burst each hour or each day, and it is over before replicas
+that start then would help. Spikes are remembered by their onset, length and height (times the
+plan); one is *expected* where spikes began at its time in at least two of the last three periods,
+within `TOLERANCE_S`. From a start's time before the earliest moment that it may come until the
+latest, the plan times the greatest height seen at that time of the last periods is wanted; when it
+comes, the envelope sees it as any other. One that stays away costs that much waiting, and after two
+in a row is no longer expected. Looks at onsets alone: what a season of smooth demand needs is the
+forecast's. Seconds; work is in reference seconds a second. State: at most `MOST` spikes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Any
+
+HOUR_S, DAY_S = 3_600.0, 86_400.0
+TOLERANCE_S = 30.0
+MOST = 256
+_QUIET_S = 30.0  # without a sign, before the next one is another spike
+_LONGEST_S = 900.0
+_LEAST_PERIOD_S = 120.0
+_LOOKED_AT = 3
+_NEEDED = 2
+_HEIGHTS = 8  # periods whose heights count
+
+
+@dataclass(slots=True)
+class Episode:
+    """A spike that was seen. last: its latest sign; height: its greatest rate over the plan's."""
+
+    onset: float
+    last: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """at: when it is likely to begin; height: times the plan."""
+
+    at: float
+    height: float
+
+
+class RecurringSpikes:
+    """Of one model. season_s: another period than an hour and a day, 0: there is none."""
+
+    def __init__(self, season_s: float = 0.0) -> None:
+        self._season_s = season_s
+        self._episodes: list[Episode] = []
+        self._expected: list[Expected] = []
+        self._open: Episode | None = None
+
+    def adopt(self, season_s: float) -> None:
+        """Counts from the next spike on."""
+        self._season_s = season_s
+
+    @property
+    def _periods(self) -> set[float]:
+        return {HOUR_S, DAY_S, *([self._season_s] if self._season_s > _LEAST_PERIOD_S else [])}
+
+    def seen(self, rate: float, planned: float, now: float) -> None:
+        """A sign of a spike (its rate), or none (0.0), in the decision of that time."""
+        current = self._open
+        if rate > 0.0 and planned > 0.0:
+            height = rate / planned
+            if current is None:
+                self._open = Episode(now, now, height)
+            else:
+                current.last, current.height = now, max(current.height, height)
+        elif current is not None and now - current.last > _QUIET_S:
+            self._close(current, now)
+
+    def expected(self, lead_s: float, now: float) -> float:
+        """How many times the plan is wanted now, for one that would have to be ordered `lead_s`
+        before it comes; 0.0: none is expected."""
+        while self._expected and self._expected[0].at + TOLERANCE_S < now:
+            self._expected.pop(0)
+        height = 0.0
+        for each in self._expected:
+            if each.at - TOLERANCE_S - lead_s > now:
+                break
+            height = max(height, each.height)
+        return height
+
+    def _close(self, episode: Episode, now: float) -> None:
+        """What lasts longer than a quarter of an hour is no spike, but demand."""
+        self._open = None
+        if episode.last - episode.onset <= _LONGEST_S:
+            self._episodes.append(episode)
+            del self._episodes[:-MOST]
+        self._expect(now)
+
+    def _expect(self, now: float) -> None:
+        """Anew, for the period that begins; by time."""
+        onsets = [each.onset for each in self._episodes]
+        found: list[Expected] = []
+        for period_s in self._periods:
+            for episode in self._episodes:
+                for ahead in (1, 2):
+                    at = episode.onset + ahead * period_s
+                    if now < at + TOLERANCE_S:
+                        found += self._supported(at, period_s, onsets)
+        self._expected = sorted(found, key=lambda each: each.at)
+
+    def _supported(self, at: float, period_s: float, onsets: list[float]) -> list[Expected]:
+        """One, if enough spikes came at that time of the last periods."""
+        heights = [self._height(at - n * period_s, onsets) for n in range(1, _HEIGHTS + 1)]
+        if sum(height > 0.0 for height in heights[:_LOOKED_AT]) < _NEEDED:
+            return []
+        return [Expected(at, max(heights))]
+
+    def _height(self, at: float, onsets: list[float]) -> float:
+        """Of the highest spike that began then; 0.0: none did."""
+        place, height = bisect_left(onsets, at - TOLERANCE_S), 0.0
+        while place < len(onsets) and onsets[place] <= at + TOLERANCE_S:
+            height = max(height, self._episodes[place].height)
+            place += 1
+        return height
+
+    # -- kept over the decider's death
+
+    def save(self, now: float) -> dict[str, Any]:
+        kept = [*self._episodes, *([self._open] if self._open else [])]
+        return {
+            "episodes": [
+                [now - e.onset, now - e.last, float(f"{e.height:.4g}")] for e in kept
+            ]
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Any], now: float) -> None:
+        """Raises KeyError, TypeError or ValueError for what is no saved state."""
+        self._open = None
+        self._episodes = [
+            Episode(now - float(onset), now - float(last), float(height))
+            for onset, last, height in state["episodes"]
+        ]
+        self._expect(now)

@@ -1,0 +1,26 @@
+"""What `headrace check` says of a file that is fine: what each model's policy will do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoscaling.explain import explain
+from deployments.cluster.scaling_terms import scaling_document
+from deployments.settings.model import ModelSettings
+from deployments.settings.scaling import ModelScalingSettings
+from deployments.settings.tree import Settings
+
+
+def scaling_lines(settings: Settings) -> Iterator[str]:
+    """Of models whose number of replicas is decided, or was to be; a fixed one explains itself."""
+    terms = scaling_document(settings).settings.models
+    for name, model in settings.models.items():
+        if _is_scaled(model):
+            yield f"{name}:"
+            yield from (f"  {sentence}" for sentence in explain(terms[name]))
+
+
+def _is_scaled(model: ModelSettings) -> bool:
+    views = model.views() or {"": model}
+    decided = any(view.replicas.least < view.replicas.most for view in views.values())
+    return decided or model.scaling != ModelScalingSettings()

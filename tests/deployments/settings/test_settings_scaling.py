@@ -1,0 +1,136 @@
+"""Bounds, policies, the budget and the pool, as users write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaling.settings import PolicySettings
+from deployments.settings.load import SettingsErrors, load, parse
+from deployments.settings.replicas import ReplicaSettings
+from deployments.settings.scaling import PolicyFile, PolicyTuning, named_policies
+
+
+def model(**fields: Any) -> dict[str, Any]:
+    return {"models": {"m": {"runtime": "synthetic", **fields}}}
+
+
+def complaints(data: dict[str, Any]) -> list[str]:
+    with pytest.raises(SettingsErrors) as caught:
+        parse(data)
+    return [str(each) for each in caught.value.mistakes]
+
+
+@pytest.mark.parametrize(
+    ("given", "least", "most", "initial"),
+    [
+        ({}, 1, 1, 1),
+        ({"count": 3}, 3, 3, 3),
+        ({"min": 0}, 0, 1, 1),
+        ({"min": 2}, 2, 2, 2),
+        ({"max": 4}, 1, 4, 1),
+        ({"min": 0, "max": 4}, 0, 4, 1),
+        ({"min": 3, "max": 3}, 3, 3, 3),
+    ],
+)
+def test_a_number_is_fixed_or_lies_between_bounds(given, least, most, initial):
+    replicas = ReplicaSettings.model_validate(given)
+    assert (replicas.least, replicas.most, replicas.initial) == (least, most, initial)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (model(replicas={"count": 2, "min": 1, "max": 3}),
+         "models.m.replicas.count: is given beside min and max; must be left out, or alone for a "
+         "fixed number"),
+        (model(replicas={"min": 3, "max": 2}), "models.m.replicas.max: is 2; must be at least 3"),
+        (model(replicas={"groups": [{"name": "pool"}]}),
+         "models.m.replicas.groups[0].name: is pool, as the shared pool's replicas are called"),
+        (model(replicas={"groups": [{"name": "g", "count": 1, "max": 2}]}),
+         "models.m.replicas.groups[0]: g makes of the model what is none: replicas.count"),
+        (model(scaling={"spare": 1}),
+         "models.m.scaling.spare: stands with the replicas; must be written as replicas.spare"),
+        (model(scaling={"policy": "fastest"}),
+         "models.m.scaling.policy: is 'fastest'; must be one of bursty, cost-first, diurnal, fixed,"
+         " latency-first, scale-to-zero, or a file that ends in .yaml"),
+        (model(scaling={"windows_s": [8, 4]}),
+         "models.m.scaling.windows_s[1]: is 4; must be longer than the one before it"),
+        (model(scaling={"windows_s": []}),
+         "models.m.scaling.windows_s: must be a list of seconds, the shortest first"),
+        (model(scaling={"windows_s": [0.5]}), "models.m.scaling.windows_s[0]: is 0.5; must be 1"),
+        (model(scaling={"knee": 1.5}), "models.m.scaling.knee: is 1.5; must be a number"),
+        (model(scaling={"mode": "on"}), "models.m.scaling.mode"),
+        (model() | {"scaling": {"pool": {"min": 3, "max": 2}}},
+         "scaling.pool.max: is 2; must be at least 3 (min)"),
+        (model() | {"scaling": {"pool": {"models": ["x"]}}},
+         "scaling.pool.models[0]: is 'x'; must be one of m"),
+        (model() | {"scaling": {"pool": {"models": "some"}}},
+         "scaling.pool.models: must be all or a list of models' names"),
+        (model(task="generate") | {"scaling": {"pool": {"models": ["m"]}}},
+         "scaling.pool.models[0]: is m, which generates; the pool holds models that are asked in"),
+        (model() | {"scaling": {"pool": {"num_gpus": 1.5}}}, "scaling.pool.num_gpus: is 1.5"),
+        (model() | {"scaling": {"budget": {"resources": {"GPU": 1}}}}, "must be given as num_gpus"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_told_with_what_would(data, said):
+    assert any(said in each for each in complaints(data)), complaints(data)
+
+
+def test_every_named_policy_is_one():
+    assert set(named_policies()) >= {
+        "latency-first", "cost-first", "bursty", "diurnal", "scale-to-zero", "fixed",
+    }  # fmt: skip
+    for name in named_policies():
+        parsed = parse(model(scaling={"policy": name}))
+        assert parse(parsed.model_dump(mode="json")) == parsed
+
+
+def test_a_policy_has_every_field_that_the_core_has_and_no_other():
+    assert set(PolicyFile.model_fields) == set(PolicySettings.__dataclass_fields__)
+    both = set(PolicyTuning.model_fields) | {"spare", "survive"}
+    assert both == set(PolicySettings.__dataclass_fields__)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "settings.yaml"
+    path.write_text(
+        "models:\n  m:\n    runtime: synthetic\n    scaling: {policy: mine.yaml, knee: 0.7}\n"
+    )
+    return path
+
+
+def test_a_policys_file_is_taken_in_where_the_settings_are_read(file: Path):
+    (file.parent / "mine.yaml").write_text("knee: 0.4\nidle_s: 60\nspare: 2\n")
+    for absolute in (True, False):
+        scaling = load(file, here=False, absolute=absolute).models["m"].scaling
+        assert scaling.tuned() == {"knee": 0.7, "idle_s": 60.0, "spare": 2}
+
+
+def test_what_is_wrong_with_a_policys_file_is_told_with_its_line(file: Path):
+    (file.parent / "mine.yaml").write_text("idle_s: 60\nknee: 7\nspeed: 3\n")
+    with pytest.raises(SettingsErrors) as caught:
+        load(file, here=False)
+    first, second = map(str, caught.value.mistakes)
+    assert first.startswith(f"{file.parent / 'mine.yaml'}:2: knee: is 7; must be a number")
+    assert second.startswith(f"{file.parent / 'mine.yaml'}:3: speed: unknown setting")
+
+
+def test_a_policys_file_that_is_not_there_is_told_where_it_is_named(file: Path):
+    with pytest.raises(SettingsErrors) as caught:
+        load(file, here=False)
+    (said,) = map(str, caught.value.mistakes)
+    assert said == (
+        f"{file}:4: models.m.scaling.policy: no file {str(file.parent / 'mine.yaml')!r}"
+    )
+
+
+@pytest.mark.parametrize("text", ["- knee\n", "knee\n", "[\n"])
+def test_a_policys_file_that_is_no_mapping_is_refused(file: Path, text: str):
+    (file.parent / "mine.yaml").write_text(text)
+    with pytest.raises(SettingsErrors) as caught:
+        load(file, here=False)
+    assert str(caught.value.mistakes[0]).startswith(str(file.parent / "mine.yaml"))
