@@ -11,6 +11,7 @@ says what to hold, never when a replica loads it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -84,13 +85,14 @@ class _Place:
 
 
 class _Choice:
-    """What was chosen so far."""
+    """What was chosen so far. `copies`: replicas that hold it, by model."""
 
     def __init__(
         self, wants: Mapping[str, ResidentWant], terms: PoolTerms, sizes: Mapping[str, int]
     ) -> None:
         self.wants, self.terms = wants, terms
         self.places: list[_Place] = []
+        self.copies: Counter[str] = Counter()
         self._sizes = sizes
         self._assumed = max(sizes.values(), default=0) or terms.memory_bytes
 
@@ -99,21 +101,18 @@ class _Choice:
 
     def rank(self, model: str) -> tuple[float, str]:
         """Of its next copy: worth a byte; names decide between equals."""
-        worth_s = self.wants[model].worth_s(self._copies(model), self.terms)
+        worth_s = self.wants[model].worth_s(self.copies[model], self.terms)
         return worth_s / self.size(model), model
 
     def loss_s(self, model: str) -> float:
         """What one of its copies is worth beside the others."""
-        return self.wants[model].worth_s(self._copies(model) - 1, self.terms)
-
-    def _copies(self, model: str) -> int:
-        return sum(model in place.held for place in self.places)
+        return self.wants[model].worth_s(self.copies[model] - 1, self.terms)
 
     # -- what goes and comes
 
     def load(self, model: str) -> bool:
         """Place a further copy; False where that is not worth it."""
-        gain_s = self.wants[model].worth_s(self._copies(model), self.terms)
+        gain_s = self.wants[model].worth_s(self.copies[model], self.terms)
         size = self.size(model)
         found: tuple[tuple[float, float], _Place, list[str]] | None = None
         for place in self.places:
@@ -130,6 +129,7 @@ class _Choice:
         self._evict(place, victims)
         place.held[model] = size
         place.free -= size
+        self.copies[model] += 1
         return True
 
     def make_fit(self, place: _Place) -> None:
@@ -141,6 +141,7 @@ class _Choice:
     def _evict(self, place: _Place, victims: Iterable[str]) -> None:
         for model in victims:
             place.free += place.held.pop(model)
+            self.copies[model] -= 1
             place.evictable.discard(model)
 
     def _victims(self, place: _Place, size: int) -> list[str] | None:
@@ -195,6 +196,7 @@ def _place(name: str, reading: PoolReading, choice: _Choice, now: float) -> _Pla
             size = choice.size(resident.model)
             place.free -= size
         place.held[resident.model] = size
+        choice.copies[resident.model] += 1
         if _may_go(resident, want, choice.terms, now):
             place.evictable.add(resident.model)
     return place
