@@ -37,7 +37,8 @@ ORDER = (
     "scale_to_zero",
 )
 APART = ("compare", "generation", "nodes")  # need `make compare`, `make vllm`, or to be root
-SIMULATED = ("edges",)  # in virtual time; these import the core, and so live with its tests
+# In virtual time; these import the core, and so live with its tests.
+SIMULATED = ("edges", "swapping")
 ON_NODES = ("nodes",)  # of namespaces, which live with the cluster's tests
 HEADER = """# Benchmarks
 
