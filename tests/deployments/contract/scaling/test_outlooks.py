@@ -38,6 +38,7 @@ def test_a_model_wakes_only_where_nothing_runs_or_starts():
 def test_what_has_passed_since_the_order_is_no_longer_to_come(begun_s, left_s):
     starts = replace(STEADY, time_to_capacity_s=12.0)
     assert outlook(TERMS, starts, RUNS, begun_s).ready_in_s == left_s
+    assert outlook(TERMS, starts, (), begun_s).ready_in_s == 12.0  # an order of which nobody knows
 
 
 def test_a_changed_target_is_said_once_with_both_numbers():
