@@ -51,7 +51,11 @@ class AutoscalerActor:
         self._ordered = asyncio.Event()
         self._decided_at = clock()
         self._serve: Any = None
-        await self._recall()
+        self._recalled = False
+        try:
+            await self._recall()
+        except Exception:
+            logger.exception("the store does not answer; what was known is read later")
         loops = (
             (self._decide, 0.0), (self._look, _LOOKS_S), (self._count, _COUNTS_S),
             (self._save, _SAVES_S),
@@ -147,17 +151,22 @@ class AutoscalerActor:
         self._decider.resources(most, available)
 
     async def _save(self) -> None:
+        """Never before what an earlier one knew has been read: it would be lost."""
+        if not self._recalled:
+            await self._recall()
         state = {"at": time.time(), "core": self._decider.save(clock())}
         await asyncio.to_thread(store.put, store.STATE, json.dumps(state))
 
     async def _recall(self) -> None:
-        """What an earlier one knew."""
+        """What an earlier one knew. Raises what Ray raises where the store does not answer."""
+        await self._reread()
+        text = await asyncio.to_thread(store.get, store.STATE)
+        self._recalled = True
+        if text is None:
+            return
         try:
-            await self._reread()
-            text = await asyncio.to_thread(store.get, store.STATE)
-            if text is not None:
-                state = json.loads(text)
-                self._decider.load(state["core"], clock(), time.time() - state["at"])
+            state = json.loads(text)
+            self._decider.load(state["core"], clock(), time.time() - state["at"])
         except Exception:
             logger.exception("what an earlier autoscaler knew is lost")
 
