@@ -8,7 +8,10 @@ from functools import cache
 import numpy as np
 import pytest
 
+from loadtests.benches.runner import BenchRun, Runs
 from tests.simulation.benches.scaling_frontier.agreement import WITHIN, really
+from tests.simulation.benches.scaling_frontier.cells import OURS as OWN
+from tests.simulation.benches.scaling_frontier.cells import Cell, Kept
 from tests.simulation.benches.scaling_frontier.frontier import (
     Point,
     better_on_both,
@@ -19,6 +22,7 @@ from tests.simulation.benches.scaling_frontier.frontier import (
 from tests.simulation.benches.scaling_frontier.load import Burst, Load, bursty, flat, recorded
 from tests.simulation.benches.scaling_frontier.ours import Headrace
 from tests.simulation.benches.scaling_frontier.pool import play_shared
+from tests.simulation.benches.scaling_frontier.report import bars, pictures, points, tables
 from tests.simulation.benches.scaling_frontier.rivals import Clairvoyant, Hpa, Informed, Kpa, Static
 from tests.simulation.benches.scaling_frontier.world import (
     DRAIN_S,
@@ -308,3 +312,62 @@ def test_what_is_given_back_can_be_lent_again():
     scripts = [Script({10: 2}), Script({110: 2})]
     played, _ = play_shared([first, second], scripts, 1, Starts(3.0, sigma=0.0), EXACT)
     assert [each.missed for each in played] == [0, 0]
+
+
+# ---- the report ----------------------------------------------------------------------------------
+
+
+def cells(side, *points, seeds=(1, 2), start_s=35.0):
+    """(value, hours, missed of a thousand), alike for each seed."""
+    return [
+        BenchRun(side, Cell("day", start_s, side, value, seed, 1000, missed, hours, 3, 1),
+                 ("day", start_s))
+        for value, hours, missed in points
+        for seed in seeds
+    ]  # fmt: skip
+
+
+RUNS = Runs(
+    [
+        *cells(OWN, (0.85, 100.0, 2), (0.7, 150.0, 1)),
+        *cells("Ray Serve", (2.0, 100.0, 40), (1.0, 150.0, 8)),
+        *cells("HPA", (0.7, 90.0, 10), (0.5, 160.0, 4), seeds=(1, 2, 3)),
+    ]
+)
+
+
+def promised(runs):
+    return {verdict.claim.split(": ")[1]: verdict for verdict in bars(runs, None)}
+
+
+def test_gains_are_told_at_equal_hours():
+    found = promised(RUNS)
+    assert found["rivals' points better on both axes"].held
+    assert found["times fewer misses than Ray Serve's delays at equal hours"].held
+    assert found["times fewer misses than the best rival at equal hours"].held
+
+
+def test_a_rival_that_is_better_on_both_axes_breaks_the_promise():
+    found = promised(Runs([*RUNS, *cells("KPA", (0.5, 140.0, 1))]))
+    assert not found["rivals' points better on both axes"].held
+
+
+def test_only_seeds_that_all_have_are_compared():
+    odd = Cell("day", 35.0, "HPA", 0.7, 3, 1000, 900, 90.0)
+    runs = Runs([*RUNS, BenchRun("HPA", odd, ("day", 35.0))])
+    assert points(runs, ("day", 35.0))["HPA"][0].misses == pytest.approx(0.01)
+
+
+def test_each_case_has_its_tables_and_its_picture():
+    assert len(list(tables(RUNS, None))) == 2
+    (drawn,) = pictures(RUNS)
+    assert drawn.name == "scaling-day-35s"
+    assert drawn.svg.count("<polyline") == 3
+
+
+def test_what_was_measured_is_kept(tmp_path):
+    path = tmp_path / "kept" / "cells.jsonl"
+    cell = RUNS[0].result
+    Kept(path).add(cell)
+    Kept(path).add(replace(cell, missed=7))
+    assert Kept(path).cells[cell.key].missed == 7

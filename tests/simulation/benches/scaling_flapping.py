@@ -89,11 +89,12 @@ def runs(options: Options) -> Iterator[BenchRun]:
 
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:
-    yield _table(done, FLAT, BUSY, "Flat load of so many busy replicas", options)
-    yield _table(done, SAWTOOTH, PERIODS_S, "Sawtooth of so many seconds", options)
+    yield _table(done, FLAT, BUSY, "Flat load that keeps so many replicas busy")
+    yield _table(done, SAWTOOTH, PERIODS_S, "Sawtooth of so many seconds")
+    yield _table(done, PULSES, PULSES_S, "A pulse of 20 s each so many seconds")
 
 
-def _table(done: Runs, kind: str, values: tuple[float, ...], title: str, options: Options) -> Table:
+def _table(done: Runs, kind: str, values: tuple[float, ...], title: str) -> Table:
     rows = []
     for value in values:
         for side in POLICIES:

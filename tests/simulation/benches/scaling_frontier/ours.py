@@ -15,8 +15,7 @@ from autoscaling.autoscaler import Autoscaler
 from autoscaling.settings import GroupTerms, ModelTerms, PolicySettings, ScalingSettings
 from autoscaling.types import DemandReading, GroupReading, StartReading, State
 from tests.simulation.benches.scaling_frontier.load import Load
-from tests.simulation.benches.scaling_frontier.rivals import MOST
-from tests.simulation.benches.scaling_frontier.world import Observation, Starts
+from tests.simulation.benches.scaling_frontier.world import MOST, Observation, Starts
 
 MODEL, GATEWAY = "model", "gateway"
 MEASURED = 32  # starts

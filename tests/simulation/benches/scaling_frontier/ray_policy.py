@@ -16,8 +16,7 @@ from ray.serve import autoscaling_policy
 from ray.serve._private.common import DeploymentID
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
-from tests.simulation.benches.scaling_frontier.rivals import MOST
-from tests.simulation.benches.scaling_frontier.world import Observation
+from tests.simulation.benches.scaling_frontier.world import MOST, Observation
 
 MODEL = DeploymentID(name="Model", app_name="model")
 DECIDE = autoscaling_policy._apply_autoscaling_config(

@@ -44,13 +44,18 @@ def cases(done: Runs) -> list[Case]:
 
 
 def points(done: Runs, case: Case) -> dict[str, list[Point]]:
-    """By side."""
+    """By side, over the seeds that all settings have; a pool stands for itself."""
     cells: dict[str, dict[float, list[Cell]]] = {}
     for run in done:
         if run.side != AGREEMENT and run.case == case:
             cells.setdefault(run.side, {}).setdefault(run.result.value, []).append(run.result)
+    every = [found for side, values in cells.items() if side != POOLED for found in values.values()]
+    seeds = set.intersection(*({cell.seed for cell in found} for found in every)) if every else {0}
     return {
-        side: [_point(f"{side} {value:g}", each) for value, each in values.items()]
+        side: [
+            _point(f"{side} {value:g}", [cell for cell in found if cell.seed in {0, *seeds}])
+            for value, found in values.items()
+        ]
         for side, values in cells.items()
     }
 

@@ -18,7 +18,6 @@ import numpy as np
 from tests.simulation.benches.scaling_frontier.load import Load
 from tests.simulation.benches.scaling_frontier.world import DRAIN_S, Observation
 
-MOST = 64
 SCATTER = 0.9
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from tests.simulation.benches.scaling_frontier.load import Load
 
 STEP_S = 1.0
+MOST = 64  # replicas, whoever decides
 DRAIN_S = 2.0  # from told to go and idle to gone
 
 
@@ -213,7 +214,7 @@ class Model:
         self.fleet.until(now)
         self.queue.play(self._ends[step])
         self.missed_at[step] = self.queue.missed - missed
-        wanted = max(1, self._policy.wants(self._observed(step, now), now))
+        wanted = min(MOST, max(1, self._policy.wants(self._observed(step, now), now)))
         if wanted != self.fleet.target:
             self.fleet.order(wanted, now)
         self.targets[step] = wanted
