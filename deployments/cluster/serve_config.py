@@ -113,7 +113,7 @@ def _publisher(settings: Settings) -> dict[str, Any]:
         "import_path": f"{BUILDERS}:tenants",
         "args": {
             **(tenants if settings.gateway.tenants_path is None else {}),
-            "scaling": scaling_document(settings).text(),
+            "scaling": scaling_document(settings).plain(),
         },
     }
 

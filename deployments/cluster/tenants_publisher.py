@@ -19,13 +19,12 @@ _SCALING = "scaling"
 
 class TenantsPublisher:
     def __init__(self, args: dict[str, Any]) -> None:
-        """`args`: {"scaling": text of a `ScalingDocument`}, and unless a path names the tenants
+        """`args`: {"scaling": a `ScalingDocument`, plain}, and unless a path names the tenants
         {"tenants": text of a tenants file, "priorities": the gateway's}. Raises SettingsErrors:
         Serve then shows what is wrong, and what was published before stays."""
         tenants = {name: value for name, value in args.items() if name != _SCALING}
         if tenants:
             parse_tenants(tenants["tenants"], "tenants", tenants["priorities"])
-        document.parse(args[_SCALING])
-        store.put(store.DOCUMENT, args[_SCALING])
+        store.put(store.DOCUMENT, document.of_plain(args[_SCALING]).text())
         if tenants:
             tenants_store.publish_deployed(tenants["tenants"], settings_digest(tenants))

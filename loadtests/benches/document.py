@@ -34,6 +34,7 @@ ORDER = (
     "policies",
     "scaling_spike",
     "scale_to_zero",
+    "scaling_churn",
 )
 APART = ("compare", "generation", "nodes")  # need `make compare`, `make vllm`, or to be root
 # In virtual time; these import the core, and so live with its tests.

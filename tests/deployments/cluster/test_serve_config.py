@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,17 @@ def test_tenants_are_not_published_where_a_path_names_them(config) -> None:
     assert set(apps) == {"gateway", "headrace-tenants", "model-m"}
     assert set(apps["headrace-tenants"]["args"]) == {"scaling"}
     assert apps["gateway"]["args"]["tenants_path"] == "/etc/tenants"
+
+
+def test_a_changed_policy_is_named_by_what_changed(config) -> None:
+    old, new = config(), config(FILE, ("slots: 3", "slots: 3, spare: 2"))
+    (found,) = differences(by_name(old), by_name(new))
+    assert found.reasons == ("scaling.settings.models.device.policy.spare: 0 -> 2",)
+
+
+def test_what_is_put_comes_back_from_serve_as_the_same(config) -> None:
+    """Through JSON: a tuple that became a list would be a difference for ever."""
+    assert json.loads(json.dumps(config(GROUPS))) == config(GROUPS)
 
 
 def test_a_reason_names_the_value_before_and_after(config) -> None:

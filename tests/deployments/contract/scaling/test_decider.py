@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 import pytest
@@ -257,3 +258,4 @@ def test_a_document_comes_back_as_it_was_sent():
     sent = ScalingDocument(terms, (PoolModel("a", "k", args),))
     assert document.parse(sent.text()) == sent
     assert document.parse(sent.text()).text() == sent.text()
+    assert document.of_plain(json.loads(json.dumps(sent.plain()))) == sent
