@@ -51,10 +51,11 @@ class AutoscalerActor:
         self._ordered = asyncio.Event()
         self._decided_at = clock()
         self._serve: Any = None
+        self._saving = asyncio.Lock()
         await self._recall()
         loops = (
-            (self._decide, 0.0), (self._look, _LOOKS_S), (self._count, _COUNTS_S),
-            (self._save, _SAVES_S),
+            (self._decide, 0.0), (self._reread, DECIDES_S), (self._look, _LOOKS_S),
+            (self._count, _COUNTS_S), (self._save, _SAVES_S),
         )  # fmt: skip
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(_again(work, every_s)) for work, every_s in loops]
@@ -112,7 +113,6 @@ class AutoscalerActor:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._pressed.wait(), DECIDES_S)
         self._pressed.clear()
-        await self._reread()
         for sentence in self._decider.step(clock()):
             logger.info(sentence)
         self._decided_at = clock()
@@ -147,19 +147,33 @@ class AutoscalerActor:
         self._decider.resources(most, available)
 
     async def _save(self) -> None:
-        state = {"at": time.time(), "core": self._decider.save(clock())}
-        await asyncio.to_thread(store.put, store.STATE, json.dumps(state))
+        """Where no settings could be read, what is stored knows more than this does."""
+        async with self._saving:  # what is newer is stored later
+            if not self._decider.document.settings.models:
+                return
+            state = {"at": time.time(), "core": self._decider.save(clock())}
+            await asyncio.to_thread(store.put, store.STATE, json.dumps(state))
 
     async def _recall(self) -> None:
-        """What an earlier one knew."""
+        """What an earlier one knew. Begins nothing before the store has answered: what is not read
+        now would be overwritten."""
+        text = await self._stored_state()
+        if text is None:
+            return
         try:
-            await self._reread()
-            text = await asyncio.to_thread(store.get, store.STATE)
-            if text is not None:
-                state = json.loads(text)
-                self._decider.load(state["core"], clock(), time.time() - state["at"])
+            state = json.loads(text)
+            self._decider.load(state["core"], clock(), time.time() - state["at"])
         except Exception:
             logger.exception("what an earlier autoscaler knew is lost")
+
+    async def _stored_state(self) -> str | None:
+        while True:
+            try:
+                await self._reread()
+                return await asyncio.to_thread(store.get, store.STATE)
+            except Exception:
+                logger.exception("the cluster's store does not answer; trying again")
+                await asyncio.sleep(DECIDES_S)
 
 
 async def _again(work: Callable[[], Awaitable[None]], every_s: float) -> None:
