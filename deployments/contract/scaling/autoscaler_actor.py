@@ -63,7 +63,7 @@ class AutoscalerActor:
     # ---- what others call -------------------------------------------------------------------
 
     async def report(self, report: GatewayReport) -> dict[str, ModelOutlook]:
-        """A gateway's demand. Raises ValueError for what is no amount of work."""
+        """A gateway's demand; how things stand."""
         if self._decider.report(report, clock()):
             self._pressed.set()
         return self._decider.outlooks()

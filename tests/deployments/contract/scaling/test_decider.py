@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -249,6 +251,34 @@ def test_a_pool_replica_is_told_what_to_hold():
     order = decider.pool_report(PoolReport("p1", (), 1000), run.now)
     assert order.revision > 1000
     assert order.models == (model,)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_numbers_that_are_none_stop_nobody_elses_scaling(wrong, caplog):
+    run = Run(replace(ONE, name="spoilt"), ONE)
+    for _ in range(90):
+        run.now += 1.0
+        run.offered += 2.0
+        run.requests += 200
+        run.decider.exchange({KEY: Observed(1, 1), "model-spoilt/model": Observed(1, 1)}, run.now)
+        sound = run.report()
+        spoilt = ModelLoad(DemandReading(wrong), {"": GroupLoad(1, wrong, wrong, wrong, wrong)})
+        models = {"spoilt": spoilt, **sound.models}
+        run.decider.report(GatewayReport("g1", models), run.now)
+        run.decider.step(run.now)
+    assert run.decider.targets()[KEY] > 2
+    assert run.decider.targets()["model-spoilt/model"] == 1
+    assert len([r for r in caplog.records if "no amount of work" in r.message]) == 1
+
+
+def test_a_clock_that_was_set_back_stops_nothing():
+    before = Run(ONE)
+    before.run(200, 2.0)
+    state = json.loads(json.dumps(before.decider.save(before.now)))
+    after = Run(ONE, running=4)
+    after.decider.load(state, 0.0, -86_400.0)
+    after.run(3600, 0.05)
+    assert after.running == 1
 
 
 def test_a_document_comes_back_as_it_was_sent():
