@@ -1,0 +1,38 @@
+"""What the autoscaler hears of a replica's start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoscaling.types import StartReading, State
+from deployments.contract.scaling import actor_name
+from deployments.replica.startup import tell_autoscaler
+
+
+class Actor:
+    def __init__(self) -> None:
+        self.told: list[StartReading] = []
+        self.started = self
+
+    def remote(self, start: StartReading) -> None:
+        self.told.append(start)
+
+
+@pytest.mark.parametrize(("staging_s", "state"), [(0.2, State.STAGED), (4.0, State.COLD)])
+def test_a_start_says_its_phases_and_where_it_began(monkeypatch, staging_s, state) -> None:
+    actor = Actor()
+    monkeypatch.setattr(actor_name, "running", lambda: actor)
+    spent = (("process", 2.0), ("staging", staging_s), ("warming", 1.0))
+    tell_autoscaler("m", "gpu", spent)
+    assert actor.told == [StartReading("m", "gpu", state, 3.0 + staging_s, spent)]
+
+
+@pytest.mark.parametrize("fault", [ValueError("no such actor"), RuntimeError("no control store")])
+def test_nobody_that_hears_it_is_no_fault_of_the_replica(monkeypatch, fault) -> None:
+    def nobody() -> Any:
+        raise fault
+
+    monkeypatch.setattr(actor_name, "running", nobody)
+    tell_autoscaler("m", "", ())
