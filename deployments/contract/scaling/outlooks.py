@@ -20,14 +20,15 @@ def outlook(
     """`groups`: what runs, as the decision knew it. `begun_s`: since the replica was ordered that
     is to come next."""
     runs = list(groups)
+    starting = sum(each.starting for each in runs)
     asleep_ok = terms.asleep_ok and not decision.observed
     return ModelOutlook(
         asleep_ok=asleep_ok,
         wakes=asleep_ok and not any(each.hot or each.starting for each in runs),
-        ready_in_s=max(0.0, decision.time_to_capacity_s - begun_s),
+        ready_in_s=max(0.0, decision.time_to_capacity_s - (begun_s if starting else 0.0)),
         targets={each.name: each.target for each in decision.groups},
         wanted={each.name: each.wanted for each in decision.groups},
-        starting=sum(each.starting for each in runs),
+        starting=starting,
         reason=decision.reason.value,
         offered_s=decision.offered_s,
         planned_s=decision.planned_s,

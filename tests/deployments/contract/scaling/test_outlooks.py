@@ -36,6 +36,13 @@ def test_a_model_wakes_only_where_nothing_runs_or_starts():
     assert (shown.asleep_ok, shown.wakes) == (False, False)  # nobody would wake it
 
 
+@pytest.mark.parametrize(("begun_s", "left_s"), [(0.0, 12.0), (5.0, 7.0), (12.0, 0.0), (20.0, 0.0)])
+def test_what_has_passed_since_the_order_is_no_longer_to_come(begun_s, left_s):
+    starts = replace(STEADY, time_to_capacity_s=12.0)
+    assert outlook(TERMS, starts, RUNS, begun_s).ready_in_s == left_s
+    assert outlook(TERMS, starts, (), begun_s).ready_in_s == 12.0  # an order of which nobody knows
+
+
 def test_a_changed_target_is_said_once_with_both_numbers():
     spike = replace(STEADY, groups=(GroupTarget("", 3, 3),), reason=Reason.SPIKE, text="a spike.")
     assert changes(of(), of(STEADY)) == ["a: ? -> 2 replicas, steady: as wanted."]
@@ -72,7 +79,7 @@ AWAKE = ModelDecision("a", (GroupTarget("", 2, 2),), Reason.AWAKE, "", time_to_c
 def test_what_has_passed_since_the_order_is_no_longer_to_come(
     begun_s: float, left_s: float
 ) -> None:
-    assert outlook(TERMS, AWAKE, [], begun_s).ready_in_s == left_s
+    assert outlook(TERMS, AWAKE, [GroupReading(starting=1)], begun_s).ready_in_s == left_s
 
 
 @pytest.mark.parametrize(
