@@ -1,7 +1,7 @@
 """Bench: a spike on a real server, from its onset until there is enough capacity again.
 
-`python -m loadtests.benches.scaling_spike`: one replica that can do about 50/s is asked for a third
-of that, and from `CALM_S` on for 1.6 times that, which never ends. What the second replica comes
+`python -m loadtests.benches.scaling_spike`: one replica that can do about 50/s is asked for a fifth
+of that for `CALM_S`, and then for 1.6 times that, which never ends. What the second replica comes
 from is the case: nothing but the model's files elsewhere (`cold`), the converted artifact on the
 node (`staged`), a hot one beside it (`spare`), or a replica of the shared pool (`pool`). There is
 enough capacity from when on every `WINDOW_S` seconds have at least 95 % of their arrivals answered
@@ -44,10 +44,11 @@ KINDS = (COLD, STAGED, SPARE, POOL)
 DEVICE, MINILM = "device", "minilm"
 HOME = Path("out/bench/spike")
 CALM_S, SPIKE_S = 15.0, 45.0
-CALM_SHARE, SPIKE_SHARE = 0.33, 1.6
+CALM_SHARE, SPIKE_SHARE = 0.2, 1.6
 BIN_S, WINDOW_S = 0.5, 5.0
 LEAST_IN_TIME = 0.95
-MOST_REPLICAS = 3
+MOST_REPLICAS = 2
+MOST_ROWS = 4  # a batch, so that it is short beside the SLO and one replica does for the calm
 HOT_S, LOOKS_S = 120.0, 1.0
 LEAST_FASTER = 5.0
 
@@ -59,7 +60,7 @@ class Piece:
     model: dict[str, Any]
     capacity: float
     length: int
-    slo_s: float = 0.5
+    slo_s: float = 1.0
 
 
 def pieces(load_s: float) -> dict[str, Piece]:
@@ -75,10 +76,12 @@ def pieces(load_s: float) -> dict[str, Piece]:
 @dataclass(frozen=True, slots=True)
 class Spike:
     """`kept` of the requests `offered` in each `BIN_S` seconds from the onset were answered within
-    the SLO. `start_s`: seconds of each phase of the start that was seen last."""
+    the SLO. `hot_before`: replicas that gateways could reach just before it, the pool's included.
+    `start_s`: seconds of each phase of the start that was seen last."""
 
     model: str
     kind: str
+    hot_before: int
     kept: tuple[int, ...]
     offered: tuple[int, ...]
     start_s: dict[str, float]
@@ -105,7 +108,11 @@ def settings_of(name: str, piece: Piece, kind: str) -> Settings:
     if kind == SPARE:
         replicas["spare"] = 1
     pool = {"min": 1, "max": 1, "auto": False, "num_cpus": 0.1, "memory_mib": 2048}
-    model = piece.model | {"replicas": replicas, "slo": {"latency_ms": piece.slo_s * 1e3}}
+    model = piece.model | {
+        "replicas": replicas,
+        "slo": {"latency_ms": piece.slo_s * 1e3},
+        "batch": {"max_size": MOST_ROWS},
+    }
     return {
         "models": {name: model},
         "gateway": {"replicas": 1},
@@ -113,14 +120,12 @@ def settings_of(name: str, piece: Piece, kind: str) -> Settings:
     }
 
 
-def scenario_of(piece: Piece, settings: Settings) -> BenchScenario:
-    """A calm as warm-up, then the spike."""
-    calm, spike = piece.capacity * CALM_SHARE, piece.capacity * SPIKE_SHARE
+def scenario_of(piece: Piece, share: float, seconds: float, settings: Settings) -> BenchScenario:
+    """So long at this share of one replica's capacity."""
     scenario = scenario_file.check(
         {
-            "warmup_s": CALM_S,
-            "duration_s": SPIKE_S,
-            "arrivals": {"rate": calm, "steps": [{"from_s": 0, "rate": spike}]},
+            "duration_s": seconds,
+            "arrivals": {"rate": piece.capacity * share},
             "lengths": {"bands": [{"share": 1, "low": piece.length, "high": piece.length}]},
         }
     )
@@ -132,27 +137,32 @@ def spiked(name: str, piece: Piece, kind: str) -> Spike:
     home = HOME / f"{name}-{kind}"
     shutil.rmtree(home, ignore_errors=True)
     settings = settings_of(name, piece, kind)
-    of = scenario_of(piece, settings)
+    calm = scenario_of(piece, CALM_SHARE, CALM_S, settings)
+    spike = scenario_of(piece, SPIKE_SHARE, SPIKE_S, settings)
     with headrace(settings, name=f"spike-{name}-{kind}", home=home) as running:
         until_hot(running, 2 if kind == SPARE else 1)
         if kind == COLD:
             shutil.rmtree(home / "cache" / "headrace" / "staged", ignore_errors=True)
         render = OpenInference(Endpoint(running.url, name)).request
-        ends, _ = played(of, running.url, lambda url: render)
+        played(calm, running.url, lambda url: render)
+        hot = status_of(running)["replicas_ready"]
+        ends, _ = played(spike, running.url, lambda url: render)
         start_s = status_of(running)["start_s"]
     shutil.rmtree(home, ignore_errors=True)
-    return replace(by_bin(measured(of, ends), piece), model=name, kind=kind, start_s=start_s)
+    found = by_bin(measured(spike, ends), piece)
+    return replace(found, model=name, kind=kind, hot_before=hot, start_s=start_s)
 
 
 def by_bin(ends: Sequence[PlayedRequest], piece: Piece) -> Spike:
     offered: Counter[int] = Counter()
     kept: Counter[int] = Counter()
     for end in ends:
-        at = int((end.planned.at_s - CALM_S) / BIN_S)
+        at = int(end.planned.at_s / BIN_S)
         offered[at] += 1
         kept[at] += end.ok and end.latency_s <= piece.slo_s
     bins = range(round(SPIKE_S / BIN_S))
-    return Spike("", "", tuple(kept[at] for at in bins), tuple(offered[at] for at in bins), {})
+    kept_at, offered_at = (tuple(each[at] for at in bins) for each in (kept, offered))
+    return Spike("", "", 0, kept_at, offered_at, {})
 
 
 def status_of(running: RunningServer) -> dict[str, Any]:
@@ -187,15 +197,15 @@ def runs(options: Options) -> Iterator[BenchRun]:
             for kind in options.kinds:
                 spike = spiked(name, known[name], kind)
                 phases = ", ".join(f"{p} {s:.1f}" for p, s in spike.start_s.items())
-                say(f"{name} {kind}: enough after {spike.enough_s:g} s, {spike.missed} missed of "
-                    f"{sum(spike.offered)}; start: {phases}")  # fmt: skip
+                say(f"{name} {kind}: {spike.hot_before} hot, enough after {spike.enough_s:g} s, "
+                    f"{spike.missed} missed of {sum(spike.offered)}; start: {phases}")  # fmt: skip
                 yield BenchRun(kind, spike, name)
 
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:
     for name in options.models:
         rows = tuple(_row(kind, done.of(kind, name)) for kind in options.kinds)
-        headers = ("capacity from", "enough after s", "least–most", "missed", "of")
+        headers = ("capacity from", "hot before", "enough after s", "least–most", "missed", "of")
         yield Table(f"{name}: a spike to 1.6 of one replica's capacity", headers, rows)
         spikes = [each for kind in options.kinds for each in done.of(kind, name).results]
         phases = list(dict.fromkeys(phase for each in spikes for phase in each.start_s))
@@ -207,8 +217,8 @@ def tables(done: Runs, options: Options) -> Iterator[Table]:
 
 def _row(kind: str, mine: Runs) -> tuple[Cell, ...]:
     return (
-        kind, mine.median("enough_s"), mine.spread("enough_s"), mine.median("missed"),
-        mine.median(lambda spike: sum(spike.offered)),
+        kind, mine.median("hot_before"), mine.median("enough_s"), mine.spread("enough_s"),
+        mine.median("missed"), mine.median(lambda spike: sum(spike.offered)),
     )  # fmt: skip
 
 

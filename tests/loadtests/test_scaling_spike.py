@@ -8,7 +8,6 @@ import pytest
 
 from loadtests.benches.scaling_spike import (
     BIN_S,
-    CALM_S,
     KINDS,
     POOL,
     SPARE,
@@ -31,7 +30,7 @@ def plan_of(of: BenchScenario) -> list[Planned]:
 
 
 def spike(kept: list[int]) -> Spike:
-    return Spike("device", "cold", tuple(kept), (10,) * len(kept), {})
+    return Spike("device", "cold", 1, tuple(kept), (10,) * len(kept), {})
 
 
 @pytest.mark.parametrize(
@@ -59,9 +58,7 @@ def test_where_the_last_seconds_are_bad_there_never_was_enough() -> None:
 
 def test_a_request_counts_where_it_was_meant_to_be_sent_and_late_or_refused_is_missed() -> None:
     piece = pieces(0.0)["device"]
-    of = scenario_of(piece, settings_of("device", piece, SPARE))
-    planned = [each for each in plan_of(of) if each.at_s >= CALM_S]
-    first = planned[0]
+    first = plan_of(scenario_of(piece, 1.6, SPIKE_S, settings_of("device", piece, SPARE)))[0]
     ends = [
         PlayedRequest(first, first.at_s, first.at_s + piece.slo_s, 200),
         PlayedRequest(first, first.at_s, first.at_s + piece.slo_s + 0.01, 200),
@@ -79,11 +76,7 @@ def test_each_case_differs_from_a_plain_start_in_one_thing() -> None:
     assert [kind for kind in KINDS if "spare" in replicas[kind]] == [SPARE]
 
 
-def test_the_spike_begins_when_the_calm_is_over_and_lasts() -> None:
+def test_a_scenario_asks_for_its_share_of_one_replicas_capacity() -> None:
     piece = pieces(0.0)["device"]
-    of = scenario_of(piece, settings_of("device", piece, SPARE))
-    times = [each.at_s for each in plan_of(of)]
-    calm = sum(at < CALM_S for at in times) / CALM_S
-    spiked = sum(at >= CALM_S for at in times) / SPIKE_S
-    assert calm == pytest.approx(0.33 * piece.capacity, rel=0.3)
-    assert spiked == pytest.approx(1.6 * piece.capacity, rel=0.1)
+    of = scenario_of(piece, 1.6, SPIKE_S, settings_of("device", piece, SPARE))
+    assert len(plan_of(of)) / SPIKE_S == pytest.approx(1.6 * piece.capacity, rel=0.1)
