@@ -72,21 +72,14 @@ def test_status_is_plain():
     assert json.loads(json.dumps(plain))["reason"] == "steady"
 
 
-AWAKE = ModelDecision("a", (GroupTarget("", 2, 2),), Reason.AWAKE, "", time_to_capacity_s=12.0)
-
-
-@pytest.mark.parametrize(("begun_s", "left_s"), [(0.0, 12.0), (5.0, 7.0), (12.0, 0.0), (20.0, 0.0)])
-def test_what_has_passed_since_the_order_is_no_longer_to_come(
-    begun_s: float, left_s: float
-) -> None:
-    assert outlook(TERMS, AWAKE, [GroupReading(starting=1)], begun_s).ready_in_s == left_s
-
-
 @pytest.mark.parametrize(
-    ("reading", "wakes"),
-    [(GroupReading(), True), (GroupReading(hot=1), False), (GroupReading(starting=1), False)],
-)
-def test_a_request_wakes_a_model_of_which_nothing_runs_or_starts(
-    reading: GroupReading, wakes: bool
-) -> None:
-    assert outlook(TERMS, AWAKE, [reading]).wakes is wakes
+    ("reason", "target", "may"),
+    [
+        (Reason.ASLEEP, 0, True), (Reason.BUDGET, 0, True), (Reason.UNKNOWN, 0, True),
+        (Reason.FROZEN, 1, True), (Reason.FROZEN, 0, False), (Reason.MANUAL, 0, False),
+    ],
+)  # fmt: skip
+def test_what_is_held_at_none_is_no_model_that_a_request_would_wake(reason, target, may):
+    held = replace(STEADY, reason=reason, groups=(GroupTarget("", 0, target),))
+    said = outlook(replace(TERMS, groups=(GroupTerms("", 0, 4),)), held, ())
+    assert (said.asleep_ok, said.wakes) == (may, may)
