@@ -253,6 +253,23 @@ def test_a_pool_replica_is_told_what_to_hold():
     assert order.models == (model,)
 
 
+def test_a_number_by_hand_is_done_also_where_decisions_are_only_observed():
+    observed = PolicySettings(mode=Mode.OBSERVE)
+    two = (GroupTerms("x", 1, 4), GroupTerms("y", 1, 9))
+    decider = Decider(0.0, 1)
+    decider.reconfigure(settings(ModelTerms("a", 0.5, two, policy=observed)), 0.0)
+    serves = {"model-a/model-x": Observed(1, 1), "model-a/model-y": Observed(3, 3)}
+    decider.exchange(serves, 1.0)
+    decider.step(1.0)
+    assert decider.targets() == {}
+    assert decider.pin("a", "x", 3, 1.5) == ""
+    decider.step(2.0)
+    assert decider.targets() == {"model-a/model-x": 3, "model-a/model-y": 3}
+    decider.pin("a", "x", None, 2.5)
+    decider.step(3.0)
+    assert decider.targets() == {}
+
+
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
 def test_numbers_that_are_none_stop_nobody_elses_scaling(wrong, caplog):
     run = Run(replace(ONE, name="spoilt"), ONE)
