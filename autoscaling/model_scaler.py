@@ -73,6 +73,11 @@ class ModelScaler:
         return off or all(group.min == group.max for group in groups)
 
     @property
+    def is_observed(self) -> bool:
+        """Whether decisions are shown and not done; what somebody set is done."""
+        return self.terms.policy.mode is Mode.OBSERVE and not self.pins
+
+    @property
     def slack_s(self) -> float:
         """Of the SLO beside the service of the first group's batch."""
         return self.runs.slack_s(self.terms.slo_s, self.terms.groups[0].name)
@@ -90,7 +95,8 @@ class ModelScaler:
         if frozen:
             reason = Reason.MANUAL if self.pins else Reason.FROZEN
             return Proposal(reason, held, self._pinned(held))
-        if self.pins and (self.is_fixed or len(self.pins) == len(self.terms.groups)):
+        decides = not self.is_fixed and self.terms.policy.mode is not Mode.OBSERVE
+        if self.pins and (not decides or len(self.pins) == len(self.terms.groups)):
             pinned = self._pinned(held)
             return Proposal(Reason.MANUAL, pinned, pinned)
         if self.described is False and held and not sum(held.values()):
@@ -103,10 +109,14 @@ class ModelScaler:
         return self._decided(held, view, now)
 
     def _held(self) -> dict[str, int]:
-        """Targets as they are, within bounds; empty while a group's is not known."""
+        """Targets as they are, within bounds; empty while a group's is not known. What was only
+        observed is no target beside one that somebody set."""
         held: dict[str, int] = {}
+        targets = self.targets
+        if self.pins and self.terms.policy.mode is Mode.OBSERVE:
+            targets = {name: each.target for name, each in self.runs.readings.items()}
         for group in self.terms.groups:
-            known = group.min if self.is_fixed else self.targets.get(group.name)
+            known = group.min if self.is_fixed else targets.get(group.name)
             if known is None:
                 return {}
             held[group.name] = _within(known, group)
@@ -288,12 +298,11 @@ class ModelScaler:
 
     def claims(self, proposal: Proposal) -> list[Claim]:
         """Of what is observed only, the claim is what runs."""
-        observed = self.terms.policy.mode is Mode.OBSERVE
         claims = []
         for group in self.terms.groups:
             reading = self.runs.readings.get(group.name, GroupReading(group.name))
             asked = proposal.targets.get(group.name, reading.target)
-            if observed:
+            if self.is_observed:
                 asked = reading.target
             draining, priority = reading.draining, self.terms.priority
             claims.append(
@@ -308,7 +317,7 @@ class ModelScaler:
     ) -> ModelDecision:
         """What it is in the end. Without targets: nothing is known, and the cluster's hold."""
         name, reason = self.terms.name, proposal.reason
-        observed = self.terms.policy.mode is Mode.OBSERVE
+        observed = self.is_observed
         bound, targets = "", dict(proposal.targets)
         for group, target in proposal.targets.items() if not observed else ():
             grant = grants[name, group]

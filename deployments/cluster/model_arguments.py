@@ -37,9 +37,11 @@ def model_arguments(
 
 
 def pool_arguments(name: str, model: ModelSettings, channel: ChannelSettings) -> dict[str, Any]:
-    """What a replica of the shared pool is told of the model; as its first group, of several."""
+    """What a replica of the shared pool is told of the model; as its first group, of several.
+    `start_timeout_s`: Serve keeps it of a model's own replicas, here nobody else does."""
     first = next(iter(model.views().values()), model)
-    return model_arguments(name, first, {}, channel) | {"group": POOL_GROUP}
+    own = {"group": POOL_GROUP, "start_timeout_s": first.replicas.start_timeout_s}
+    return model_arguments(name, first, {}, channel) | own
 
 
 def shaping(model: ModelSettings) -> dict[str, Any]:

@@ -127,8 +127,8 @@ def tell_autoscaler(model: str, group: str, spent: tuple[tuple[str, float], ...]
     start = StartReading(model, group, State.STAGED if staged else State.COLD, seconds, spent)
     try:
         actor_name.running().started.remote(start)
-    except ValueError as nobody:
-        logger.debug("no autoscaler hears of the start: %s", nobody)
+    except Exception as nobody:
+        logger.debug("no autoscaler hears of the start: %r", nobody)
 
 
 def _version_of(views: list[dict[str, Any]]) -> str:

@@ -29,9 +29,26 @@ def model_mistakes(document: Document, *, here: bool) -> list[Mistake]:
             *_source_complaints(model, here),
             *_group_complaints(model, here),
             *_accept_complaints(model, here),
+            *_zero_complaints(model),
         ]
         mistakes += [document.mistake(("models", name, *at), message) for at, message in complaints]
     return mistakes
+
+
+def _zero_complaints(model: ModelSettings) -> list[tuple[Path, str]]:
+    """Of the whole model, where a group alone may have none: one without replicas is woken by the
+    autoscaler and by nobody else."""
+    mode = model.scaling.tuned().get("mode", "enforce")
+    replicas = [view.replicas for view in model.views().values()] or [model.replicas]
+    if mode == "enforce" or any(each.least for each in replicas):
+        return []
+    return [
+        (
+            ("scaling",),
+            f"has mode {mode}, and replicas.min is 0: nothing would ever start a replica; must be "
+            "mode enforce, or min at least 1",
+        )
+    ]
 
 
 def _source_complaints(model: ModelSettings, here: bool) -> list[tuple[Path, str]]:

@@ -146,8 +146,16 @@ def _policy(value: Any) -> Any:
     return value
 
 
+def _name_or_fields(value: Any) -> Any:
+    if value is None or isinstance(value, str | dict):
+        return value
+    raise wrong("must be a policy's name, a file that ends in .yaml, or a policy's fields")
+
+
 class ModelScalingSettings(PolicyTuning):
-    policy: Annotated[str | dict[str, Any] | None, AfterValidator(_policy)] = Field(
+    policy: Annotated[
+        str | dict[str, Any] | None, BeforeValidator(_name_or_fields), AfterValidator(_policy)
+    ] = Field(
         default=None,
         examples=["latency-first, or policies/mine.yaml"],
         description="A policy that comes with Headrace, or a file of the same form relative to "

@@ -33,8 +33,8 @@ ORDER = (
     "simulated_against_real",
     "policies",
     "scaling_spike",
-    "scaling_churn",
     "scale_to_zero",
+    "scaling_churn",
 )
 APART = ("compare", "generation", "nodes")  # need `make compare`, `make vllm`, or to be root
 # In virtual time; these import the core, and so live with its tests.

@@ -51,14 +51,11 @@ class AutoscalerActor:
         self._ordered = asyncio.Event()
         self._decided_at = clock()
         self._serve: Any = None
-        self._recalled = False
-        try:
-            await self._recall()
-        except Exception:
-            logger.exception("the store does not answer; what was known is read later")
+        self._saving = asyncio.Lock()
+        await self._recall()
         loops = (
-            (self._decide, 0.0), (self._look, _LOOKS_S), (self._count, _COUNTS_S),
-            (self._save, _SAVES_S),
+            (self._decide, 0.0), (self._reread, DECIDES_S), (self._look, _LOOKS_S),
+            (self._count, _COUNTS_S), (self._save, _SAVES_S),
         )  # fmt: skip
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(_again(work, every_s)) for work, every_s in loops]
@@ -66,7 +63,7 @@ class AutoscalerActor:
     # ---- what others call -------------------------------------------------------------------
 
     async def report(self, report: GatewayReport) -> dict[str, ModelOutlook]:
-        """A gateway's demand. Raises ValueError for what is no amount of work."""
+        """A gateway's demand; how things stand."""
         if self._decider.report(report, clock()):
             self._pressed.set()
         return self._decider.outlooks()
@@ -116,7 +113,6 @@ class AutoscalerActor:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._pressed.wait(), DECIDES_S)
         self._pressed.clear()
-        await self._reread()
         for sentence in self._decider.step(clock()):
             logger.info(sentence)
         self._decided_at = clock()
@@ -151,17 +147,17 @@ class AutoscalerActor:
         self._decider.resources(most, available)
 
     async def _save(self) -> None:
-        """Never before what an earlier one knew has been read: it would be lost."""
-        if not self._recalled:
-            await self._recall()
-        state = {"at": time.time(), "core": self._decider.save(clock())}
-        await asyncio.to_thread(store.put, store.STATE, json.dumps(state))
+        """Where no settings could be read, what is stored knows more than this does."""
+        async with self._saving:  # what is newer is stored later
+            if not self._decider.document.settings.models:
+                return
+            state = {"at": time.time(), "core": self._decider.save(clock())}
+            await asyncio.to_thread(store.put, store.STATE, json.dumps(state))
 
     async def _recall(self) -> None:
-        """What an earlier one knew. Raises what Ray raises where the store does not answer."""
-        await self._reread()
-        text = await asyncio.to_thread(store.get, store.STATE)
-        self._recalled = True
+        """What an earlier one knew. Begins nothing before the store has answered: what is not read
+        now would be overwritten."""
+        text = await self._stored_state()
         if text is None:
             return
         try:
@@ -169,6 +165,15 @@ class AutoscalerActor:
             self._decider.load(state["core"], clock(), time.time() - state["at"])
         except Exception:
             logger.exception("what an earlier autoscaler knew is lost")
+
+    async def _stored_state(self) -> str | None:
+        while True:
+            try:
+                await self._reread()
+                return await asyncio.to_thread(store.get, store.STATE)
+            except Exception:
+                logger.exception("the cluster's store does not answer; trying again")
+                await asyncio.sleep(DECIDES_S)
 
 
 async def _again(work: Callable[[], Awaitable[None]], every_s: float) -> None:

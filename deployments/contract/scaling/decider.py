@@ -7,13 +7,14 @@ and stores.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from autoscaling.autoscaler import Autoscaler
 from autoscaling.settings import ModelTerms, ScalingSettings
-from autoscaling.types import Decisions, GroupReading, StartReading
+from autoscaling.types import Decisions, DemandReading, GroupReading, StartReading
 from deployments.contract.app_names import GATEWAY_APP, POOL_DIRECTORY, directory_key
 from deployments.contract.scaling.deployments_seen import DeploymentsSeen, running_ids
 from deployments.contract.scaling.document import ScalingDocument
@@ -31,6 +32,8 @@ from deployments.contract.scaling.outlooks import as_plain, changes, outlook
 from deployments.contract.scaling.pool_orders import PoolOrders
 from deployments.contract.scaling.start_orders import StartOrders
 
+logger = logging.getLogger("headrace.autoscaler")
+
 
 class Decider:
     """`first_revision`: of an order to a pool replica; above all that an earlier one gave."""
@@ -46,6 +49,7 @@ class Decider:
         self._orders = StartOrders()
         self._groups: dict[str, tuple[GroupReading, ...]] = {}
         self._outlooks: dict[str, ModelOutlook] = {}
+        self._spoilt: set[str] = set()  # whose demand some gateway told in numbers that are none
 
     # ---- what it is told --------------------------------------------------------------------
 
@@ -54,19 +58,23 @@ class Decider:
         self._core.reconfigure(document.settings, now)
 
     def report(self, report: GatewayReport, now: float) -> bool:
-        """Whether to decide at once. Raises ValueError for what is no amount of work, when all
-        other models' demand has been heard."""
+        """Whether to decide at once. What is no amount of work is left out, of that model alone."""
         self.gateways.hear(report, now)
-        wrong: list[str] = []
-        for name, load in report.models.items():
-            try:
-                self._core.heard(report.gateway, name, load.demand, now)
-            except ValueError as refused:
-                wrong.append(f"{name}: {refused}")
-        if wrong:
-            raise ValueError("; ".join(wrong))
         terms = self.document.settings.models
-        return any(n in terms and _presses(load, terms[n]) for n, load in report.models.items())
+        loads = {name: load for name, load in report.models.items() if name in terms}
+        for name, load in loads.items():
+            self._hear(report.gateway, name, load.demand, now)
+        return any(_presses(load, terms[name]) for name, load in loads.items())
+
+    def _hear(self, gateway: str, model: str, demand: DemandReading, now: float) -> None:
+        try:
+            self._core.heard(gateway, model, demand, now)
+        except ValueError as wrong:
+            if model not in self._spoilt:
+                logger.warning("%s", wrong, extra={"model": model})
+            self._spoilt.add(model)
+        else:
+            self._spoilt.discard(model)
 
     def exchange(self, observed: Mapping[str, Observed], now: float) -> dict[str, int]:
         """What Serve runs, by "application/deployment"; targets, likewise."""
@@ -180,9 +188,10 @@ class Decider:
         return self._core.save(now)
 
     def load(self, state: dict[str, Any], now: float, age_s: float) -> None:
-        """Raises KeyError, TypeError or ValueError for what is no state; nothing is kept of it."""
+        """Saved `age_s` ago by the wall clock, which may have been set back since: then just now.
+        Raises KeyError, TypeError or ValueError for what is no state; nothing is kept of it."""
         core = Autoscaler(self.document.settings, now)
-        core.load(state, now, age_s)
+        core.load(state, now, max(0.0, age_s))
         self._core = core
 
 

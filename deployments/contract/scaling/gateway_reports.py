@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from deployments.contract.scaling.messages import GatewayReport, GroupLoad
 
 SILENT_S = 5.0
+_MOST = 1e9  # of anything: a second's work a second, seconds, replicas
 
 
 @dataclass(slots=True)
@@ -39,14 +40,19 @@ class GatewayReports:
         return any(report.frozen for report in self._fresh(now))
 
     def loads(self, model: str, now: float) -> dict[str, GroupLoad]:
-        """By group, of whoever reaches most of its replicas."""
+        """By group, of whoever reaches most of its replicas; what is no number is not believed."""
         best: dict[str, GroupLoad] = {}
         for report in self._fresh(now):
             said = report.models.get(model)
             for group, load in said.groups.items() if said else ():
-                if group not in best or load.hot > best[group].hot:
+                if _is_sound(load) and (group not in best or load.hot > best[group].hot):
                     best[group] = load
         return best
 
     def _fresh(self, now: float) -> Iterator[GatewayReport]:
         return (report for at, report in self._latest.values() if now - at <= SILENT_S)
+
+
+def _is_sound(load: GroupLoad) -> bool:
+    seconds = (load.batch_s, load.batch_p99_s, load.batch_scv)
+    return 0.0 < load.speed < _MOST and all(0.0 <= each < _MOST for each in (load.hot, *seconds))

@@ -46,10 +46,10 @@ class GatewayReport:
 
 @dataclass(frozen=True, slots=True)
 class ModelOutlook:
-    """What gateways are told of a model. asleep_ok: it may have no replicas. wanted, target,
-    starting: replicas of all groups. ready_in_s: until a replica that starts now, or has begun to,
-    is expected to serve, p90; `wakes`: nothing runs and a request would start something. reason:
-    `autoscaling.types.Reason`; the rest as in `ModelDecision`, for metrics."""
+    """What gateways are told of a model. asleep_ok: it may have no replicas, and a request wakes it
+    then. wanted, targets, starting: replicas of all groups. ready_in_s: until a replica that starts
+    now, or has begun to, is expected to serve, p90; `wakes`: nothing runs and a request would start
+    something. reason: `autoscaling.types.Reason`; the rest as in `ModelDecision`, for metrics."""
 
     asleep_ok: bool = False
     wakes: bool = False

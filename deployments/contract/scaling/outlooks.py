@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from autoscaling.settings import ModelTerms
-from autoscaling.types import Decisions, GroupReading, ModelDecision
+from autoscaling.types import Decisions, GroupReading, ModelDecision, Reason
 from deployments.contract.scaling.messages import ModelOutlook
 
 
@@ -21,7 +21,7 @@ def outlook(
     is to come next."""
     runs = list(groups)
     starting = sum(each.starting for each in runs)
-    asleep_ok = terms.asleep_ok and not decision.observed
+    asleep_ok = terms.asleep_ok and not decision.observed and not _is_held_at_none(decision)
     return ModelOutlook(
         asleep_ok=asleep_ok,
         wakes=asleep_ok and not any(each.hot or each.starting for each in runs),
@@ -35,6 +35,12 @@ def outlook(
         forecast_s=decision.forecast_s,
         forecast_trusted=decision.forecast_trusted,
     )
+
+
+def _is_held_at_none(decision: ModelDecision) -> bool:
+    """Nobody lets it wake: what waits for a replica waits in vain."""
+    held = decision.reason in (Reason.FROZEN, Reason.MANUAL)
+    return held and bool(decision.groups) and not any(each.target for each in decision.groups)
 
 
 def changes(before: Decisions, after: Decisions) -> list[str]:

@@ -3,7 +3,8 @@
 A replica knows its phases from the start of its process on, and of a process that waited for it no
 good beginning; when it was ordered shows in when Serve's target rose. Orders and starts are matched
 first to first, by model and group. A start that nobody was seen to order (one that replaces a dead
-replica, or brings a new version) says nothing of how soon more can be had.
+replica, or brings a new version) says nothing of how soon more can be had; nor does one whose
+replica runs and has not told of it: its order is dropped, or the next start would be taken for it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from deployments.contract.scaling.messages import Observed
 PLACING = "placing"
 PROCESS = "process"
 _LONGEST_S = 3600.0
+_TELLS_S = 5.0  # a replica tells of its start before Serve says that it runs
 
 
 class StartOrders:
@@ -27,6 +29,7 @@ class StartOrders:
     def __init__(self) -> None:
         self._observed: dict[str, Observed] = {}
         self._orders: dict[str, deque[float]] = {}
+        self._untold: dict[str, float] = {}
         self._began = False
 
     def observe(self, observed: Mapping[str, Observed], now: float) -> None:
@@ -39,8 +42,21 @@ class StartOrders:
                 orders.pop()
             while orders and now - orders[0] > _LONGEST_S:
                 orders.popleft()
+        self._drop_untold(observed, now)
         self._observed, self._began = dict(observed), True
         self._orders = {key: self._orders[key] for key in observed}
+
+    def _drop_untold(self, observed: Mapping[str, Observed], now: float) -> None:
+        """`_untold`: since when more is ordered of a deployment than starts of it."""
+        more = {
+            key: len(self._orders[key]) - max(0, each.target - each.running)
+            for key, each in observed.items()
+        }
+        self._untold = {k: self._untold.get(k, now) for k, surplus in more.items() if surplus > 0}
+        for key in [k for k, since in self._untold.items() if now - since >= _TELLS_S]:
+            for _ in range(more[key]):
+                self._orders[key].popleft()
+            del self._untold[key]
 
     def begun_s(self, model: str, groups: Iterable[str], now: float) -> float:
         """How long ago the replica was ordered that is to come next; 0.0: none is."""

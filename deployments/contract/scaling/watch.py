@@ -48,29 +48,35 @@ class Watch:
 
 
 async def keep_alive(make: Callable[[], Any], clock: Callable[[], float] = time.monotonic) -> None:
-    """For ever. `make`: the actor's handle, made where there is none."""
-    import ray
-
-    actor, watch = make(), Watch(clock())
+    """For ever, whatever goes wrong. `make`: the actor's handle, made where there is none; blocks,
+    and may raise."""
+    actor, watch = None, Watch(clock())
     while True:
         try:
-            async with asyncio.timeout(ANSWER_S):
-                await actor.ping.remote()
-            watch.heard(clock())
-        except TimeoutError:
-            if watch.silent(clock()):
-                logger.error("the autoscaler hangs and is started anew")
-                ray.kill(actor, no_restart=False)
-        except ray.exceptions.RayError as gone:
-            logger.debug("the autoscaler is away: %s", gone)
-            watch.away(clock())
-            actor = _made(make, actor)
+            if actor is None:
+                actor = await asyncio.to_thread(make)
+            if not await _answers(actor, watch, clock):
+                actor = None
+        except Exception as fault:
+            logger.warning("no autoscaler can be made or ended: %r", fault)
+            actor = None
         await asyncio.sleep(ASKS_S)
 
 
-def _made(make: Callable[[], Any], last: Any) -> Any:
+async def _answers(actor: Any, watch: Watch, clock: Callable[[], float]) -> bool:
+    """Asks once; False where the actor is away, as Ray says. One that hangs is ended."""
+    import ray
+
     try:
-        return make()
-    except Exception as fault:
-        logger.warning("no autoscaler can be made: %s", fault)
-        return last
+        async with asyncio.timeout(ANSWER_S):
+            await actor.ping.remote()
+        watch.heard(clock())
+    except TimeoutError:
+        if watch.silent(clock()):
+            logger.error("the autoscaler hangs and is started anew")
+            ray.kill(actor, no_restart=False)
+    except ray.exceptions.RayError as gone:
+        logger.debug("the autoscaler is away: %s", gone)
+        watch.away(clock())
+        return False
+    return True

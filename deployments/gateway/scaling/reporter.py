@@ -69,9 +69,17 @@ class DemandReporter:
             if not self._is_away:
                 logger.warning("the autoscaler does not answer, going on without: %r", fault)
             self._is_away = True
+            self._keep_unserved(report)
         else:
             self._is_away, self._outlooks, self._heard_at = False, outlooks, clock()
         self._models.take_outlooks(self._outlooks, clock() - self._heard_at)
+
+    def _keep_unserved(self, report: GatewayReport) -> None:
+        """Requests that nobody heard of wake no model: counters that an autoscaler begins with say
+        nothing to it."""
+        for name, served in self._models.served.items():
+            if name in report.models and report.models[name].demand.urgent:
+                served.queue.unserved = True
 
     def _report(self) -> tuple[GatewayReport, bool]:
         """And whether any model has crossed."""

@@ -4,8 +4,9 @@ As a replica of the model's own starts, but for two things. It is warmed briefly
 length for `WARM_S`, since it is wanted at once, and shapes that come later are made when they come.
 And nothing is timed: gateways know the model's costs from its own replicas. A model's bytes are the
 process's growth while it was loaded or the size of its files, whichever is more: other models'
-work may make the first too large, memory that was free already too small. A load that takes longer
-than the model's `start_timeout_s` ends the process: nothing in Python ends a thread.
+work may make the first too large, memory that was free already too small. Getting its files or a
+load that takes longer than the model's `start_timeout_s` ends the process: nothing in Python ends a
+thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -31,12 +32,14 @@ from deployments.replica.startup_progress import StartupProgress
 from deployments.replica.verify import gate
 from deployments.settings.channel import ChannelSettings
 from deployments.settings.model import ModelSettings
+from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.sources import resolve
 from runtimes import catalog, source, warmup
 from runtimes.errors import LoadError
 
 WARM_S = 0.5
 Progress = Callable[[str, float], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +94,32 @@ class PoolLoading:
 
     async def least_bytes(self, model: PoolModel) -> int:
         progress = self._begun(model)
-        settings = await asyncio.to_thread(self._loader.settings_of, model, progress.tell)
-        return await asyncio.to_thread(artifact_bytes, settings, self._loader.cache_dir)
+
+        def size() -> int:
+            settings = self._loader.settings_of(model, progress.tell)
+            return artifact_bytes(settings, self._loader.cache_dir)
+
+        return await self._in_time(model, size)
 
     async def load(self, model: PoolModel) -> LoadedModel:
         progress = self._begun(model)
-        settings = await asyncio.to_thread(self._loader.settings_of, model, progress.tell)
-        work = asyncio.to_thread(self._loader.load, model, settings, progress.tell)
+
+        def load() -> LoadedModel:
+            settings = self._loader.settings_of(model, progress.tell)
+            return self._loader.load(model, settings, progress.tell)
+
+        return await self._in_time(model, load)
+
+    async def _in_time(self, model: PoolModel, work: Callable[[], T]) -> T:
+        """In a thread. Raises what it raises; what takes too long ends the process."""
+        limit_s = model.args.get("start_timeout_s", ReplicaSettings().start_timeout_s)
+        limit = asyncio.timeout(limit_s)
         try:
-            return await asyncio.wait_for(work, settings.replicas.start_timeout_s)
+            async with limit:
+                return await asyncio.to_thread(work)
         except TimeoutError:
-            self._place.on_hang()
+            if limit.expired():
+                self._place.on_hang()
             raise
 
     async def serve(self, model: PoolModel, loaded: LoadedModel) -> ServedResident:

@@ -66,7 +66,7 @@ def test_a_policy_is_taken_with_what_stands_beside_it_and_with_the_replicas():
              "replicas": {"max": 2, "survive": 0}}  # fmt: skip
     policy = terms(model).policy
     assert (policy.mode, policy.knee, policy.survive, policy.spare) == (Mode.OFF, 0.5, 0, 1)
-    assert policy.windows_s == (4.0, 8.0, 16.0, 32.0, 64.0)
+    assert policy.windows_s == PolicySettings().windows_s
 
 
 def test_the_budget_bounds_only_what_it_names():
@@ -84,7 +84,7 @@ def test_nothing_is_pooled_without_a_pool():
 
 TWO = {
     "models": {
-        "a": {"runtime": "synthetic", "replicas": {"slots": 3, "max": 2}},
+        "a": {"runtime": "synthetic", "replicas": {"slots": 3, "max": 2, "start_timeout_s": 900}},
         "llm": {"runtime": "synthetic", "task": "generate"},
     },
     "scaling": {"pool": {"min": 1, "max": 3, "memory_mib": 10, "num_gpus": 1}},
@@ -98,7 +98,9 @@ def test_the_pool_holds_what_is_answered_in_batches():
     )
     (model,) = sent.pool_models
     own = {"runtime": "synthetic", "replicas": {"slots": 3}}
-    assert model.args == {"name": "a", "settings": own, "channel": {}, "group": "pool"}
+    assert model.args == {
+        "name": "a", "settings": own, "channel": {}, "group": "pool", "start_timeout_s": 900,
+    }  # fmt: skip
     assert model.key == settings_digest(own) == sent.settings.models["a"].pool_key
     assert sent.settings.models["a"].in_pool
     assert not sent.settings.models["llm"].in_pool
@@ -111,6 +113,7 @@ def test_a_pool_may_name_its_models():
 
 def test_numbers_and_policies_are_no_part_of_what_the_pool_runs():
     other = {**TWO, "models": {**TWO["models"], "a": {
-        "runtime": "synthetic", "replicas": {"slots": 3, "max": 9}, "scaling": {"knee": 0.4},
+        "runtime": "synthetic", "scaling": {"knee": 0.4},
+        "replicas": {"slots": 3, "max": 9, "start_timeout_s": 900},
     }}}  # fmt: skip
     assert scaling_document(parse(other)).pool_models == scaling_document(parse(TWO)).pool_models

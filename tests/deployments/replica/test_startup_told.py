@@ -29,9 +29,10 @@ def test_a_start_says_its_phases_and_where_it_began(monkeypatch, staging_s, stat
     assert actor.told == [StartReading("m", "gpu", state, 3.0 + staging_s, spent)]
 
 
-def test_nobody_that_hears_it_is_no_fault_of_the_replica(monkeypatch) -> None:
+@pytest.mark.parametrize("fault", [ValueError("no such actor"), RuntimeError("no control store")])
+def test_nobody_that_hears_it_is_no_fault_of_the_replica(monkeypatch, fault) -> None:
     def nobody() -> Any:
-        raise ValueError("no such actor")
+        raise fault
 
     monkeypatch.setattr(actor_name, "running", nobody)
     tell_autoscaler("m", "", ())

@@ -56,6 +56,8 @@ def test_a_number_is_fixed_or_lies_between_bounds(given, least, most, initial):
         (model(scaling={"policy": "fastest"}),
          "models.m.scaling.policy: is 'fastest'; must be one of bursty, cost-first, diurnal, fixed,"
          " latency-first, scale-to-zero, or a file that ends in .yaml"),
+        (model(scaling={"policy": ["fixed"]}),
+         "models.m.scaling.policy: must be a policy's name, a file that ends in .yaml, or a "),
         (model(scaling={"windows_s": [8, 4]}),
          "models.m.scaling.windows_s[1]: is 4; must be longer than the one before it"),
         (model(scaling={"windows_s": []}),
@@ -134,3 +136,26 @@ def test_a_policys_file_that_is_no_mapping_is_refused(file: Path, text: str):
     with pytest.raises(SettingsErrors) as caught:
         load(file, here=False)
     assert str(caught.value.mistakes[0]).startswith(str(file.parent / "mine.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "replicas", "mode"),
+    [
+        ("{mode: off}", "{min: 0}", "off"),
+        ("{policy: fixed}", "{min: 0, groups: [{name: g}, {name: h}]}", "off"),
+        ("{mode: observe}", "{min: 0, max: 3}", "observe"),
+    ],
+)
+def test_a_model_that_nothing_would_ever_start_is_refused(tmp_path, scaling, replicas, mode):
+    written = f"models: {{m: {{runtime: synthetic, scaling: {scaling}, replicas: {replicas}}}}}"
+    (tmp_path / "s.yaml").write_text(written)
+    with pytest.raises(SettingsErrors, match=f"m.scaling: has mode {mode}, and replicas.min is 0"):
+        load(tmp_path / "s.yaml")
+
+
+@pytest.mark.parametrize("mode", ["observe", "off", "enforce"])
+def test_one_group_of_several_may_have_none_in_every_mode(tmp_path, mode):
+    groups = "[{name: g, min: 0, max: 2}, {name: h, min: 1, max: 2}]"
+    written = f"scaling: {{mode: {mode}}}, replicas: {{groups: {groups}}}"
+    (tmp_path / "s.yaml").write_text(f"models: {{m: {{runtime: synthetic, {written}}}}}")
+    assert load(tmp_path / "s.yaml").models["m"].scaling.mode == mode

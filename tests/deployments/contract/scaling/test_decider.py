@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -181,19 +183,6 @@ def test_what_cannot_wait_asks_for_a_decision_at_once():
     assert not run.decider.report(GatewayReport("g1", {"other": urgent}), 1.0)
 
 
-def test_a_reading_that_is_none_is_refused_and_the_others_are_heard():
-    run = Run(ONE, GROUPS)
-    broken = ModelLoad(DemandReading(offered_s=float("nan")))
-    for second in range(1, 12):
-        good = run.report().models["a"]
-        run.offered += 0.5
-        with pytest.raises(ValueError, match=r"^g: "):
-            run.decider.report(GatewayReport("g1", {"g": broken, "a": good}), float(second))
-        run.decider.exchange({KEY: Observed(1, 1)}, float(second))
-        run.decider.step(float(second))
-    assert run.decider.outlooks()["a"].offered_s == pytest.approx(0.5, rel=0.2)
-
-
 def test_a_start_is_told_from_its_order_on():
     run = Run(ONE)
     run.run(5, 0.1)
@@ -262,6 +251,51 @@ def test_a_pool_replica_is_told_what_to_hold():
     order = decider.pool_report(PoolReport("p1", (), 1000), run.now)
     assert order.revision > 1000
     assert order.models == (model,)
+
+
+def test_a_number_by_hand_is_done_also_where_decisions_are_only_observed():
+    observed = PolicySettings(mode=Mode.OBSERVE)
+    two = (GroupTerms("x", 1, 4), GroupTerms("y", 1, 9))
+    decider = Decider(0.0, 1)
+    decider.reconfigure(settings(ModelTerms("a", 0.5, two, policy=observed)), 0.0)
+    serves = {"model-a/model-x": Observed(1, 1), "model-a/model-y": Observed(3, 3)}
+    decider.exchange(serves, 1.0)
+    decider.step(1.0)
+    assert decider.targets() == {}
+    assert decider.pin("a", "x", 3, 1.5) == ""
+    decider.step(2.0)
+    assert decider.targets() == {"model-a/model-x": 3, "model-a/model-y": 3}
+    decider.pin("a", "x", None, 2.5)
+    decider.step(3.0)
+    assert decider.targets() == {}
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_numbers_that_are_none_stop_nobody_elses_scaling(wrong, caplog):
+    run = Run(replace(ONE, name="spoilt"), ONE)
+    for _ in range(90):
+        run.now += 1.0
+        run.offered += 2.0
+        run.requests += 200
+        run.decider.exchange({KEY: Observed(1, 1), "model-spoilt/model": Observed(1, 1)}, run.now)
+        sound = run.report()
+        spoilt = ModelLoad(DemandReading(wrong), {"": GroupLoad(1, wrong, wrong, wrong, wrong)})
+        models = {"spoilt": spoilt, **sound.models}
+        run.decider.report(GatewayReport("g1", models), run.now)
+        run.decider.step(run.now)
+    assert run.decider.targets()[KEY] > 2
+    assert run.decider.targets()["model-spoilt/model"] == 1
+    assert len([r for r in caplog.records if "no amount of work" in r.message]) == 1
+
+
+def test_a_clock_that_was_set_back_stops_nothing():
+    before = Run(ONE)
+    before.run(200, 2.0)
+    state = json.loads(json.dumps(before.decider.save(before.now)))
+    after = Run(ONE, running=4)
+    after.decider.load(state, 0.0, -86_400.0)
+    after.run(3600, 0.05)
+    assert after.running == 1
 
 
 def test_a_document_comes_back_as_it_was_sent():

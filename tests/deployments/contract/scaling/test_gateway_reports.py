@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+import pytest
+
 from autoscaling.types import DemandReading
 from deployments.contract.scaling.gateway_reports import SILENT_S, GatewayReports
 from deployments.contract.scaling.messages import GatewayReport, GroupLoad, ModelLoad
@@ -40,3 +45,12 @@ def test_a_silent_gateway_is_gone_only_where_serve_does_not_run_it():
     reports.hear(report("g3"), late)
     assert reports.keep({"g2"}, late) == {"g1"}
     assert reports.silent(late) == {"g2"}
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("name", ["speed", "batch_s", "batch_p99_s", "batch_scv"])
+def test_what_is_no_number_is_not_believed(name, wrong):
+    reports = GatewayReports()
+    reports.hear(report("g1", gpu=load(1)), 0.0)
+    reports.hear(report("g2", gpu=replace(load(2), **{name: wrong})), 0.0)
+    assert reports.loads("a", 1.0) == {"gpu": load(1)}

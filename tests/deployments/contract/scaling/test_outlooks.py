@@ -1,3 +1,5 @@
+"""What gateways and people are told of decisions."""
+
 from __future__ import annotations
 
 import json
@@ -68,3 +70,16 @@ def test_status_is_plain():
     assert (group["wanted"], group["target"], group["serve_target"]) == (2, 2, 2)
     assert (group["running"], group["starting"], group["draining"]) == (1, 1, 0)
     assert json.loads(json.dumps(plain))["reason"] == "steady"
+
+
+@pytest.mark.parametrize(
+    ("reason", "target", "may"),
+    [
+        (Reason.ASLEEP, 0, True), (Reason.BUDGET, 0, True), (Reason.UNKNOWN, 0, True),
+        (Reason.FROZEN, 1, True), (Reason.FROZEN, 0, False), (Reason.MANUAL, 0, False),
+    ],
+)  # fmt: skip
+def test_what_is_held_at_none_is_no_model_that_a_request_would_wake(reason, target, may):
+    held = replace(STEADY, reason=reason, groups=(GroupTarget("", 0, target),))
+    said = outlook(replace(TERMS, groups=(GroupTerms("", 0, 4),)), held, ())
+    assert (said.asleep_ok, said.wakes) == (may, may)

@@ -75,3 +75,22 @@ def test_what_is_ordered_begins_with_the_oldest_order_that_nothing_has_come_of()
     made.observe({KEY: Observed(2, 2)}, 28.0)
     assert made.begun_s("a", [""], 29.0) == 0.0
     assert made.begun_s("b", [""], 29.0) == 0.0
+
+
+def test_a_start_that_nobody_told_of_is_not_taken_for_the_next_one():
+    made = orders((0.0, 1, 1), (10.0, 1, 2), (20.0, 2, 2))
+    assert made.begun_s("a", [""], 21.0) == 11.0
+    made.observe({KEY: Observed(2, 2)}, 26.0)
+    assert made.begun_s("a", [""], 26.0) == 0.0
+    made.observe({KEY: Observed(2, 3)}, 1000.0)
+    whole = made.whole(START, 1008.0)
+    assert whole is not None
+    assert whole.seconds == 8.0
+
+
+def test_a_start_that_is_told_while_others_start_leaves_them_their_orders():
+    made = orders((0.0, 1, 1), (10.0, 1, 3), (20.0, 2, 3), (26.0, 2, 3))
+    assert made.begun_s("a", [""], 30.0) == 20.0
+    made.observe({KEY: Observed(3, 3)}, 31.0)
+    assert made.whole(START, 31.0) is not None
+    assert made.whole(START, 31.0) is None

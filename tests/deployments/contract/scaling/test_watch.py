@@ -103,3 +103,37 @@ async def test_one_that_hangs_is_ended_and_started_anew(monkeypatch: pytest.Monk
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
+
+
+async def test_it_goes_on_where_the_actor_cannot_be_made_or_ended(monkeypatch: pytest.MonkeyPatch):
+    import ray
+
+    actor, tries, ends = Actor(), [], []
+
+    def make() -> Actor:
+        tries.append(1)
+        if len(tries) < 3:
+            raise RuntimeError("the control store does not answer")
+        return actor
+
+    def kill(which: Actor, *, no_restart: bool) -> None:
+        ends.append(1)
+        if len(ends) == 1:
+            raise ValueError("no such actor")
+        actor.hangs = False
+
+    monkeypatch.setattr(ray, "kill", kill)
+    monkeypatch.setattr(watch, "ASKS_S", 0.001)
+    monkeypatch.setattr(watch, "ANSWER_S", 0.001)
+    monkeypatch.setattr(watch, "STARTS_S", 0.01)
+    task = asyncio.create_task(watch.keep_alive(make))
+    async with asyncio.timeout(5.0):
+        await actor.until_asked(3)
+        actor.hangs = True
+        while len(ends) < 2:
+            await actor.until_asked(1)
+        await actor.until_asked(2)
+    assert not task.done()
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

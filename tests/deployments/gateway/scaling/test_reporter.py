@@ -172,3 +172,19 @@ async def test_what_was_heard_grows_old_while_nothing_more_is(
             now[0] = at
             await reports._exchange()
             assert queue._dispatcher._requests._pipeline.capacity_in_s == left_s
+
+
+async def test_a_refused_request_wakes_also_where_the_report_of_it_is_lost(tmp_path: Path) -> None:
+    async with standing(DEVICE, tmp_path) as stand:
+        stand.run_replicas("device", [])
+        autoscaler = Autoscaler()
+        autoscaler.outlooks = {"device": ASLEEP}
+        reports = DemandReporter("g", stand.models, autoscaler.tell)
+        await reports._exchange()
+        assert await ask(stand, timeout_ms=500) == 503  # over before a replica is expected
+        autoscaler.answers = [RuntimeError("it starts anew"), RuntimeError("it starts anew")]
+        for _ in range(4):
+            await reports._exchange()
+        told = [report.models["device"].demand for report in autoscaler.reports]
+        assert [each.urgent for each in told] == [False, True, True, True, False]
+        assert told[-1].backlog_s == 0.0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -168,16 +169,45 @@ async def test_a_runtime_that_fails_its_first_batch_is_closed(
     assert closed == [True]
 
 
+def in_time(model: PoolModel, seconds: float) -> PoolModel:
+    return replace(model, args={**model.args, "start_timeout_s": seconds})
+
+
+@pytest.mark.parametrize("step", ["settings_of", "load"])
 async def test_a_load_that_does_not_end_ends_the_process(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    go_on = threading.Event()
+    held: Callable[..., Any] = lambda *_: go_on.wait(5.0)  # noqa: E731
+    monkeypatch.setattr(ModelLoader, step, held)
+    with pytest.raises(TimeoutError):
+        await bench.start(in_time(a_model("a"), 0.05))
+    go_on.set()
+    assert bench.hung.is_set()
+
+
+async def test_files_that_never_come_end_the_process(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
     held: Callable[..., Any] = lambda *_: go_on.wait(5.0)  # noqa: E731
-    monkeypatch.setattr(ModelLoader, "load", held)
+    monkeypatch.setattr(ModelLoader, "settings_of", held)
     with pytest.raises(TimeoutError):
-        await bench.start(a_model("a", replicas={"start_timeout_s": 0.01}))
+        await bench.loading.least_bytes(in_time(a_model("a"), 0.05))
     go_on.set()
     assert bench.hung.is_set()
+
+
+async def test_a_time_out_of_the_loads_own_leaves_the_process_and_the_other_models(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise TimeoutError("the store of models does not answer")
+
+    monkeypatch.setattr(ModelLoader, "settings_of", refused)
+    with pytest.raises(TimeoutError, match="does not answer"):
+        await bench.start(a_model("a"))
+    assert not bench.hung.is_set()
 
 
 async def test_the_bytes_of_a_model_are_at_least_its_files(bench: Bench, tmp_path: Path) -> None:
