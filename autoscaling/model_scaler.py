@@ -287,20 +287,21 @@ class ModelScaler:
     # -- after the others were heard
 
     def claims(self, proposal: Proposal) -> list[Claim]:
-        """Of what is observed only, the claim is what runs."""
+        """Of what is observed only, the claim is what runs, and nobody else gets that."""
         observed = self.terms.policy.mode is Mode.OBSERVE
         claims = []
         for group in self.terms.groups:
             reading = self.runs.readings.get(group.name, GroupReading(group.name))
             asked = proposal.targets.get(group.name, reading.target)
+            least = group.min
             if observed:
-                asked = reading.target
-            draining, priority = reading.draining, self.terms.priority
+                asked = least = reading.target
             claims.append(
                 Claim(
-                    self.terms.name, group.name, group.needs, asked, group.min, draining, priority
+                    self.terms.name, group.name, group.needs, asked, least, reading.draining,
+                    self.terms.priority,
                 )
-            )
+            )  # fmt: skip
         return claims
 
     def settle(
