@@ -14,7 +14,7 @@ from typing import Any
 
 from autoscaling.autoscaler import Autoscaler
 from autoscaling.settings import ScalingSettings
-from autoscaling.types import Decisions, GroupReading, StartReading, State
+from autoscaling.types import Decisions, GroupReading, PoolReading, StartReading, State
 from deployments.contract.scaling.messages import GroupLoad
 from deployments.gateway.scaling.demand import model_load
 from deployments.tools.simulate.fleet import Fleet
@@ -62,7 +62,7 @@ class Steering:
         self._autoscaler: Autoscaler | None = None
         self._saved: tuple[dict[str, Any], float] | None = None
         self._deaths = sorted(course.deaths, key=lambda each: each.at_s)
-        self._requests = 0
+        self._in_pool: set[str] = set()
         self._begun = False
 
     def steer(self, now: float, cores: tuple[Snapshot, ...]) -> Iterator[Order]:
@@ -131,8 +131,14 @@ class Steering:
             autoscaler.started(StartReading(model, life.group, State.COLD, seconds))
         if self._pool is not None:
             busy = {r.replica_id for core in cores for r in core.replicas if r.leases}
-            for reading in self._pool.readings(busy, now):
-                autoscaler.pool(reading, now)
+            self._hear_pool(autoscaler, self._pool.readings(busy, now), now)
+
+    def _hear_pool(self, autoscaler: Autoscaler, readings: list[PoolReading], now: float) -> None:
+        heard, self._in_pool = self._in_pool, {each.replica for each in readings}
+        for replica in heard - self._in_pool:
+            autoscaler.pool_gone(replica)
+        for reading in readings:
+            autoscaler.pool(reading, now)
 
     def _unserved(self, cores: tuple[Snapshot, ...], now: float) -> bool:
         pooled = self._pool.hot(now) if self._pool is not None else 0
