@@ -131,12 +131,6 @@ class Autoscaler:
         else:
             scaler.pins[group] = count
 
-    def corrected(self, model: str, ratio: float) -> None:
-        """A simulation of the last minutes needed so many times the replicas that the formula
-        says; kept within 0.7 and 1.5."""
-        if model in self._models:
-            self._models[model].sizing.correct(ratio)
-
     # -- what it says
 
     def decide(self, now: float) -> Decisions:

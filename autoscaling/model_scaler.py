@@ -351,7 +351,6 @@ class ModelScaler:
             "described": self.described,
             "starts": self.starts.save(),
             "planning": self.planning.save(now),
-            "correction": self.sizing.correction,
             "dispersion_s": self.sizing.dispersion_s,
             "hold_s": None if self.envelope.hold_until is None else self.envelope.hold_until - now,
             "recurring": self.envelope.recurring.save(now),
@@ -367,7 +366,6 @@ class ModelScaler:
         self.described = state["described"]
         self.starts.load(state["starts"])
         self.planning.load(state["planning"], now)
-        self.sizing.correct(state["correction"])
         self.sizing.dispersion_s = state["dispersion_s"]
         if state["hold_s"] is not None:
             self.envelope.hold(now + state["hold_s"])

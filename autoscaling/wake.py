@@ -64,10 +64,7 @@ class Wake:
         return Waking(max(rate, 0.0) + catch_up, demand.backlog_s)
 
     def save(self, now: float) -> dict[str, Any]:
-        return {
-            "woken": None if self.woken_at is None else now - self.woken_at,
-            "heard": None if self._heard_since is None else now - self._heard_since,
-        }
+        return {"woken": None if self.woken_at is None else now - self.woken_at}
 
     def load(self, state: dict[str, Any], now: float) -> None:
         """The time that the decider was away counts as idle only if demand says so: hearing begins
