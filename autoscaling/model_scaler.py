@@ -206,7 +206,8 @@ class ModelScaler:
             own.record(wants[name], terms, now)
             raised = own.up(target, wants[name], now)
             if self._is_unplaced(name):
-                raised = min(target, max(wants[name].relaxed, self.runs.readings[name].hot))
+                needed = max(wants[name].relaxed, wants[name].spike)
+                raised = min(target, max(needed, self.runs.readings[name].hot))
             elif free and raised == target and (own.in_spike or not holds):
                 raised = own.down(target, wants[name], terms, now)
             targets[name] = raised

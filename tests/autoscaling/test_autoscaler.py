@@ -434,3 +434,15 @@ def test_size_and_load_time_of_a_model_are_known_after_the_pool_let_it_go():
         core.observed(name, (GroupReading("", 0),), 1.0)
     core.heard("g", "a", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 1.0)
     assert core.decide(1.0).pool.residents == {"p": ("a", "b")}
+
+
+def test_what_a_spike_ordered_and_finds_no_place_is_not_taken_back_while_it_lasts():
+    cluster = FakeCluster(model(pending_limit_s=5.0, forecast=False))
+    cluster.run(300, 1.0)
+    cluster.group().places = 3
+    targets = []
+    for _ in range(30):
+        cluster.run(1, 6.0)
+        targets.append(cluster.target())
+    assert targets == sorted(targets)
+    assert cluster.last().reason is Reason.UNPLACED
