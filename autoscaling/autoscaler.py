@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoscaling.budget import Claim, ceilings, share
+from autoscaling.demand import WINDOWS_S
 from autoscaling.envelope import RATE_WINDOW_S
 from autoscaling.model_scaler import ModelScaler
 from autoscaling.pool import Excess, Pool
-from autoscaling.recent_rate import WINDOWS_S, recent_rate
 from autoscaling.residency import ResidentWant
 from autoscaling.settings import ScalingSettings
 from autoscaling.start_times import LadderStep
@@ -204,7 +204,7 @@ def _excess(scaler: ModelScaler, load: _Load, now: float) -> Excess:
     speed, rate = scaler.runs.speed, view.rate(RATE_WINDOW_S) if view.rates else 0.0
     urgent_s = max(0.0, view.backlog_s - 0.5 * speed * scaler.slack_s)
     plan = scaler.planning.forecast.plan
-    expected = recent_rate(view.rates, view.request_work_s)
+    expected = view.recent_rate()
     if plan is not None and plan.trusted:
         expected = max(expected, plan.forecast_s)
     want = ResidentWant(
