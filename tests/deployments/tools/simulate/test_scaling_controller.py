@@ -5,9 +5,9 @@ from __future__ import annotations
 from autoscaling.autoscaler import Autoscaler
 from autoscaling.settings import GroupTerms, ModelTerms, PoolTerms, ScalingSettings
 from deployments.tools.simulate.fleet import Fleet
+from deployments.tools.simulate.scaling_controller import ScalingController, ScalingSetup
 from deployments.tools.simulate.scaling_record import ScalingRecord
 from deployments.tools.simulate.sim_pool import SimPool
-from deployments.tools.simulate.steering import Course, Steering
 from routers.simulation.devices import SimDevice
 
 
@@ -23,8 +23,10 @@ def test_pool_replica_that_has_gone_is_forgotten(monkeypatch):
     pool = SimPool("m", make, lambda: 10.0, lambda: 2.0, memory_bytes=100)
     pool.begin(1)  # one more than the autoscaler wants
     fleet = Fleet(make, lambda: 10.0)
-    steering = Steering(Course("m", settings, {"": 1}), fleet, pool, ScalingRecord(0.0, 60.0))
-    list(steering.steer(0.0, ()))
+    controller = ScalingController(
+        ScalingSetup("m", settings, {"": 1}), fleet, pool, ScalingRecord(0.0, 60.0)
+    )
+    list(controller.reconcile(0.0, ()))
     assert (pool.size, gone) == (1, [])
-    list(steering.steer(1.0, ()))
+    list(controller.reconcile(1.0, ()))
     assert gone == ["pool-1"]
