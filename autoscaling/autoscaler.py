@@ -99,6 +99,7 @@ class Autoscaler:
             self._models[model].described = known
 
     def started(self, reading: StartReading) -> None:
+        """A replica serves that was ordered before; left out while frozen."""
         if reading.model in self._models and not self.is_frozen:
             self._models[reading.model].starts.add(reading)
 
@@ -116,6 +117,7 @@ class Autoscaler:
             )
 
     def pool_gone(self, replica: str) -> None:
+        """That pool replica is there no more."""
         self._pool_readings.pop(replica, None)
 
     def pin(self, model: str, group: str, count: int | None, now: float) -> None:
@@ -134,6 +136,7 @@ class Autoscaler:
     # -- what it says
 
     def decide(self, now: float) -> Decisions:
+        """What every model and the pool should have; asked each second and at a crossing."""
         scalers = self._models
         proposals = {name: each.propose(self.is_frozen, now) for name, each in scalers.items()}
         claims = [c for name, each in scalers.items() for c in each.claims(proposals[name])]

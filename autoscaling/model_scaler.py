@@ -33,7 +33,8 @@ _LEAST_PATIENCE_S = 600.0
 
 class ModelScaler:
     """`targets`: replicas by group as last decided; `runs`: what there is. `pins`: by group, as
-    somebody said."""
+    somebody said. `described`: whether a replica has ever said what the model takes; None: nobody
+    has told yet."""
 
     def __init__(self, terms: ModelTerms, now: float) -> None:
         self.terms = terms
