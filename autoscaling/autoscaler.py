@@ -9,13 +9,14 @@ as ages, and loaded by a successor on another clock. Asks nobody and does nothin
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from autoscaling.budget import Claim, ceilings, share
+from autoscaling.demand import WINDOWS_S
 from autoscaling.envelope import RATE_WINDOW_S
 from autoscaling.model_scaler import ModelScaler
 from autoscaling.pool import Excess, Pool
-from autoscaling.recent_rate import WINDOWS_S, recent_rate
 from autoscaling.residency import ResidentWant
 from autoscaling.settings import ScalingSettings
 from autoscaling.start_times import LadderStep
@@ -31,8 +32,16 @@ from autoscaling.types import (
 
 POOL = "pool"
 """Name of the pool's claim on the budget, as its group and its model."""
-_LAST = 1_000_000
-_LOAD_S = 5.0
+_LAST = 1_000_000  # priority of the pool: after all models
+_UNMEASURED_LOAD_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """Of a model into the pool, as measured last; 0: not yet."""
+
+    seconds: float = 0.0
+    size_bytes: int = 0
 
 
 class Autoscaler:
@@ -45,6 +54,7 @@ class Autoscaler:
         self._resources: dict[str, float] | None = None
         self._pool = Pool()
         self._pool_readings: dict[str, PoolReading] = {}
+        self._loads: dict[str, _Load] = {}
         self._loaded: dict[str, tuple[Any, float]] = {}
         self.reconfigure(settings, now)
 
@@ -55,6 +65,7 @@ class Autoscaler:
         self.settings = settings
         for name in [each for each in self._models if each not in settings.models]:
             del self._models[name]
+            self._loads.pop(name, None)
         for name, terms in settings.models.items():
             if name in self._models:
                 self._models[name].adopt(terms)
@@ -88,6 +99,7 @@ class Autoscaler:
             self._models[model].described = known
 
     def started(self, reading: StartReading) -> None:
+        """A replica serves that was ordered before; left out while frozen."""
         if reading.model in self._models and not self.is_frozen:
             self._models[reading.model].starts.add(reading)
 
@@ -98,8 +110,14 @@ class Autoscaler:
     def pool(self, reading: PoolReading, now: float) -> None:
         """What a pool replica holds."""
         self._pool_readings[reading.replica] = reading
+        for each in reading.residents:
+            known = self._loads.get(each.model, _Load())
+            self._loads[each.model] = _Load(
+                each.load_s or known.seconds, each.size_bytes or known.size_bytes
+            )
 
     def pool_gone(self, replica: str) -> None:
+        """That pool replica is there no more."""
         self._pool_readings.pop(replica, None)
 
     def pin(self, model: str, group: str, count: int | None, now: float) -> None:
@@ -115,15 +133,10 @@ class Autoscaler:
         else:
             scaler.pins[group] = count
 
-    def corrected(self, model: str, ratio: float) -> None:
-        """A simulation of the last minutes needed so many times the replicas that the formula
-        says; kept within 0.7 and 1.5."""
-        if model in self._models:
-            self._models[model].sizing.correct(ratio)
-
     # -- what it says
 
     def decide(self, now: float) -> Decisions:
+        """What every model and the pool should have; asked each second and at a crossing."""
         scalers = self._models
         proposals = {name: each.propose(self.is_frozen, now) for name, each in scalers.items()}
         claims = [c for name, each in scalers.items() for c in each.claims(proposals[name])]
@@ -145,19 +158,18 @@ class Autoscaler:
         terms = self.settings.pool
         if terms is None:
             return []
-        return [Claim(POOL, POOL, terms.needs, pool.replicas, terms.min, priority=_LAST)]
+        going = max(0, len(self._pool_readings) - pool.replicas)
+        return [Claim(POOL, POOL, terms.needs, pool.replicas, terms.min, going, _LAST)]
 
     def _decide_pool(self, now: float) -> PoolDecision:
         terms = self.settings.pool
         if terms is None:
             return PoolDecision()
-        loads = {r.model: r for p in self._pool_readings.values() for r in p.residents}
-        excesses = []
-        for name, scaler in self._models.items():
-            if scaler.terms.in_pool:
-                load_s = loads[name].load_s if name in loads else _LOAD_S
-                size = loads[name].size_bytes if name in loads else 0
-                excesses.append(_excess(scaler, load_s or _LOAD_S, size, now))
+        excesses = [
+            _excess(scaler, self._loads.get(name, _Load()), now)
+            for name, scaler in self._models.items()
+            if scaler.terms.in_pool
+        ]
         return self._pool.decide(self._pool_readings, excesses, terms, now, self.is_frozen)
 
     def pins(self, model: str) -> dict[str, int]:
@@ -189,15 +201,18 @@ class Autoscaler:
                 self._loaded[name] = (saved, now - age_s)
 
 
-def _excess(scaler: ModelScaler, load_s: float, size_bytes: int, now: float) -> Excess:
+def _excess(scaler: ModelScaler, load: _Load, now: float) -> Excess:
     """What of a model's demand its own hot replicas cannot take in time."""
     view = scaler.demand.view(WINDOWS_S, now)
     speed, rate = scaler.runs.speed, view.rate(RATE_WINDOW_S) if view.rates else 0.0
     urgent_s = max(0.0, view.backlog_s - 0.5 * speed * scaler.slack_s)
     plan = scaler.planning.forecast.plan
-    expected = recent_rate(view.rates, view.request_work_s)
+    expected = view.recent_rate()
     if plan is not None and plan.trusted:
         expected = max(expected, plan.forecast_s)
-    want = ResidentWant(scaler.terms.name, urgent_s, expected, load_s, size_bytes, scaler.runs.hot)
+    want = ResidentWant(
+        scaler.terms.name, urgent_s, expected, load.seconds or _UNMEASURED_LOAD_S,
+        load.size_bytes, scaler.runs.hot,
+    )  # fmt: skip
     price = 1.0 / max(1e-4, 1.0 - scaler.terms.percentile)
     return Excess(scaler.terms.name, max(0.0, rate - speed), price, want)

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from math import sqrt
 from statistics import fmean
 
 from autoscaling.types import DemandReading
@@ -23,6 +24,8 @@ FRESH_S = 5.0
 HELD_S = 10.0
 FORGOTTEN_S = 75.0
 LONGEST_WINDOW_S = 64.0
+WINDOWS_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, LONGEST_WINDOW_S)
+_SIGMAS = 2.0
 _CLOSEST_S = 0.25
 _DISPERSION_BIN_S = 2.0
 
@@ -51,6 +54,17 @@ class DemandView:
 
     def rate(self, window_s: float) -> float:
         return dict(self.rates)[window_s]
+
+    def recent_rate(self) -> float:
+        """Work a second just now, where seconds matter: the rate of the longest window that the
+        shorter ones do not contradict. Each bounds it by what came in it, more or less what chance
+        adds. Steady demand is thus read over a minute, and demand that has begun or ended over the
+        few seconds that show it; one look in forty at each window is off by a little more."""
+        found = 0.0
+        for window_s, rate in sorted(self.rates, reverse=True):
+            low, high = _bounds(rate * window_s, self.request_work_s)
+            found = min(max(found, low / window_s), high / window_s) if found else rate
+        return found
 
 
 class Demand:
@@ -179,6 +193,13 @@ class _Counters:
         since, until = self._times[after - 1], self._times[after]
         part = (moment - since) / (until - since)
         return series[after - 1] + part * (series[after] - series[after - 1])
+
+
+def _bounds(work_s: float, request_work_s: float) -> tuple[float, float]:
+    """Of the mean of a window in which so much came (Wilson's, for Poisson counts)."""
+    half_s = 0.5 * _SIGMAS * _SIGMAS * request_work_s
+    spread_s = _SIGMAS * sqrt(work_s * request_work_s + 0.5 * half_s * request_work_s)
+    return max(0.0, work_s + half_s - spread_s), work_s + half_s + spread_s
 
 
 def _request_work_s(told: list[_Counters]) -> float:

@@ -29,7 +29,7 @@ def _group(group: GroupTerms, mode: Mode) -> str:
     name = f"Group {group.name}" if group.name else "The model"
     count = f"{group.min}" if group.min == most else f"{group.min} to {most}"
     reserve = ", used when the other groups are at their most" if group.reserve else ""
-    return f"{name} has {count} replicas{reserve}."
+    return f"{name} has {count} {'replica' if most == 1 else 'replicas'}{reserve}."
 
 
 def _mode(policy: PolicySettings) -> list[str]:
@@ -44,7 +44,7 @@ def _size(model: ModelTerms) -> str:
     if policy.survive:
         also.append(f"also with {policy.survive} of them lost")
     if policy.spare:
-        also.append(f"and {policy.spare} more stay hot")
+        also.append(f"and {policy.spare} more {'stays' if policy.spare == 1 else 'stay'} hot")
     head = (
         f"As many run as keep {100 * model.percentile:g} % of requests within"
         f" {1000 * model.slo_s:g} ms, none planned to be busy more than {100 * policy.knee:g} %"

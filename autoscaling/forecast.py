@@ -1,6 +1,6 @@
 """How much work a second must be planned for when a replica that starts now will serve?
 
-Three contenders say each minute what they expect at the *horizon*, this model's own measured time
+Three candidates say each minute what they expect at the *horizon*, this model's own measured time
 to capacity: smoothing with a season, smoothing without, and persistence (it stays as it was in the
 median of the last five minutes, so that a burst does not count as what stays). Each is scored by
 its own residuals there, at the horizon and not one step ahead, and plans for their `quantile`. The
@@ -8,7 +8,7 @@ loss is the pinball loss of that plan, over about the last six hours. The season
 two periods and while it lowers the loss; a forecast only while its loss is no greater than
 persistence's: else persistence plans, and that is said. What is planned never exceeds three times
 the last hour's busiest minute. Values are reference seconds of work a second. State is bounded: a
-season of 288 parts and 360 residuals a contender, whatever the horizon.
+season of 288 parts and 360 residuals a candidate, whatever the horizon.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from math import ceil, isfinite, sqrt
 from statistics import median
 from typing import Any
 
+from autoscaling.holt_winters import HoltWinters, Season
 from autoscaling.settings import PolicySettings
-from autoscaling.smoothing import Season, Smoothing
 
 PERSISTENCE, PLAIN, SEASONAL = "persistence", "smoothing", "season"
 _RESIDUALS = 360
@@ -65,21 +65,21 @@ class Forecast:
             kept, plan = self.save(), self.plan
             self._adopt(settings)
             if season_is_same and kept["on"] == settings.forecast:
-                self.load(kept, 0.0)
+                self.load(kept)
                 self.plan = plan
 
     def _adopt(self, settings: PolicySettings) -> None:
         self._settings = settings
         minutes = round(settings.season_s / 60.0)
         names = [PERSISTENCE]
-        self._plain = Smoothing() if settings.forecast else None
+        self._plain = HoltWinters() if settings.forecast else None
         self._seasonal = None
         if settings.forecast:
             names.append(PLAIN)
             if minutes >= 2:
                 names.append(SEASONAL)
-                self._seasonal = Smoothing(Season(minutes))
-        self._contenders = {name: _Contender() for name in names}
+                self._seasonal = HoltWinters(Season(minutes))
+        self._candidates = {name: _Candidate() for name in names}
 
     def add(self, value: float, request_work_s: float, horizon_s: float) -> Plan:
         """The work a second of the minute that ended. request_work_s: E[c²]/E[c] of requests.
@@ -90,8 +90,8 @@ class Forecast:
         for smoothing in self._smoothings():
             smoothing.add(self.minute, value, request_work_s)
         self._follow(horizon_s)
-        for contender in self._contenders.values():
-            contender.score(self.minute, value, self._settings.quantile)
+        for candidate in self._candidates.values():
+            candidate.score(self.minute, value, self._settings.quantile)
         self.plan = self._plan()
         return self.plan
 
@@ -100,10 +100,10 @@ class Forecast:
         self.minute += minutes
         for smoothing in self._smoothings():
             smoothing.skip(minutes)
-        for contender in self._contenders.values():
-            contender.pending.clear()
+        for candidate in self._candidates.values():
+            candidate.pending.clear()
 
-    def _smoothings(self) -> Iterable[Smoothing]:
+    def _smoothings(self) -> Iterable[HoltWinters]:
         return [each for each in (self._plain, self._seasonal) if each is not None]
 
     def _follow(self, horizon_s: float) -> None:
@@ -111,19 +111,18 @@ class Forecast:
         wanted = min(_LONGEST_HORIZON, max(1, ceil(horizon_s / 60.0)))
         if wanted > self.horizon or horizon_s < 0.8 * 60.0 * (self.horizon - 1):
             self.horizon = wanted
-            for contender in self._contenders.values():
-                contender.begin_again()
+            self._candidates = {name: _Candidate() for name in self._candidates}
 
     def _plan(self) -> Plan:
         most = _MOST_RISE * max(self._recent)
-        plans = {name: self._said(name, most) for name in self._contenders}
+        plans = {name: self._said(name, most) for name in self._candidates}
         for name, plan in plans.items():
-            self._contenders[name].promise(self.minute + self.horizon, plan)
+            self._candidates[name].record(self.minute + self.horizon, plan)
         best = self._best()
         return plans[best]
 
     def _said(self, name: str, most: float) -> Plan:
-        """What the contender says; planned for the busiest minute until the horizon."""
+        """What the candidate says; planned for the busiest minute until the horizon."""
         steps = range(1, self.horizon + 1)
         smoothing = {PLAIN: self._plain, SEASONAL: self._seasonal}.get(name)
         if smoothing is None:
@@ -131,31 +130,31 @@ class Forecast:
         else:
             ahead = [smoothing.ahead(self.minute + step, step) for step in steps]
         ahead = [min(most, each) for each in ahead]
-        margin = self._margin(self._contenders[name], ahead[-1])
+        margin = self._margin(self._candidates[name], ahead[-1])
         trusted = name != PERSISTENCE and self._is_trusted(name)
         planned = min(most, max(0.0, max(ahead) + margin))
         return Plan(planned, ahead[-1], name, trusted, self.horizon)
 
-    def _margin(self, contender: _Contender, expected: float) -> float:
-        if len(contender.residuals) >= _FEW_RESIDUALS:
-            return contender.quantile(self._settings.quantile)
+    def _margin(self, candidate: _Candidate, expected: float) -> float:
+        if len(candidate.residuals) >= _FEW_RESIDUALS:
+            return candidate.quantile(self._settings.quantile)
         return 2.0 * sqrt(max(0.0, expected) * self._request_work_s / 60.0)
 
     def _best(self) -> str:
-        candidate = PLAIN if self._plain else PERSISTENCE
+        best = PLAIN if self._plain else PERSISTENCE
         season = self._seasonal.season if self._seasonal else None
         if season and season.periods >= 2.0:
-            plain, seasonal = self._contenders[PLAIN], self._contenders[SEASONAL]
+            plain, seasonal = self._candidates[PLAIN], self._candidates[SEASONAL]
             if seasonal.loss < _SEASON_GAIN * plain.loss:
-                candidate = SEASONAL
-        return candidate if self._is_trusted(candidate) else PERSISTENCE
+                best = SEASONAL
+        return best if self._is_trusted(best) else PERSISTENCE
 
     def _is_trusted(self, name: str) -> bool:
         if name == PERSISTENCE:
             return False
-        contender, persistence = self._contenders[name], self._contenders[PERSISTENCE]
-        enough = contender.scored >= _LEAST_SCORED
-        return enough and contender.loss <= persistence.loss
+        candidate, persistence = self._candidates[name], self._candidates[PERSISTENCE]
+        enough = candidate.scored >= _LEAST_SCORED
+        return enough and candidate.loss <= persistence.loss
 
     # -- kept over the decider's death
 
@@ -168,11 +167,11 @@ class Forecast:
             "request_work_s": self._request_work_s,
             "recent": list(self._recent),
             "smoothings": [each.save() for each in self._smoothings()],
-            "contenders": {name: each.save() for name, each in self._contenders.items()},
+            "candidates": {name: each.save() for name, each in self._candidates.items()},
         }
 
-    def load(self, state: dict[str, Any], minutes: int | float) -> None:
-        """So many minutes ago it was saved. The season goes on where it would be now."""
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on where that was; one of other settings is left. What has passed since is skipped."""
         if state["on"] != self._settings.forecast or state["season_s"] != self._settings.season_s:
             return
         self.minute, self.horizon = int(state["minute"]), int(state["horizon"])
@@ -180,16 +179,14 @@ class Forecast:
         self._recent = deque(state["recent"], maxlen=60)
         for smoothing, saved in zip(self._smoothings(), state["smoothings"], strict=True):
             smoothing.load(saved)
-        for name, saved in state["contenders"].items():
-            if name in self._contenders:
-                self._contenders[name].load(saved)
-        if minutes >= 1:
-            self.skip(int(minutes))
+        for name, saved in state["candidates"].items():
+            if name in self._candidates:
+                self._candidates[name].load(saved)
         if self._recent:
             self.plan = self._plan()
 
 
-class _Contender:
+class _Candidate:
     """One way to expect. pending: what it said, by the minute it was said of. loss: pinball loss of
     its plans, the latest six hours most."""
 
@@ -200,7 +197,7 @@ class _Contender:
         self.loss = 0.0
         self._quantile: tuple[float, float] | None = None
 
-    def promise(self, minute: int, plan: Plan) -> None:
+    def record(self, minute: int, plan: Plan) -> None:
         while self.pending and self.pending[-1][0] >= minute:
             self.pending.pop()
         self.pending.append((minute, plan.forecast_s, plan.planned_s))
@@ -216,9 +213,6 @@ class _Contender:
                 self.scored += 1
                 gain = max(1.0 / self.scored, 1.0 / _MEMORY_MINUTES)
                 self.loss += gain * (loss - self.loss)
-
-    def begin_again(self) -> None:
-        self.__init__()  # type: ignore[misc]
 
     def quantile(self, q: float) -> float:
         if self._quantile is None or self._quantile[0] != q:

@@ -63,7 +63,7 @@ class Terms:
 
 
 class Peaks:
-    """The largest of the last numbers, kept as those that no later one exceeds."""
+    """The largest number over a sliding window, kept as those that no later one exceeds."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, int]] = deque()

@@ -33,7 +33,8 @@ _LEAST_PATIENCE_S = 600.0
 
 class ModelScaler:
     """`targets`: replicas by group as last decided; `runs`: what there is. `pins`: by group, as
-    somebody said."""
+    somebody said. `described`: whether a replica has ever said what the model takes; None: nobody
+    has told yet."""
 
     def __init__(self, terms: ModelTerms, now: float) -> None:
         self.terms = terms
@@ -216,7 +217,8 @@ class ModelScaler:
             own.record(wants[name], terms, now)
             raised = own.up(target, wants[name], now)
             if self._is_unplaced(name):
-                raised = min(target, max(wants[name].relaxed, self.runs.readings[name].hot))
+                needed = max(wants[name].relaxed, wants[name].spike)
+                raised = min(target, max(needed, self.runs.readings[name].hot))
             elif free and raised == target and (own.in_spike or not holds):
                 raised = own.down(target, wants[name], terms, now)
             targets[name] = raised
@@ -297,19 +299,20 @@ class ModelScaler:
     # -- after the others were heard
 
     def claims(self, proposal: Proposal) -> list[Claim]:
-        """Of what is observed only, the claim is what runs."""
+        """Of what is observed only, the claim is what runs, and nobody else gets that."""
         claims = []
         for group in self.terms.groups:
             reading = self.runs.readings.get(group.name, GroupReading(group.name))
             asked = proposal.targets.get(group.name, reading.target)
+            least = group.min
             if self.is_observed:
-                asked = reading.target
-            draining, priority = reading.draining, self.terms.priority
+                asked = least = reading.target
             claims.append(
                 Claim(
-                    self.terms.name, group.name, group.needs, asked, group.min, draining, priority
+                    self.terms.name, group.name, group.needs, asked, least, reading.draining,
+                    self.terms.priority,
                 )
-            )
+            )  # fmt: skip
         return claims
 
     def settle(
@@ -359,7 +362,6 @@ class ModelScaler:
             "described": self.described,
             "starts": self.starts.save(),
             "planning": self.planning.save(now),
-            "correction": self.sizing.correction,
             "dispersion_s": self.sizing.dispersion_s,
             "hold_s": None if self.envelope.hold_until is None else self.envelope.hold_until - now,
             "recurring": self.envelope.recurring.save(now),
@@ -375,7 +377,6 @@ class ModelScaler:
         self.described = state["described"]
         self.starts.load(state["starts"])
         self.planning.load(state["planning"], now)
-        self.sizing.correct(state["correction"])
         self.sizing.dispersion_s = state["dispersion_s"]
         if state["hold_s"] is not None:
             self.envelope.hold(now + state["hold_s"])

@@ -52,7 +52,7 @@ class Planning:
 
     def load(self, state: dict[str, Any], now: float) -> None:
         """As of an age: what the caller adds to it is time that has passed since."""
-        self.forecast.load(state["forecast"], 0)
+        self.forecast.load(state["forecast"])
         self._minute_ends = now + state["minute_ends_s"]
 
 

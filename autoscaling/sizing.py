@@ -8,8 +8,8 @@ busier than the knee; for a spike, which has come already, the knee is `SPIKE_KN
 is for what has not come yet. The arrivals' variability is measured (variance over mean of work in
 short bins); where it exceeds Poisson's, C is raised to one over it. Several groups count as one
 queue of as many servers as there are replicas, each with its mean. Against a simulation: none too
-few and at most two of 17 too many; `correct` takes what a simulation found. Work: O(log n) looks of
-O(n); answers are kept for work that differs by less than half a percent.
+few and at most two of 17 too many. Work: O(log n) looks of O(n); answers are kept for work that
+differs by less than half a percent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from autoscaling.settings import GroupTerms, ModelTerms
 from autoscaling.types import GroupReading
 
 SPIKE_KNEE = 0.95
-_CORRECTIONS = (0.7, 1.5)
 _STEP = log(1.005)
 _KEPT = 64
 _VARIABILITY = (0.05, 10.0)
@@ -75,7 +74,6 @@ class Sizing:
     """Of one model. dispersion_s: variance over mean of its work in short bins, 0.0: unknown."""
 
     def __init__(self) -> None:
-        self.correction = 1.0
         self.dispersion_s = 0.0
         self._model: ModelTerms | None = None
         self._options: tuple[Option, ...] = ()
@@ -86,11 +84,6 @@ class Sizing:
         if options != self._options or model is not self._model:
             self._model, self._options = model, options
             self._kept.clear()
-
-    def correct(self, ratio: float) -> None:
-        """A simulation of the last minutes needed so many times the replicas that were said."""
-        self.correction = min(_CORRECTIONS[1], max(_CORRECTIONS[0], ratio))
-        self._kept.clear()
 
     def scatter(self, dispersion_s: float) -> None:
         """Followed slowly: a minute's bins say it to a quarter."""
@@ -110,7 +103,7 @@ class Sizing:
         if known is None:
             if len(self._kept) >= _KEPT:
                 self._kept.clear()
-            exact = exp(grade * _STEP) * self.correction if grade is not None else 0.0
+            exact = exp(grade * _STEP) if grade is not None else 0.0
             knee = max(SPIKE_KNEE, self._model.policy.knee) if in_spike else self._model.policy.knee
             queue = _Queue(self._model, self._options, dispersion_s, knee)
             known = self._kept[key] = self._sized(exact, queue)

@@ -46,7 +46,8 @@ class Wake:
         return not demand.waits and not demand.partial and now - since >= idle_s
 
     def wakes(self, demand: DemandView, asleep_since: float, now: float) -> bool:
-        """Asked while nothing is ordered: whether a request came since then, or waits."""
+        """Asked while nothing is ordered: whether a request came since then, or waits. Remembers
+        when this waking began."""
         latest = demand.requested_at
         called = demand.fresh and (demand.waits or (latest is not None and latest > asleep_since))
         if called and self.woken_at is None:
@@ -54,6 +55,7 @@ class Wake:
         return called
 
     def asleep(self) -> None:
+        """This waking is over: something serves, or nothing is wanted again."""
         self.woken_at = None
 
     def waking(self, demand: DemandView, offered_s: float, slack_s: float, now: float) -> Waking:
@@ -64,10 +66,7 @@ class Wake:
         return Waking(max(rate, 0.0) + catch_up, demand.backlog_s)
 
     def save(self, now: float) -> dict[str, Any]:
-        return {
-            "woken": None if self.woken_at is None else now - self.woken_at,
-            "heard": None if self._heard_since is None else now - self._heard_since,
-        }
+        return {"woken": None if self.woken_at is None else now - self.woken_at}
 
     def load(self, state: dict[str, Any], now: float) -> None:
         """The time that the decider was away counts as idle only if demand says so: hearing begins

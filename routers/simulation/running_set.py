@@ -56,7 +56,7 @@ Order = Join | Drain | Kill | Expect
 class Controller(Protocol):
     """Decides who joins and leaves during a run."""
 
-    def steer(self, now: float, cores: tuple[Snapshot, ...]) -> Iterable[Order]:
+    def reconcile(self, now: float, cores: tuple[Snapshot, ...]) -> Iterable[Order]:
         """`cores`: of each gateway, as they are now."""
 
     def left(self, replica_id: str, now: float) -> None:

@@ -78,7 +78,7 @@ class Core(Protocol):
 class World:
     """What surrounds the requests. `core` makes a gateway's; `inspect` is called with one after
     each of its steps; `built` takes in each replica, as it is made. `controller` is asked every
-    `steer_every_s` from 0 to `steer_until_s`, and on while requests are under way."""
+    `reconcile_every_s` from 0 to `reconcile_until_s`, and on while requests are under way."""
 
     devices: tuple[SimDevice, ...]
     gateways: int = 1
@@ -89,8 +89,8 @@ class World:
     inspect: Callable[[Any], None] | None = None
     built: list[AnyReplica] | None = None
     controller: Controller | None = None
-    steer_every_s: float = 1.0
-    steer_until_s: float = 0.0
+    reconcile_every_s: float = 1.0
+    reconcile_until_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -119,13 +119,15 @@ class _Simulation:
         self._entries = 0
         self._live: dict[int, SimOutcome] = {}
         self._requests = 0
-        steered = world.controller
-        self._set = RunningSet(self, world.detect_s, None if steered is None else steered.left)
+        controller = world.controller
+        self._set = RunningSet(
+            self, world.detect_s, None if controller is None else controller.left
+        )
         self._replicas = self._set.replicas
         for device in world.devices:
             self._plan(device)
-        if steered is not None:
-            self.at(0.0, self._steer, steered)
+        if controller is not None:
+            self.at(0.0, self._reconcile, controller)
 
     def at(self, when: float, act: Callable[[Any], None], what: Any) -> None:
         if when < inf:
@@ -307,12 +309,12 @@ class _Simulation:
         if self._world.built is not None:
             self._world.built.append(replica)
 
-    def _steer(self, controller: Controller) -> None:
+    def _reconcile(self, controller: Controller) -> None:
         cores = tuple([gateway.core.snapshot(self.now) for gateway in self.gateways])
-        for order in controller.steer(self.now, cores):
+        for order in controller.reconcile(self.now, cores):
             self._obey(order)
-        if self.now < self._world.steer_until_s or self._live:
-            self.at(self.now + self._world.steer_every_s, self._steer, controller)
+        if self.now < self._world.reconcile_until_s or self._live:
+            self.at(self.now + self._world.reconcile_every_s, self._reconcile, controller)
 
     def _obey(self, order: Order) -> None:
         match order:

@@ -400,3 +400,49 @@ def test_two_groups_in_a_budget_with_few_places_stay_in_bounds_and_within_it(
     for rate, seconds, _ in steps:
         cluster.run(seconds, rate)
         assert cluster.target(group="gpu") <= devices
+
+
+def test_pool_replica_that_goes_still_holds_its_device():
+    settings = ScalingSettings(
+        {"m": model(least=0, most=8)},
+        Budget((("GPU", 4.0),)),
+        PoolTerms(min=1, max=1, needs=GPU),
+    )
+    core = Autoscaler(settings)
+    core.described("m", True)
+    core.observed("m", (GroupReading("", target=8, hot=2),), 0.0)
+    for replica in ("p", "q"):
+        core.pool(PoolReading(replica), 0.0)
+    assert of_group(core.decide(0.0).models["m"]).target == 2
+
+
+def test_what_an_observed_model_runs_is_given_to_nobody_else():
+    settings = budgeted(model("m", mode=Mode.OBSERVE, priority=1), model("n"), GPU=6.0)
+    core = Autoscaler(settings)
+    core.observed("m", (GroupReading("", target=4, hot=4),), 0.0)
+    core.observed("n", (GroupReading("", target=5, hot=2),), 0.0)
+    decided = core.decide(0.0).models
+    assert (of_group(decided["m"]).target, of_group(decided["n"]).target) == (4, 2)
+
+
+def test_size_and_load_time_of_a_model_are_known_after_the_pool_let_it_go():
+    core = Autoscaler(pooled(memory_bytes=100))
+    held = ResidentReading("a", True, 10, 1.0, 0.0, False)
+    core.pool(PoolReading("p", (held,), 90), 0.0)
+    core.pool(PoolReading("p", (ResidentReading("b", True, 60, 1.0, 0.0, True),), 40), 1.0)
+    for name in ("a", "b"):
+        core.observed(name, (GroupReading("", 0),), 1.0)
+    core.heard("g", "a", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 1.0)
+    assert core.decide(1.0).pool.residents == {"p": ("a", "b")}
+
+
+def test_what_a_spike_ordered_and_finds_no_place_is_not_taken_back_while_it_lasts():
+    cluster = FakeCluster(model(pending_limit_s=5.0, forecast=False))
+    cluster.run(300, 1.0)
+    cluster.group().places = 3
+    targets = []
+    for _ in range(30):
+        cluster.run(1, 6.0)
+        targets.append(cluster.target())
+    assert targets == sorted(targets)
+    assert cluster.last().reason is Reason.UNPLACED

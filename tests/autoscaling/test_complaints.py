@@ -93,7 +93,7 @@ def test_what_was_learnt_survives_new_settings_and_a_restart():
     cluster.core.reconfigure(other, cluster.now)
     kept = cluster.core.save(cluster.now)["models"]["m"]["planning"]
     assert kept["forecast"]["smoothings"] == learnt["forecast"]["smoothings"]
-    assert kept["forecast"]["contenders"].keys() == learnt["forecast"]["contenders"].keys()
+    assert kept["forecast"]["candidates"].keys() == learnt["forecast"]["candidates"].keys()
     assert kept["forecast"]["minute"] == learnt["forecast"]["minute"] > 50
 
 

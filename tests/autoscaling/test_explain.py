@@ -35,7 +35,7 @@ def test_fixed_number_is_said_and_nothing_else_is():
     text = said(GroupTerms("", 3, 3))
     assert "3 replicas. The number is fixed" in text
     assert "burst" not in text
-    assert "1 replicas" in said(GroupTerms("", 1, 9), mode=Mode.OFF)
+    assert "has 1 replica." in said(GroupTerms("", 1, 9), mode=Mode.OFF)
 
 
 def test_reserve_is_said():
@@ -64,6 +64,7 @@ def test_loss_and_spares_are_said():
     text = said(GroupTerms("", 1, 9), survive=1, spare=2)
     assert "with 1 of them lost" in text
     assert "2 more stay hot" in text
+    assert "1 more stays hot" in said(GroupTerms("", 1, 9), spare=1)
 
 
 @pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.stem)

@@ -147,7 +147,7 @@ def test_saved_state_is_json_of_bounded_size_and_goes_on_alike():
     state = json.loads(json.dumps(forecast.save()))
     assert len(json.dumps(state)) < 25_000
     other = Forecast(PolicySettings())
-    other.load(state, 0)
+    other.load(state)
     ours, theirs = (feed(each, daily, 60, seed=9)[-1] for each in (forecast, other))
     assert theirs.planned_s == pytest.approx(ours.planned_s, rel=0.01)
     assert theirs.method == ours.method
@@ -156,7 +156,7 @@ def test_saved_state_is_json_of_bounded_size_and_goes_on_alike():
 def test_season_stands_where_it_would_after_an_absence():
     forecast, other = Forecast(PolicySettings()), Forecast(PolicySettings())
     feed(forecast, daily, 3 * DAY)
-    other.load(forecast.save(), 0)
+    other.load(forecast.save())
     other.skip(DAY // 2)
     assert other.minute % DAY == DAY // 2
 

@@ -121,15 +121,6 @@ def test_what_waits_for_a_place_does_no_work():
     assert counts["reserve"] >= 2
 
 
-def test_correction_of_a_simulation_is_kept_within_its_bounds():
-    sized = sizing(ONE)
-    plain = sized.size(20.0)[""]
-    sized.correct(9.0)
-    assert plain < sized.size(20.0)[""] <= 1.5 * plain + 1
-    sized.correct(0.1)
-    assert 0.6 * plain < sized.size(20.0)[""] < plain
-
-
 def test_size_before_terms_says_what_is_missing():
     with pytest.raises(ValueError, match="adopt first"):
         Sizing().size(1.0)

@@ -47,7 +47,7 @@ class Script:
         self.left_at = {}
         self.asked_at = []
 
-    def steer(self, now, cores):
+    def reconcile(self, now, cores):
         self.asked_at.append(now)
         due = [order for at, order in self.orders if at <= now]
         self.orders = [each for each in self.orders if each[0] > now]
@@ -61,7 +61,11 @@ class Script:
 def result(arrivals, devices, script, **more) -> SimResult:
     recorder = SimRecorder()
     world = World(
-        tuple(devices), controller=script, steer_every_s=0.125, steer_until_s=SECONDS, **more
+        tuple(devices),
+        controller=script,
+        reconcile_every_s=0.125,
+        reconcile_until_s=SECONDS,
+        **more,
     )
     ends = run(SETTINGS, arrivals, world, recorder)
     found = SimResult(tuple(recorder.outcomes), tuple(recorder.batches), ends)

@@ -10,10 +10,10 @@ import pytest
 
 from deployments.settings.load import parse
 from deployments.tools.simulate.devices import devices
-from deployments.tools.simulate.scaling_setup import course_of, with_reserve
+from deployments.tools.simulate.scaling_controller import ScalingController
+from deployments.tools.simulate.scaling_setup import scaling_setup_of, with_reserve
 from deployments.tools.simulate.sim_setup import SimSetupError, set_up
 from deployments.tools.simulate.simulation import Simulation
-from deployments.tools.simulate.steering import Steering
 from loadtests.traffic.scenario_file import check
 
 MODEL = {
@@ -43,10 +43,10 @@ def simulation(model=None, whole=None, **scenario):
     settings = parse(data | ({"scaling": whole} if whole else {}))
     described = check(SCENARIO | scenario)
     setup = set_up(described, settings)
-    course = course_of(described, settings, setup)
-    if course is None:
+    scaling = scaling_setup_of(described, settings, setup)
+    if scaling is None:
         return Simulation(Path("x"), described, setup, devices(described, setup))
-    return Simulation(Path("x"), described, with_reserve(setup, course), (), course)
+    return Simulation(Path("x"), described, with_reserve(setup, scaling), (), scaling)
 
 
 def result(model=None, whole=None, **scenario):
@@ -140,7 +140,7 @@ def test_flat_noisy_load_is_left_alone():
 def test_with_policies_off_it_is_as_with_a_fixed_number(off):
     replicas = off.get("replicas", {"min": 3, "max": 8})
     there = simulation(off | {"replicas": replicas}, duration_s=20)
-    assert there.course is None
+    assert there.scaling_setup is None
     assert len(there.devices) == 3
     assert there.left_out == ["scaling (the number of replicas is fixed)"]
     fixed = simulation({"replicas": {"count": 3}}, duration_s=20, scaling=None)
@@ -193,14 +193,14 @@ def test_a_hundred_ups_and_downs_fail_nothing():
 
 def _pinned(seesaw, target):
     """Run with a target by hand that changes."""
-    hear = Steering._hear
+    hear = ScalingController._hear
 
     def heard(self, autoscaler, cores, now):
         hear(self, autoscaler, cores, now)
         autoscaler.pin("device", "", target(now), now)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Steering, "_hear", heard)
+        patch.setattr(ScalingController, "_hear", heard)
         return seesaw.run(lambda now, n: None)
 
 

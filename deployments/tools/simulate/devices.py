@@ -14,8 +14,8 @@ from math import inf
 from random import Random
 
 from deployments.tools.simulate.fleet import Make
+from deployments.tools.simulate.scaling_controller import Death
 from deployments.tools.simulate.sim_setup import SimGroup, SimSetup, SimSetupError
-from deployments.tools.simulate.steering import Death
 from loadtests.traffic.scenario import Scenario
 from routers.simulation.devices import Drag, Ramp, Slow
 from routers.simulation.simulator import SimDevice

@@ -36,7 +36,7 @@ class StartTime:
 
 
 @dataclass(slots=True, eq=False)
-class Life:
+class FleetReplica:
     """One replica. `serves_s`: from when on it does, if nothing happens."""
 
     name: str
@@ -62,7 +62,7 @@ class Fleet:
         self.targets: dict[str, int] = {}
         self._make = make
         self._start_s = start_s
-        self._lives: dict[str, Life] = {}
+        self._replicas: dict[str, FleetReplica] = {}
         self._made = 0
 
     # -- orders
@@ -76,57 +76,61 @@ class Fleet:
     def follow(self, group: str, target: int, now: float) -> Iterator[Order]:
         """What Serve does for this number of replicas; what was lost is made good too."""
         self.targets[group] = target
-        lives = [life for life in self.of(group) if not life.drains]
-        for _ in range(target - len(lives)):
+        replicas = [replica for replica in self.of(group) if not replica.drains]
+        for _ in range(target - len(replicas)):
             yield self._started(group, now, now + self._start_s())
-        for life in sorted(lives, key=lambda each: self._goes_last(each, now))[target:]:
-            life.drains = True
-            yield Drain(life.name)
+        for replica in sorted(replicas, key=lambda each: self._goes_last(each, now))[target:]:
+            replica.drains = True
+            yield Drain(replica.name)
 
     def _started(self, group: str, now: float, serves_s: float) -> Join:
         name = f"{group}-{self._made}" if group else f"r{self._made}"
-        self._lives[name] = Life(name, group, now, serves_s, told=serves_s <= 0.0)
+        self._replicas[name] = FleetReplica(name, group, now, serves_s, told=serves_s <= 0.0)
         device = self._make(group, name, self._made, serves_s)
         self._made += 1
         return Join(device)
 
     @staticmethod
-    def _goes_last(life: Life, now: float) -> tuple[bool, float]:
+    def _goes_last(replica: FleetReplica, now: float) -> tuple[bool, float]:
         """The oldest that serves sorts first."""
-        return life.serves_s > now, life.ordered_s
+        return replica.serves_s > now, replica.ordered_s
 
     # -- what happened
 
     def left(self, name: str) -> None:
-        self._lives.pop(name, None)
+        self._replicas.pop(name, None)
 
-    def newly_hot(self, now: float) -> list[Life]:
+    def newly_hot(self, now: float) -> list[FleetReplica]:
         """Those whose start has ended since this was asked last."""
-        found = [each for each in self._lives.values() if not each.told and each.serves_s <= now]
-        for life in found:
-            life.told = True
+        found = [each for each in self._replicas.values() if not each.told and each.serves_s <= now]
+        for replica in found:
+            replica.told = True
         return found
 
     # -- how many
 
-    def of(self, group: str) -> list[Life]:
-        return [life for life in self._lives.values() if life.group == group]
+    def of(self, group: str) -> list[FleetReplica]:
+        return [replica for replica in self._replicas.values() if replica.group == group]
 
-    def all(self) -> list[Life]:
-        return list(self._lives.values())
+    def all(self) -> list[FleetReplica]:
+        return list(self._replicas.values())
 
-    def serving(self, now: float) -> list[Life]:
+    def serving(self, now: float) -> list[FleetReplica]:
         """The oldest first."""
-        found = [life for life in self._lives.values() if life.serves_s <= now and not life.drains]
+        found = [
+            each for each in self._replicas.values() if each.serves_s <= now and not each.drains
+        ]
         return sorted(found, key=lambda each: each.serves_s)
 
     def counts(self, group: str, now: float) -> Counts:
-        lives = self.of(group)
-        draining = sum(life.drains for life in lives)
-        starting = sum(not life.drains and life.serves_s > now for life in lives)
-        hot = len(lives) - draining - starting
+        replicas = self.of(group)
+        draining = sum(replica.drains for replica in replicas)
+        starting = sum(not replica.drains and replica.serves_s > now for replica in replicas)
+        hot = len(replicas) - draining - starting
         return Counts(self.targets.get(group, 0), hot, starting, draining)
 
     def next_serves_s(self) -> float:
         """When the next one that starts does; inf: none starts."""
-        return min((life.serves_s for life in self._lives.values() if not life.told), default=inf)
+        return min(
+            (each.serves_s for each in self._replicas.values() if not each.told), default=inf
+        )

@@ -1,4 +1,4 @@
-"""Whether a scenario's replicas come and go, and what steers them.
+"""Whether a scenario's replicas come and go, and what decides on them.
 
 They do where the settings give a range and a policy that is not off, or where the model may use the
 shared pool; else their number is fixed, and nothing here is used. Of a settings file with several
@@ -16,15 +16,17 @@ from deployments.contract.pool import PoolUse, with_pool
 from deployments.settings.tree import Settings
 from deployments.tools.simulate.devices import maker, scaled_deaths
 from deployments.tools.simulate.fleet import Fleet, StartTime
+from deployments.tools.simulate.scaling_controller import ScalingController, ScalingSetup
 from deployments.tools.simulate.scaling_record import ScalingRecord
 from deployments.tools.simulate.sim_pool import SimPool
 from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError, model_of
-from deployments.tools.simulate.steering import Course, Steering
 from loadtests.traffic.scenario import Scenario
 from loadtests.traffic.scenario_scaling import ScalingPart
 
 
-def course_of(scenario: Scenario, settings: Settings, setup: SimSetup) -> Course | None:
+def scaling_setup_of(
+    scenario: Scenario, settings: Settings, setup: SimSetup
+) -> ScalingSetup | None:
     """None: the number of replicas is fixed. Raises SimSetupError."""
     name, _ = model_of(scenario, settings)
     whole = scaling_document(settings).settings
@@ -35,7 +37,7 @@ def course_of(scenario: Scenario, settings: Settings, setup: SimSetup) -> Course
     if scenario.joins:
         raise SimSetupError("joins: must be left out; the autoscaler decides who joins")
     part, warmup_s = scenario.scaling or ScalingPart(), scenario.warmup_s
-    return Course(
+    return ScalingSetup(
         name,
         ScalingSettings({name: terms}, whole.budget, pool),
         {group.name: group.replicas for group in setup.groups},
@@ -51,22 +53,22 @@ def _moves(terms: ModelTerms) -> bool:
     return ranges and terms.policy.mode is not Mode.OFF
 
 
-def with_reserve(setup: SimSetup, course: Course) -> SimSetup:
+def with_reserve(setup: SimSetup, scaling: ScalingSetup) -> SimSetup:
     """The core with the pool as one more group, a reserve, where there is one."""
-    if course.settings.pool is None:
+    if scaling.settings.pool is None:
         return setup
-    use = PoolUse("", setup.groups[0].slots, course.pool_after_s)
+    use = PoolUse("", setup.groups[0].slots, scaling.pool_after_s)
     return replace(setup, core=with_pool(setup.core, setup.description, use))
 
 
-def steering_of(
-    scenario: Scenario, setup: SimSetup, course: Course, record: ScalingRecord
-) -> Steering:
+def controller_of(
+    scenario: Scenario, setup: SimSetup, scaling: ScalingSetup, record: ScalingRecord
+) -> ScalingController:
     part, make = scenario.scaling or ScalingPart(), maker(scenario, setup)
     start_s = StartTime(part.start, Random(f"{scenario.seed} starts"))
     pool = None
-    if course.settings.pool is not None:
+    if scaling.settings.pool is not None:
         load_s = StartTime(part.pool_start, Random(f"{scenario.seed} loads"))
-        memory = course.settings.pool.memory_bytes
-        pool = SimPool(course.model, make, start_s, load_s, memory)
-    return Steering(course, Fleet(make, start_s), pool, record)
+        memory = scaling.settings.pool.memory_bytes
+        pool = SimPool(scaling.model, make, start_s, load_s, memory)
+    return ScalingController(scaling, Fleet(make, start_s), pool, record)

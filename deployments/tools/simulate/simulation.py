@@ -16,10 +16,10 @@ from deployments.settings.load import dump, load, parse
 from deployments.settings.tree import Settings
 from deployments.tools.simulate.callers import Callers, SummaryObserver
 from deployments.tools.simulate.devices import check_places, devices
+from deployments.tools.simulate.scaling_controller import ScalingSetup
 from deployments.tools.simulate.scaling_record import ScalingRecord
-from deployments.tools.simulate.scaling_setup import course_of, steering_of, with_reserve
+from deployments.tools.simulate.scaling_setup import controller_of, scaling_setup_of, with_reserve
 from deployments.tools.simulate.sim_setup import SimSetup, SimSetupError, set_up
-from deployments.tools.simulate.steering import Course
 from loadtests.results.summary import Summary
 from loadtests.traffic import scenario_file
 from loadtests.traffic.plan import TrafficPlan
@@ -99,13 +99,13 @@ def _core_as_json(core: Snapshot) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """A scenario ready to run, any number of times. `devices`: where their number is fixed;
-    `course`: where it is not."""
+    `scaling_setup`: where it is not."""
 
     path: Path
     scenario: Scenario
     setup: SimSetup
     devices: tuple[SimDevice, ...]
-    course: Course | None = None
+    scaling_setup: ScalingSetup | None = None
 
     @property
     def title(self) -> str:
@@ -118,7 +118,7 @@ class Simulation:
         malformed = any(tenant.malformed for tenant in callers)
         output = any(self.scenario.output_of(tenant) for tenant in callers)
         unheard = output and self.setup.engine is None
-        unmoved = self.scenario.scaling is not None and self.course is None
+        unmoved = self.scenario.scaling is not None and self.scaling_setup is None
         return [
             *["malformed"] * malformed,
             *["output (the model generates nothing)"] * unheard,
@@ -131,10 +131,10 @@ class Simulation:
         begin_s, end_s = scenario.warmup_s, scenario.run_s
         summary = Summary(setup.claims(), setup.core.bucket_edges, begin_s, end_s)
         callers = Callers(TrafficPlan(scenario, self.path.parent, setup.gateways), setup)
-        record = steering = None
-        if self.course is not None:
+        record = controller = None
+        if self.scaling_setup is not None:
             record = ScalingRecord(begin_s, end_s)
-            steering = steering_of(scenario, setup, self.course, record)
+            controller = controller_of(scenario, setup, self.scaling_setup, record)
         world = World(
             self.devices,
             setup.gateways,
@@ -142,8 +142,8 @@ class Simulation:
             callers.follow,
             callers.door if callers.are_limited else None,
             self._beside if fifo else Dispatcher,
-            controller=steering,
-            steer_until_s=end_s,
+            controller=controller,
+            reconcile_until_s=end_s,
         )
         watcher = SummaryObserver(summary, setup, scenario.network_ms / 1e3, advance)
         cores = run(setup.core, callers.arrivals(), world, watcher)
@@ -181,11 +181,11 @@ def prepare(path: Path, options: SimulateOptions) -> Simulation:
     try:
         # A recording is of another model's lengths: what is too long for this one is cut.
         setup = set_up(scenario, settings, cut=options.trace is not None)
-        course = course_of(scenario, settings, setup)
-        if course is not None:
+        scaling = scaling_setup_of(scenario, settings, setup)
+        if scaling is not None:
             if options.fifo:
                 raise SimSetupError("--fifo: cannot be compared with where replicas come and go")
-            return Simulation(path, scenario, with_reserve(setup, course), (), course)
+            return Simulation(path, scenario, with_reserve(setup, scaling), (), scaling)
         check_places(scenario, setup)
         return Simulation(path, scenario, setup, devices(scenario, setup))
     except SimSetupError as error:

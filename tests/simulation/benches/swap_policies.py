@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from autoscaling.demand import Demand, DemandView
-from autoscaling.recent_rate import WINDOWS_S, recent_rate
+from autoscaling.demand import WINDOWS_S, Demand, DemandView
 from autoscaling.residency import ResidentWant, choose_residents
 from autoscaling.settings import PoolTerms
 from autoscaling.types import DemandReading, PoolReading, ResidentReading
@@ -116,7 +115,7 @@ Rate = Callable[[DemandView], float]
 
 
 def recent(view: DemandView) -> float:
-    return recent_rate(view.rates, view.request_work_s)
+    return view.recent_rate()
 
 
 def last_8_s(view: DemandView) -> float:

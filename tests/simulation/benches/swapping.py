@@ -5,7 +5,7 @@
 three groups (three, three and two models) is asked for at a time, for 10 minutes on average, then
 another one; one request in 200 is for any model. *Stationary*: Zipf 1.2, where nothing beats the
 static top three. Ours is `autoscaling.residency` told by the production demand windows
-(`autoscaling.recent_rate`); a minute's forecast says nothing about the next seconds, so none is
+(`DemandView.recent_rate`); a minute's forecast says nothing about the next seconds, so none is
 used. Everything is decided by seeds.
 """
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from autoscaling.autoscaler import Autoscaler
 from autoscaling.settings import ScalingSettings
-from autoscaling.types import Decisions, GroupReading, StartReading, State
+from autoscaling.types import Decisions, GroupReading, PoolReading, StartReading, State
 from deployments.contract.scaling.messages import GroupLoad
 from deployments.gateway.scaling.demand import model_load
 from deployments.tools.simulate.fleet import Fleet
@@ -36,7 +36,7 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ScalingSetup:
     """What is set beforehand. initial: replicas by group at the start; away: from when to when
     nobody decides; cluster: what all nodes have, None: enough. pool_after_s: the predicted wait on
     the model's own replicas beyond which the pool is used."""
@@ -50,22 +50,22 @@ class Course:
     pool_after_s: float = 0.0
 
 
-class Steering:
+class ScalingController:
     """A `running_set.Controller`."""
 
     def __init__(
-        self, course: Course, fleet: Fleet, pool: SimPool | None, record: ScalingRecord
+        self, setup: ScalingSetup, fleet: Fleet, pool: SimPool | None, record: ScalingRecord
     ) -> None:
-        self._course = course
+        self._setup = setup
         self._fleet, self._pool, self._record = fleet, pool, record
-        self._terms = course.settings.models[course.model]
+        self._terms = setup.settings.models[setup.model]
         self._autoscaler: Autoscaler | None = None
         self._saved: tuple[dict[str, Any], float] | None = None
-        self._deaths = sorted(course.deaths, key=lambda each: each.at_s)
-        self._requests = 0
+        self._deaths = sorted(setup.deaths, key=lambda each: each.at_s)
+        self._in_pool: set[str] = set()
         self._begun = False
 
-    def steer(self, now: float, cores: tuple[Snapshot, ...]) -> Iterator[Order]:
+    def reconcile(self, now: float, cores: tuple[Snapshot, ...]) -> Iterator[Order]:
         if not self._begun:
             yield from self._begin()
         yield from self._kills(now)
@@ -76,7 +76,7 @@ class Steering:
             decisions = self._autoscaler.decide(now)
             self._save(self._autoscaler, now)
         yield from self._follow(decisions, now)
-        decision = decisions.models[self._course.model] if decisions else None
+        decision = decisions.models[self._setup.model] if decisions else None
         self._record.tick(now, decision, self._fleet, self._pool)
 
     def left(self, replica_id: str, now: float) -> None:
@@ -86,9 +86,9 @@ class Steering:
 
     def _begin(self) -> Iterator[Order]:
         self._begun = True
-        for group, count in self._course.initial.items():
+        for group, count in self._setup.initial.items():
             yield from self._fleet.begin(group, count)
-        pool = self._course.settings.pool
+        pool = self._setup.settings.pool
         if self._pool is not None and pool is not None:
             self._pool.begin(pool.min)
 
@@ -101,12 +101,12 @@ class Steering:
     # -- who decides
 
     def _decider(self, now: float) -> None:
-        if any(begins <= now < ends for begins, ends in self._course.away):
+        if any(begins <= now < ends for begins, ends in self._setup.away):
             self._autoscaler = None
         elif self._autoscaler is None:
-            self._autoscaler = Autoscaler(self._course.settings, now)
-            self._autoscaler.cluster(self._course.cluster)
-            self._autoscaler.described(self._course.model, True)
+            self._autoscaler = Autoscaler(self._setup.settings, now)
+            self._autoscaler.cluster(self._setup.cluster)
+            self._autoscaler.described(self._setup.model, True)
             if self._saved is not None:
                 state, at = self._saved
                 self._autoscaler.load(state, now, now - at)
@@ -118,7 +118,7 @@ class Steering:
     # -- what it hears
 
     def _hear(self, autoscaler: Autoscaler, cores: tuple[Snapshot, ...], now: float) -> None:
-        model, loads = self._course.model, dict[str, GroupLoad]()
+        model, loads = self._setup.model, dict[str, GroupLoad]()
         unserved = self._unserved(cores, now)
         for number, core in enumerate(cores):
             load = model_load(core, unserved=unserved and core.waiting_rows > 0)
@@ -126,13 +126,19 @@ class Steering:
             loads = {**load.groups, **loads}
         readings = [self._reading(group.name, loads, now) for group in self._terms.groups]
         autoscaler.observed(model, tuple(readings), now)
-        for life in self._fleet.newly_hot(now):
-            seconds = life.serves_s - life.ordered_s
-            autoscaler.started(StartReading(model, life.group, State.COLD, seconds))
+        for replica in self._fleet.newly_hot(now):
+            seconds = replica.serves_s - replica.ordered_s
+            autoscaler.started(StartReading(model, replica.group, State.COLD, seconds))
         if self._pool is not None:
             busy = {r.replica_id for core in cores for r in core.replicas if r.leases}
-            for reading in self._pool.readings(busy, now):
-                autoscaler.pool(reading, now)
+            self._hear_pool(autoscaler, self._pool.readings(busy, now), now)
+
+    def _hear_pool(self, autoscaler: Autoscaler, readings: list[PoolReading], now: float) -> None:
+        heard, self._in_pool = self._in_pool, {each.replica for each in readings}
+        for replica in heard - self._in_pool:
+            autoscaler.pool_gone(replica)
+        for reading in readings:
+            autoscaler.pool(reading, now)
 
     def _unserved(self, cores: tuple[Snapshot, ...], now: float) -> bool:
         pooled = self._pool.hot(now) if self._pool is not None else 0
@@ -160,7 +166,7 @@ class Steering:
         targets = dict(self._fleet.targets)
         expected_s = 0.0
         if decisions is not None:
-            decision = decisions.models[self._course.model]
+            decision = decisions.models[self._setup.model]
             if not decision.observed:
                 targets |= {each.name: each.target for each in decision.groups}
             expected_s = decision.time_to_capacity_s

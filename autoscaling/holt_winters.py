@@ -78,7 +78,7 @@ class Season:
             self._seen = list(state["seen"]) or [1.0] * len(self.parts)
 
 
-class Smoothing:
+class HoltWinters:
     """`season`: None for a model that expects none."""
 
     def __init__(self, season: Season | None = None) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from autoscaling.smoothing import SEASON_BINS, Season, Smoothing
+from autoscaling.holt_winters import SEASON_BINS, HoltWinters, Season
 
 
 def feed(smoothing, values, since=0):
@@ -14,38 +14,38 @@ def feed(smoothing, values, since=0):
 
 
 def test_nothing_added_expects_nothing():
-    assert Smoothing().ahead(5, 1) == 0.0
+    assert HoltWinters().ahead(5, 1) == 0.0
 
 
 def test_trend_is_damped():
-    smoothing = Smoothing()
+    smoothing = HoltWinters()
     minute = feed(smoothing, [1.0 + 0.1 * n for n in range(200)])
     one, ten, many = (smoothing.ahead(minute + steps, steps) for steps in (1, 10, 1000))
     assert one < ten < many < one + 0.1 * 20.0
 
 
 def test_expectation_is_never_negative():
-    smoothing = Smoothing()
+    smoothing = HoltWinters()
     minute = feed(smoothing, [max(0.0, 10.0 - 0.5 * n) for n in range(40)])
     assert smoothing.ahead(minute + 60, 60) >= 0.0
 
 
 def test_burst_of_a_few_minutes_moves_the_level_little():
-    smoothing = Smoothing()
+    smoothing = HoltWinters()
     minute = feed(smoothing, [4.0 + 0.1 * (n % 2) for n in range(100)])
     minute = feed(smoothing, [20.0] * 3, minute)
     assert smoothing.ahead(minute + 1, 1) < 5.0
 
 
 def test_burst_that_stays_is_a_level():
-    smoothing = Smoothing()
+    smoothing = HoltWinters()
     minute = feed(smoothing, [4.0 + 0.1 * (n % 2) for n in range(100)])
     minute = feed(smoothing, [12.0] * 30, minute)
     assert smoothing.ahead(minute + 1, 1) == pytest.approx(12.0, rel=0.1)
 
 
 def test_demand_that_begins_after_silence_is_followed():
-    smoothing = Smoothing()
+    smoothing = HoltWinters()
     minute = feed(smoothing, [0.0] * 120 + [5.0] * 30)
     assert smoothing.ahead(minute + 1, 1) == pytest.approx(5.0, rel=0.15)
 
