@@ -354,6 +354,7 @@ def load(arguments: tuple[str, ...]) -> None:
 
 main.add_command(command_groups.key)
 main.add_command(command_groups.cluster)
+main.add_command(command_groups.plan)
 
 
 def built_in_example() -> Path:

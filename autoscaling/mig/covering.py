@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from math import ceil
 
 from autoscaling.mig.geometry import (
@@ -46,7 +46,7 @@ class Cover:
         return len(self.gpus) == self.at_least
 
 
-@cache
+@lru_cache(4096)
 def cover(counts: Counts, steps: int = STEPS) -> Cover:
     """The fewest GPUs for these instances, best-fit decreasing where the search gives up."""
     greedy, search = best_fit(counts), _Search(steps)

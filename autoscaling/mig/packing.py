@@ -144,9 +144,12 @@ def _planned(
     state = spread(layouts, [profile.kind for _, profile in able], replicas)
     numbers = [count() for _ in able]
     planned = []
-    for counts, held in zip(state.counts, state.held, strict=True):
+    # Equal layouts beside each other, so that nodes may share one.
+    for counts, held in sorted(zip(state.counts, state.held, strict=True), reverse=True):
         places = placed(counts)
         assert places is not None
+        if not places:
+            continue  # it was emptied while replicas were spread
         free = sorted(places, key=lambda each: (each.kind, each.start))
         slices = []
         for n, (demand, profile) in enumerate(able):

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from autoscaling.mig.geometry import Counts, fits, plus, with_one
 
-TRIES = 200_000
+TRIES = 50_000
+MOST_GPUS = 64  # beyond them replicas are dealt out only
 _MOST_BACK = 4  # what a half holds of the smallest
 
 Parts = tuple[int, ...]
@@ -44,18 +45,19 @@ class _Exchange:
 
 def spread(layouts: Sequence[Counts], kinds: Sequence[int], replicas: Sequence[int]) -> Spread:
     """`layouts` hold just the instances of all demands; `kinds`, `replicas`: of each demand."""
-    state, tries = _dealt(layouts, kinds, replicas), TRIES
-    improving = True
-    while improving:
-        improving = False
-        for exchange in _exchanges(state):
-            tries -= 1
-            if tries < 0:
-                return state
-            if _gain(state, exchange) > 0 and _carried_out(state, exchange):
-                improving = True
-                break
+    state = _dealt(layouts, kinds, replicas)
+    tries = iter(range(TRIES if len(layouts) <= MOST_GPUS else 0))
+    while _improved(state, tries):
+        pass
     return state
+
+
+def _improved(state: Spread, tries: Iterator[int]) -> bool:
+    """Whether an exchange made it better before the tries were used up."""
+    for exchange, _ in zip(_exchanges(state), tries, strict=False):
+        if _gain(state, exchange) > 0 and _carried_out(state, exchange):
+            return True
+    return False
 
 
 def _dealt(layouts: Sequence[Counts], kinds: Sequence[int], replicas: Sequence[int]) -> Spread:
@@ -72,18 +74,26 @@ def _dealt(layouts: Sequence[Counts], kinds: Sequence[int], replicas: Sequence[i
 
 
 def _exchanges(state: Spread) -> Iterator[_Exchange]:
+    """Those first that even a demand out by themselves."""
+    pairs = list(_pairs(state))
+    for uneven in (True, False):
+        for demand, source, target in pairs:
+            more = state.held[source][demand] - state.held[target][demand]
+            if (more >= 2) is uneven:
+                for back in _parts(state.held[target]):
+                    yield _Exchange(demand, source, target, back)
+
+
+def _pairs(state: Spread) -> Iterator[tuple[int, int, int]]:
+    """(demand, GPU that has one of it, another GPU)"""
     for demand in range(len(state.kinds)):
-        held = [each[demand] for each in state.held]
-        if max(held, default=0) < 2:
-            continue
-        for source, many in enumerate(held):
-            for target, few in enumerate(held):
-                if many - few >= 2:
-                    for back in _parts(state.held[target]):
-                        yield _Exchange(demand, source, target, back)
+        for source, held in enumerate(state.held):
+            if held[demand]:
+                others = (n for n in range(len(state.held)) if n != source)
+                yield from ((demand, source, target) for target in others)
 
 
-@cache
+@lru_cache(4096)
 def _parts(held: Parts) -> tuple[Parts, ...]:
     """At most `_MOST_BACK` of these replicas, few first."""
     found: set[Parts] = {(0,) * len(held)}
