@@ -27,7 +27,7 @@ def show(made: MigPlan, console: Console | None = None) -> None:
     if made.plan.gpus:
         target.print(_slices(made))
         for line in _waste(made):
-            target.print(Text(line))
+            target.print(Text(line), soft_wrap=True)
     if any(need.parts for need in made.needs):
         target.print()
         target.print(_needs(made))
@@ -93,7 +93,7 @@ def _needs(made: MigPlan) -> Table:
         for number, part in enumerate(need.parts):
             name = need.name if number == 0 else ""
             table.add_row(Text(name, style="bold"), part.name, part.how, part.text, f"{part.mib:,}")
-        if need.parts:
+        if len(need.parts) > 1:
             how = f"with {need.margin * 100:g} % on all that is not given"
             table.add_row("", "in all", "", how, f"{need.mib:,}")
     return table

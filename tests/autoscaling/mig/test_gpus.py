@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,14 @@ def test_resources_are_spelt_as_the_device_plugin_and_as_ray_take_them():
     profile = H200.named("1g.18gb")
     assert profile is not None
     assert (profile.resource, profile.ray_resource) == ("mig-1g.18gb", "mig_1g_18gb")
+
+
+def test_the_documentation_has_every_size():
+    page = (Path(__file__).parents[3] / "docs" / "mig.md").read_text()
+    for gpu in GPUS.values():
+        for each in gpu.profiles:
+            size = "not known" if each.usable_mib is None else f"{each.usable_mib:,} MiB"
+            assert f"{each.name} {size}" in page
 
 
 def test_what_a_node_says_goes_before_the_table():

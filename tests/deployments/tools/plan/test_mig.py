@@ -84,6 +84,27 @@ def test_worker_groups_ask_for_one_slice_and_tell_ray_of_it(file):
     ]
 
 
+def test_ray_counts_what_a_worker_group_says_and_nothing_without_it(file):
+    """By the function that Ray's autoscaler reads a RayCluster with: it takes no MIG resource for a
+    GPU, so both the GPU and the custom resource have to be said."""
+    from ray.autoscaler._private.kuberay.autoscaling_config import _node_type_from_group_spec
+
+    group = written(run(file, *NEEDS, "--yaml"))[0]["workerGroups"][0]
+    limits = {"cpu": "4", "memory": "16Gi", group["resource"]: "1"}
+    # As a chart has to write it: JSON in a string of its own, which a shell unquotes.
+    resources = json.dumps(json.dumps(group["customResources"]))
+    spec = {
+        "groupName": group["name"],
+        **{name: group[name] for name in ("replicas", "minReplicas", "maxReplicas")},
+        "rayStartParams": {**group["rayStartParams"], "resources": resources},
+        "template": {"spec": {"containers": [{"name": "ray", "resources": {"limits": limits}}]}},
+    }
+    counted = _node_type_from_group_spec(spec, is_head=False)["resources"]
+    assert (counted["GPU"], counted["mig_1g_10gb"]) == (1, 1)
+    spec["rayStartParams"] = {}
+    assert "GPU" not in _node_type_from_group_spec(spec, is_head=False)["resources"]
+
+
 def test_the_layout_cuts_as_many_slices_as_the_worker_groups_ask_for(file):
     values, layout, _ = written(run(file, *NEEDS, "--yaml", "--per-node", "1"))
     assert layout["version"] == "v1"
