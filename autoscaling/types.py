@@ -109,8 +109,8 @@ class Reason(Enum):
     FIXED = "fixed"  # min = max, or mode off
     MANUAL = "manual"  # somebody said so
     FROZEN = "frozen"
-    UNKNOWN = "unknown"  # no fresh reading: hold
     FIRST = "first"  # a first replica must say what the model is
+    UNKNOWN = "unknown"  # no fresh reading: hold
     AWAKE = "awake"  # a request waits and nothing runs
     SPIKE = "spike"
     BACKLOG = "backlog"
@@ -154,11 +154,15 @@ class ModelDecision:
 @dataclass(frozen=True, slots=True)
 class PoolDecision:
     """replicas: how many the pool should have. residents: by pool replica, the models that it
-    should hold, those to keep included; what is not listed goes once it has no work. text: why."""
+    should hold, those to keep included; what is not listed goes once it has no work. text: why.
+    cost_hours: replica hours of the pool so far; saved_s: work that it could take in them and the
+    models' own replicas could not."""
 
     replicas: int = 0
     residents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     text: str = ""
+    cost_hours: float = 0.0
+    saved_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

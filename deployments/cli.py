@@ -8,29 +8,26 @@ elsewhere, imported only by the command that needs it, so that `--help` stays in
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from deployments.tools import command_groups
+from deployments.tools import command_groups, model_commands
+from deployments.tools.command_line import (
+    FILE,
+    PORT,
+    Replicas,
+    address_of_cluster,
+    built_in_example,
+    call,
+    function,
+    port_of_server,
+)
 
 if TYPE_CHECKING:
     from deployments.settings.tree import Settings
 
-FILE = click.Path(path_type=Path)
-PORT = click.IntRange(1, 65_535)
-
-_port_of_server = click.option(
-    "--port", type=PORT, help="The server's port; needed only when several run here."
-)
-_address = click.option(
-    "--address",
-    metavar="URL",
-    help="Of a Ray cluster's dashboard (http://HEAD:8265): that cluster, not a server started "
-    "here. Its token is $RAY_AUTH_TOKEN.",
-)
 _url = click.option(
     "--url",
     metavar="URL",
@@ -90,7 +87,7 @@ def serve(file: Path | None, port: int | None, host: str | None) -> None:
 
     Without FILE: the built-in example, sentence embeddings on this machine's CPU.
     """
-    _call("deployments.tools.serve", "serve", file or built_in_example(), port=port, host=host)
+    call("deployments.tools.serve", "serve", file or built_in_example(), port=port, host=host)
 
 
 @main.command()
@@ -112,12 +109,12 @@ def build(file: Path) -> None:
 
     For whoever deploys them by other means: a RayService's serveConfigV2, `serve deploy`.
     """
-    _call("deployments.tools.remote", "build", file)
+    call("deployments.tools.remote", "build", file)
 
 
 @main.command()
 @click.argument("file", type=FILE)
-@_address
+@address_of_cluster
 @click.option("--no-wait", is_flag=True, help="Do not wait until everything runs.")
 def deploy(file: Path, address: str | None, no_wait: bool) -> None:
     """Make a Ray cluster serve the models of FILE, beside whatever else it serves.
@@ -125,34 +122,34 @@ def deploy(file: Path, address: str | None, no_wait: bool) -> None:
     The cluster needs Headrace installed on every node, and Ray's environment set before its start
     (docs/cluster.md).
     """
-    _call("deployments.tools.remote", "deploy", file, address, wait=not no_wait)
+    call("deployments.tools.remote", "deploy", file, address, wait=not no_wait)
 
 
 @main.command()
 @click.argument("file", type=FILE)
-@_port_of_server
-@_address
+@port_of_server
+@address_of_cluster
 def apply(file: Path, port: int | None, address: str | None) -> None:
     """Make a running server's models those of FILE; models that stay the same are not touched."""
     if address is not None:
-        _call("deployments.tools.remote", "deploy", file, address, wait=True)
-    _call("deployments.tools.control", "apply", file, port)
+        call("deployments.tools.remote", "deploy", file, address, wait=True)
+    call("deployments.tools.control", "apply", file, port)
 
 
 @main.command()
 @click.argument("file", type=FILE)
-@_port_of_server
-@_address
+@port_of_server
+@address_of_cluster
 def diff(file: Path, port: int | None, address: str | None) -> None:
     """Say what applying FILE to a running server would restart, and why."""
     if address is not None:
-        _call("deployments.tools.remote", "diff", file, address)
-    _call("deployments.tools.control", "diff", file, port)
+        call("deployments.tools.remote", "diff", file, address)
+    call("deployments.tools.control", "diff", file, port)
 
 
 @main.command()
-@_port_of_server
-@_address
+@port_of_server
+@address_of_cluster
 @_url
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def status(port: int | None, address: str | None, url: str | None, as_json: bool) -> None:
@@ -162,11 +159,11 @@ def status(port: int | None, address: str | None, url: str | None, as_json: bool
     """
     _one_of(address, url)
     if address is not None:
-        _call("deployments.tools.remote", "status", address, as_json=as_json)
+        call("deployments.tools.remote", "status", address, as_json=as_json)
     if url is not None:
-        snapshot = _function("deployments.tools.operator", "status")(url)
+        snapshot = function("deployments.tools.operator", "status")(url)
     else:
-        snapshot = _function("deployments.tools.control", "status")(port)
+        snapshot = function("deployments.tools.control", "status")(port)
     from deployments.tools.console import status_table
 
     if as_json:
@@ -177,8 +174,8 @@ def status(port: int | None, address: str | None, url: str | None, as_json: bool
 
 @main.command()
 @click.argument("switch", type=click.Choice(["on", "off"]))
-@_port_of_server
-@_address
+@port_of_server
+@address_of_cluster
 @_url
 def freeze(switch: str, port: int | None, address: str | None, url: str | None) -> None:
     """Stop all that learns in a running server (on), or let it learn again (off).
@@ -188,20 +185,41 @@ def freeze(switch: str, port: int | None, address: str | None, url: str | None) 
     """
     _one_of(address, url)
     if address is not None:
-        _call("deployments.tools.remote", "freeze", switch == "on", address)
+        call("deployments.tools.remote", "freeze", switch == "on", address)
     if url is not None:
-        _call("deployments.tools.operator", "freeze", switch == "on", url)
-    _call("deployments.tools.control", "freeze", switch == "on", port)
+        call("deployments.tools.operator", "freeze", switch == "on", url)
+    call("deployments.tools.control", "freeze", switch == "on", port)
 
 
 @main.command()
-@_port_of_server
-@_address
+@click.argument("model")
+@click.argument("replicas", type=Replicas(), metavar="N|auto")
+@click.option("--group", default="", help="Of a model that has groups: which one.")
+@port_of_server
+@address_of_cluster
+def scale(
+    model: str, replicas: int | None, group: str, port: int | None, address: str | None
+) -> None:
+    """Give MODEL N replicas, whatever its policy says, until it is told `auto`.
+
+    N lies within the model's bounds (replicas.min and max); 0 is none, where it may sleep.
+    """
+    from deployments.cluster.manual_target import ManualTarget
+
+    target = ManualTarget(model, group, replicas)
+    if address is not None:
+        call("deployments.tools.scale", "there", target, address)
+    call("deployments.tools.scale", "here", target, port)
+
+
+@main.command()
+@port_of_server
+@address_of_cluster
 def stop(port: int | None, address: str | None) -> None:
     """Let a running server finish what it has, and end it."""
     if address is not None:
-        _call("deployments.tools.remote", "stop", address)
-    _call("deployments.tools.control", "stop", port)
+        call("deployments.tools.remote", "stop", address)
+    call("deployments.tools.control", "stop", port)
 
 
 @main.command()
@@ -224,122 +242,10 @@ def simulate(scenario: Path, as_json: bool, plot: Path | None, **options: Any) -
     from deployments.tools.simulate.simulation import SimulateOptions
     from loadtests.traffic.scenario_file import located
 
-    _call(
+    call(
         "deployments.tools.simulate.command", "simulate", located(scenario),
         SimulateOptions(**options), as_json=as_json, plot=plot,
     )  # fmt: skip
-
-
-_LIMIT = click.FloatRange(min=0)
-_SHARE = click.FloatRange(0, 1)
-_file_of_model = click.option(
-    "-f", "--file", type=FILE, help="Settings file that has MODEL; without it, the example's."
-)
-
-
-@main.command()
-@click.argument("model")
-@_file_of_model
-@click.option("--against", metavar="RUNTIME[:PRECISION]", help="Reference; unset, see the docs.")
-@click.option("--artifact", type=FILE, help="What the reference runs, instead of MODEL's own.")
-@click.option("--samples", type=click.IntRange(200), help="Rows to compare at least.")
-@click.option("--samples-file", type=FILE, help="Those rows: .jsonl, .npz or a recorded folder.")
-@click.option("--seed", type=click.IntRange(0), help="Decides what is drawn.")
-@click.option("--max-abs", type=_LIMIT, help="Largest absolute error allowed.")
-@click.option("--mean-abs", type=_LIMIT, help="Largest mean absolute error allowed.")
-@click.option("--max-rel", type=_LIMIT, help="Largest relative error allowed.")
-@click.option("--mean-rel", type=_LIMIT, help="Largest mean relative error allowed.")
-@click.option("--cosine", type=click.FloatRange(-1, 1), help="Least cosine of a row.")
-@click.option("--top1", type=_SHARE, help="Least share of equal best classes.")
-@click.option(
-    "--layers", is_flag=True, help="Find the first tensor inside that drifts, and a cure."
-)
-@click.option("--report", type=FILE, help="Write the report there (.md, else JSON).")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-def verify(model: str, file: Path | None, **options: Any) -> None:
-    """Compare MODEL with a reference, length bucket by length bucket (docs/verify.md).
-
-    Bounds left out are the model's `accept`, or 1e-3 of absolute and relative error.
-    """
-    from deployments.tools.verify.command import Written
-
-    _call(
-        "deployments.tools.verify.command", "run", file or built_in_example(), model, options,
-        Written(options["report"], options["as_json"], options["layers"]),
-    )  # fmt: skip
-
-
-@main.command()
-@click.argument("model")
-@_file_of_model
-@click.option("--to", type=click.Path(path_type=Path), help="Folder for the joined files.")
-def record(model: str, file: Path | None, to: Path | None) -> None:
-    """Join what was recorded of MODEL (models.<name>.record), for calibration and replay."""
-    _call("deployments.tools.record", "show", file or built_in_example(), model, to)
-
-
-@main.command()
-@click.argument("model")
-@_file_of_model
-@click.option("--write", is_flag=True, help="Store it beside the model, as preprocessing.json.")
-def fingerprint(model: str, file: Path | None, write: bool) -> None:
-    """Show what will be done to MODEL's inputs here; a stored one is compared at every start."""
-    _call("deployments.tools.verify.stamp", "stamp", file or built_in_example(), model, write=write)
-
-
-@main.command()
-@click.argument("model", required=False)
-@_file_of_model
-@click.option(
-    "--seconds",
-    type=click.FloatRange(1, 86_400),
-    default=60.0,
-    show_default=True,
-    help="How long to measure, beside loading and warm-up.",
-)
-@click.option(
-    "--lengths",
-    type=FILE,
-    help="How long rows are: one length a line, a recording (.csv, .jsonl) or a scenario.",
-)
-@click.option(
-    "--compare", metavar="RUNTIME[:PRECISION],…", help="Find the fastest backend instead."
-)
-@click.option("--dry-run", is_flag=True, help="Store nothing for serve.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-@click.option("--html", type=FILE, help="Write tables and pictures into this file.")
-@click.option("--trace", type=FILE, help="Write a Chrome trace of every batch into this file.")
-@click.option("--seed", type=int, default=0, help="Decides every random choice.")
-def profile(
-    model: str | None,
-    file: Path | None,
-    seconds: float,
-    lengths: Path | None,
-    seed: int,
-    compare: str | None,
-    **output: Any,
-) -> None:
-    """Measure what MODEL costs on this machine, and store what serve starts from.
-
-    MODEL may be left out where the settings have only one.
-    """
-    from deployments.tools.profile.command import ProfileOutput
-    from deployments.tools.profile.subject import ProfileOptions
-
-    if seconds != seconds:
-        raise click.BadParameter("nan is no number of seconds", param_hint="--seconds")
-    options = ProfileOptions(file or built_in_example(), model, seconds, lengths, seed)
-    if compare is None:
-        _call("deployments.tools.profile.command", "profile", options, ProfileOutput(**output))
-    else:
-        names = [name.strip() for name in compare.split(",")]
-        _call(
-            "deployments.tools.profile.compare.command",
-            "compare",
-            options,
-            names,
-            ProfileOutput(**output),
-        )
 
 
 @main.command(
@@ -349,19 +255,14 @@ def profile(
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def load(arguments: tuple[str, ...]) -> None:
     """Play a scenario to a running server and say what came of it (docs/load-tests.md)."""
-    _function("loadtests.command", "main")(list(arguments), prog_name="headrace load")
+    function("loadtests.command", "main")(list(arguments), prog_name="headrace load")
 
 
+for command in model_commands.COMMANDS:
+    main.add_command(command)
 main.add_command(command_groups.key)
 main.add_command(command_groups.cluster)
 main.add_command(command_groups.plan)
-
-
-def built_in_example() -> Path:
-    """`minilm.yaml` as it was installed."""
-    from importlib.resources import files
-
-    return Path(str(files("examples").joinpath("minilm.yaml")))
 
 
 def summary(settings: Settings) -> str:
@@ -381,18 +282,6 @@ def _count(number: int, noun: str) -> str:
 def _one_of(address: str | None, url: str | None) -> None:
     if address is not None and url is not None:
         raise click.UsageError("--address and --url are two ways to a server; must be one of them")
-
-
-def _function(module: str, name: str) -> Callable[..., Any]:
-    from importlib import import_module
-
-    function: Callable[..., Any] = getattr(import_module(module), name)
-    return function
-
-
-def _call(module: str, name: str, *args: Any, **kwargs: Any) -> None:
-    """Calls a function that gives an exit code, and exits with it."""
-    sys.exit(_function(module, name)(*args, **kwargs))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 It makes of a request what the core keeps of it: each row in the bucket that its length belongs to
 now, and a latest start by what the longest row's bucket usually takes. It also watches what comes.
 Edges for arrivals follow the lengths, whatever becomes of their requests; what waits stays in its
-bucket. The mean gap between arrivals of a bucket tells whether more will come. Whether a request
-may wait at all is `admission`'s question.
+bucket. The mean gap between arrivals of a bucket tells whether more will come. What was asked for
+is counted whether or not it may wait, which is `admission`'s question.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from routers.buckets.edges import EdgeSolver
 from routers.flows import Flow
 from routers.groups import ReplicaGroup, ReplicaGroups
 from routers.lanes import Row, TrackedRequest
+from routers.offered import OfferedWork
 from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
 from routers.streams.generations import Generations
-from routers.types import Generation, Request
+from routers.types import Generation, Reason, Request
 
 
 class Arrivals:
-    """`gaps`: between arrivals, by edge. The one who moves the edges of `waiting` unasked."""
+    """`gaps`: between arrivals, by edge. `offered`: what was asked for. The one who moves
+    the edges of `waiting` unasked."""
 
     def __init__(
         self, settings: DispatcherSettings, waiting: RequestQueue, groups: ReplicaGroups
@@ -34,6 +36,7 @@ class Arrivals:
         self._settings = settings
         self._waiting = waiting
         self._groups = groups
+        self.offered = OfferedWork()
         self._rows_seen = 0
         self.generations: Generations | None = None
 
@@ -79,6 +82,43 @@ class Arrivals:
         else:
             latest = alone.latest_start(longest_edge, now, due)
         return TrackedRequest(request, self._flow(request), now, latest, len(lengths), edge, cost_s)
+
+    # -- what is asked for
+
+    def offers(self, request: Request, tracked: TrackedRequest) -> None:
+        """As far as bounds go it may wait."""
+        work_s = tracked.cost_s if tracked.plan is not None else self._work_s(request.lengths)
+        tracked.work_s = work_s
+        if request.is_first and not request.avoid:
+            self.offered.add(work_s, request.lengths[0], tracked.flow.asks)
+
+    def turned_away(self, request: Request, reason: Reason) -> None:
+        """It was refused before anything was made of it. Of most such refusals no further replica
+        would have made a difference: then it was no demand."""
+        is_demand = reason is Reason.LATE or reason is Reason.QUEUE_FULL
+        if not is_demand or not request.is_first or request.avoid:
+            return
+        if request.generation is not None:
+            self.turned_away_unread(request.tenant, request.priority)
+            return
+        flow = self._waiting.flows.by_key.get((request.priority, request.tenant))
+        asks = None if flow is None else flow.asks
+        self.offered.add(self._work_s(request.lengths), request.lengths[0], asks)
+
+    def turned_away_unread(self, tenant: str, priority: int) -> None:
+        """It was refused by its headers alone, for want of replicas."""
+        flow = self._waiting.flows.by_key.get((priority, tenant))
+        self.offered.add_unread(None if flow is None else flow.asks)
+
+    def _work_s(self, lengths: tuple[int, ...]) -> float:
+        """Each row's part of a full batch."""
+        edges, sizes = self._waiting.edges, self._groups.reference.sizes
+        work_s, pads = 0.0, self._settings.pads
+        for length in lengths:
+            edge = edges[bisect_left(edges, length)]
+            row_s = sizes.planned(edge).row_s
+            work_s += row_s if pads else row_s * length / edge
+        return work_s
 
     def _generating(
         self, request: Request, generation: Generation, generations: Generations, now: float

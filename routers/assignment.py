@@ -127,7 +127,7 @@ class Assignment:
         copies = self.copies
         replica_id = replica.spec.replica_id
         lease = copies.leases.sign(replica, batch, batch.predicted_s, now)
-        replica.group.took(batch.predicted_s)
+        replica.group.took(batch.predicted_s, batch.edge)
         if len(copies.replicas.groups.by_name) > 1:
             copies.replicas.groups.weigh(batch.edge)
         generations = self.requests.generations

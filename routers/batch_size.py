@@ -29,12 +29,22 @@ class _Target:
     reads: int = 0
 
 
+@dataclass(slots=True)
+class PlannedBatch:
+    """A full batch of rows as long as an edge: predicted seconds, and those of a row's part."""
+
+    seconds: float
+    row_s: float
+    reads: int = 0
+
+
 class BatchSizes:
     def __init__(self, settings: DispatcherSettings, cost: CostModel) -> None:
         self._settings = settings
         self._cost = cost
         self.most_passed_s = MOST_PASSED * settings.slo_s
         self._targets: dict[int, _Target] = {}
+        self._planned: dict[int, PlannedBatch] = {}
 
     def most_rows(self, width: int) -> int:
         """Rows of that width that a batch may have by number and predicted seconds; at least 1."""
@@ -54,6 +64,18 @@ class BatchSizes:
     def full_s(self, edge: int) -> float:
         """Predicted seconds of a full batch."""
         return self._of(edge).full_s
+
+    def planned(self, edge: int) -> PlannedBatch:
+        """For who counts, apart from the targets: asking for it changes no decision."""
+        planned = self._planned.get(edge)
+        if planned is None or planned.reads >= _REFRESH:
+            if len(self._planned) > 64:
+                self._planned.clear()
+            full = self._work_out(edge)
+            rows = max(1, min(full.rows, self._settings.max_tokens // edge))
+            planned = self._planned[edge] = PlannedBatch(full.full_s, full.full_s / rows)
+        planned.reads += 1
+        return planned
 
     def most_s(self) -> float:
         """Predicted seconds that a batch of more than one row may take."""

@@ -96,6 +96,14 @@ class Turnaround:
         known = self._seen.get(edge)
         return self._initial_s if known is None else known[0] + _DEVIATIONS * known[1]
 
+    def typical_s(self) -> tuple[float, float]:
+        """Mean and margin over the buckets that were measured; of none, what is assumed."""
+        seen = [known for known in self._seen.values() if known is not None]
+        if not seen:
+            return self._initial_s, self._initial_s
+        mean_s = sum([mean for mean, _ in seen]) / len(seen)
+        return mean_s, mean_s + _DEVIATIONS * sum([off for _, off in seen]) / len(seen)
+
     def latest_start(self, edge: int, now: float, deadline: float) -> float:
         margin_s, most_s = self.margin_s(edge), _MAX_MARGIN * (deadline - now)
         return deadline - (margin_s if margin_s < most_s else max(0.0, most_s))

@@ -42,6 +42,7 @@ from routers.types import (
     LeaseEnd,
     Opened,
     Progress,
+    Reason,
     Replicas,
     Snapshot,
     Tick,
@@ -177,9 +178,26 @@ class Dispatcher:
         """Of those, a tenant's; as many steps as there are priorities."""
         return self._requests.waiting.rows_of(tenant)
 
+    @property
+    def backlog_s(self) -> float:
+        """Predicted work that waits, late or not, seconds of the reference group; O(1)."""
+        return self._requests.waiting.seconds
+
+    def expect_capacity(self, in_s: float) -> None:
+        """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows. Told
+        again as time passes."""
+        self._requests.expect_capacity(in_s)
+
     def retry_after_s(self) -> float:
         """What a request that found the queue full would be told now."""
         return self._requests.retry_after_s()
+
+    def refused_unread(self, tenant: str, priority: int, reason: Reason, *, first: bool) -> None:
+        """A request was refused by its headers alone; `first`: as in `Request.is_first`."""
+        arrivals = self._requests.arrivals
+        arrivals.offered.refuse(reason.value)
+        if first and reason is not Reason.TENANT_FULL:
+            arrivals.turned_away_unread(tenant, priority)
 
     def fast_reject(
         self, tenant: str, priority: int, left_s: float, expires_s: float, now: float

@@ -18,6 +18,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Any, Generic, Protocol, TypeVar
 
+from routers.offered import MeanWork
 from routers.types import FlowKey, FlowWork, Report
 
 _IDLE_FLOWS = 128  # accounts of idle flows that are kept, those furthest above their share
@@ -33,7 +34,7 @@ class Flow:
     `credit_s`: what it may take before its tag grows. `served_s`: measured device seconds it was
     ever given here; `peer_demand_s`: what waits for it at other gateways. `claims`: counted among
     those who have on-time work waiting, anywhere. `blind`: it came while nothing was known of other
-    gateways' virtual time."""
+    gateways' virtual time. `asks`: what its requests take."""
 
     tenant: str
     priority: int
@@ -48,6 +49,7 @@ class Flow:
     peer_demand_s: float = 0.0
     blind: bool = False
     claims: bool = False
+    asks: MeanWork = field(default_factory=MeanWork)
     key: FlowKey = field(init=False)
 
     def __post_init__(self) -> None:

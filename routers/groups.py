@@ -12,7 +12,7 @@ Decides which group may be used, never which replica. Work: a look at each group
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 
 from routers.batch_size import BatchSizes
@@ -23,7 +23,19 @@ from routers.streams.engine_speed import EngineSpeed
 
 _BATCH_GAIN = 0.05
 _SPEED_GAIN = 0.05
+_STREAM_SCV = 1.0  # lengths of answers scatter about as an exponential does
 _LEAST_SPEED, _MOST_SPEED = 1e-4, 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedService:
+    """Seconds of a full batch as typically led: mean and 99th percentile, and the squared
+    coefficient of variation of batches' service time, of all kinds. Of streams: until the first
+    token, mean and margin."""
+
+    seconds: float
+    p99_s: float
+    scv: float
 
 
 class ReplicaGroup:
@@ -31,9 +43,10 @@ class ReplicaGroup:
     in. `after_s`: of a reserve, the wait on the others beyond which it is used; 0: it is none.
     `running` and `healthy`: replicas. `speed`: work, in seconds of the reference, that a replica of
     it does in a second. `batch_s`: predicted seconds of a typical batch (EWMA); `next_s`: of its
-    next one. `most_streams`: leases that a stream replica may hold for the promised time a token.
-    `is_open`: may be used now; `holds_back`: its free replicas left what waits to faster ones, as
-    last asked."""
+    next one; `planned_s`: of a full one of the kind that was typically sent, `planned_sq_s2` its
+    mean square. `most_streams`: leases that a stream replica may hold for the promised time a
+    token. `is_open`: may be used now; `holds_back`: its free replicas left what waits to faster
+    ones, as last asked."""
 
     def __init__(self, name: str, index: int, settings: DispatcherSettings) -> None:
         self.name, self.index, self.settings = name, index, settings
@@ -46,6 +59,7 @@ class ReplicaGroup:
         self.running = self.healthy = 0
         self.speed = 1.0
         self.batch_s = self.next_s = 0.0
+        self.planned_s = self.planned_sq_s2 = 0.0
         self.most_streams = inf
         self.is_open, self.holds_back = True, False
         self._ends_s, self._busy = 0.0, 0
@@ -69,10 +83,29 @@ class ReplicaGroup:
         if self.engine is not None:
             self.engine.frozen = settings.frozen
 
-    def took(self, predicted_s: float) -> None:
-        """A batch was sent that is predicted to take so long."""
+    def took(self, predicted_s: float, edge: int) -> None:
+        """A batch was sent that is predicted to take so long, led by this bucket."""
         known = self.batch_s
         self.next_s = self.batch_s = known + (_BATCH_GAIN if known else 1.0) * (predicted_s - known)
+        if self.engine is None:
+            full_s, gain = self.sizes.planned(edge).seconds, _BATCH_GAIN if self.planned_s else 1.0
+            self.planned_s += gain * (full_s - self.planned_s)
+            self.planned_sq_s2 += gain * (full_s * full_s - self.planned_sq_s2)
+
+    def service(self) -> PlannedService:
+        """What its replicas are planned with."""
+        if self.engine is not None:
+            mean_s, margin_s = self.turnaround.typical_s()
+            return PlannedService(mean_s, margin_s, _STREAM_SCV)
+        mean_s, square_s2 = self.planned_s, self.planned_sq_s2
+        if not mean_s:
+            mean_s = self.sizes.planned(self.settings.bucket_edges[-1]).seconds
+            square_s2 = mean_s * mean_s
+        scatter = self.cost.scatter()
+        apart = square_s2 / (mean_s * mean_s) if mean_s > 0.0 else 1.0
+        return PlannedService(
+            mean_s, mean_s * scatter.p99, max(0.0, apart * (1.0 + scatter.scv) - 1.0)
+        )
 
     # -- how much of it is taken
 

@@ -77,7 +77,7 @@ class TrackedRequest:
     `open`: rows queued or leased; 0 means forgotten. `queued`: of those, the queued ones.
     `late` once `latest_start` has passed: it can no longer be expected to meet its deadline.
     `forecast` of its wait, until it has become true or not. `rows`: once it may wait. `plan`: of
-    one that generates."""
+    one that generates. `work_s`: as `routers.offered` prices it."""
 
     request: Request
     flow: Flow
@@ -91,6 +91,7 @@ class TrackedRequest:
     forecast: Forecast | None = None
     rows: tuple[Row, ...] = ()
     plan: GenerationPlan | None = None
+    work_s: float = 0.0
 
 
 Place = tuple[float, int, Row]

@@ -63,10 +63,14 @@ class RequestTable:
         refused = self._at_the_door(request, now)
         if refused is None:
             tracked = self.arrivals.track(request, now)
+            self.arrivals.offers(request, tracked)
             refused = self._pipeline.judge(tracked, self.admission, self.settings, now)
             if refused is None:
                 self._enqueue(tracked, now)
                 return True
+        else:
+            self.arrivals.turned_away(request, refused.reason)
+        self.arrivals.offered.refuse(refused.reason.value)
         actions.append(Reject(request.request_id, refused.reason, refused.retry_after_s))
         return False
 
@@ -192,6 +196,7 @@ class RequestTable:
             tracked = row.tracked
             tracked.open -= 1
             if not tracked.open:
+                self.arrivals.offered.served_s += tracked.work_s
                 self._gone(tracked)
         self.timers.trim(len(self.live))
 
@@ -262,6 +267,7 @@ class RequestTable:
         self._evict(tracked, reason, actions)
 
     def _evict(self, tracked: TrackedRequest, reason: Reason, actions: list[Action]) -> None:
+        self.arrivals.offered.refuse(reason.value)
         retry_after = self._retry_after_s(reason)
         actions.append(Evict(tracked.request.request_id, reason, retry_after))
         self._forget(tracked, actions)
@@ -360,6 +366,12 @@ class RequestTable:
 
     def _retry_after_s(self, reason: Reason) -> float:
         return self.retry_after_s() if reason in (Reason.LATE, Reason.SHED) else 0.0
+
+    def expect_capacity(self, in_s: float) -> None:
+        """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows."""
+        if in_s < self._pipeline.capacity_in_s:
+            self._pipeline.rejections.clear()
+        self._pipeline.capacity_in_s = in_s
 
     def retry_after_s(self) -> float:
         """Seconds after which asking a full queue again may help."""

@@ -70,6 +70,7 @@ def take_snapshot(state: State, now: float) -> Snapshot:
         early_binding_s=counts.early_binding_s,
         generation=_generation(requests),
         groups=tuple(_group(group) for group in state.replicas.groups.all()),
+        offered=requests.arrivals.offered.snapshot(),
     )
 
 
@@ -109,6 +110,7 @@ def _generation(requests: RequestTable) -> GenerationSnapshot | None:
 
 
 def _group(group: ReplicaGroup) -> GroupSnapshot:
+    service = group.service()
     return GroupSnapshot(
         name=group.name,
         running=group.running,
@@ -116,6 +118,9 @@ def _group(group: ReplicaGroup) -> GroupSnapshot:
         speed=group.speed,
         batch_s=group.batch_s,
         is_open=group.is_open,
+        planned_s=service.seconds,
+        planned_p99_s=service.p99_s,
+        planned_scv=service.scv,
     )
 
 

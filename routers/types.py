@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from routers.offered import OfferedSnapshot
+
 
 class Reason(Enum):
     """Why a request was rejected (never queued) or evicted (queued, then removed)."""
@@ -81,10 +83,10 @@ class Request:
     its tenant's share relative to the others' in its priority; `tenant_rows`: rows its tenant may
     have waiting, 0: no bound. `session`: prefers the replica that served it last, "": none.
     `retryable`: it may run twice (a retry, a hedge). `avoid`: a replica that failed on it once;
-    it goes to another where one runs, travels alone and is not retried again. `generation`: it is
-    for a stream replica, has one row, and is due at its first token; who has passed on a part of
-    its answer cancels it before saying that its lease was lost. The dispatcher owns it after
-    `Arrive`.
+    it goes to another where one runs, travels alone and is not retried again. `is_first`: nobody
+    was asked for it before, so it is demand. `generation`: it is for a stream replica, has one row,
+    and is due at its first token; who has passed on a part of its answer cancels it before saying
+    that its lease was lost. The dispatcher owns it after `Arrive`.
     """
 
     request_id: int
@@ -100,6 +102,7 @@ class Request:
     tenant_rows: int = 0
     session: str = ""
     generation: Generation | None = None
+    is_first: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +300,8 @@ class ReplicaSnapshot:
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
     """A group of replicas. speed: work that one of them does in a second, seconds of the reference
-    group. batch_s: predicted seconds of a typical batch. is_open: it may be used now, which a
-    reserve may not always."""
+    group. batch_s: predicted seconds of a typical batch; planned_*: `groups.PlannedService`.
+    is_open: it may be used now, which a reserve may not always."""
 
     name: str
     running: int
@@ -306,6 +309,9 @@ class GroupSnapshot:
     speed: float
     batch_s: float
     is_open: bool
+    planned_s: float = 0.0
+    planned_p99_s: float = 0.0
+    planned_scv: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,3 +397,4 @@ class Snapshot:
     early_binding_s: float = 0.0
     generation: GenerationSnapshot | None = None
     groups: tuple[GroupSnapshot, ...] = ()
+    offered: OfferedSnapshot = field(default_factory=OfferedSnapshot)

@@ -122,6 +122,16 @@ def available(runtime: str, task: str = "tensors") -> str | None:
     return f"the {runtime} runtime needs its package: {how}"
 
 
+def preload(runtime: str) -> None:
+    """Imports a batch backend with its library, so that loading a model later need not; nothing
+    where that is not installed."""
+    entry = _entry(runtime, "tensors")
+    module = importlib.import_module(entry.module)
+    if entry.package and available(runtime) is None:
+        own = getattr(module, "library", None)  # a backend's own way to its library goes first
+        own() if own is not None else importlib.import_module(entry.package)
+
+
 def version(runtime: str, task: str = "tensors") -> str:
     """Of the backend's package as installed, without importing it; "" where it has none."""
     package = _entry(runtime, task).package

@@ -68,6 +68,22 @@ def warm(
     settings.progress("warming", 1.0)
 
 
+def briefly(
+    settings: RuntimeSettings, limits: Limits, run: Callable[[Batch], object], seconds: float
+) -> None:
+    """One row of each length, the shortest first, until so many seconds have passed; at least one.
+    For a runtime that is wanted at once: further shapes are made when they come. Raises `LoadError`
+    where a batch fails."""
+    begin = perf_counter()
+    settings.progress("warming", 0.0)
+    for rows, length in sorted(shapes(settings, limits), key=lambda shape: shape[1]):
+        if rows == 1:
+            attempt(run, batch(limits, rows, length), length)
+            if perf_counter() - begin > seconds:
+                break
+    settings.progress("warming", 1.0)
+
+
 def batch(limits: Limits, rows: int, length: int) -> Batch:
     """Zeros for every input that must be given; a dynamic axis that is not the length has size 1.
 

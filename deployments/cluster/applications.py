@@ -1,5 +1,5 @@
 """Builders of Ray Serve applications, called inside the cluster with the arguments of
-`serve_config`: the gateway, the tenants, one model.
+`serve_config`: the gateway, the tenants, one model, the pool.
 
 What stands here of a deployment never changes while it runs; what may, overrides it
 (`serve_config`).
@@ -15,6 +15,8 @@ from deployments.cluster.serve_config import GRACE_S
 from deployments.contract.app_names import (
     ANCHOR_DEPLOYMENT,
     GATEWAY_DEPLOYMENT,
+    POOL_DEPLOYMENT,
+    POOL_DIRECTORY,
     directory_key,
     model_deployment,
 )
@@ -39,7 +41,7 @@ def gateway(args: dict[str, Any]) -> Any:
 
 
 def tenants(args: dict[str, Any]) -> Any:
-    """`args`: {"tenants": text of a tenants file, "priorities": the gateway's}."""
+    """`args`: as of a `TenantsPublisher`."""
     from deployments.cluster.tenants_publisher import TenantsPublisher
 
     deployment: Any = serve.deployment(
@@ -71,6 +73,22 @@ def model(args: dict[str, Any]) -> Any:
     return anchor.bind(args, *[_replicas(each) for each in group_arguments(args)])
 
 
+def pool(args: dict[str, Any]) -> Any:
+    """The replicas that can become any model of the pool. `args`: see `PoolReplica`."""
+    from deployments.replica.pool_replica import PoolReplica
+
+    deployment: Any = serve.deployment(
+        PoolReplica,
+        name=POOL_DEPLOYMENT,
+        max_ongoing_requests=_CALLS,
+        max_queued_requests=-1,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=2,
+        request_router_config=_pinned(POOL_DIRECTORY),
+    )
+    return deployment.bind(args)
+
+
 def group_arguments(args: dict[str, Any]) -> list[dict[str, Any]]:
     """What the replicas of each group are started with, which says nothing of the other groups; of
     a model without groups, its own arguments."""
@@ -90,7 +108,7 @@ def _replicas(args: dict[str, Any]) -> Any:
         max_queued_requests=-1,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=2,
-        request_router_config=_pinned(args["name"], group),
+        request_router_config=_pinned(directory_key(args["name"], group)),
     )(_streams() if settings.task == "generate" else _batches())
     return replica.bind(args)
 
@@ -107,8 +125,8 @@ def _streams() -> type:
     return StreamReplica
 
 
-def _pinned(name: str, group: str) -> Any:
+def _pinned(directory: str) -> Any:
     from ray.serve.config import RequestRouterConfig
 
     router: Any = {"request_router_class": "deployments.contract.pin_router:PinRouter"}
-    return RequestRouterConfig(**router, request_router_kwargs={"key": directory_key(name, group)})
+    return RequestRouterConfig(**router, request_router_kwargs={"key": directory})

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Kind = Literal["added", "removed", "restarted", "updated"]
-_BUILDS = ("import_path", "runtime_env", "args")
+_BUILDS = ("import_path", "runtime_env", "autoscaling_policy", "args")
 _REPLACES = (
     "ray_actor_options", "placement_group_bundles", "placement_group_strategy",
     "max_replicas_per_node",

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.cluster import orphaned_processes, ports, server_files
+from deployments.cluster.manual_target import ManualTarget
 from deployments.cluster.ray_env import apply_environment
 from deployments.cluster.ready_message import ready_message
 from deployments.cluster.reconfiguration import Reconfiguration
@@ -199,7 +200,14 @@ class Host:
             "apply": self._live.apply,
             "diff": self._live.diff,
             "freeze": self._live.freeze,
+            "scale": self._scale,
         }
+
+    def _scale(self, request: dict[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = self._cluster.scale(
+            ManualTarget(request["model"], request["group"], request["replicas"])
+        )
+        return answer
 
     def _status(self) -> dict[str, Any]:
         status: dict[str, Any] = self._cluster.status()

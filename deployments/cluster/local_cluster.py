@@ -19,12 +19,14 @@ from ray import serve
 from deployments.cluster import ports
 from deployments.cluster.dashboard import Dashboard, token_of
 from deployments.cluster.differences import by_name
+from deployments.cluster.manual_target import ManualTarget, set_target
 from deployments.cluster.serve_rest import ANSWER_S, ServeRest
 from deployments.contract import tenants_store
 from deployments.contract.app_names import is_model_app, model_app, model_name
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import ReplicaProgress
 from deployments.contract.registry_actor import NAMESPACE, registry
+from deployments.contract.scaling import store
 from deployments.settings.tree import Settings
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
@@ -58,6 +60,9 @@ class LocalCluster:
 
     def publish_tenants(self, text: str) -> None:
         tenants_store.publish(text)
+
+    def publish_scaling(self, text: str) -> None:
+        store.put(store.DOCUMENT, text)
 
     def put(self, config: dict[str, Any]) -> None:
         """Failures noted before are forgotten: what is put now is tried anew. Raises ClusterError
@@ -97,6 +102,9 @@ class LocalCluster:
         """What a `StatusSnapshot` has of models and gateways."""
         found: dict[str, Any] = ray.get(self._registry.server_status.remote())
         return found
+
+    def scale(self, target: ManualTarget) -> dict[str, Any]:
+        return set_target(target)
 
     def settle(
         self, settings: Settings, changed: Collection[str], stop: threading.Event

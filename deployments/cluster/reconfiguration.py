@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deployments.cluster.differences import by_name, differences
+from deployments.cluster.scaling_terms import scaling_document
 from deployments.cluster.serve_config import serve_config
 from deployments.cluster.source_folders import relative_to
 from deployments.contract.app_names import is_model_app, model_name
@@ -26,6 +27,8 @@ class Cluster(Protocol):
     """What this needs of the cluster."""
 
     def publish_tenants(self, text: str) -> None: ...
+
+    def publish_scaling(self, text: str) -> None: ...
 
     def put(self, config: dict[str, Any]) -> None: ...
 
@@ -102,6 +105,7 @@ class Reconfiguration:
     def _put(self, new: Settings) -> None:
         if new.gateway.tenants_path is None:
             self._cluster.publish_tenants(tenants_text(new))
+        self._cluster.publish_scaling(scaling_document(new).text())
         self._cluster.put(serve_config(new, one_machine=True))
 
 

@@ -143,7 +143,7 @@ class RemoteCluster:
         """Publishes the tenants that are in force with the controllers' switch set so."""
         details = self._rest.details()
         mine = ours(details)
-        if TENANTS_APP not in mine:
+        if "tenants" not in mine.get(TENANTS_APP, {}).get("args", {}):
             raise ClusterError(
                 "nothing publishes tenants there; where gateway.tenants_path names a file, set "
                 "controllers.frozen in it"

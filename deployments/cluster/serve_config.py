@@ -4,8 +4,11 @@ One builder for every way to run: the host puts it on its own cluster, `headrace
 `headrace build` prints it for an operator (`serveConfigV2`). Serve restarts an application whose
 arguments change, so they hold only what shapes its processes, as the user wrote it: defaults are
 filled in inside the cluster. A model's hold nothing of other models, of tenants, of how many
-gateways or replicas there are or where this file lies; counts, resources and time limits are
-overrides of deployments, which Serve changes while they run (all but the resources of a replica).
+gateways or replicas there are, of how it is scaled or where this file lies; bounds on the number of
+replicas, resources and time limits are overrides of deployments, which Serve changes while they run
+(all but the resources of a replica). How many there are between the bounds is the autoscaler's, and
+Serve's policy, one for all deployments of an application, copies it: a policy of each deployment
+would let Serve start a replica of a sleeping model by itself when a handle is used.
 Source: reading of ray 2.60 `serve/_private/deploy_utils.py` (get_app_code_version).
 """
 
@@ -15,7 +18,9 @@ import math
 from typing import Any
 
 from deployments.cluster.addresses import in_cluster, serve_host
+from deployments.cluster.model_arguments import model_arguments
 from deployments.cluster.ray_env import config_env
+from deployments.cluster.scaling_terms import scaling_document
 from deployments.contract.app_names import (
     GATEWAY_APP,
     GATEWAY_DEPLOYMENT,
@@ -26,15 +31,12 @@ from deployments.contract.app_names import (
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import tenants_text
 from deployments.settings.model import ModelSettings
-from deployments.settings.model_fields import ReplicaSettings
+from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.tree import Settings
 
 BUILDERS = "deployments.cluster.applications"
+COPY_TARGETS = "deployments.contract.scaling.copy_targets:CopyTargets"
 GRACE_S = 20.0
-_OVERRIDES = (
-    "count", "num_cpus", "num_gpus", "memory_mib", "resources", "labels", "surge_percent",
-    "start_timeout_s", "groups",
-)  # fmt: skip
 _MIB = 1 << 20
 # Where a gateway listens and how many there are is for Serve and for those who start Ray.
 _NOT_THE_GATEWAYS = {"replicas", "num_cpus", "replicas_per_node", "port", "tenants_path"}
@@ -48,8 +50,8 @@ def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, 
     """
     gateway = settings.gateway if one_machine else in_cluster(settings.gateway)
     applications = [_gateway_application(gateway, one_machine)]
-    if not one_machine and gateway.tenants_path is None:
-        applications.append(_tenants_application(settings))
+    if not one_machine:
+        applications.append(_publisher(settings))
     applications += [_model_application(n, m, gateway) for n, m in settings.models.items()]
     return {
         **({} if one_machine else _controller(gateway)),
@@ -93,32 +95,32 @@ def _gateway_application(gateway: GatewaySettings, one_machine: bool) -> dict[st
     }
 
 
-def _tenants_application(settings: Settings) -> dict[str, Any]:
+def _publisher(settings: Settings) -> dict[str, Any]:
+    """Of what other processes take up while they run; without the tenants where a path names
+    them."""
+    tenants = {
+        "tenants": tenants_text(settings),
+        "priorities": list(settings.gateway.priorities),
+    }
     return {
         "name": TENANTS_APP,
         "route_prefix": None,
         "import_path": f"{BUILDERS}:tenants",
         "args": {
-            "tenants": tenants_text(settings),
-            "priorities": list(settings.gateway.priorities),
+            **(tenants if settings.gateway.tenants_path is None else {}),
+            "scaling": scaling_document(settings).text(),
         },
     }
 
 
 def _model_application(name: str, model: ModelSettings, gateway: GatewaySettings) -> dict[str, Any]:
-    channel = gateway.channel.model_dump(mode="json", exclude_unset=True)
-    args: dict[str, Any] = {"name": name, "settings": _shaping(model), "channel": channel}
     views = model.views()
-    if views:
-        args["groups"] = [
-            {"name": group.name, "settings": _shaping(views[group.name]), "after_s": group.after_s}
-            for group in model.replicas.groups
-        ]
     return {
         "name": model_app(name),
         "route_prefix": None,
         "import_path": f"{BUILDERS}:model",
-        "args": args,
+        "args": model_arguments(name, model, views, gateway.channel),
+        "autoscaling_policy": {"policy_function": COPY_TARGETS},
         "deployments": [
             _replicas(group, view, gateway.replicas)
             for group, view in (views or {"": model}).items()
@@ -126,23 +128,32 @@ def _model_application(name: str, model: ModelSettings, gateway: GatewaySettings
     }
 
 
-def _shaping(model: ModelSettings) -> dict[str, Any]:
-    """What of its settings shapes a replica, as the user wrote it."""
-    written = model.model_dump(mode="json", exclude_unset=True)
-    replicas = {n: v for n, v in written.pop("replicas", {}).items() if n not in _OVERRIDES}
-    return written | ({"replicas": replicas} if replicas else {})
-
-
 def _replicas(group: str, model: ModelSettings, gateways: int) -> dict[str, Any]:
     """Of a group, "" where there are none."""
     replicas = model.replicas
     return {
         "name": model_deployment(group),
-        "num_replicas": replicas.count,
+        "autoscaling_config": bounds(replicas.least, replicas.most),
         "max_surge_percent": replicas.surge_percent,
         "ray_actor_options": _actor_options(replicas),
         "graceful_shutdown_timeout_s": _drain_s(model, gateways),
         "health_check_timeout_s": replicas.hang_limit_s + GRACE_S,  # behind what runs
+    }
+
+
+def bounds(least: int, most: int) -> dict[str, Any]:
+    """Of a deployment whose number the autoscaler decides; a fixed one is `least` = `most`.
+
+    Serve copies what it is told at once: what holds replicas back is decided before. Its own counts
+    of requests, which nobody reads, are rare; rarer still, and one that says that something waits
+    for a first replica would be believed for twice as long."""
+    return {
+        "min_replicas": least,
+        "max_replicas": max(1, most),
+        "upscale_delay_s": 0,
+        "downscale_delay_s": 0,
+        "metrics_interval_s": 30,
+        "look_back_period_s": 60,
     }
 
 

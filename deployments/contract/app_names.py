@@ -5,6 +5,9 @@ from __future__ import annotations
 GATEWAY_APP = "gateway"
 GATEWAY_DEPLOYMENT = "gateway"
 TENANTS_APP = "headrace-tenants"
+POOL_APP = "headrace-pool"
+POOL_DEPLOYMENT = "pool"
+POOL_DIRECTORY = f"{POOL_APP}/{POOL_DEPLOYMENT}"  # as `directory_key`
 MODEL_DEPLOYMENT = "model"
 ANCHOR_DEPLOYMENT = "anchor"
 

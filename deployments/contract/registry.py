@@ -6,7 +6,8 @@ of a model is the one that counts. Which models are declared is Serve's list of 
 nobody else's. A revision number grows with every change that a gateway must hear of; renewals and
 progress don't change it. A registry that has just started knows nothing yet of what was there
 before: until it has heard Serve's list, and everybody has had the time to announce again, its views
-are not `complete`, and what they lack means nothing. Pure state, given the time; the actor around
+are not `complete`, and what they lack means nothing. Replicas of the shared pool say each second
+which models they serve; that is a lease too. Pure state, given the time; the actor around
 it is in `registry_actor.py`.
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from deployments.contract.description import ModelDescription
+from deployments.contract.pool import PoolMember
 
 LEASE_S = 5.0
 SNAPSHOT_KEEPS_S = 10.0
@@ -26,6 +28,12 @@ _MOST_PROGRESS = 1024
 @dataclass(slots=True)
 class RegistryEntry:
     description: ModelDescription
+    until: float
+
+
+@dataclass(slots=True)
+class PoolEntry:
+    members: tuple[PoolMember, ...]
     until: float
 
 
@@ -41,7 +49,9 @@ class ModelOutline:
 @dataclass(frozen=True, slots=True)
 class ReplicaProgress:
     """How far one replica of a model has come: phase (staging … ready | failed), fraction 0..1.
-    `passed`: the phases before it, so that a short one is not lost between two looks."""
+    `passed`: the phases before it, so that a short one is not lost between two looks. `spent`: the
+    seconds of each of them, in the same order; the first is the process, from its beginning until
+    the replica's own code runs."""
 
     model: str
     replica: str
@@ -49,13 +59,14 @@ class ReplicaProgress:
     fraction: float
     detail: str = ""
     passed: tuple[str, ...] = ()
+    spent: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     """What a gateway routes by. `declared` includes models that are not ready, `fallbacks` names
-    what stands in for such, as far as known. Not `complete`: what is here is
-    true, and more may be."""
+    what stands in for such, as far as known. `pool`: who serves a model in the shared pool. Not
+    `complete`: what is here is true, and more may be."""
 
     revision: int
     models: dict[str, ModelDescription]
@@ -63,13 +74,15 @@ class View:
     draining: bool
     complete: bool = True
     fallbacks: dict[str, str] = field(default_factory=dict)
+    pool: dict[str, tuple[PoolMember, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Registry:
     """`born_s`: when it started; times are seconds on one monotonic clock, but for `begin`'s.
     `revision` must start above all that a predecessor gave. listed: whether Serve has said which
-    models are `declared`. outlines: by model, for as long as it is declared."""
+    models are `declared`. outlines: by model, for as long as it is declared. pool: by pool
+    replica."""
 
     born_s: float
     revision: int = 1
@@ -82,6 +95,7 @@ class Registry:
     blobs: dict[str, bytes] = field(default_factory=dict)
     progress: dict[tuple[str, str], ReplicaProgress] = field(default_factory=dict)
     gateways: dict[str, tuple[float, dict[str, object]]] = field(default_factory=dict)
+    pool: dict[str, PoolEntry] = field(default_factory=dict)
     last_generation: int = 0
 
     def declare(self, names: Collection[str], now: float) -> bool:
@@ -119,6 +133,15 @@ class Registry:
         self._gather(now)
         self._changed()
 
+    def profile(self, name: str, digest: str) -> tuple[tuple[int, int, float], ...]:
+        """What replicas of the live version that run with these settings have measured; () where
+        there are none, or they did not."""
+        live = self.view().models.get(name)
+        if live is None:
+            return ()
+        profiles = {group.digest: group.profile for group in live.groups}
+        return {live.digest: live.profile, **profiles}.get(digest, ())
+
     def _may_be(self, name: str) -> bool:
         """Whether a model is declared, or may be: until Serve's list is known, whoever is there."""
         return name in self.declared or not self.listed
@@ -148,26 +171,41 @@ class Registry:
         self._changed()
         return True
 
+    def hold(self, replica: str, members: tuple[PoolMember, ...], now: float) -> bool:
+        """All that a pool replica serves; none: it goes. Whether gateways must hear of it."""
+        known = self.pool.pop(replica, None)
+        if members:
+            self.pool[replica] = PoolEntry(members, now + LEASE_S)
+        changed = members != (known.members if known else ())
+        if changed:
+            self._changed()
+        return changed
+
     def sweep(self, now: float) -> bool:
         """Ends leases that ran out, and the time of gathering. True when something changed."""
         late = [key for key, entry in self.entries.items() if entry.until < now]
         for key in late:
             del self.entries[key]
+        silent = [replica for replica, entry in self.pool.items() if entry.until < now]
+        for replica in silent:
+            del self.pool[replica]
         self.gateways = {
             g: (at, s) for g, (at, s) in self.gateways.items() if now - at < SNAPSHOT_KEEPS_S
         }
         gathered = self._gather(now)
         if late:
             self._drop_blobs()
-        if late or gathered:
+        changed = bool(late or silent or gathered)
+        if changed:
             self._changed()
-        return bool(late) or gathered
+        return changed
 
     def drain(self, draining: bool) -> None:
         self.draining = draining
         self._changed()
 
     def report(self, progress: ReplicaProgress) -> None:
+        self.progress.pop((progress.model, progress.replica), None)  # the last one told is last
         self.progress[(progress.model, progress.replica)] = progress
         if len(self.progress) > _MOST_PROGRESS:
             del self.progress[next(iter(self.progress))]
@@ -190,7 +228,15 @@ class Registry:
             self.draining,
             self.complete,
             {name: outline.fallback for name, outline in self.outlines.items()},
+            self._pool_members(),
         )
+
+    def _pool_members(self) -> dict[str, tuple[PoolMember, ...]]:
+        found: dict[str, tuple[PoolMember, ...]] = {}
+        for entry in self.pool.values():
+            for member in entry.members:
+                found[member.model] = (*found.get(member.model, ()), member)
+        return found
 
     def _drop_blobs(self) -> None:
         used = {entry.description.tokenizer_digest for entry in self.entries.values()}

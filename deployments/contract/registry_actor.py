@@ -18,6 +18,7 @@ from typing import Any
 import ray
 
 from deployments.contract.description import ModelDescription
+from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
     LEASE_S,
     ModelOutline,
@@ -25,6 +26,7 @@ from deployments.contract.registry import (
     ReplicaProgress,
     View,
 )
+from deployments.contract.scaling.watch import keep_alive
 from deployments.contract.server_status import replica_targets, server_status
 
 NAME = "headrace-registry"
@@ -43,7 +45,10 @@ class RegistryActor:
 
         self._serve = ServeList()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._sweep()), loop.create_task(self._follow_serve())]
+        from deployments.contract.scaling.autoscaler_actor import autoscaler
+
+        work = (self._sweep(), self._follow_serve(), keep_alive(autoscaler))
+        self._tasks = [loop.create_task(each) for each in work]
 
     async def _sweep(self) -> None:
         while True:
@@ -100,12 +105,21 @@ class RegistryActor:
         self._wake()
         return gone
 
+    async def hold(self, replica: str, members: tuple[PoolMember, ...]) -> None:
+        """All that this replica of the shared pool serves now."""
+        if self._registry.hold(replica, members, clock()):
+            self._wake()
+
     async def drain(self, draining: bool) -> None:
         self._registry.drain(draining)
         self._wake()
 
     async def blob(self, digest: str) -> bytes:
         return self._registry.blobs.get(digest, b"")
+
+    async def profile(self, name: str, digest: str) -> tuple[tuple[int, int, float], ...]:
+        """As the registry's, for a replica that starts beside others."""
+        return self._registry.profile(name, digest)
 
     async def report(self, progress: ReplicaProgress) -> None:
         self._registry.report(progress)

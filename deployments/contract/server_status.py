@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from deployments.contract.app_names import is_model_app, is_model_deployment, model_name
-from deployments.contract.registry import ModelOutline
+from deployments.contract.registry import ModelOutline, ReplicaProgress
 
 
 class ModelStatus(TypedDict):
@@ -39,6 +39,7 @@ class ModelStatus(TypedDict):
     engines: dict[str, list[float]]
     ejected: list[str]
     profile: str
+    start_s: dict[str, float]
 
 
 class StatusSnapshot(TypedDict):
@@ -110,7 +111,13 @@ def _model(
         engines=_engines(seen),
         ejected=sorted({replica for s in seen for replica in s["ejected"]}),
         profile=live.profile_from if live else "",
+        start_s=_start_s(name, raw["progress"]),
     )
+
+
+def _start_s(name: str, progress: Sequence[ReplicaProgress]) -> dict[str, float]:
+    starts = [p.spent for p in progress if p.model == name and p.phase == "ready"]
+    return dict(starts[-1]) if starts else {}
 
 
 def _engines(seen: list[dict[str, Any]]) -> dict[str, list[float]]:

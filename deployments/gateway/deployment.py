@@ -20,11 +20,14 @@ from deployments.contract.channel.sockets import client_tls
 from deployments.contract.description import GatewayIdentity
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry_actor import registry
+from deployments.contract.scaling import actor_name
+from deployments.contract.scaling.messages import GatewayReport, ModelOutlook
 from deployments.gateway.app import assembled
 from deployments.gateway.http import fast_path, strict_protocol
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.serve_handles import ServeChannel
+from deployments.gateway.scaling.reporter import DemandReporter
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.live_tenants import (
     LiveTenants,
@@ -75,6 +78,7 @@ class Gateway:
         self._tasks = [
             loop.create_task(self._models.follow()),
             loop.create_task(self._every_second()),
+            loop.create_task(DemandReporter(self._uid, self._models, _tell_autoscaler).run()),
         ]
         strict_protocol.enforce(settings.limits.body_timeout_s)
         fast_path.install(self._app)
@@ -106,6 +110,13 @@ class Gateway:
             served.end_recording()
         self._telemetry.close()
         self._pool.close()
+
+
+async def _tell_autoscaler(report: GatewayReport) -> dict[str, ModelOutlook]:
+    """Raises what Ray raises, ValueError where it is not there."""
+    actor = await asyncio.to_thread(actor_name.running)
+    outlooks: dict[str, ModelOutlook] = await actor.report.remote(report)
+    return outlooks
 
 
 async def _first_tenants(path: str | None, priorities: Sequence[str]) -> LiveTenants:

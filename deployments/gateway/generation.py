@@ -70,7 +70,8 @@ async def generate(
     context.mark("tokenize")
     # Queue: bounded, by the deadline of the first token; what comes is passed on behind this line.
     context.queued()
-    pending = streams.submit(prompt, terms, demand_of(context, selection.promise, call.user))
+    demand = selection.asks(demand_of(context, selection.promise, call.user))
+    pending = streams.submit(prompt, terms, demand)
     left = partial(streams.cancel, pending)
     try:
         meter = _TokenMeter(services.rates, caller.tenant, pending)

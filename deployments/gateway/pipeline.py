@@ -203,7 +203,8 @@ class Pipeline:
         self, context: RequestContext, selection: ModelSelection, terms: VersionTerms, rows: Rows
     ) -> PendingBatchRequest:
         """Queues the rows for what is left of the caller's time."""
-        pending = selection.model.batches.submit(rows, terms, demand_of(context, selection.promise))
+        demand = selection.asks(demand_of(context, selection.promise))
+        pending = selection.model.batches.submit(rows, terms, demand)
         pending.trace = context.trace
         return pending
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deployments.contract.description import ModelDescription
+from deployments.contract.registry_actor import registry
 from deployments.replica import describe
 from deployments.replica.device import DeviceWorker
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of
@@ -16,8 +18,10 @@ from deployments.replica.replica_core import ReplicaCore, watch_hangs
 from deployments.replica.startup import ModelReplica
 from deployments.replica.verify import gate
 from runtimes import catalog
+from runtimes.profiling import Profile
 from runtimes.types import Runtime
 
+_ANSWER_S = 2.0
 logger = logging.getLogger("headrace.replica")
 
 
@@ -37,20 +41,33 @@ class BatchReplica(ModelReplica):
         await self._listen(self._core, args)
 
     async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:
-        costs = await self._loop.run_in_executor(None, self._load_and_measure, cache_dir)
+        measured = await self._measured_by_others(digest)
+        costs = await self._loop.run_in_executor(None, self._load_and_measure, cache_dir, measured)
         return describe.describe(self._name, self._settings, digest, self._runtime, costs)
 
-    def _load_and_measure(self, cache_dir: Path) -> KnownCosts:
+    async def _measured_by_others(self, digest: str) -> Profile:
+        """() where nobody answers."""
+        if self._settings.profile == "start":
+            return ()
+        asked = registry().profile.remote(self._name, digest)
+        try:
+            return tuple(await asyncio.wait_for(asked, _ANSWER_S))
+        except Exception as fault:
+            logger.warning("the registry knows no costs: %s", fault, extra={"model": self._name})
+            return ()
+
+    def _load_and_measure(self, cache_dir: Path, measured: Profile) -> KnownCosts:
         model = self._settings
         settings = describe.runtime_settings(
             self._name, model, cache_dir, self._progress.tell, reserved_cpus()
         )
-        start = start_of(settings, model, cache_dir)
+        start = replace(start_of(settings, model, cache_dir), measured=measured)
         self._runtime: Runtime = catalog.create(start.settings)
         runtime = self._runtime
         runtime.load()
         gate.admit(self._settings, start.settings, runtime)
         runtime.warm()
+        self._progress.tell("profiling", 0.0)
         return known_costs(
             start, model, runtime, lambda line: logger.info(line, extra={"model": self._name})
         )

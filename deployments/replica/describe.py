@@ -185,16 +185,17 @@ def _path(model: ModelSettings) -> Path | None:
     return None if model.source is None else source_path(model.source)
 
 
-def version(model: ModelSettings) -> str:
-    """What the settings say, or a digest of what shapes its answers. Raises SourceError."""
-    return model.version or _version(model)
+def version(model: ModelSettings, cache_dir: Path | None = None) -> str:
+    """What the settings say, or a digest of what shapes its answers; with `cache_dir`, files that
+    have not changed are not read for it again. Raises SourceError."""
+    return model.version or _version(model, cache_dir)
 
 
-def _version(model: ModelSettings) -> str:
+def _version(model: ModelSettings, cache_dir: Path | None) -> str:
     path = _path(model)
     stored = classes_file(path) if model.task == "classify" else b""
     # Labels and temperature shape answers as weights do.
-    artifact = _artifact(model, path) + _hex(stored) * bool(stored)
+    artifact = _artifact(model, path, cache_dir) + _hex(stored) * bool(stored)
     return version_digest(_calibrated_by_content(model), artifact)
 
 
@@ -210,12 +211,12 @@ def _calibrated_by_content(model: ModelSettings) -> ModelSettings:
     return model.model_copy(update={"options": {**model.options, "calibration": content}})
 
 
-def _artifact(model: ModelSettings, path: Path | None) -> str:
+def _artifact(model: ModelSettings, path: Path | None, cache_dir: Path | None) -> str:
     if path is None:
         return ""
     if model.runtime == "synthetic":  # its folder holds a tokeniser, and need be no model's
         return _hex(tokenizer_bytes(path))
-    return artifacts.inspect(path).digest
+    return artifacts.inspect(path, cache_dir).digest
 
 
 def _hex(blob: bytes) -> str:

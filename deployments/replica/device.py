@@ -5,7 +5,8 @@ under one lock: what runs next is chosen by the thread that has just become free
 the loop between two batches. A runtime is used by one thread at a time, so its health is asked on
 that thread, between batches. A run that lasts longer than `hang_limit_s` calls `on_hang`: nothing
 in Python can end it, so the replica's process ends instead. Where the runtime can put a batch on
-its device while another computes, a second thread has it do so for each batch that waits.
+its device while another computes, a second thread has it do so for each batch that waits. Where
+several runtimes share a device, their workers take turns, a batch each (`DeviceTurn`).
 A job is written by one thread at a time. Times are `time.perf_counter` seconds of this process.
 """
 
@@ -191,11 +192,39 @@ def _tell(news: News) -> None:
         call(of)
 
 
+class DeviceTurn:
+    """Whose batch runs next on a device that several workers share: first come, first served. A
+    context manager for their threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._given = self._over = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            mine = self._given
+            self._given += 1
+            while self._over != mine:
+                self._changed.wait()
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._over += 1
+            self._changed.notify_all()
+
+
 class DeviceWorker:
-    """`queue`: where jobs are put. Times are `time.perf_counter` seconds of this process."""
+    """`queue`: where jobs are put. Times are `time.perf_counter` seconds of this process. `turn`:
+    of a device that other workers use too."""
 
     def __init__(
-        self, runtime: Runtime, slots: int, *, hang_limit_s: float, on_hang: Callable[[], None]
+        self,
+        runtime: Runtime,
+        slots: int,
+        *,
+        hang_limit_s: float,
+        on_hang: Callable[[], None],
+        turn: contextlib.AbstractContextManager[Any] | None = None,
     ) -> None:
         self.queue = DeviceQueue(slots, self._stage)
         self._runtime = runtime
@@ -203,6 +232,7 @@ class DeviceWorker:
         self._prefetch = _prefetch_of(runtime)
         self._hang_limit_s = hang_limit_s
         self._on_hang = on_hang
+        self._turn = turn or contextlib.nullcontext()
         self._loop = asyncio.get_running_loop()
         self._running: Job | None = None
         self._busy_s = 0.0
@@ -258,7 +288,8 @@ class DeviceWorker:
             if isinstance(item, Probe):
                 self.queue.tell([(item.answer, self._probe())])
             else:
-                self._run(item)
+                with self._turn:
+                    self._run(item)
                 self.queue.finish(item)
 
     def _run(self, job: Job) -> None:

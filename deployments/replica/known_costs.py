@@ -32,11 +32,13 @@ class KnownCosts:
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a replica starts with: its backend's settings, and the stored profile if there is one.
-    `why_not`: why a stored one is not used."""
+    `why_not`: why a stored one is not used. `measured`: by replicas of the same settings that run
+    already."""
 
     settings: RuntimeSettings
     stored: StoredProfile | None = None
     why_not: str = ""
+    measured: Profile = ()
 
 
 def start_of(settings: RuntimeSettings, model: ModelSettings, cache_dir: Path) -> Start:
@@ -54,11 +56,14 @@ def start_of(settings: RuntimeSettings, model: ModelSettings, cache_dir: Path) -
 def known_costs(
     start: Start, model: ModelSettings, runtime: Runtime, log: Callable[[str], None]
 ) -> KnownCosts:
-    """Of a warm runtime; measures for `profile_s` where nothing is stored. `log` is told which."""
+    """Of a warm runtime; measures for `profile_s` where nothing is stored and nobody else has:
+    gateways keep the first profile of a version. `log` is told which."""
     if start.why_not:
         log(f"no stored profile is used: {start.why_not}")
     if start.stored is not None:
         known = _of_stored(start.stored, model)
+    elif start.measured:
+        known = KnownCosts(start.measured, "measured by a replica that ran already")
     else:
         points = measure(start.settings, runtime.limits(), runtime.run, model.profile_s)
         source = f"measured at the start, {model.profile_s:g} s"

@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from deployments.settings.model_fields import ReplicaSettings
+from deployments.settings.replicas import ReplicaSettings
 from runtimes.threads import allowed_cpus
 
 logger = logging.getLogger("headrace.replica")
@@ -43,7 +43,7 @@ def threads(replicas: ReplicaSettings, reserved: float | None) -> int:
     if replicas.threads:
         return replicas.threads
     if reserved is None:
-        return max(1, allowed_cpus() // replicas.count)
+        return max(1, allowed_cpus() // replicas.initial)
     return max(1, min(math.ceil(reserved), allowed_cpus()))
 
 

@@ -8,7 +8,6 @@ hangs ends its process (`os._exit`): Serve replaces it, and gateways retry what 
 from __future__ import annotations
 
 import asyncio
-import copy
 import logging
 import os
 from pathlib import Path
@@ -17,25 +16,26 @@ from typing import Any
 import ray
 from ray import serve
 
+from autoscaling.types import StartReading, State
 from deployments.contract import logs
 from deployments.contract.channel.sockets import server_tls
 from deployments.contract.description import ModelDescription
 from deployments.contract.groups import version_of
 from deployments.contract.loopback import keep_replica_calls_local
-from deployments.contract.registry import ReplicaProgress
 from deployments.contract.registry_actor import registry
+from deployments.contract.scaling import actor_name
 from deployments.replica import backend_env
 from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.channel_server import ChannelServer, LeaseCore
 from deployments.replica.describe import version
+from deployments.replica.local_settings import settings_here
+from deployments.replica.startup_progress import StartupProgress, process_age_s, took
 from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
-from deployments.settings.load import make_paths_absolute, settings_digest
+from deployments.settings.load import settings_digest
 from deployments.settings.made import cache_dir
-from deployments.settings.model import ModelSettings
-from deployments.settings.sources import sources_folder
-from runtimes.errors import RuntimeFault
 
 HUNG_EXIT_CODE = 70
+_COLD_S = 1.0  # what fetching and converting take at least; looking what is there takes less
 logger = logging.getLogger("headrace.replica")
 
 
@@ -52,7 +52,10 @@ class ModelReplica:
         self._name: str = args["name"]
         self._group: str = args.get("group", "")
         self._settings = settings_here(args["settings"], context.world_size)
-        self._progress = StartupProgress(self._name, context.replica_id.unique_id)
+        self._progress = StartupProgress(
+            self._name, context.replica_id.unique_id, registry().report.remote, process_age_s()
+        )
+        self._progress.tell("starting", 0.0)
         backend_env.set_compiler_cache(cache_dir())
         try:
             self._settings = await asyncio.to_thread(
@@ -77,6 +80,8 @@ class ModelReplica:
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         await self._server.listen(host, channel_ports(channel))
         self._progress.tell("ready", 1.0)
+        tell_autoscaler(self._name, self._group, self._progress.spent())
+        logger.info("ready: %s", took(self._progress.spent()), extra={"model": self._name})
 
     async def _drain(self) -> None:
         """A constructor that failed has let nobody in."""
@@ -115,47 +120,18 @@ class ModelReplica:
         return await asyncio.to_thread(_version_of, views)
 
 
+def tell_autoscaler(model: str, group: str, spent: tuple[tuple[str, float], ...]) -> None:
+    """How long a start took; an autoscaler that is away does without."""
+    staged = dict(spent).get("staging", 0.0) < _COLD_S
+    seconds = sum(seconds for _, seconds in spent)
+    start = StartReading(model, group, State.STAGED if staged else State.COLD, seconds, spent)
+    try:
+        actor_name.running().started.remote(start)
+    except ValueError as nobody:
+        logger.debug("no autoscaler hears of the start: %s", nobody)
+
+
 def _version_of(views: list[dict[str, Any]]) -> str:
     models = [settings_here(view, 1) for view in views]
     local = [local_model(model, cache_dir(), lambda phase, share: None) for model in models]
     return version_of([version(model) for model in local])
-
-
-def settings_here(written: dict[str, Any], replicas: int) -> ModelSettings:
-    """What the user wrote, with its paths as this node has them and how many replicas share it."""
-    models = {"model": copy.deepcopy(written)}
-    folder = sources_folder()
-    if folder is not None:
-        make_paths_absolute(models, folder)
-    settings = ModelSettings.model_validate(models["model"])
-    counted = settings.replicas.model_copy(update={"count": max(1, replicas)})
-    return settings.model_copy(update={"replicas": counted})
-
-
-class StartupProgress:
-    """`model`: its name; `replica`: this replica's id."""
-
-    def __init__(self, model: str, replica: str) -> None:
-        self._model = model
-        self._replica = replica
-        self._registry = registry()
-        self._phases: dict[str, None] = {}
-
-    def tell(self, phase: str, fraction: float, detail: str = "") -> Any:
-        """Sent at once; await what it returns only where it must have arrived."""
-        passed = tuple(self._phases)
-        self._phases[phase] = None
-        progress = ReplicaProgress(self._model, self._replica, phase, fraction, detail, passed)
-        return self._registry.report.remote(progress)
-
-    async def failed(self, fault: Exception) -> None:
-        """What a backend says of a model is said by the caller; anything else shows where it
-        arose. Returns when the registry has it: the process may end after that."""
-        if not isinstance(fault, RuntimeFault):
-            logger.exception("the model cannot start", extra={"model": self._model})
-        await self.tell("failed", 0.0, _reason(fault))
-
-
-def _reason(fault: Exception) -> str:
-    """A backend's own sentence as it is; of anything else also what it is."""
-    return str(fault) if isinstance(fault, RuntimeFault) else f"{type(fault).__name__}: {fault}"

@@ -42,6 +42,7 @@ class StreamReplica(ModelReplica):
         self._runtime: StreamRuntime = catalog.create_stream(settings)
         await self._runtime.load()
         await self._runtime.warm()
+        self._progress.tell("profiling", 0.0)
         profile = await measure(name, self._runtime, model.profile_s)
         return describe.describe_stream(name, model, digest, self._runtime, profile)
 

@@ -30,8 +30,11 @@ Options = Annotated[
 _RAYS_OWN = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory_mib"}
 _OF_THE_MODEL = ("runtime", "precision", "options")
 _OF_REPLICAS = (
-    "count", "slots", "num_cpus", "num_gpus", "memory_mib", "resources", "labels", "threads",
+    "count", "min", "max", "cost_per_hour", "slots", "num_cpus", "num_gpus", "memory_mib",
+    "resources", "labels", "threads",
 )  # fmt: skip
+_NUMBERS = ("count", "min", "max")
+POOL_GROUP = "pool"  # of the replicas that belong to no model
 
 Complaint = tuple[tuple[str | int, ...], str]
 
@@ -49,6 +52,8 @@ def _a_name(name: str) -> str:
         raise wrong(
             f"is {name!r}; must be 1 to 32 of a-z 0-9 -, the first and last a letter or digit"
         )
+    if name == POOL_GROUP:
+        raise wrong("is pool, as the shared pool's replicas are called; must be another name")
     return name
 
 
@@ -69,7 +74,18 @@ class GroupSettings(Section):
     options: Options | None = Field(
         default=None, description="Settings of its backend, instead of the model's."
     )
-    count: int | None = Field(default=None, ge=1, le=10_000, description="Replicas of the group.")
+    count: int | None = Field(
+        default=None, ge=1, le=10_000, description="Replicas of the group, a fixed number."
+    )
+    min: int | None = Field(
+        default=None, ge=0, le=10_000, description="Replicas of the group at least."
+    )
+    max: int | None = Field(
+        default=None, ge=1, le=10_000, description="Replicas of the group at most."
+    )
+    cost_per_hour: float | None = Field(
+        default=None, ge=0, le=1_000_000, description="As of the model."
+    )
     slots: int | None = Field(
         default=None, ge=1, le=64, description="Batches that a replica of it may hold."
     )
@@ -121,6 +137,9 @@ def _view(written: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any
     replicas = dict(view.get("replicas") or {})
     del replicas["groups"]
     view |= {name: group[name] for name in _OF_THE_MODEL if group.get(name) is not None}
+    # A number of its own replaces the model's, whichever way either is said.
+    if any(group.get(name) is not None for name in _NUMBERS):
+        replicas = {name: value for name, value in replicas.items() if name not in _NUMBERS}
     replicas |= {name: group[name] for name in _OF_REPLICAS if group.get(name) is not None}
     view.pop("replicas", None)
     return view | ({"replicas": replicas} if replicas else {})

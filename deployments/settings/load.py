@@ -26,6 +26,7 @@ from deployments.settings.model import ModelSettings
 from deployments.settings.model_checks import model_mistakes
 from deployments.settings.record import shared
 from deployments.settings.reuse import astray
+from deployments.settings.scaling import take_in_policies
 from deployments.settings.tree import Settings, TenantsSettings, dangling, unranked
 from yaml_document.document import Document, read_document, read_file
 from yaml_document.mistakes import DocumentErrors, Mistake, explain
@@ -45,9 +46,11 @@ def load(path: Path | str, *, here: bool = True, absolute: bool = True) -> Setti
     `absolute`: relative paths are made absolute against the file's folder; else they stay as the
     user wrote them, for the machines that will resolve them."""
     document = _read(path)
+    folder = Path(path).absolute().parent
+    wrong_policies = take_in_policies(document.data.get("models"), document, folder)
     written = copy.deepcopy(document.data)
-    make_paths_absolute(document.data.get("models"), Path(path).absolute().parent)
-    mistakes = list(document.mistakes)
+    make_paths_absolute(document.data.get("models"), folder)
+    mistakes = document.mistakes + wrong_policies
     settings: Settings | None = None
     try:
         settings = Settings.model_validate(document.data)

@@ -15,8 +15,9 @@ from deployments.settings.classify import ClassifySettings
 from deployments.settings.generation import GenerationSettings
 from deployments.settings.groups import group_views
 from deployments.settings.lengths import LengthSettings
-from deployments.settings.model_fields import ModelFields, ReplicaSettings
+from deployments.settings.model_fields import ModelFields
 from deployments.settings.record import RecordSettings
+from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.reuse import CacheSettings
 from deployments.settings.scheduling import BatchSettings, HedgeSettings, OutlierSettings
 from yaml_document.document import Document

@@ -10,25 +10,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
 from deployments.settings.accept import AcceptSettings
 from deployments.settings.classify import ClassifySettings
 from deployments.settings.generation import GenerationSettings
-from deployments.settings.groups import (
-    Amount,
-    GroupSettings,
-    Options,
-    Precision,
-    RuntimeName,
-    Text,
-    group_complaints,
-    not_rays_own,
-)
+from deployments.settings.groups import Options, Precision, RuntimeName
 from deployments.settings.image import ImageSettings
 from deployments.settings.lengths import LengthSettings
 from deployments.settings.record import RecordSettings
+from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.reuse import CacheSettings
+from deployments.settings.scaling import ModelScalingSettings
 from deployments.settings.scheduling import (
     AdmissionSettings,
     BatchSettings,
@@ -37,7 +30,7 @@ from deployments.settings.scheduling import (
     QueueSettings,
     SilenceSettings,
 )
-from yaml_document.section import Section, listed, wrong
+from yaml_document.section import Section
 
 NAME = r"[a-z0-9]([-a-z0-9._]{0,61}[a-z0-9])?"
 TTFT_MS = 1000.0
@@ -85,95 +78,6 @@ class SloSettings(Section):
         description="A request expires after this time, also while its answer streams; "
         f"unset, 10 × `latency_ms`, of task `generate` {TIMEOUT_MS:g}.",
     )
-
-
-class ReplicaSettings(Section):
-    count: int = Field(default=1, ge=1, le=10_000, description="Replicas of the model.")
-    slots: int = Field(
-        default=2,
-        ge=1,
-        le=64,
-        description="Batches a replica may hold: one runs, the others are staged.",
-    )
-    num_cpus: float = Field(
-        default=0.5,
-        ge=0,
-        le=4096,
-        description="Logical CPUs that Ray reserves for a replica; places it, does not limit it.",
-    )
-    num_gpus: float = Field(
-        default=0,
-        ge=0,
-        le=64,
-        description="GPUs that Ray reserves for a replica; parts only below 1.",
-    )
-    memory_mib: int | None = Field(
-        default=None,
-        ge=1,
-        le=16_777_216,
-        description="Memory that Ray reserves for a replica, MiB; places it, does not limit it; "
-        "unset, none is reserved.",
-    )
-    resources: Annotated[dict[Text, Amount], AfterValidator(not_rays_own)] = Field(
-        default_factory=dict,
-        examples=["{mig_3g: 1}"],
-        description="Custom resources of Ray's nodes, name to amount, that it reserves for a "
-        "replica.",
-    )
-    labels: dict[Text, Text] = Field(
-        default_factory=dict,
-        examples=['{"ray.io/accelerator-type": H100}'],
-        description="Labels of the nodes that a replica may run on, as Ray's label selector has "
-        "them: a value, `!value`, `in(a, b)` or `!in(a, b)`.",
-    )
-    threads: int = Field(
-        default=0,
-        ge=0,
-        le=4096,
-        description="Threads the backend computes with; 0 is `num_cpus` where Ray counts no more "
-        "CPUs than its node has, else a replica's share of the CPUs that this container may use.",
-    )
-    surge_percent: int = Field(
-        default=100,
-        ge=0,
-        le=100,
-        description="Share of the replicas, in %, that start beside the old ones when the model "
-        "changes; 0 stops old ones first.",
-    )
-    hang_limit_s: float = Field(
-        default=30,
-        gt=0,
-        le=86_400,
-        description="A batch that runs longer than this counts as hung.",
-    )
-    start_timeout_s: float = Field(
-        default=600,
-        gt=0,
-        le=86_400,
-        description="A replica that is not ready by then has failed to start.",
-    )
-
-    groups: Annotated[tuple[GroupSettings, ...], BeforeValidator(listed)] = Field(
-        default=(),
-        examples=["[{name: gpu, num_gpus: 1}, {name: cpu, runtime: openvino, count: 4}]"],
-        description="Replicas of several kinds behind one queue, each with costs of its own; what "
-        "a group does not say it takes from the model; work is counted in seconds of the first "
-        "group. None: all replicas are alike.",
-    )
-
-    @model_validator(mode="after")
-    def _gpus_are_whole_or_parts_of_one(self) -> ReplicaSettings:
-        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
-            raise wrong(
-                f"is {self.num_gpus:g}; must be below 1 or a whole number of GPUs", "num_gpus"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_are_told_apart(self) -> ReplicaSettings:
-        for path, message in group_complaints(self.groups):
-            raise wrong(message, "groups", *path)
-        return self
 
 
 class ModelFields(Section):
@@ -241,6 +145,10 @@ class ModelFields(Section):
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many run the model and with what."
     )
+    scaling: ModelScalingSettings = Field(
+        default_factory=ModelScalingSettings,
+        description="Which policy decides how many replicas there are (docs/autoscaling.md).",
+    )
     accept: AcceptSettings = Field(
         default_factory=AcceptSettings,
         description="What the model must agree with before it may serve; left out or empty, "
@@ -277,7 +185,7 @@ class ModelFields(Section):
         le=600,
         description="Seconds a starting replica may spend on timing batches of several sizes, "
         "from which gateways predict what a batch takes; 0 learns it from callers' batches. Not "
-        "spent where a stored profile is used.",
+        "spent where a stored profile is used, nor beside replicas of the same settings that run.",
     )
     retry: bool = Field(
         default=True,
@@ -287,6 +195,11 @@ class ModelFields(Section):
     options: Options = Field(
         default_factory=dict, description="Settings of the backend's own, see docs/runtimes.md."
     )
+
+    @property
+    def poolable(self) -> bool:
+        """Whether a replica of the shared pool may hold the model."""
+        return self.task != "generate"
 
     @property
     def deadline_s(self) -> float:

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from deployments.settings import model_fields
 from deployments.settings import tenant as tenant_section
+from deployments.settings.capacity import CapacitySettings
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.record import shared
@@ -115,6 +116,10 @@ class Settings(TenantsSettings):
     gateway: GatewaySettings = Field(
         default_factory=GatewaySettings, description="The HTTP side of it."
     )
+    scaling: CapacitySettings = Field(
+        default_factory=CapacitySettings,
+        description="What all models together may take, and the pool that they share.",
+    )
 
     @model_validator(mode="after")
     def _names_exist(self) -> Settings:
@@ -138,6 +143,7 @@ class Settings(TenantsSettings):
             unranked(ranks, self.gateway.priorities),
             astray(leads),
             shared(folders),
+            unpooled(self.scaling, self.models),
         ):
             raise wrong(message, *path)
         return self
@@ -152,6 +158,17 @@ def dangling(wanted: Mapping[str, Iterable[Any]], models: Collection[str]) -> It
         for position, name in enumerate(names):
             if isinstance(name, str) and name not in models:
                 yield ("tenants", tenant, "models", position), _not_one_of(name, models)
+
+
+def unpooled(scaling: CapacitySettings, models: Mapping[str, ModelSettings]) -> Iterator[Complaint]:
+    """Path and sentence of every model that the pool names and cannot hold."""
+    names = scaling.pool.models if scaling.pool else ()
+    for position, name in enumerate(names if isinstance(names, tuple) else ()):
+        at = ("scaling", "pool", "models", position)
+        if name not in models:
+            yield at, _not_one_of(name, models)
+        elif not models[name].poolable:
+            yield at, f"is {name}, which generates; the pool holds models that are asked in batches"
 
 
 def unranked(wanted: Mapping[str, Any], priorities: Collection[str]) -> Iterator[Complaint]:

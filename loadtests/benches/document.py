@@ -32,6 +32,7 @@ ORDER = (
     "observability",
     "simulated_against_real",
     "policies",
+    "scaling_spike",
 )
 APART = ("compare", "generation", "nodes")  # need `make compare`, `make vllm`, or to be root
 SIMULATED = ("edges",)  # in virtual time; these import the core, and so live with its tests

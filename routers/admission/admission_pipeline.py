@@ -6,7 +6,8 @@ time behind what waits, and if not, is there an idle moment to come that could s
 controller answers for itself; `AdmissionPipeline` asks them with the sums that the queue keeps, and
 keeps late rejections in a `RejectionCache`. O(1) in what waits. A rejection is final; where the
 queue is the reason it carries the seconds after which asking again may help: the predicted work
-that waits over the replicas that serve it.
+that waits over the replicas that serve it, or until there is one. While none runs and it is known
+when one is expected, what would be over before that is refused at once; the rest waits.
 """
 
 from __future__ import annotations
@@ -90,13 +91,16 @@ class RejectionCache:
 
 
 class AdmissionPipeline:
-    """Asks the bounds, the rejection cache and each controller in turn, for one model's queue."""
+    """Asks the bounds, the rejection cache and each controller in turn, for one model's queue.
+    `capacity_in_s`: while no replica runs, seconds until one is expected to, as last told; 0.0:
+    nobody knows."""
 
     def __init__(self, waiting: RequestQueue, flows: Flows, replicas: ReplicaSet) -> None:
         self._waiting = waiting
         self._flows = flows
         self._replicas = replicas
         self.rejections = RejectionCache()
+        self.capacity_in_s = 0.0
 
     def bounded(
         self, request: Request, settings: DispatcherSettings, now: float
@@ -139,6 +143,11 @@ class AdmissionPipeline:
         if late_by_s <= 0.0:
             return None
         tracked.late, request = True, tracked.request
+        in_vain_s = self._in_vain_s(request, settings, now)
+        if in_vain_s > 0.0:
+            rejection = Rejection(Reason.LATE, self.queue_s())
+            self._keep(tracked, in_vain_s, rejection, now)
+            return rejection
         late_s = self._waiting.late_s + tracked.cost_s
         left_s, capacity = request.expires - now, self._replicas.groups.capacity
         if (
@@ -163,7 +172,9 @@ class AdmissionPipeline:
 
     def queue_s(self) -> float:
         """Seconds after which asking a full queue again may help."""
-        return retry_after_s(self._waiting.seconds, self._replicas.groups.capacity)
+        capacity = self._replicas.groups.capacity
+        after_s = retry_after_s(self._waiting.seconds, capacity)
+        return after_s if capacity else min(MAX_RETRY_S, max(after_s, self.capacity_in_s))
 
     def _late_by_s(self, tracked: TrackedRequest, admission: Admission, now: float) -> float:
         """0 for one that is on time."""
@@ -172,7 +183,7 @@ class AdmissionPipeline:
             return max(1e-9, now - latest)
         capacity = self._replicas.groups.capacity
         if not capacity:
-            return 0.0  # nothing is known of when they come
+            return self._late_when_one_comes_s(latest, admission, now)
         flow = tracked.flow
         before_s = self._before_s(tracked) if flow.rows or self._waits_for_room(tracked) else 0.0
         urgent_s = self._waiting.urgent_s(flow.priority)
@@ -182,6 +193,19 @@ class AdmissionPipeline:
         if forecast.late_by_s <= 0.0:
             tracked.forecast = forecast  # what is late from the start teaches nothing
         return forecast.late_by_s
+
+    def _late_when_one_comes_s(self, latest: float, admission: Admission, now: float) -> float:
+        verdicts, late_by_s = admission.feasibility.verdicts, now + self.capacity_in_s - latest
+        if not self.capacity_in_s or verdicts.off or late_by_s <= 0.0 or not verdicts.no():
+            return 0.0
+        return late_by_s
+
+    def _in_vain_s(self, request: Request, settings: DispatcherSettings, now: float) -> float:
+        """How long before a replica is there its time is up; 0.0: it can wait for that."""
+        if self._replicas.groups.capacity or not self.capacity_in_s:
+            return 0.0
+        until = request.deadline if settings.late == "refuse" else request.expires
+        return max(0.0, now + self.capacity_in_s - until)
 
     def _waits_for_room(self, tracked: TrackedRequest) -> bool:
         """Whether as much as it needs has to be given up first by what runs."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import exp, log
 
 from routers.cost.fit import CostFit, Vector, features
-from routers.cost.residuals import Slowdowns, Spread, at_quantile
+from routers.cost.residuals import Scatter, Slowdowns, Spread, at_quantile
 from routers.settings import DispatcherSettings
 
 # Of typical batches:
@@ -182,6 +182,10 @@ class CostModel:
         if not ordered:
             return CostError(0.0, 0.0, 0)
         return CostError(at_quantile(ordered, 0.5), at_quantile(ordered, 0.99), len(ordered))
+
+    def scatter(self) -> Scatter:
+        """Of measured batches around what is predicted of them, hiccups left aside."""
+        return self._spread.scatter()
 
     # -- what batches have cost
 

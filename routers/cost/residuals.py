@@ -78,6 +78,15 @@ def at_quantile(ordered: list[float], quantile: float) -> float:
     return ordered[round(quantile * (len(ordered) - 1))]
 
 
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Of quotients measured / predicted: the 99th percentile over the median, and the squared
+    coefficient of variation."""
+
+    p99: float
+    scv: float
+
+
 class Spread:
     """The last 256 quotients measured / predicted, and their quantiles, found every 16 samples.
 
@@ -107,6 +116,13 @@ class Spread:
         if self._seen % _EVERY == 0:
             self._ordered = sorted(self._ring)
             self._read()
+
+    def scatter(self) -> Scatter:
+        """As many steps as there are quotients."""
+        ordered = self._ordered
+        mean = sum(ordered) / len(ordered)
+        square = sum([each * each for each in ordered]) / len(ordered)
+        return Scatter(self.p99 / self.median, square / (mean * mean) - 1.0)
 
     def _read(self) -> None:
         ordered = self._ordered

@@ -11,7 +11,7 @@ from runtimes import rows
 from runtimes.datatypes import DTYPES
 from runtimes.errors import LoadError, RunError
 from runtimes.types import Batch, Limits, RuntimeSettings, TensorSpec
-from runtimes.warmup import batch, grid, shapes, sizes, warm
+from runtimes.warmup import batch, briefly, grid, shapes, sizes, warm
 
 
 @pytest.mark.parametrize(
@@ -85,6 +85,13 @@ def test_every_shape_is_run_and_progress_told():
     warm(chosen, TEXT, lambda made: ran.append((made.rows, int(made.lengths[0]))), 1e9)
     assert ran == [(2, 8), (1, 8)]
     assert told == [("warming", 0.0), ("warming", 0.5), ("warming", 1.0)]
+
+
+def test_briefly_runs_one_row_of_each_length_and_at_least_one():
+    ran = []
+    for seconds in (1e9, -1.0):
+        briefly(settings(edges=(4, 8), max_size=2), TEXT, ran.append, seconds)
+    assert [(made.rows, int(made.lengths[0])) for made in ran] == [(1, 4), (1, 8), (1, 4)]
 
 
 def test_nothing_is_started_after_the_time_is_up():

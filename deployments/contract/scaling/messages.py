@@ -88,9 +88,12 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
+    """`failed`: models that it could not load, and why, while it was last told to hold them."""
+
     replica: str
     residents: tuple[Resident, ...] = ()
     free_bytes: int = 0
+    failed: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 A model that is declared and was ready is kept while it changes hands (its queue holds); one that is
 no longer declared is closed: what waits is refused, what runs finishes. Looking a model up answers
 404 for undeclared, 503 for declared and not ready, or where it is not known yet which are declared.
+A model that may sleep is ready without replicas: its queue takes requests, and they wake it.
 """
 
 from __future__ import annotations
@@ -10,25 +11,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from deployments.contract import errors
-from deployments.contract.app_names import directory_key, model_app
+from deployments.contract.app_names import POOL_DIRECTORY, directory_key, model_app
 from deployments.contract.description import GatewayIdentity, ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.registry import View
 from deployments.contract.replica_directory import JoinedDirectories, directory_for
+from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.queues.pending_requests import BatchRecord
+from deployments.gateway.queues.pool_members import PoolMembers
 from deployments.gateway.queues.replica_channel import ReplicaChannel
-from deployments.gateway.queues.serve_handles import ServeChannel
+from deployments.gateway.queues.serve_handles import ServeChannel, follow_pool
 from deployments.gateway.queues.served_model import ServedModel
 
 _WATCH_S = 5.0
-_SEED_S = 30.0
 _HOLD_S = 30.0
 _RETRY_AFTER_S = 2.0
+_LONGEST_RETRY_S = 60.0
 _PAUSE_S = 0.5
 _SHOWN = 100
 logger = logging.getLogger("headrace.catalogue")
@@ -41,9 +44,8 @@ class _Adopting:
 
 
 class SeededChannel(ReplicaChannel, Protocol):
-    async def seed(self, groups: Sequence[str], timeout_s: float) -> None:
-        """Returns when replicas of one of these groups can be heard of ("": of a model without);
-        of those for which that was asked before, at once."""
+    async def seed(self, groups: Sequence[str]) -> None:
+        """Replicas of these groups ("": of a model without) are heard of from now on."""
 
 
 class Connect(Protocol):
@@ -60,9 +62,9 @@ class _Way:
     directories: JoinedDirectories
 
     async def reach(self, description: ModelDescription) -> None:
-        """Also those of groups that have come up since. Raises what Serve raises, TimeoutError."""
+        """Also those of groups that have come up since. Raises what Serve raises."""
         groups = list(description.group_digests())
-        await self.channel.seed(groups, _SEED_S)
+        await self.channel.seed(groups)
         for group in groups:
             self.directories.add(directory_for(directory_key(description.name, group)))
 
@@ -70,7 +72,7 @@ class _Way:
 class Catalogue:
     """`identity`: this gateway, as its queues know it. `cache_bytes`: bound of each tokeniser's
     cache of frequent texts. `on_change` is called when the set of models has changed, before the
-    loop's next turn."""
+    loop's next turn; `on_crossing`: see `CoreLoop`."""
 
     def __init__(
         self,
@@ -79,13 +81,17 @@ class Catalogue:
         cache_bytes: int,
         on_batch: Callable[[str, BatchRecord], None],
         connect: Connect = ServeChannel,
+        follow_pool: Callable[[], None] = follow_pool,
     ) -> None:
         self._registry = registry
         self._identity = identity
         self._cache_bytes = cache_bytes
         self._on_batch = on_batch
         self._connect = connect
+        self._pool = PoolMembers(directory_for(POOL_DIRECTORY), follow_pool)
         self.on_change: Callable[[], None] = lambda: None
+        self.on_crossing: Callable[[], None] = lambda: None
+        self.outlooks: Mapping[str, ModelOutlook] = {}
         self._served: dict[str, ServedModel] = {}
         self._ways: dict[str, _Way] = {}
         self._live: dict[str, ModelDescription] = {}
@@ -123,7 +129,8 @@ class Catalogue:
         if model is None:
             if name in self._declared:
                 raise errors.NotReady(
-                    f"model {name} is declared but not ready yet", retry_after_s=_RETRY_AFTER_S
+                    f"model {name} is declared but not ready yet",
+                    retry_after_s=self._ready_in_s(name),
                 )
             if not self._all_known:
                 raise errors.NotReady(
@@ -140,7 +147,8 @@ class Catalogue:
             )
         if not self._takes(name, model):
             raise errors.NotReady(
-                f"model {name} has no running replica at the moment", retry_after_s=_RETRY_AFTER_S
+                f"model {name} has no running replica at the moment",
+                retry_after_s=self._ready_in_s(name),
             )
         return model
 
@@ -153,23 +161,46 @@ class Catalogue:
 
     def _takes(self, name: str, model: ServedModel) -> bool:
         """A model that changes hands, or none of whose replicas can be reached, keeps taking
-        requests for a while: its replica may be back before their time is up."""
+        requests for a while: its replica may be back before their time is up. One that may sleep
+        takes them for good."""
         if model.replicas > 0:
             if self._gone_at:
                 self._gone_at.pop(name, None)
             return True
         now = time.monotonic()
         live = name in self._live
+        if live and self._may_sleep(name):
+            return True
         gone_at = self._gone_at.setdefault(name, now) if live else self._gone_at.get(name, 0.0)
         return now - gone_at < _HOLD_S
 
+    def _may_sleep(self, name: str) -> bool:
+        outlook = self.outlooks.get(name)
+        return outlook is not None and outlook.asleep_ok
+
+    def _ready_in_s(self, name: str) -> float:
+        """After which asking again may help."""
+        outlook = self.outlooks.get(name)
+        in_s = 0.0 if outlook is None else outlook.ready_in_s
+        return min(max(in_s, _RETRY_AFTER_S), _LONGEST_RETRY_S)
+
     def ready(self, name: str) -> bool:
+        """Whether it answers: by a replica that can be reached, or asleep, by waking."""
         model = self._served.get(name)
-        return model is not None and name in self._live and model.replicas > 0
+        if model is None or name not in self._live:
+            return False
+        return model.replicas > 0 or self._may_sleep(name)
+
+    def asleep(self, name: str) -> bool:
+        """Whether it answers without a replica."""
+        model = self._served.get(name)
+        return model is not None and not model.replicas and self.ready(name)
 
     @property
     def all_ready(self) -> bool:
-        """Every model that was declared when this gateway started has been hot once."""
+        """Every model that was declared when this gateway started has been ready, when asked."""
+        if self._awaited:
+            self._awaited = {name for name in self._awaited if not self.ready(name)}
         return self._awaited is not None and not self._awaited and not self.draining
 
     @property
@@ -197,12 +228,21 @@ class Catalogue:
         for served in self._served.values():
             served.freeze(frozen)
 
+    def take_outlooks(self, outlooks: Mapping[str, ModelOutlook], age_s: float) -> None:
+        """What the autoscaler says of the models, so long ago."""
+        self.outlooks = outlooks
+        for name, served in self._served.items():
+            outlook = outlooks.get(name)
+            in_s = 0.0 if outlook is None else outlook.ready_in_s - age_s
+            served.queue.expect_capacity(max(0.0, in_s))
+
     # ---- following ------------------------------------------------------------------------
 
     def _take(self, view: View) -> None:
         """What is gone goes at once; what is new is taken in by a task a model, so that one that
         does not answer holds up no other."""
         declared, live = view.declared, view.models
+        self._pool.take(view.pool, complete=view.complete)
         self.draining = view.draining or (self.draining and not view.complete)
         if not view.complete:
             declared, live = declared | self._declared, {**self._live, **live}
@@ -255,8 +295,6 @@ class Catalogue:
 
     def _adopted(self, description: ModelDescription) -> None:
         self._live[description.name] = description
-        if self._awaited is not None:
-            self._awaited.discard(description.name)
 
     async def _serve(self, description: ModelDescription) -> None:
         name = description.name
@@ -277,12 +315,14 @@ class Catalogue:
         except BaseException:
             way.channel.close()
             raise
+        way.directories.add(self._pool.directory(name))
         if served is not None:
             served.close()
         self._ways[name] = way
-        self._served[name] = ServedModel(
+        self._served[name] = served = ServedModel(
             description, tokenizer, way.channel, way.directories, self._identity, self._on_batch
         )
+        served.queue.on_crossing = lambda: self.on_crossing()
 
     async def _tokenizer(self, d: ModelDescription) -> TextTokenizer | None:
         if not d.tokenizer_digest or d.task == "tensors":

@@ -11,7 +11,9 @@ import asyncio
 import contextvars
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.contract import errors
@@ -65,7 +67,8 @@ class Demand(NamedTuple):
     has, what may be done with it.
 
     `deadline_s`, `expires_s`: its SLO and its timeout, from now. `priority`: 0 is the most urgent.
-    `repeatable`: it may run twice, if the model's terms allow that. The rest as in
+    `repeatable`: it may run twice, if the model's terms allow that. `is_first`: no other model was
+    asked before. The rest as in
     `routers.types.Request`.
     """
 
@@ -77,6 +80,7 @@ class Demand(NamedTuple):
     tenant_rows: int = 0
     session: str = ""
     repeatable: bool = True
+    is_first: bool = True
 
 
 def changed() -> errors.HeadraceError:
@@ -139,12 +143,21 @@ class PendingRequest(Protocol):
 P = TypeVar("P", bound=PendingRequest)
 
 
+def _nobody() -> None:
+    pass
+
+
 class CoreLoop(Generic[P]):
-    """`terms` are the live version's."""
+    """`terms` are the live version's. `on_crossing` is called when a request comes while no replica
+    can be reached or more than `crossing_s` waits, seconds of work: `unserved` tells of the former
+    until somebody sets it back."""
 
     def __init__(self, settings: DispatcherSettings, terms: VersionTerms) -> None:
         self.terms = terms
         self.replicas = 0  # that can be reached; asked for by every request
+        self.on_crossing: Callable[[], None] = _nobody
+        self.crossing_s = inf
+        self.unserved = False
         self._settings = settings
         self._dispatcher = Dispatcher(settings)
         self._loop = asyncio.get_running_loop()
@@ -207,14 +220,33 @@ class CoreLoop(Generic[P]):
         wait, or has just refused the like of it; the dispatcher decides exactly."""
         dispatcher, most = self._dispatcher, demand.tenant_rows
         if most and dispatcher.waiting_rows_of(demand.tenant) >= most:
-            raise refusal(Reason.TENANT_FULL, dispatcher.retry_after_s())
+            raise self.turned_away(Reason.TENANT_FULL, demand, dispatcher.retry_after_s())
         if self.waiting_rows >= self._settings.max_queue_rows:
-            raise refusal(Reason.QUEUE_FULL, dispatcher.retry_after_s())
+            raise self.turned_away(Reason.QUEUE_FULL, demand, dispatcher.retry_after_s())
         wait_s = dispatcher.fast_reject(
             demand.tenant, demand.priority, demand.deadline_s, demand.expires_s, clock()
         )
         if wait_s is not None:
-            raise refusal(Reason.LATE, wait_s)
+            raise self.turned_away(Reason.LATE, demand, wait_s)
+
+    def turned_away(
+        self, reason: Reason, demand: Demand, retry_after_s: float
+    ) -> errors.HeadraceError:
+        """The refusal of a request that nobody has read, which counts as asked for all the same."""
+        self._dispatcher.refused_unread(
+            demand.tenant, demand.priority, reason, first=demand.is_first
+        )
+        self._look()
+        return refusal(reason, retry_after_s)
+
+    def missed(self, tenant: str) -> None:
+        """A request of this tenant did not get as far as here: no replica could be reached."""
+        self._dispatcher.refused_unread(tenant, 0, Reason.CLOSED, first=True)
+        self._look()
+
+    def expect_capacity(self, in_s: float) -> None:
+        """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows."""
+        self._dispatcher.expect_capacity(in_s)
 
     def _request(
         self, lengths: tuple[int, ...], terms: VersionTerms, demand: Demand, now: float
@@ -232,6 +264,7 @@ class CoreLoop(Generic[P]):
             weight=demand.weight,
             tenant_rows=demand.tenant_rows,
             session=demand.session,
+            is_first=demand.is_first,
         )
 
     # ---- what calls ask of a lease's requests (`BatchCallsOwner`, `StreamCallsOwner`) ------------
@@ -285,6 +318,15 @@ class CoreLoop(Generic[P]):
         """A caller waits from now on, unless it is refused at once."""
         self._pending[pending.request.request_id] = pending
         self._take(Arrive(pending.request), now)
+        self._look()
+
+    def _look(self) -> None:
+        """Whether those who decide how many replicas there are should know at once."""
+        if not self.replicas:
+            self.unserved = True
+            self.on_crossing()
+        elif self._dispatcher.backlog_s > self.crossing_s:
+            self.on_crossing()
 
     def _leave(self, pending: P) -> bool:
         """Whether it was waiting still; the dispatcher is to be told by the caller of this."""

@@ -1,19 +1,21 @@
 """What a gateway still asks of a model's replicas through Ray Serve: which run, and their keys.
 
 A handle's router hears of the running replicas (`contract/pin_router`); a replica's key comes by a
-call pinned to it, whose id rides in `session_id`. Everything else goes over the channel.
+call pinned to it, whose id rides in `session_id`. Everything else goes over the channel. A model
+that a pool replica serves has a key of its own there.
 """
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from ray import serve
 
-from deployments.contract.app_names import model_deployment
+from deployments.contract.app_names import POOL_APP, POOL_DEPLOYMENT, model_deployment
+from deployments.contract.pool import pool_replica_of
 from deployments.contract.replica_directory import RunningReplica
 from deployments.gateway.queues.replica_channel import TcpReplicaChannel
 
@@ -29,50 +31,47 @@ class ServeChannel(TcpReplicaChannel):
         self._app = app
         self._handles: dict[str, Any] = {}
         self._groups: dict[str, str] = {}
-        self._starting: list[asyncio.Task[Any]] = []
+        self._pool_replicas: dict[str, str] = {}
 
-    async def seed(self, groups: Sequence[str], timeout_s: float) -> None:
-        """Starts the groups' routers (a handle alone does not), where they have not been: the
-        running sets arrive from then on. Returns when a replica of any has answered; those of the
-        others may come up later, or never."""
-        starting = [self._start_router(group) for group in groups if group not in self._handles]
-        if not starting:
-            return
-        self._starting += starting
-        done, _ = await asyncio.wait(
-            starting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        if not done:
-            self._stop_starting()
-            raise TimeoutError(f"no replica of {self._app} answered within {timeout_s:g} s")
-        done.pop().result()
+    async def seed(self, groups: Sequence[str]) -> None:
+        """Starts the groups' routers, where they have not been: the running sets arrive from then
+        on. A handle's options do that, where a call would queue at Serve, which starts a replica
+        for it."""
+        for group in groups:
+            if group not in self._handles:
+                handle: Any = serve.get_deployment_handle(
+                    model_deployment(group), app_name=self._app
+                )
+                self._handles[group] = handle.options(method_name="channel_key")
 
     def follow(self, listed: Sequence[RunningReplica]) -> None:
         self._groups = {replica.replica_id: replica.group() for replica in listed}
+        self._pool_replicas = {r.replica_id: uid for r in listed if (uid := pool_replica_of(r))}
         super().follow(listed)
 
-    def close(self) -> None:
-        self._stop_starting()
-        super().close()
-
-    def _stop_starting(self) -> None:
-        for task in self._starting:
-            task.cancel()
-        self._starting = []
-
-    def _start_router(self, group: str) -> asyncio.Task[Any]:
-        handle: Any = serve.get_deployment_handle(model_deployment(group), app_name=self._app)
-        self._handles[group] = handle
-        describe: Any = handle.options(method_name="describe")
-        return asyncio.get_running_loop().create_task(_result(describe.remote()))
-
     async def _key_of(self, replica_id: str) -> bytes:
-        """Raises what Serve raises where the replica is gone."""
-        handle = self._handles[self._groups[replica_id]]
-        pinned = handle.options(method_name="channel_key", session_id=replica_id)
-        key: bytes = await _result(pinned.remote())
+        """Raises what Serve raises where the replica is gone, KeyError where it is not listed."""
+        inside = self._pool_replicas.get(replica_id)
+        if inside is not None:
+            return await _pool_key(inside, replica_id)
+        pinned = self._handles[self._groups[replica_id]].options(session_id=replica_id)
+        key: bytes = await pinned.remote()
         return key
 
 
-async def _result(response: Any) -> Any:
-    return await response
+@cache
+def _pool() -> Any:
+    """The handle of the pool's replicas, one for this process."""
+    handle: Any = serve.get_deployment_handle(POOL_DEPLOYMENT, app_name=POOL_APP)
+    return handle.options(method_name="channel_key")
+
+
+def follow_pool() -> None:
+    """Starts the router of the pool's replicas: its directory is kept from then on."""
+    _pool()
+
+
+async def _pool_key(replica: str, member: str) -> bytes:
+    """Raises what Serve raises where the pool replica is gone, or does not serve it any more."""
+    key: bytes = await _pool().options(session_id=replica).remote(member)
+    return key

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from deployments.contract import errors
 from deployments.contract.description import GatewayIdentity, ModelDescription, dispatcher_settings
+from deployments.contract.pool import POOL_GROUP, PoolUse, may_serve, with_pool
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.replica_directory import (
     JoinedDirectories,
@@ -65,6 +66,7 @@ class ServedModel:
         self._identity = identity
         self._measured = description
         self._running: tuple[RunningReplica, ...] = ()
+        self._pool: PoolUse | None = None  # of the last member that there was
         self._reuse: AnswerReuse | None = None
         self.queue: BatchQueue | StreamQueue
         if description.generating is not None:
@@ -158,21 +160,39 @@ class ServedModel:
             threading.Thread(target=self.recorder.close, name="record-end").start()
 
     def _settings(self) -> DispatcherSettings:
-        return dispatcher_settings(self._measured, self._identity)
+        settings = dispatcher_settings(self._measured, self._identity)
+        return settings if self._pool is None else with_pool(settings, self._measured, self._pool)
 
     def _live(self) -> tuple[RunningReplica, ...]:
-        digests = self.description.group_digests()
-        return tuple(r for r in self._running if r.digest() == digests.get(r.group()))
+        d, digests = self.description, self.description.group_digests()
+        return tuple(
+            r
+            for r in self._running
+            if (
+                may_serve(r, d) if r.group() == POOL_GROUP else r.digest() == digests.get(r.group())
+            )
+        )
 
     def _replicas_changed(self, running: tuple[RunningReplica, ...]) -> None:
         self._running = running
         d, live = self.description, self._live()
         if isinstance(self.queue, BatchQueue):
+            self._use_pool(live)
             slots = {group.name: group.slots for group in d.groups} or {"": d.scheduling.slots}
+            if self._pool is not None:
+                slots[POOL_GROUP] = self._pool.slots
             self.queue.set_replicas(live, slots)
         elif d.generating is not None:
             engines = {group.name: group.generating or d.generating for group in d.groups}
             self.queue.set_replicas(live, engines or {"": d.generating})
+
+    def _use_pool(self, live: tuple[RunningReplica, ...]) -> None:
+        """Lists the pool among the model's groups from its first member on: what was learnt of its
+        costs stays while it has none."""
+        uses = [PoolUse.of(replica) for replica in live if replica.group() == POOL_GROUP]
+        if uses and uses[-1] != self._pool:
+            self._pool = uses[-1]
+            self.queue.retune(self._settings())
 
 
 def with_profiles_of(known: ModelDescription, new: ModelDescription) -> ModelDescription:

@@ -42,7 +42,13 @@ class ModelSelection:
             self.model = models.find(name, version)
             self._requested = self.model.description
         except errors.NotReady as refusal:
+            if known is not None:
+                known.queue.missed(tenant.name)
             self.fall_back(refusal)
+
+    def asks(self, demand: Demand) -> Demand:
+        """As the queue is to count it: what another model was asked for is demand there."""
+        return demand if self._refusal is None else demand._replace(is_first=False)
 
     @property
     def promise(self) -> Scheduling:
@@ -59,7 +65,7 @@ class ModelSelection:
         if self.model.reuse is not None:
             return
         try:
-            self.model.queue.check_room(demand)
+            self.model.queue.check_room(self.asks(demand))
         except errors.Overloaded as refusal:
             self.fall_back(refusal)
             self.check_room(demand)

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from deployments.settings.capacity import CapacitySettings
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.tenant import TenantSettings
@@ -36,6 +37,7 @@ _CHAPTERS: tuple[tuple[str, str, type[Section]], ...] = (
     ("controllers", "controllers", ControllerSettings),
     ("operators", "operators", OperatorSettings),
     ("gateway", "gateway", GatewaySettings),
+    ("scaling", "scaling", CapacitySettings),
 )
 
 

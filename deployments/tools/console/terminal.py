@@ -18,7 +18,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-PHASES = ("starting", "staging", "compiling", "verifying", "warming", "ready", "failed")
+PHASES = (
+    "starting", "staging", "compiling", "verifying", "warming", "profiling", "ready", "failed",
+)  # fmt: skip
 
 
 class ModelProgress:

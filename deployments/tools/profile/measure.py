@@ -164,7 +164,7 @@ class ProfileRun:
         model = self._chosen.model
         service = queue_depth.Service(
             replace(core, bucket_edges=found.edges or core.bucket_edges), fitted.seconds,
-            model.replicas.count, model.replicas.slots, model.timeout_s,
+            model.replicas.initial, model.replicas.slots, model.timeout_s,
         )  # fmt: skip
         rng = Random(0)
         for clients in queue_depth.CLIENTS:

@@ -202,7 +202,7 @@ def _views(scenario: Scenario, name: str, model: ModelSettings) -> dict[str, Mod
 
 
 def _count(scenario: Scenario, view: ModelSettings) -> int:
-    return view.replicas.count if scenario.replicas is None else scenario.replicas
+    return view.replicas.initial if scenario.replicas is None else scenario.replicas
 
 
 def _joined(parts: dict[str, ModelDescription], model: ModelSettings) -> ModelDescription:

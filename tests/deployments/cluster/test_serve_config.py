@@ -41,6 +41,11 @@ def kinds(old: dict[str, Any], new: dict[str, Any]) -> dict[str, str]:
     return {d.application: d.kind for d in differences(by_name(old), by_name(new))}
 
 
+def between(deployment: dict[str, Any]) -> tuple[int, int]:
+    bounds = deployment["autoscaling_config"]
+    return bounds["min_replicas"], bounds["max_replicas"]
+
+
 def test_a_models_arguments_are_what_the_user_wrote_of_its_replicas(config) -> None:
     model = by_name(config())["model-device"]
     assert model["args"] == {
@@ -51,7 +56,7 @@ def test_a_models_arguments_are_what_the_user_wrote_of_its_replicas(config) -> N
         "channel": {},
     }  # fmt: skip
     (replicas,) = model["deployments"]
-    assert (replicas["num_replicas"], replicas["ray_actor_options"]["num_cpus"]) == (2, 0.25)
+    assert (between(replicas), replicas["ray_actor_options"]["num_cpus"]) == ((2, 2), 0.25)
     # A batch of each gateway's staged ones behind the one that runs, at the hang limit, and grace.
     assert replicas["graceful_shutdown_timeout_s"] == 30 * (1 + 2 * 2) + 20
 
@@ -60,14 +65,28 @@ def test_a_models_arguments_are_what_the_user_wrote_of_its_replicas(config) -> N
     ("change", "restarts"),
     [
         (("level: debug", "level: info"), {"gateway": "restarted"}),
-        (("count: 2", "count: 5"), {"model-device": "updated"}),
+        (("count: 2", "count: 5"), {"headrace-tenants": "restarted", "model-device": "updated"}),
+        (("count: 2", "min: 2"), {}),
+        (("count: 2", "max: 2"), {"headrace-tenants": "restarted", "model-device": "updated"}),
+        (("count: 2", "count: 2, spare: 1, survive: 1"), {"headrace-tenants": "restarted"}),
+        (
+            ("runtime: synthetic", "runtime: synthetic\n    scaling: {knee: 0.5, mode: observe}"),
+            {"headrace-tenants": "restarted"},
+        ),
+        (("tenants:", "scaling: {budget: {gpus: 4}}\ntenants:"), {"headrace-tenants": "restarted"}),
         (
             ("gateway: {replicas: 2", "gateway: {replicas: 3"),
             {"gateway": "updated", "model-device": "updated"},
         ),
         (("weight: 3", "weight: 4"), {"headrace-tenants": "restarted"}),
-        (("latency_ms: 50", "latency_ms: 60"), {"model-device": "restarted"}),
-        (("num_cpus: 0.25", "num_cpus: 0.5"), {"model-device": "restarted"}),
+        (
+            ("latency_ms: 50", "latency_ms: 60"),
+            {"headrace-tenants": "restarted", "model-device": "restarted"},
+        ),
+        (
+            ("num_cpus: 0.25", "num_cpus: 0.5"),
+            {"headrace-tenants": "restarted", "model-device": "restarted"},
+        ),
         (("drain_s: 10", "drain_s: 10"), {}),
     ],
 )
@@ -88,10 +107,11 @@ def test_where_the_file_lies_is_in_no_argument(tmp_path: Path) -> None:
     assert by_name(configs[0])["model-m"]["args"]["settings"]["source"] == "models/m.onnx"
 
 
-def test_tenants_have_no_application_where_a_path_names_them(config) -> None:
+def test_tenants_are_not_published_where_a_path_names_them(config) -> None:
     text = "models: {m: {runtime: synthetic}}\ngateway: {tenants_path: /etc/tenants}\n"
     apps = by_name(config(text))
-    assert set(apps) == {"gateway", "model-m"}
+    assert set(apps) == {"gateway", "headrace-tenants", "model-m"}
+    assert set(apps["headrace-tenants"]["args"]) == {"scaling"}
     assert apps["gateway"]["args"]["tenants_path"] == "/etc/tenants"
 
 
@@ -100,17 +120,20 @@ def test_a_reason_names_the_value_before_and_after(config) -> None:
         config(),
         config(FILE, ("latency_ms: 50", "latency_ms: 60"), ("count: 2", "count: 1")),
     )
-    (found,) = differences(by_name(old), by_name(new))
+    _, found = differences(by_name(old), by_name(new))
     assert found.reasons == (
         "settings.slo.latency_ms: 50.0 -> 60.0",
-        "model.num_replicas: 2 -> 1",
+        "model.autoscaling_config.min_replicas: 2 -> 1",
+        "model.autoscaling_config.max_replicas: 2 -> 1",
     )
 
 
 def test_what_came_and_went_is_told_in_order(config) -> None:
     old = config("models: {a: {runtime: synthetic}, b: {runtime: synthetic}}\n")
     new = config("models: {c: {runtime: synthetic}, a: {runtime: synthetic}}\n")
-    assert list(kinds(old, new).items()) == [("model-c", "added"), ("model-b", "removed")]
+    assert list(kinds(old, new).items()) == [
+        ("headrace-tenants", "restarted"), ("model-c", "added"), ("model-b", "removed"),
+    ]  # fmt: skip
 
 
 def test_a_cluster_is_reached_from_everywhere_and_tells_serves_processes_the_settings(
@@ -157,8 +180,8 @@ models:
 def test_each_group_is_a_deployment_of_the_models_application(config) -> None:
     model = by_name(config(GROUPS))["model-device"]
     gpu, cpu = model["deployments"]
-    assert [(d["name"], d["num_replicas"]) for d in (gpu, cpu)] == [
-        ("model-gpu", 2), ("model-cpu", 4),
+    assert [(d["name"], between(d)) for d in (gpu, cpu)] == [
+        ("model-gpu", (2, 2)), ("model-cpu", (4, 4)),
     ]  # fmt: skip
     shared = {"memory": 512 << 20, "label_selector": {"zone": "a"}}
     assert gpu["ray_actor_options"] == shared | {
@@ -191,9 +214,22 @@ def test_a_model_without_groups_starts_its_replicas_with_its_own_arguments(confi
 
 
 def test_the_count_of_one_group_changes_while_it_runs(config) -> None:
-    assert kinds(config(GROUPS), config(GROUPS, ("count: 4", "count: 5"))) == {
-        "model-device": "updated"
-    }
+    for change in (("count: 4", "count: 5"), ("count: 4", "min: 0, max: 5")):
+        assert kinds(config(GROUPS), config(GROUPS, change)) == {
+            "headrace-tenants": "restarted", "model-device": "updated",
+        }  # fmt: skip
+
+
+def test_serve_takes_bounds_and_the_policy_that_copies(config) -> None:
+    from ray.serve.config import AutoscalingPolicy
+    from ray.serve.schema import DeploymentSchema
+
+    model = by_name(config(FILE, ("count: 2", "min: 0")))["model-device"]
+    AutoscalingPolicy(**model["autoscaling_policy"])
+    (replicas,) = model["deployments"]
+    taken = DeploymentSchema.model_validate(replicas)
+    assert taken.num_replicas != "auto"
+    assert between(replicas) == (0, 1)
 
 
 def test_serve_takes_what_is_asked_for_a_replica(config) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from deployments.contract.description import ModelDescription
+from deployments.contract.description import GroupDescription, ModelDescription
+from deployments.contract.pool import PoolMember
 from deployments.contract.registry import (
     GATHERS_S,
     LEASE_S,
@@ -221,3 +222,48 @@ def test_nobody_stands_in_for_what_is_not_declared(registry: Registry) -> None:
     assert registry.view().fallbacks == {"device": "small"}
     registry.declare(["other"], 0.0)
     assert registry.view().fallbacks == {}
+
+
+def member(model: str, replica: str = "p") -> PoolMember:
+    return PoolMember(model, f"{replica}.{model}", replica, "d", "1", "h:1", 2, 0.02)
+
+
+def test_pool_members_are_in_the_view_while_their_replica_says_so(registry: Registry) -> None:
+    assert registry.hold("p", (member("a"), member("b")), 10.0)
+    assert registry.hold("q", (member("a", "q"),), 10.0)
+    assert registry.view().pool == {"a": (member("a"), member("a", "q")), "b": (member("b"),)}
+    assert registry.hold("p", (member("b"),), 11.0)
+    assert registry.view().pool == {"a": (member("a", "q"),), "b": (member("b"),)}
+    assert registry.hold("p", (), 12.0)
+    assert registry.view().pool == {"a": (member("a", "q"),)}
+
+
+def test_a_pool_replica_that_is_silent_is_gone_when_its_lease_ends(registry: Registry) -> None:
+    registry.sweep(GATHERS_S)
+    registry.hold("p", (member("a"),), 10.0)
+    revision = registry.revision
+    assert not registry.hold("p", (member("a"),), 12.0)
+    assert not registry.sweep(12.0 + LEASE_S)
+    assert registry.revision == revision
+    assert registry.sweep(12.001 + LEASE_S)
+    assert registry.view().pool == {}
+    assert registry.revision > revision
+
+
+def test_a_pool_replica_that_holds_nothing_tells_nobody(registry: Registry) -> None:
+    assert not registry.hold("p", (), 10.0)
+    assert registry.pool == {}
+
+
+def test_a_replica_that_starts_hears_what_others_of_its_settings_have_measured(
+    registry: Registry, description: Describe
+) -> None:
+    assert registry.profile("device", "d") == ()
+    registry.announce(description(digest="d", profile=((1, 4, 0.5),)), b"", 10.0)
+    assert registry.profile("device", "d") == ((1, 4, 0.5),)
+    assert registry.profile("device", "other") == ()
+    group = GroupDescription(
+        "cpu", "d-cpu", "synthetic", "fp32", "cpu", 2, 8, profile=((1, 8, 0.7),)
+    )
+    registry.announce(description(generation=2, digest="whole", groups=(group,)), b"", 10.0)
+    assert registry.profile("device", "d-cpu") == ((1, 8, 0.7),)

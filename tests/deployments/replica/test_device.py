@@ -11,8 +11,8 @@ import pytest
 from device_jobs import WaitedJob, job_of, values, worker_of
 from fake_runtimes import Gated, Moody
 
-from deployments.replica.device import DeviceWorker, Job
-from runtimes.errors import Unhealthy
+from deployments.replica.device import DeviceTurn, DeviceWorker, Job
+from runtimes.errors import RunError, Unhealthy
 from runtimes.types import Batch, Limits, Result
 
 
@@ -303,3 +303,36 @@ async def test_nothing_is_put_ahead_where_the_processors_compute() -> None:
     await asyncio.gather(*(job.done for job in jobs))
     assert runtime.ahead == []
     worker.close()
+
+
+async def test_workers_that_share_a_device_take_turns_in_the_order_of_coming() -> None:
+    turn, order, entered = DeviceTurn(), [], []
+
+    def take(name: str) -> None:
+        entered.append(name)
+        with turn:
+            order.append(name)
+
+    threads = [threading.Thread(target=take, args=(name,)) for name in "abc"]
+    with turn:
+        for number, thread in enumerate(threads, start=1):
+            thread.start()
+            await until_given(turn, number + 1)
+        assert order == []
+    for thread in threads:
+        thread.join(5.0)
+    assert order == entered == ["a", "b", "c"]
+
+
+async def until_given(turn: DeviceTurn, count: int) -> None:
+    async with asyncio.timeout(5.0):
+        while turn._given < count:  # noqa: ASYNC110 - a thread says it
+            await asyncio.sleep(0)
+
+
+async def test_a_turn_goes_on_after_a_batch_that_failed() -> None:
+    turn = DeviceTurn()
+    with pytest.raises(RunError), turn:
+        raise RunError("no")
+    with turn:
+        assert turn._given == 2

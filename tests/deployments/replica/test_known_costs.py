@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,20 @@ def test_edges_for_another_longest_row_are_named(tmp_path: Path) -> None:
 def test_without_a_stored_profile_nothing_is_said_of_one(tmp_path: Path) -> None:
     _, _, log = started(tmp_path, model(profile_s=0.05))
     assert log == "costs: measured at the start, 0.05 s"
+
+
+def test_what_a_running_replica_measured_is_not_measured_again(tmp_path: Path) -> None:
+    settings = model(profile_s=600)
+    told = runtime_settings("m", settings, tmp_path, lambda *_: None)
+    start = replace(start_of(told, settings, tmp_path), measured=POINTS)
+    runtime = SyntheticRuntime(start.settings)
+    assert known_costs(start, settings, runtime, lambda _: None).points == POINTS
+
+
+def test_a_stored_profile_goes_before_what_a_running_replica_measured(tmp_path: Path) -> None:
+    settings = model()
+    store(tmp_path, settings)
+    told = runtime_settings("m", settings, tmp_path, lambda *_: None)
+    start = replace(start_of(told, settings, tmp_path), measured=((1, 16, 9.0),))
+    runtime = SyntheticRuntime(start.settings)
+    assert known_costs(start, settings, runtime, lambda _: None).points == POINTS

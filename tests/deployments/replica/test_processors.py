@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from deployments.replica import processors
-from deployments.settings.model_fields import ReplicaSettings
+from deployments.settings.replicas import ReplicaSettings
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ async def test_a_remote_source_is_here_before_the_model_is_loaded(told, tmp_path
     path: Any = replica._description
     assert path.read_bytes() == b"weights"
     assert path.is_relative_to(tmp_path)
-    assert {phase for phase, _, _ in told} == {"staging"}
+    assert {phase for phase, _, _ in told} == {"starting", "staging"}
     assert [share for _, share, _ in told][-1] == 1.0
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_engines import Engines, until
 
 from deployments.contract import errors
-from deployments.contract.app_names import directory_key
+from deployments.contract.app_names import POOL_DIRECTORY, directory_key
 from deployments.contract.description import (
     GatewayIdentity,
     Generating,
     GroupDescription,
     ModelDescription,
 )
+from deployments.contract.pool import PoolMember
 from deployments.contract.registry import View
 from deployments.contract.replica_directory import RunningReplica, directory_for
 from deployments.gateway.queues import catalogue
@@ -63,21 +65,28 @@ class HeldUp(Engines):
         self._ready = ready
         self.seeded: list[str] = []
 
-    async def seed(self, groups: Sequence[str], timeout_s: float) -> None:
+    async def seed(self, groups: Sequence[str]) -> None:
         self.seeded += groups
         await self._ready.wait()
 
 
 class Following:
     """A catalogue that follows a fake registry; `seeds[application]` holds a model up. `channels`:
-    what was asked for: application, gateway and whether its replicas speak."""
+    what was asked for: application, gateway and whether its replicas speak. `followed_pool`: how
+    often the pool's replicas were asked for."""
 
     def __init__(self) -> None:
         self.registry = FakeRegistry()
         self.seeds: dict[str, asyncio.Event] = {}
         self.channels: list[tuple[str, str, bool]] = []
+        self.followed_pool = 0
         self.catalogue = Catalogue(
-            self.registry, GatewayIdentity("g"), 1 << 16, lambda *_: None, self._connect
+            self.registry,
+            GatewayIdentity("g"),
+            1 << 16,
+            lambda *_: None,
+            self._connect,
+            self._follow_pool,
         )
 
     def _connect(self, app: str, gateway: str, *, speaks: bool) -> Engines:
@@ -85,6 +94,9 @@ class Following:
         open_at_once = asyncio.Event()
         open_at_once.set()
         return HeldUp(self.seeds.get(app, open_at_once))
+
+    def _follow_pool(self) -> None:
+        self.followed_pool += 1
 
     def run(self, description: ModelDescription) -> None:
         metadata = (("digest", description.digest),)
@@ -398,3 +410,90 @@ async def test_replicas_of_every_group_are_reached_those_that_come_up_later_too(
     assert following.catalogue.find("device") is model
     assert model.channel.seeded == ["gpu", "gpu", "cpu"]  # type: ignore[attr-defined]
     assert {each.group for each in model.queue.snapshot().replicas} == {"gpu", "cpu"}
+
+
+def member(replica: str, **more: Any) -> PoolMember:
+    fields = {"digest": "d", "version": "1", "channel": "h:1", "slots": 3, "after_s": 0.02}
+    return PoolMember("device", f"{replica}.1", replica, **{**fields, **more})
+
+
+def pool_runs(*replicas: str) -> None:
+    directory_for(POOL_DIRECTORY).update([RunningReplica(uid) for uid in replicas])
+
+
+async def test_pool_members_are_replicas_of_a_reserve_group_while_their_process_runs(
+    following: Following, description: Describe
+) -> None:
+    following.run(description())
+    tell, members = following.registry.tell, {"device": (member("p"), member("q"))}
+    await tell(description())
+    assert following.followed_pool == 0
+    model = following.catalogue.find("device")
+    assert [group.name for group in model.queue.snapshot().groups] == [""]
+    await tell(description(), pool=members)
+    assert following.followed_pool == 1
+    assert model.queue.calls.reached == ["device-0"]
+    pool_runs("p", "q")
+    await until(lambda: sorted(model.queue.calls.reached) == ["device-0", "p.1", "q.1"])
+    groups = {each.replica_id: each.group for each in model.queue.snapshot().replicas}
+    assert groups == {"device-0": "", "p.1": "pool", "q.1": "pool"}
+    reserve = model.queue._settings.groups[-1]
+    assert (reserve.name, reserve.after_s) == ("pool", 0.02)
+    pool_runs("q")  # p was killed: Serve says so before its lease ends
+    assert sorted(model.queue.calls.reached) == ["device-0", "q.1"]
+    await tell(description())
+    assert model.queue.calls.reached == ["device-0"]
+    assert following.followed_pool == 1
+
+
+async def test_a_model_runs_on_the_pool_alone_while_its_own_replica_is_away(
+    following: Following, description: Describe
+) -> None:
+    following.run(description())
+    pool_runs("p")
+    await following.registry.tell(description(), pool={"device": (member("p"),)})
+    model = following.catalogue.find("device")
+    await until(lambda: len(model.queue.calls.reached) == 2)
+    directory_for(directory_key("device")).update([])
+    assert model.queue.calls.reached == ["p.1"]
+    assert following.catalogue.ready("device")
+
+
+@pytest.mark.parametrize("other", [{"digest": "old"}, {"version": "0"}])
+async def test_a_pool_member_of_another_version_gets_no_work(
+    following: Following, description: Describe, other: dict[str, str]
+) -> None:
+    following.run(description())
+    pool_runs("p")
+    await following.registry.tell(description(), pool={"device": (member("p", **other),)})
+    model = following.catalogue.find("device")
+    await until(lambda: model.queue.calls.reached == ["device-0"])
+    assert model.queue._settings.groups == ()
+
+
+async def test_pool_members_stay_while_a_registry_that_restarted_gathers(
+    following: Following, description: Describe
+) -> None:
+    following.run(description())
+    pool_runs("p")
+    await following.registry.tell(description(), pool={"device": (member("p"),)})
+    model = following.catalogue.find("device")
+    await until(lambda: len(model.queue.calls.reached) == 2)
+    await following.registry.tell(description(), complete=False)
+    assert sorted(model.queue.calls.reached) == ["device-0", "p.1"]
+    await following.registry.tell(description())
+    assert model.queue.calls.reached == ["device-0"]
+
+
+async def test_of_a_model_with_groups_the_pool_starts_from_the_costs_of_the_one_that_it_runs(
+    following: Following, description: Describe
+) -> None:
+    gpu, cpu = a_group("gpu"), replace(a_group("cpu"), profile=((1, 4, 0.5),))
+    runs("device", "gpu")
+    pool_runs("p")
+    held = {"device": (member("p", digest="d-cpu", version="of the group alone"),)}
+    await following.registry.tell(description(groups=(gpu, cpu)), pool=held)
+    model = following.catalogue.find("device")
+    await until(lambda: "p.1" in model.queue.calls.reached)
+    assert [group.name for group in model.queue._settings.groups] == ["gpu", "cpu", "pool"]
+    assert model.queue._settings.groups[-1].profile == ((1, 4, 0.5),)

@@ -1,0 +1,198 @@
+"""How much work a second is one model asked for, over several windows?
+
+Gateways tell counters that only grow (`DemandReading`). Here they become rates, summed over the
+gateways, each over the window that ends at its own last reading: what a gateway that is silent said
+last holds for `HELD_S`. After that its part is *unknown*, which is not nothing: the sum is called
+partial until the gateway has been silent for `FORGOTTEN_S` (it has probably been replaced, and its
+successor has another name). A gateway's first reading is where counting begins, since what came
+before it may be hours old. Work is in reference seconds (`settings`); times are seconds.
+Work: a bisection a gateway and window.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from autoscaling.types import DemandReading
+
+FRESH_S = 5.0
+HELD_S = 10.0
+FORGOTTEN_S = 75.0
+LONGEST_WINDOW_S = 64.0
+_CLOSEST_S = 0.25
+_DISPERSION_BIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemandView:
+    """Demand as it is known now. fresh: some gateway has spoken within `FRESH_S`. partial: another
+    one has been silent for longer than `HELD_S`, so that the rates are the least it may be.
+    span_s: how long the longest known gateway has been counted; 0.0: there is no rate yet.
+    rates: offered work a second by window. request_work_s: E[c²]/E[c] of requests' work, by which
+    work in a window of Poisson requests scatters; 0.0: unknown. urgent: something waits that no
+    running replica can take. requested_at: of the latest request; None: none was seen."""
+
+    fresh: bool = False
+    partial: bool = False
+    span_s: float = 0.0
+    rates: tuple[tuple[float, float], ...] = ()
+    request_work_s: float = 0.0
+    backlog_s: float = 0.0
+    oldest_wait_s: float = 0.0
+    urgent: bool = False
+    requested_at: float | None = None
+
+    @property
+    def waits(self) -> bool:
+        return self.urgent or self.backlog_s > 0.0
+
+    def rate(self, window_s: float) -> float:
+        return dict(self.rates)[window_s]
+
+
+class Demand:
+    """One model's, at all gateways."""
+
+    def __init__(self) -> None:
+        self.requested_at: float | None = None
+        self._gateways: dict[str, _Counters] = {}
+
+    def hear(self, gateway: str, reading: DemandReading, now: float) -> None:
+        """Counters that are lower than before begin anew. Raises ValueError for what is no finite
+        number; a lower `now` than before is taken for the same moment."""
+        if not _is_sound(reading):
+            raise ValueError(f"demand that gateway {gateway} told is no amount of work: {reading}")
+        counters = self._gateways.get(gateway)
+        if counters is None or counters.runs_back(reading):
+            counters = self._gateways[gateway] = _Counters(reading, now)
+            came = False
+        else:
+            came = counters.add(reading, now)
+        if came or reading.urgent or reading.backlog_s > 0.0:
+            self.requested_at = now
+
+    def gone(self, gateway: str) -> None:
+        """That gateway is known to have ended: nothing of it is held."""
+        self._gateways.pop(gateway, None)
+
+    def view(self, windows_s: Iterable[float], now: float) -> DemandView:
+        self._forget(now)
+        every = self._gateways.values()
+        told = [each for each in every if now - each.at <= HELD_S]
+        fresh = [each for each in told if now - each.at <= FRESH_S]
+        if not fresh:
+            return DemandView(requested_at=self.requested_at)
+        return DemandView(
+            fresh=True,
+            partial=len(told) < len(every),
+            span_s=max(each.span_s for each in told),
+            rates=tuple((each, sum(c.rate(each) for c in told)) for each in windows_s),
+            request_work_s=_request_work_s(told),
+            backlog_s=sum(each.last.backlog_s for each in fresh),
+            oldest_wait_s=max(each.last.oldest_wait_s for each in fresh),
+            urgent=any(each.last.urgent for each in fresh),
+            requested_at=self.requested_at,
+        )
+
+    @property
+    def is_urgent(self) -> bool:
+        return any(each.last.urgent for each in self._gateways.values())
+
+    def work_since(self, since: float, now: float) -> float:
+        """Offered work that was told since then, reference seconds."""
+        return sum(each.since(since) for each in self._gateways.values() if now - each.at <= HELD_S)
+
+    def dispersion_s(self, now: float) -> float:
+        """Variance over mean of the work in bins of 2 s of the last minute, by differences of
+        successive bins, so that a slow rise is no scatter. 0.0: too little is known."""
+        bins: list[float] = []
+        for counters in self._gateways.values():
+            if now - counters.at <= HELD_S:
+                own = counters.bins(_DISPERSION_BIN_S, 30)
+                bins = [a + b for a, b in zip(bins, own, strict=True)] if bins else own
+        mean = fmean(bins) if bins else 0.0
+        if mean <= 0.0 or not any(bins[15:]):
+            return 0.0
+        squares = [(a - b) ** 2 for a, b in pairwise(bins)]
+        return fmean(squares) / 2.0 / mean
+
+    def _forget(self, now: float) -> None:
+        for gateway, counters in list(self._gateways.items()):
+            if now - counters.at > FORGOTTEN_S:
+                del self._gateways[gateway]
+
+
+class _Counters:
+    """One gateway's. Points of its counters over the longest window, at least `_CLOSEST_S` apart;
+    between two of them work is taken to have come evenly."""
+
+    def __init__(self, reading: DemandReading, now: float) -> None:
+        self.last, self.at = reading, now
+        self._times, self._offered = [now], [reading.offered_s]
+        self._squares = [reading.offered_sq_s2]
+
+    @property
+    def span_s(self) -> float:
+        return self.at - self._times[0]
+
+    def runs_back(self, reading: DemandReading) -> bool:
+        return reading.offered_s < self.last.offered_s or reading.requests < self.last.requests
+
+    def add(self, reading: DemandReading, now: float) -> bool:
+        """Whether requests came since the last reading."""
+        came = reading.requests > self.last.requests
+        self.last, self.at = reading, max(now, self.at)
+        if len(self._times) > 1 and self.at - self._times[-2] < _CLOSEST_S:
+            self._drop(len(self._times) - 1, len(self._times))
+        self._times.append(self.at)
+        self._offered.append(reading.offered_s)
+        self._squares.append(reading.offered_sq_s2)
+        old = bisect_right(self._times, self.at - LONGEST_WINDOW_S) - 1
+        if old > 64:
+            self._drop(0, old)
+        return came
+
+    def _drop(self, first: int, end: int) -> None:
+        for series in (self._times, self._offered, self._squares):
+            del series[first:end]
+
+    def since(self, since: float) -> float:
+        return self._offered[-1] - self._at(self._offered, since)
+
+    def rate(self, window_s: float) -> float:
+        span_s = min(window_s, self.span_s)
+        return self.since(self.at - span_s) / span_s if span_s > 0.0 else 0.0
+
+    def squares(self) -> float:
+        return self._squares[-1] - self._at(self._squares, self.at - LONGEST_WINDOW_S)
+
+    def bins(self, bin_s: float, count: int) -> list[float]:
+        """Work in each, the latest first."""
+        edges = [self._at(self._offered, self.at - bin_s * n) for n in range(count + 1)]
+        return [a - b for a, b in pairwise(edges)]
+
+    def _at(self, series: list[float], moment: float) -> float:
+        """The counter as it stood then; the oldest that is known where that is later."""
+        after = bisect_right(self._times, moment)
+        if after == 0:
+            return series[0]
+        if after == len(self._times):
+            return series[-1]
+        since, until = self._times[after - 1], self._times[after]
+        part = (moment - since) / (until - since)
+        return series[after - 1] + part * (series[after] - series[after - 1])
+
+
+def _request_work_s(told: list[_Counters]) -> float:
+    offered = sum(each.since(each.at - LONGEST_WINDOW_S) for each in told)
+    squares = sum(each.squares() for each in told)
+    return squares / offered if offered > 0.0 else 0.0
+
+
+def _is_sound(reading: DemandReading) -> bool:
+    amounts = (reading.offered_s, reading.offered_sq_s2, reading.backlog_s, reading.oldest_wait_s)
+    return all(0.0 <= amount < 1e18 for amount in amounts)

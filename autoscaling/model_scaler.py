@@ -1,0 +1,388 @@
+"""How many replicas should one model have, before others' claims are heard?
+
+One step a decision: what is not to be decided (fixed, pinned, frozen, unknown) holds; a model
+asleep stays so until a request comes; else the forecast's plan and a spike are sized, and each
+group's number follows by its hysteresis. `propose` says the number, `settle` takes what the budget
+left of it. Keeps one model's state; knows no other model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autoscaling import sentences
+from autoscaling.budget import Claim, Grant
+from autoscaling.demand import FRESH_S, LONGEST_WINDOW_S, Demand, DemandView
+from autoscaling.envelope import RATE_WINDOW_S, Backlog, Envelope, Spike, windows
+from autoscaling.forecast import Plan
+from autoscaling.hysteresis import FIRM, RELAXED, Hysteresis, Terms, Wants
+from autoscaling.planning import Planning
+from autoscaling.proposal import Proposal
+from autoscaling.settings import GroupTerms, Mode, ModelTerms
+from autoscaling.sizing import Option, Service, Sizing
+from autoscaling.start_times import StartTimes
+from autoscaling.types import GroupReading, GroupTarget, ModelDecision, Reason
+from autoscaling.wake import Wake
+
+_LEAST_SPAN_S = 4.0
+_ORDER_SEEN_S = 10.0
+
+
+class ModelScaler:
+    """`targets`: replicas by group as last decided. `pins`: by group, said by somebody."""
+
+    def __init__(self, terms: ModelTerms, now: float) -> None:
+        self.terms = terms
+        self.demand = Demand()
+        self.starts = StartTimes()
+        self.sizing = Sizing()
+        self.envelope = Envelope()
+        self.wake = Wake()
+        self.planning = Planning(terms.policy, now)
+        self.readings: dict[str, GroupReading] = {}
+        self.targets: dict[str, int] = {}
+        self.pins: dict[str, int] = {}
+        self.described: bool | None = None
+        self._hysteresis: dict[str, Hysteresis] = {}
+        self._observed_at: float | None = None
+        self._asleep_since = now
+
+    def adopt(self, terms: ModelTerms) -> None:
+        """Go on under new terms; what they no longer list is forgotten."""
+        self.terms = terms
+        names = {group.name for group in terms.groups}
+        self.readings = {name: each for name, each in self.readings.items() if name in names}
+        self.targets = {name: each for name, each in self.targets.items() if name in names}
+        self.pins = {name: each for name, each in self.pins.items() if name in names}
+        self.planning.adopt(terms.policy)
+
+    def observe(self, groups: tuple[GroupReading, ...], now: float) -> None:
+        """What is said of a group that the terms do not list is left out."""
+        known = {group.name for group in self.terms.groups}
+        self.readings = {each.name: each for each in groups if each.name in known}
+        self._observed_at = now
+        for name, reading in self.readings.items():
+            self.targets.setdefault(name, max(0, reading.target))
+
+    @property
+    def is_fixed(self) -> bool:
+        groups = self.terms.groups
+        off = self.terms.policy.mode is Mode.OFF
+        return off or all(group.min == group.max for group in groups)
+
+    @property
+    def hot(self) -> int:
+        return sum(each.hot for each in self.readings.values())
+
+    @property
+    def hot_speed(self) -> float:
+        """Work a second that the hot replicas do."""
+        return sum(each.hot * max(0.0, each.speed) for each in self.readings.values())
+
+    @property
+    def slack_s(self) -> float:
+        """Of the SLO beside the service of the first group's batch."""
+        first = self.readings.get(self.terms.groups[0].name)
+        return max(0.0, self.terms.slo_s - first.batch_p99_s) if first else self.terms.slo_s
+
+    def view(self, now: float) -> DemandView:
+        short = windows(self.terms.policy, self.starts.time_to_capacity_s())
+        return self.demand.view(sorted({*short, RATE_WINDOW_S, LONGEST_WINDOW_S}), now)
+
+    # -- the proposal
+
+    def propose(self, frozen: bool, now: float) -> Proposal:
+        held = self._held()
+        if self.is_fixed and not self.pins:
+            return Proposal(Reason.FIXED, held, held)
+        if frozen:
+            reason = Reason.MANUAL if self.pins else Reason.FROZEN
+            return Proposal(reason, held, self._pinned(held))
+        if self.pins and (self.is_fixed or len(self.pins) == len(self.terms.groups)):
+            return Proposal(Reason.MANUAL, held, self._pinned(held))
+        if self.described is False and held and not sum(held.values()):
+            first = {**held, self.terms.groups[0].name: min(1, self.terms.groups[0].max)}
+            return Proposal(Reason.FIRST, first, first)
+        view = self.view(now)
+        unknown = self._unknown(view, held, now)
+        if unknown:
+            return Proposal(Reason.UNKNOWN, held, self._pinned(held), view, detail=unknown)
+        return self._decided(held, view, now)
+
+    def _held(self) -> dict[str, int]:
+        """Targets as they are, within bounds; empty while a group's is not known."""
+        held: dict[str, int] = {}
+        for group in self.terms.groups:
+            known = group.min if self.is_fixed else self.targets.get(group.name)
+            if known is None:
+                return {}
+            held[group.name] = _within(known, group)
+        return held
+
+    def _pinned(self, targets: Mapping[str, int]) -> dict[str, int]:
+        bounds = {group.name: group for group in self.terms.groups}
+        pins = {name: _within(pin, bounds[name]) for name, pin in self.pins.items()}
+        return {**targets, **pins}
+
+    def _unknown(self, view: DemandView, held: Mapping[str, int], now: float) -> str:
+        """What is not known, "" where all is."""
+        if not held or self._observed_at is None or now - self._observed_at > FRESH_S:
+            return "what runs has not been said for 5 s"
+        if not view.fresh:
+            return "no gateway has told its demand for 5 s"
+        if view.span_s < _LEAST_SPAN_S and not view.waits and any(held.values()):
+            return "demand has been counted for less than 4 s"
+        return ""
+
+    def _decided(self, held: dict[str, int], view: DemandView, now: float) -> Proposal:
+        plan = self.planning.step(view, self.demand, self.starts.time_to_capacity_s(), now)
+        if not self.envelope.holds(now):
+            self.sizing.scatter(self.planning.dispersion_s)
+        self.sizing.adopt(self.terms, self._options())
+        if self.terms.asleep_ok and not self.pins:
+            if not sum(held.values()) or self.wake.woken_at is not None:
+                woken = self._woken(held, view, plan, now)
+                if woken is not None:
+                    return woken
+            elif self._may_sleep(view, now):
+                none = dict.fromkeys(held, 0)
+                return Proposal(Reason.ASLEEP, none, none, view, plan)
+        return self._scaled(held, view, plan, now)
+
+    # -- zero
+
+    def _may_sleep(self, view: DemandView, now: float) -> bool:
+        idle = self.wake.is_idle(view, self.terms.policy.idle_s, now)
+        return idle and self.described is not False and not self._starts(now)
+
+    def _woken(
+        self, held: dict[str, int], view: DemandView, plan: Plan, now: float
+    ) -> Proposal | None:
+        """While nothing is hot; None: something is, and the rest is as usual."""
+        if not self.wake.wakes(view, self._asleep_since, now) and not sum(held.values()):
+            return Proposal(Reason.ASLEEP, held, held, view, plan)
+        if self.hot:
+            self.wake.asleep()
+            self.envelope.hold(now + self.terms.policy.hold_s)
+            return None
+        woken_at = self.wake.woken_at if self.wake.woken_at is not None else now
+        offered_s = self.demand.work_since(woken_at - 2.0, now)
+        waking = self.wake.waking(view, offered_s, self.slack_s, now)
+        wanted = self._awake(self.sizing.size(max(waking.work, plan.planned_s)))
+        targets = {name: max(count, wanted[name]) for name, count in held.items()}
+        detail = sentences.waking(waking)
+        return Proposal(Reason.AWAKE, wanted, targets, view, plan, detail=detail)
+
+    def _awake(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """At least one, of the first group that is no reserve."""
+        if sum(counts.values()) or not self.terms.groups:
+            return dict(counts)
+        first = min(self.terms.groups, key=lambda group: group.reserve)
+        return {**counts, first.name: min(1, first.max)}
+
+    # -- some
+
+    def _scaled(self, held: dict[str, int], view: DemandView, plan: Plan, now: float) -> Proposal:
+        spike = self.envelope.spike(
+            view, plan.planned_s, self._backlog(view), self.terms.policy, now
+        )
+        if spike.rate > plan.planned_s:
+            self.envelope.hold(now + self.terms.policy.hold_s)
+        else:
+            spike = Spike()
+        recent = view.rate(LONGEST_WINDOW_S)
+        works = (plan.planned_s, FIRM * plan.planned_s, RELAXED * max(plan.planned_s, recent))
+        sizes = [self._awake(self.sizing.size(work)) for work in works]
+        if spike.rate:
+            sizes.append(self._awake(self.sizing.size(spike.rate, in_spike=True)))
+        wants = {name: Wants(*[size[name] for size in sizes]) for name in held}
+        targets = self._pinned(self._follow(held, wants, view, now))
+        wanted = {name: want.now for name, want in wants.items()}
+        reason = self._reason(held, targets, wanted, spike, plan)
+        detail = self._held_by(view, now) if reason is Reason.HELD else self._missing()
+        return Proposal(reason, wanted, targets, view, plan, spike, detail)
+
+    def _follow(
+        self, held: dict[str, int], wants: Mapping[str, Wants], view: DemandView, now: float
+    ) -> dict[str, int]:
+        terms = Terms.of(self.terms.policy, self.starts.time_to_capacity_s())
+        free = not (self._starts(now) or self.envelope.holds(now) or view.partial)
+        targets = {}
+        for name, target in held.items():
+            own = self._hysteresis.setdefault(name, Hysteresis(now))
+            own.record(wants[name].planned, terms.down_window_s, now)
+            raised = own.up(target, wants[name])
+            if self._is_unplaced(name):
+                raised = min(target, max(wants[name].relaxed, self.readings[name].hot))
+            elif free and raised == target:
+                raised = own.down(target, wants[name], terms, now)
+            targets[name] = raised
+        return targets
+
+    def _backlog(self, view: DemandView) -> Backlog:
+        speed = self.hot_speed
+        wait_s = view.backlog_s / speed if speed else view.backlog_s * 1e9
+        return Backlog(view.backlog_s, wait_s, self.slack_s, self.starts.time_to_capacity_s())
+
+    def _is_unplaced(self, name: str) -> bool:
+        reading = self.readings.get(name)
+        return reading is not None and reading.unplaced_s > self.terms.policy.pending_limit_s
+
+    def _starts(self, now: float) -> bool:
+        """Whether a replica starts, or was ordered a moment ago; not those that find no place."""
+        for name, reading in self.readings.items():
+            if self._is_unplaced(name):
+                continue
+            own = self._hysteresis.get(name)
+            ordered = own is not None and now - own.changed_at < _ORDER_SEEN_S
+            if reading.starting or (ordered and reading.target < self.targets.get(name, 0)):
+                return True
+        return False
+
+    def _options(self) -> tuple[Option, ...]:
+        options = []
+        for group in self.terms.groups:
+            most, counts = group.max, None
+            reading = self.readings.get(group.name)
+            if group.name in self.pins:
+                most = _within(self.pins[group.name], group)
+                group = GroupTerms(group.name, most, most, group.reserve, group.needs)
+            elif reading is not None and self._is_unplaced(group.name):
+                most, counts = max(group.min, self.targets[group.name]), reading.hot
+            options.append(Option(group, Service.of(reading), most, counts))
+        return tuple(options)
+
+    # -- why
+
+    def _reason(
+        self, held: Mapping[str, int], targets: Mapping[str, int], wanted: Mapping[str, int],
+        spike: Spike, plan: Plan,
+    ) -> Reason:  # fmt: skip
+        up = Reason.FORECAST if plan.trusted else Reason.STEADY
+        if spike.rate:
+            up = Reason.SPIKE if spike.window_s else Reason.BACKLOG
+        if self.pins:
+            return Reason.MANUAL
+        if any(targets[name] > count for name, count in held.items()):
+            return up
+        if self._missing():
+            return Reason.UNPLACED
+        if any(targets[name] < count for name, count in held.items()):
+            return Reason.DOWN
+        if any(wanted[name] < count for name, count in targets.items()):
+            return Reason.HELD
+        return up if spike.rate else Reason.STEADY
+
+    def _held_by(self, view: DemandView, now: float) -> str:
+        if self._starts(now):
+            return "a replica starts"
+        if self.envelope.holds(now):
+            return "a spike was a moment ago"
+        if view.partial:
+            return "a gateway is silent"
+        return "demand needed more lately, or a little more demand would"
+
+    def _missing(self) -> str:
+        """What the group that has waited longest for a place lacks, "" while none does."""
+        waiting = [each for name, each in self.readings.items() if self._is_unplaced(name)]
+        if not waiting:
+            return ""
+        longest = max(waiting, key=lambda each: each.unplaced_s)
+        return sentences.unplaced(longest)
+
+    # -- after the others were heard
+
+    def claims(self, proposal: Proposal) -> list[Claim]:
+        """Of what is observed only, the claim is what runs."""
+        observed = self.terms.policy.mode is Mode.OBSERVE
+        claims = []
+        for group in self.terms.groups:
+            reading = self.readings.get(group.name, GroupReading(group.name))
+            asked = proposal.targets.get(group.name, reading.target)
+            if observed:
+                asked = reading.target
+            draining, priority = reading.draining, self.terms.priority
+            claims.append(
+                Claim(
+                    self.terms.name, group.name, group.needs, asked, group.min, draining, priority
+                )
+            )
+        return claims
+
+    def settle(
+        self, proposal: Proposal, grants: Mapping[tuple[str, str], Grant], now: float
+    ) -> ModelDecision:
+        """What it is in the end. Without targets: nothing is known, and the cluster's hold."""
+        name, reason = self.terms.name, proposal.reason
+        observed = self.terms.policy.mode is Mode.OBSERVE
+        bound, targets = "", dict(proposal.targets)
+        for group, target in proposal.targets.items() if not observed else ():
+            grant = grants[name, group]
+            if grant.count < target:
+                targets[group], reason, bound = grant.count, Reason.BUDGET, grant.bound
+        self._commit(targets, now)
+        text = sentences.decision(proposal, reason, targets, self.hot, bound)
+        return ModelDecision(
+            model=name,
+            groups=tuple(
+                GroupTarget(group, proposal.wanted.get(group, target), target)
+                for group, target in targets.items()
+            ),
+            reason=reason,
+            text=text,
+            offered_s=proposal.view.rate(RATE_WINDOW_S) if proposal.view.rates else 0.0,
+            planned_s=max(proposal.plan.planned_s, proposal.spike.rate),
+            forecast_s=proposal.plan.forecast_s if proposal.plan.trusted else 0.0,
+            forecast_trusted=proposal.plan.trusted,
+            time_to_capacity_s=self.starts.time_to_capacity_s(),
+            observed=observed,
+        )
+
+    def _commit(self, targets: dict[str, int], now: float) -> None:
+        for group, target in targets.items():
+            if target != self.targets.get(group, target):
+                self._hysteresis.setdefault(group, Hysteresis(now)).changed(now)
+        if targets and sum(self.targets.values()) and not sum(targets.values()):
+            self._asleep_since = now
+            self.wake.asleep()
+        if targets:
+            self.targets = targets
+
+    # -- kept over the decider's death
+
+    def save(self, now: float) -> dict[str, Any]:
+        return {
+            "targets": dict(self.targets),
+            "pins": dict(self.pins),
+            "described": self.described,
+            "starts": self.starts.save(),
+            "planning": self.planning.save(now),
+            "correction": self.sizing.correction,
+            "dispersion_s": self.sizing.dispersion_s,
+            "hold_s": None if self.envelope.hold_until is None else self.envelope.hold_until - now,
+            "wake": self.wake.save(now),
+            "groups": {name: each.save(now) for name, each in self._hysteresis.items()},
+        }
+
+    def load(self, state: dict[str, Any], now: float) -> None:
+        """What was saved of groups that are no longer listed is left out. Targets are saved for
+        pins alone: what the cluster is asked for is heard from it."""
+        names = {group.name for group in self.terms.groups}
+        self.pins = {name: n for name, n in state["pins"].items() if name in names}
+        self.described = state["described"]
+        self.starts.load(state["starts"])
+        self.planning.load(state["planning"], now)
+        self.sizing.correct(state["correction"])
+        self.sizing.dispersion_s = state["dispersion_s"]
+        if state["hold_s"] is not None:
+            self.envelope.hold(now + state["hold_s"])
+        self.wake.load(state["wake"], now)
+        for name, saved in state["groups"].items():
+            if name in names:
+                self._hysteresis[name] = Hysteresis(now)
+                self._hysteresis[name].load(saved, now)
+
+
+def _within(count: int, group: GroupTerms) -> int:
+    return max(group.min, min(count, group.max))

@@ -1,0 +1,212 @@
+"""How many replicas does this much work need for the SLO?
+
+Replicas of a model serve batches from one queue: a queue of several servers whose jobs are batches
+(M/G/c, Allen and Cunneen's correction for what is not Poisson). Of what an answer may take, the
+slack is what the 99th percentile of a batch leaves; the share of batches that wait longer is
+Erlang's C times an exponential decay, and may be 1 - `percentile` at most. No replica is planned
+busier than the knee; for a spike, which has come already, the knee is `SPIKE_KNEE`, since its room
+is for what has not come yet. The arrivals' variability is measured (variance over mean of work in
+short bins); where it exceeds Poisson's, C is raised to one over it. Several groups count as one
+queue of as many servers as there are replicas, each with its mean. Against a simulation: none too
+few and at most two of 17 too many; `correct` takes what a simulation found. Work: O(log n) looks of
+O(n); answers are kept for work that differs by less than half a percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, exp, log
+
+from autoscaling.settings import GroupTerms, ModelTerms
+from autoscaling.types import GroupReading
+
+SPIKE_KNEE = 0.95
+_CORRECTIONS = (0.7, 1.5)
+_STEP = log(1.005)
+_KEPT = 64
+_VARIABILITY = (0.05, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a replica of a group does, rounded so that small changes change nothing; see
+    `GroupReading`."""
+
+    speed: float = 1.0
+    batch_s: float = 0.05
+    batch_p99_s: float = 0.1
+    batch_scv: float = 0.25
+
+    @classmethod
+    def of(cls, reading: GroupReading | None) -> Service:
+        if reading is None:
+            return cls()
+        return cls(
+            _rounded(max(reading.speed, 1e-6)),
+            _rounded(max(reading.batch_s, 1e-6)),
+            _rounded(max(reading.batch_p99_s, reading.batch_s, 1e-6)),
+            _rounded(max(reading.batch_scv, 0.0)),
+        )
+
+
+def _rounded(value: float) -> float:
+    """To about 2 %."""
+    return exp(round(log(value) / 0.02) * 0.02) if value > 1e-9 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A group as it can be sized. most: below its maximum where no more can be placed. counts: how
+    many of them do work at most, where others wait for a place; None: all."""
+
+    terms: GroupTerms
+    service: Service
+    most: int
+    counts: int | None = None
+
+    @property
+    def price(self) -> float:
+        return self.terms.needs.cost_per_hour / self.service.speed
+
+
+class Sizing:
+    """Of one model. dispersion_s: variance over mean of its work in short bins, 0.0: unknown."""
+
+    def __init__(self) -> None:
+        self.correction = 1.0
+        self.dispersion_s = 0.0
+        self._model: ModelTerms | None = None
+        self._options: tuple[Option, ...] = ()
+        self._kept: dict[tuple[int | None, float, bool], dict[str, int]] = {}
+
+    def adopt(self, model: ModelTerms, options: tuple[Option, ...]) -> None:
+        """What the next sizes are for."""
+        if options != self._options or model is not self._model:
+            self._model, self._options = model, options
+            self._kept.clear()
+
+    def correct(self, ratio: float) -> None:
+        """A simulation of the last minutes needed so many times the replicas that were said."""
+        self.correction = min(_CORRECTIONS[1], max(_CORRECTIONS[0], ratio))
+        self._kept.clear()
+
+    def scatter(self, dispersion_s: float) -> None:
+        """Followed slowly: a minute's bins say it to a quarter."""
+        if dispersion_s > 0.0:
+            gain = 0.1 if self.dispersion_s else 1.0
+            self.dispersion_s += gain * (dispersion_s - self.dispersion_s)
+
+    def size(self, work: float, in_spike: bool = False) -> dict[str, int]:
+        """Replicas by group for so many reference seconds of work a second, `survive` and `spare`
+        included; never below a group's minimum or above what can be placed. Not to be changed."""
+        if self._model is None:
+            raise ValueError("a size was asked for before the model's terms were said: adopt first")
+        grade = ceil(log(work) / _STEP) if work > 1e-9 else None
+        dispersion_s = _rounded(self.dispersion_s)
+        key = grade, dispersion_s, in_spike
+        known = self._kept.get(key)
+        if known is None:
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            exact = exp(grade * _STEP) * self.correction if grade is not None else 0.0
+            knee = max(SPIKE_KNEE, self._model.policy.knee) if in_spike else self._model.policy.knee
+            queue = _Queue(self._model, self._options, dispersion_s, knee)
+            known = self._kept[key] = self._sized(exact, queue)
+        return known
+
+    def _sized(self, work: float, queue: _Queue) -> dict[str, int]:
+        options = _cheapest_first(self._options)
+        counts = {each.terms.name: min(each.terms.min, each.most) for each in self._options}
+        for option in options:
+            if queue.keeps(counts, work):
+                break
+            _fill(counts, option, queue, work)
+        spare = queue.model.policy.spare if work > 0.0 else 0
+        for option in options:
+            room = min(spare, max(0, option.most - counts[option.terms.name]))
+            counts[option.terms.name] += room
+            spare -= room
+        return counts
+
+
+def _fill(counts: dict[str, int], option: Option, queue: _Queue, work: float) -> None:
+    """As many of this group as the work needs beside the others; all, where these are too few."""
+    name = option.terms.name
+    low, high = counts[name], option.most
+    while low < high:
+        middle = _middle(low, high)
+        if queue.keeps({**counts, name: middle}, work):
+            high = middle
+        else:
+            low = middle + 1
+    counts[name] = max(counts[name], high)
+
+
+def _middle(low: int, high: int) -> int:
+    """Small numbers first: they are cheaper to look at, and likelier."""
+    return min(low + (high - low) // 2, 2 * low + 8)
+
+
+def _cheapest_first(options: tuple[Option, ...]) -> list[Option]:
+    """Reserves last; those of one price as the settings list them."""
+    return sorted(options, key=lambda each: (each.terms.reserve, each.price))
+
+
+class _Queue:
+    """One queue before all replicas of a model."""
+
+    def __init__(
+        self, model: ModelTerms, options: tuple[Option, ...], dispersion_s: float, knee: float
+    ) -> None:
+        self.model, self._dispersion_s, self._knee = model, dispersion_s, knee
+        self._options = {each.terms.name: each for each in options}
+        self._fastest = sorted(options, key=lambda each: -each.service.speed)
+
+    def keeps(self, counts: Mapping[str, int], work: float) -> bool:
+        """Whether these replicas keep the SLO at so much work, also without the fastest `survive`
+        of them."""
+        if work <= 0.0:
+            return True
+        left = self._after_loss(counts)
+        speed = sum(count * self._options[name].service.speed for name, count in left.items())
+        if not speed or work > self._knee * speed:
+            return False
+        return self._late_share(left, speed, work / speed) <= 1.0 - self.model.percentile
+
+    def _after_loss(self, counts: Mapping[str, int]) -> dict[str, int]:
+        left = {
+            name: count if (few := self._options[name].counts) is None else min(count, few)
+            for name, count in counts.items()
+        }
+        lost = self.model.policy.survive
+        for option in self._fastest:
+            gone = min(lost, left[option.terms.name])
+            left[option.terms.name] -= gone
+            lost -= gone
+        return left
+
+    def _late_share(self, counts: Mapping[str, int], speed: float, busy: float) -> float:
+        """Share of batches that wait longer than the slack: C·exp(-θ·slack)."""
+        used = [(n, self._options[name].service) for name, n in counts.items() if n]
+        servers = sum(n for n, _ in used)
+        shares = [(n * service.speed / speed, service) for n, service in used]
+        batch_s = sum(share * service.batch_s for share, service in shares)
+        work = sum(share * service.batch_s * service.speed for share, service in shares)
+        p99_s = sum(share * service.batch_p99_s for share, service in shares)
+        scv = sum(share * service.batch_scv for share, service in shares)
+        arrivals = min(_VARIABILITY[1], max(_VARIABILITY[0], self._dispersion_s / work))
+        if not self._dispersion_s:
+            arrivals = 1.0
+        waits = erlang_c(servers, busy * servers) ** min(1.0, 1.0 / arrivals)
+        decay = 2.0 * servers * (1.0 - busy) / ((arrivals + scv) * batch_s)
+        return waits * exp(-decay * max(0.0, self.model.slo_s - p99_s))
+
+
+def erlang_c(servers: int, load: float) -> float:
+    """Share of Poisson arrivals that find all servers busy; load in servers, below their number."""
+    blocked = 1.0
+    for n in range(1, servers + 1):
+        blocked = load * blocked / (n + load * blocked)
+    busy = load / servers
+    return blocked / (1.0 - busy * (1.0 - blocked))

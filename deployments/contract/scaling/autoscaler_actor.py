@@ -1,0 +1,198 @@
+"""The autoscaler as a named Ray actor: one for a cluster, made and watched by the registry.
+
+Decides once a second, and at once when a gateway reports what cannot wait; what is decided Serve's
+controller fetches (`target_reader`), gateways hear with the answer to their report, and pool
+replicas while they wait for an order. Settings come from the cluster's store, where its state is
+kept too: every 10 s, and when somebody sets a number by hand. All blocking calls are made in
+threads. Restarted by Ray for ever; while it is away, everything stays as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import ray
+
+from autoscaling.types import StartReading
+from deployments.contract import logs
+from deployments.contract.scaling import actor_name, document, store
+from deployments.contract.scaling.cluster_resources import available_resources, most_resources
+from deployments.contract.scaling.decider import Decider
+from deployments.contract.scaling.messages import (
+    GatewayReport,
+    ModelOutlook,
+    Observed,
+    PoolOrder,
+    PoolReport,
+)
+
+DECIDES_S = 1.0
+_LEAST_PAUSE_S = 0.1
+_SAVES_S = 10.0
+_LOOKS_S = 2.0
+_COUNTS_S = 5.0
+clock = time.monotonic
+logger = logging.getLogger("headrace.autoscaler")
+
+
+class AutoscalerActor:
+    async def __init__(self) -> None:  # type: ignore[misc]
+        logs.configure_from_environment()
+        self._decider = Decider(clock(), int(time.time() * 1000))
+        self._text = ""
+        self._pressed = asyncio.Event()
+        self._ordered = asyncio.Event()
+        self._decided_at = clock()
+        self._serve: Any = None
+        await self._recall()
+        loops = (
+            (self._decide, 0.0), (self._look, _LOOKS_S), (self._count, _COUNTS_S),
+            (self._save, _SAVES_S),
+        )  # fmt: skip
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(_again(work, every_s)) for work, every_s in loops]
+
+    # ---- what others call -------------------------------------------------------------------
+
+    async def report(self, report: GatewayReport) -> dict[str, ModelOutlook]:
+        """A gateway's demand. Raises ValueError for what is no amount of work."""
+        if self._decider.report(report, clock()):
+            self._pressed.set()
+        return self._decider.outlooks()
+
+    async def exchange(self, observed: dict[str, Observed]) -> dict[str, int]:
+        """What Serve runs, by "application/deployment"; what it should run."""
+        return self._decider.exchange(observed, clock())
+
+    async def started(self, start: StartReading) -> None:
+        """A replica's start, from the beginning of its process."""
+        self._decider.started(start, clock())
+
+    async def described(self, model: str, known: bool) -> None:
+        """Whether anybody knows what the model takes; until then a replica has to run."""
+        self._decider.described(model, known)
+        self._pressed.set()
+
+    async def pool(self, report: PoolReport, revision: int, timeout_s: float) -> PoolOrder:
+        """What a pool replica holds; its order, as soon as it is another than `revision`, or after
+        `timeout_s`."""
+        end = clock() + timeout_s
+        order = self._decider.pool_report(report, clock())
+        while order.revision == revision and (left_s := end - clock()) > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ordered.wait(), left_s)
+            order = self._decider.pool.order(report.replica)
+        return order
+
+    async def pin(self, model: str, group: str, replicas: int | None) -> str:
+        """So many replicas, until None makes it automatic again; what is wrong with it, "" where
+        nothing is."""
+        complaint = self._decider.pin(model, group, replicas, clock())
+        if not complaint:
+            self._pressed.set()
+            await self._save()
+        return complaint
+
+    async def status(self) -> dict[str, Any]:
+        return self._decider.status() | {"decided_s_ago": clock() - self._decided_at}
+
+    async def ping(self) -> None:
+        """For whoever watches it: its loop turns."""
+
+    # ---- what it does by itself -------------------------------------------------------------
+
+    async def _decide(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._pressed.wait(), DECIDES_S)
+        self._pressed.clear()
+        await self._reread()
+        for sentence in self._decider.step(clock()):
+            logger.info(sentence)
+        self._decided_at = clock()
+        if self._decider.order_pool():
+            self._ordered.set()
+            self._ordered = asyncio.Event()
+        await asyncio.sleep(_LEAST_PAUSE_S)
+
+    async def _reread(self) -> None:
+        """The published settings, where they are others than before."""
+        text = await asyncio.to_thread(store.get, store.DOCUMENT)
+        if text is None or text == self._text:
+            return
+        self._text = text
+        try:
+            self._decider.reconfigure(document.parse(text), clock())
+        except msgspec.ValidationError as wrong:
+            logger.error("the published settings are of another version: %s", wrong)
+
+    async def _look(self) -> None:
+        """At Serve's details, while they say more than its numbers."""
+        now = clock()
+        if not (self._decider.seen.unsettled(now) or self._decider.gateways.silent(now)):
+            return
+        if self._serve is None:
+            self._serve = await asyncio.to_thread(_serve_list)
+        self._decider.detail(await self._serve.applications(), clock())
+
+    async def _count(self) -> None:
+        """What the cluster has."""
+        most, available = await asyncio.to_thread(lambda: (most_resources(), available_resources()))
+        self._decider.resources(most, available)
+
+    async def _save(self) -> None:
+        state = {"at": time.time(), "core": self._decider.save(clock())}
+        await asyncio.to_thread(store.put, store.STATE, json.dumps(state))
+
+    async def _recall(self) -> None:
+        """What an earlier one knew."""
+        try:
+            await self._reread()
+            text = await asyncio.to_thread(store.get, store.STATE)
+            if text is not None:
+                state = json.loads(text)
+                self._decider.load(state["core"], clock(), time.time() - state["at"])
+        except Exception:
+            logger.exception("what an earlier autoscaler knew is lost")
+
+
+async def _again(work: Callable[[], Awaitable[None]], every_s: float) -> None:
+    """For ever; what goes wrong is said and tried again."""
+    while True:
+        try:
+            await work()
+            await asyncio.sleep(every_s)
+        except Exception:
+            logger.exception("the autoscaler could not %s", work.__name__.strip("_"))
+            await asyncio.sleep(max(every_s, DECIDES_S))
+
+
+def _serve_list() -> Any:
+    """Serve's modules are slow to import."""
+    from deployments.contract.serve_list import ServeList
+
+    return ServeList()
+
+
+def autoscaler() -> Any:
+    """The cluster's autoscaler actor, created when there is none."""
+    return (
+        ray.remote(AutoscalerActor)
+        .options(
+            name=actor_name.NAME,
+            namespace=actor_name.NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=1000,
+        )
+        .remote()
+    )

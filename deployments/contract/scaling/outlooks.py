@@ -1,0 +1,74 @@
+"""What gateways and operators are told of the autoscaler's decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from autoscaling.settings import ModelTerms
+from autoscaling.types import Decisions, GroupReading, ModelDecision
+from deployments.contract.scaling.messages import ModelOutlook
+
+
+def outlook(
+    terms: ModelTerms, decision: ModelDecision, groups: Iterable[GroupReading]
+) -> ModelOutlook:
+    """`groups`: what runs, as the decision knew it."""
+    runs = list(groups)
+    asleep_ok = terms.asleep_ok and not decision.observed
+    return ModelOutlook(
+        asleep_ok=asleep_ok,
+        wakes=asleep_ok and not any(each.hot or each.starting for each in runs),
+        ready_in_s=decision.time_to_capacity_s,
+        targets={each.name: each.target for each in decision.groups},
+        wanted={each.name: each.wanted for each in decision.groups},
+        starting=sum(each.starting for each in runs),
+        reason=decision.reason.value,
+        offered_s=decision.offered_s,
+        planned_s=decision.planned_s,
+        forecast_s=decision.forecast_s,
+        forecast_trusted=decision.forecast_trusted,
+    )
+
+
+def changes(before: Decisions, after: Decisions) -> list[str]:
+    """A sentence for each model whose targets or reason are others than before."""
+    said = []
+    for name, decision in after.models.items():
+        old = before.models.get(name)
+        targets = [each.target for each in decision.groups]
+        if old is None or targets != [each.target for each in old.groups]:
+            was = "?" if old is None else _numbers(old)
+            said.append(f"{name}: {was} -> {_numbers(decision)} replicas, {_why(decision)}")
+        elif old.reason is not decision.reason:
+            said.append(f"{name}: {_numbers(decision)} replicas, {_why(decision)}")
+    if after.pool.replicas != before.pool.replicas:
+        said.append(f"pool: {before.pool.replicas} -> {after.pool.replicas}: {after.pool.text}")
+    return said
+
+
+def _why(decision: ModelDecision) -> str:
+    only = " (observed, not done)" if decision.observed else ""
+    return f"{decision.reason.value}{only}: {decision.text}"
+
+
+def _numbers(decision: ModelDecision) -> str:
+    named = [f"{each.name} {each.target}" if each.name else f"{each.target}"
+             for each in decision.groups]  # fmt: skip
+    return ", ".join(named) or "no"
+
+
+def as_plain(decision: ModelDecision, groups: Iterable[GroupReading]) -> dict[str, Any]:
+    """For `status`: plain values, each group with what runs of it."""
+    runs = {each.name: each for each in groups}
+    plain = asdict(decision)
+    plain["reason"] = decision.reason.value
+    for group in plain["groups"]:
+        reading = runs.get(group["name"], GroupReading())
+        group |= {
+            "serve_target": reading.target, "running": reading.hot, "starting": reading.starting,
+            "draining": reading.draining, "unplaced_s": reading.unplaced_s,
+            "missing": reading.missing,
+        }  # fmt: skip
+    return plain

@@ -1,0 +1,67 @@
+"""What each pool replica holds, and what it was told to hold.
+
+A replica reports and waits for its order; an order has a number that grows whenever it says
+something else. A replica that has not reported for `SILENT_S` is gone. Numbers begin above all that
+an earlier autoscaler gave, so that a replica never takes a new order for one it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from autoscaling.types import PoolReading, ResidentReading
+from deployments.contract.scaling.messages import PoolModel, PoolOrder, PoolReport, Resident
+
+SILENT_S = 10.0
+
+
+@dataclass(slots=True)
+class PoolOrders:
+    """`revision`: of the latest order, to any replica."""
+
+    revision: int
+    _reports: dict[str, tuple[float, PoolReport]] = field(default_factory=dict)
+    _orders: dict[str, PoolOrder] = field(default_factory=dict)
+
+    def hear(self, report: PoolReport, now: float) -> PoolReading:
+        self._reports[report.replica] = (now, report)
+        residents = tuple(_reading(each, now) for each in report.residents)
+        return PoolReading(report.replica, residents, report.free_bytes)
+
+    def order(self, replica: str) -> PoolOrder:
+        """Before anything was decided for it: to go on with what it holds, of number 0."""
+        return self._orders.get(replica, PoolOrder(0))
+
+    def sweep(self, now: float) -> set[str]:
+        """Forgets the replicas that are gone; their names."""
+        gone = {name for name, (at, _) in self._reports.items() if now - at > SILENT_S}
+        for name in gone:
+            del self._reports[name]
+            self._orders.pop(name, None)
+        return gone
+
+    def decide(
+        self, residents: Mapping[str, tuple[str, ...]], models: Mapping[str, PoolModel]
+    ) -> bool:
+        """Whether any order changes. `residents`: by replica, the models to hold; `models`: those
+        that there are, by name."""
+        changed = False
+        for replica in residents.keys() & self._reports.keys():
+            wanted = tuple(models[name] for name in residents[replica] if name in models)
+            known = self._orders.get(replica)
+            if known is None or known.models != wanted:
+                self.revision += 1
+                self._orders[replica] = PoolOrder(self.revision, wanted)
+                changed = True
+        return changed
+
+    def reports(self) -> list[PoolReport]:
+        return [report for _, report in self._reports.values()]
+
+
+def _reading(resident: Resident, now: float) -> ResidentReading:
+    return ResidentReading(
+        resident.model, resident.serves, resident.size_bytes, resident.load_s,
+        now - resident.age_s, resident.busy,
+    )  # fmt: skip

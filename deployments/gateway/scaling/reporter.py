@@ -1,0 +1,91 @@
+"""Tells the autoscaler what this gateway's models are asked for, and hears how things stand.
+
+Once a second, and at once when a request comes that no replica can be sent, or more waits than half
+of the SLO's slack; while that lasts after 0.1, 0.2, 0.4 s, then once a second again: what decides
+wants to know how fast work comes. In a task of its own, which a call without an answer holds up and
+nothing else: counters lose nothing by it, and what was heard last goes on to hold, less the time
+that has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+
+from deployments.contract.scaling.messages import GatewayReport, ModelLoad, ModelOutlook
+from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.scaling.demand import crossing_s, model_load
+
+EVERY_S = 1.0
+LEAST_S = 0.1
+ANSWER_S = 2.0
+clock = time.monotonic
+logger = logging.getLogger("headrace.scaling")
+
+Tell = Callable[[GatewayReport], Awaitable[Mapping[str, ModelOutlook]]]
+
+
+class DemandReporter:
+    """`gateway`: as Serve names this replica. `tell` raises where the autoscaler is away."""
+
+    def __init__(self, gateway: str, models: Catalogue, tell: Tell) -> None:
+        self._gateway = gateway
+        self._models = models
+        self._tell = tell
+        self._crossed = asyncio.Event()
+        self._told_at = -EVERY_S
+        self._pause_s = LEAST_S
+        self._outlooks: Mapping[str, ModelOutlook] = {}
+        self._heard_at = 0.0
+        self._is_away = False
+        models.on_crossing = self._crossed.set
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._due()
+            await self._exchange()
+
+    async def _due(self) -> None:
+        """Returns when it is time: a second after the last report, or sooner after a crossing."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._told_at + EVERY_S - clock()):
+                await self._crossed.wait()
+        await asyncio.sleep(self._told_at + self._pause_s - clock())
+        self._crossed.clear()
+
+    async def _exchange(self) -> None:
+        self._told_at = clock()
+        report, presses = self._report()
+        self._pause_s = min(2.0 * self._pause_s, EVERY_S) if presses else LEAST_S
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                outlooks = await self._tell(report)
+        except Exception as fault:
+            if not self._is_away:
+                logger.warning("the autoscaler does not answer, going on without: %r", fault)
+            self._is_away = True
+        else:
+            self._is_away, self._outlooks, self._heard_at = False, outlooks, clock()
+        self._models.take_outlooks(self._outlooks, clock() - self._heard_at)
+
+    def _report(self) -> tuple[GatewayReport, bool]:
+        """And whether any model has crossed."""
+        loads, presses = {}, False
+        for name, served in self._models.served.items():
+            loads[name], crossed = _load(served)
+            presses |= crossed
+        return GatewayReport(self._gateway, loads, self._models.frozen), presses
+
+
+def _load(served: ServedModel) -> tuple[ModelLoad, bool]:
+    queue = served.queue
+    core = queue.snapshot()
+    queue.crossing_s = crossing_s(core, served.description.scheduling.slo_s)
+    unserved = not queue.replicas and (queue.unserved or core.waiting_rows > 0)
+    queue.unserved = False
+    return model_load(core, unserved=unserved), unserved or core.backlog_s > queue.crossing_s

@@ -1,0 +1,133 @@
+"""How models come to a process that is up already: staged, opened, compared, run, served.
+
+As a replica of the model's own starts, but for two things. It is warmed briefly: one row of each
+length for `WARM_S`, since it is wanted at once, and shapes that come later are made when they come.
+And nothing is timed: gateways know the model's costs from its own replicas. A model's bytes are the
+process's growth while it was loaded or the size of its files, whichever is more: other models'
+work may make the first too large, memory that was free already too small. A load that takes longer
+than the model's `start_timeout_s` ends the process: nothing in Python ends a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from deployments.contract.registry import ReplicaProgress
+from deployments.contract.scaling.messages import PoolModel
+from deployments.replica import describe
+from deployments.replica.artifacts.local_model import local_model
+from deployments.replica.known_costs import start_of
+from deployments.replica.local_settings import settings_here
+from deployments.replica.pool.resident import LoadedModel, Place, ServedResident
+from deployments.replica.startup_progress import StartupProgress
+from deployments.replica.verify import gate
+from deployments.settings.channel import ChannelSettings
+from deployments.settings.model import ModelSettings
+from deployments.settings.sources import resolve
+from runtimes import catalog, source, warmup
+from runtimes.errors import LoadError
+
+WARM_S = 0.5
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoader:
+    """Blocks: for a thread. `reserved_cpus`: as of `processors.threads`."""
+
+    cache_dir: Path
+    reserved_cpus: float | None
+
+    def settings_of(self, model: PoolModel, progress: Progress) -> ModelSettings:
+        """Its files are on this node then. Raises SourceError, and LoadError for what generates."""
+        settings = settings_here(model.args["settings"], 1)
+        if settings.task == catalog.GENERATE:
+            raise LoadError(f"model {model.name} generates text; the pool runs batches alone")
+        return local_model(settings, self.cache_dir, progress)
+
+    def load(self, model: PoolModel, settings: ModelSettings, progress: Progress) -> LoadedModel:
+        """Raises what loading, warming or the comparison raise; nothing is left then."""
+        began, before = time.perf_counter(), _resident_bytes()
+        start = start_of(
+            describe.runtime_settings(
+                model.name, settings, self.cache_dir, progress, self.reserved_cpus
+            ),
+            settings,
+            self.cache_dir,
+        )
+        runtime = catalog.create(start.settings)
+        try:
+            runtime.load()
+            gate.admit(settings, start.settings, runtime)
+            warmup.briefly(start.settings, runtime.limits(), runtime.run, WARM_S)
+            version = describe.version(settings, self.cache_dir)
+        except BaseException:
+            runtime.close()
+            raise
+        size = max(_resident_bytes() - before, artifact_bytes(settings, self.cache_dir))
+        took_s = time.perf_counter() - began
+        return LoadedModel(model.name, model.key, settings, runtime, version, size, took_s)
+
+
+class PoolLoading:
+    """As `residents.Loading`. `report` sends a `ReplicaProgress`."""
+
+    def __init__(
+        self, loader: ModelLoader, place: Place, report: Callable[[ReplicaProgress], Any]
+    ) -> None:
+        self._loader = loader
+        self._place = place
+        self._report = report
+        self._number = itertools.count(1)
+        self._progress: dict[str, StartupProgress] = {}
+
+    async def least_bytes(self, model: PoolModel) -> int:
+        progress = self._begun(model)
+        settings = await asyncio.to_thread(self._loader.settings_of, model, progress.tell)
+        return await asyncio.to_thread(artifact_bytes, settings, self._loader.cache_dir)
+
+    async def load(self, model: PoolModel) -> LoadedModel:
+        progress = self._begun(model)
+        settings = await asyncio.to_thread(self._loader.settings_of, model, progress.tell)
+        work = asyncio.to_thread(self._loader.load, model, settings, progress.tell)
+        try:
+            return await asyncio.wait_for(work, settings.replicas.start_timeout_s)
+        except TimeoutError:
+            self._place.on_hang()
+            raise
+
+    async def serve(self, model: PoolModel, loaded: LoadedModel) -> ServedResident:
+        member = f"{self._place.replica}.{next(self._number)}"
+        channel = ChannelSettings.model_validate(model.args["channel"])
+        resident = await ServedResident.serve(loaded, member, channel, self._place)
+        self._begun(model).tell("ready", 1.0)
+        del self._progress[model.name]
+        return resident
+
+    def _begun(self, model: PoolModel) -> StartupProgress:
+        """Of a load that has not come to its end."""
+        known = self._progress.get(model.name)
+        if known is None:
+            replica = f"{self._place.replica}.{model.name}"
+            known = self._progress[model.name] = StartupProgress(model.name, replica, self._report)
+        return known
+
+
+def artifact_bytes(settings: ModelSettings, cache_dir: Path) -> int:
+    """Of the model's files on this node: what its weights take at least; 0 without."""
+    if settings.source is None or settings.runtime == "synthetic":
+        return 0
+    found = source.inspect(resolve(settings.source), cache_dir)
+    return sum(file.stat().st_size for file in found.files)
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)

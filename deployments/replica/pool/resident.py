@@ -1,0 +1,140 @@
+"""A loaded model that a pool replica serves: a core, a worker and a channel of its own.
+
+To gateways it is a replica like others. It leaves as those do: what is staged goes back, what runs
+runs to its end; the runtime stays open, for whoever made it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from deployments.contract.channel.sockets import server_tls
+from deployments.contract.pool import PoolMember
+from deployments.replica.channel_server import ChannelServer
+from deployments.replica.device import DeviceTurn, DeviceWorker
+from deployments.replica.replica_core import ReplicaCore, watch_hangs
+from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
+from deployments.settings.model import ModelSettings
+from runtimes.types import Runtime
+
+_MARGIN_S = 5.0  # for a drain, beyond what may run
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """`key`: digest of the settings that it was loaded with; `settings`: those, of this node.
+    `load_s`: what loading took."""
+
+    name: str
+    key: str
+    settings: ModelSettings
+    runtime: Runtime
+    version: str
+    size_bytes: int
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the residents of a pool replica share. `replica`: its id in Serve; `host`: where it
+    listens; `after_s`: as of `PoolMember`; `on_hang` ends the process."""
+
+    replica: str
+    host: str
+    after_s: float
+    turn: DeviceTurn
+    on_hang: Callable[[], None]
+
+
+class Resident(Protocol):
+    """`age_s`: since it began to serve."""
+
+    @property
+    def member(self) -> PoolMember: ...
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def age_s(self) -> float: ...
+
+    def key(self) -> bytes: ...
+    async def health(self) -> None: ...
+    async def leave(self) -> None: ...
+
+
+class ServedResident:
+    """Made by `serve`."""
+
+    def __init__(self, loaded: LoadedModel, place: Place) -> None:
+        replicas = loaded.settings.replicas
+        self._loaded, self._place = loaded, place
+        self._began = time.monotonic()
+        self._worker = DeviceWorker(
+            loaded.runtime,
+            replicas.slots,
+            hang_limit_s=replicas.hang_limit_s,
+            on_hang=place.on_hang,
+            turn=place.turn,
+        )
+        self._core = ReplicaCore(self._worker)
+        every_s = min(1.0, replicas.hang_limit_s / 4)
+        self._watch = asyncio.get_running_loop().create_task(watch_hangs(self._worker, every_s))
+        self._server: ChannelServer
+        self.member: PoolMember
+
+    @classmethod
+    async def serve(
+        cls, loaded: LoadedModel, member: str, channel: ChannelSettings, place: Place
+    ) -> ServedResident:
+        """Raises OSError where no port is free; the runtime is open still."""
+        resident = cls(loaded, place)
+        server = ChannelServer(resident._core, member, tls=server_tls(channel_tls(channel)))
+        try:
+            await resident._listen(server, channel_ports(channel))
+        except BaseException:
+            await resident._end()
+            raise
+        return resident
+
+    async def _listen(self, server: ChannelServer, ports: Sequence[int]) -> None:
+        await server.listen(self._place.host, ports)
+        loaded, place = self._loaded, self._place
+        self._server = server
+        self.member = PoolMember(
+            loaded.name, server.replica_id, place.replica, loaded.key, loaded.version,
+            server.address, loaded.settings.replicas.slots, place.after_s,
+        )  # fmt: skip
+
+    @property
+    def busy(self) -> bool:
+        return self._core.inflight > 0
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def key(self) -> bytes:
+        return self._server.key
+
+    async def health(self) -> None:
+        """Raises what the runtime's `health` raises."""
+        await self._worker.health()
+
+    async def leave(self) -> None:
+        """Returns when nothing of it runs or is connected any more."""
+        replicas = self._loaded.settings.replicas
+        limit_s = replicas.hang_limit_s * replicas.slots + _MARGIN_S
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._server.drain()
+        finally:
+            await self._server.close()
+            await self._end()
+
+    async def _end(self) -> None:
+        self._watch.cancel()
+        # Off the loop: it waits for a batch that still runs, and the loop delivers its answer.
+        await asyncio.get_running_loop().run_in_executor(None, self._worker.close)

@@ -1,0 +1,277 @@
+"""Which models a pool replica holds: makes true what it is told, one load after another.
+
+A model that it is not to hold any more leaves as soon as its work is done; its runtime stays loaded
+(*warm*: weights in memory, no channel) until a load needs the room, the longest unused first. What
+cannot be loaded leaves the others as they are, is reported with its reason and tried again after
+`RETRY_S`. A load that takes longer than the model's `start_timeout_s` ends the process, as nothing
+in Python ends a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from deployments.contract.pool import PoolMember
+from deployments.contract.scaling.messages import PoolModel, PoolReport
+from deployments.contract.scaling.messages import Resident as ResidentReport
+from deployments.replica.pool.resident import LoadedModel, Resident
+from deployments.replica.startup_progress import reason_of
+from runtimes.errors import LoadError
+
+RETRY_S = 30.0
+logger = logging.getLogger("headrace.pool")
+
+
+class Loading(Protocol):
+    """How models come here, on whatever thread; see `PoolLoading`."""
+
+    def least_bytes(self, model: PoolModel) -> Awaitable[int]:
+        """What it takes at least. Raises what getting its files raises."""
+
+    def load(self, model: PoolModel) -> Awaitable[LoadedModel]:
+        """Raises what loading raises, nothing is left then."""
+
+    def serve(self, model: PoolModel, loaded: LoadedModel) -> Awaitable[Resident]:
+        """Raises OSError where it cannot listen."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    model: PoolModel
+    loaded: LoadedModel
+    resident: Resident
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    key: str
+    reason: str
+    again_at: float
+
+
+Key = tuple[str, str]
+
+
+def _key(model: PoolModel | LoadedModel) -> Key:
+    return model.name, model.key
+
+
+class Residents:
+    """`memory_bytes`: for all that is loaded. `on_change` is told when other models serve."""
+
+    def __init__(
+        self,
+        replica: str,
+        loading: Loading,
+        memory_bytes: int,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._replica = replica
+        self._loading = loading
+        self._memory_bytes = memory_bytes
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        self._wanted: dict[str, PoolModel] = {}
+        self._held: dict[str, _Held] = {}
+        self._leaving: dict[_Held, asyncio.Task[None]] = {}
+        self._coming: PoolModel | None = None
+        self._kept: OrderedDict[Key, LoadedModel] = OrderedDict()  # the longest unused first
+        self._failed: dict[str, _Failed] = {}
+        self._sizes: dict[Key, int] = {}
+        self._news = asyncio.Event()
+
+    # ---- what is asked ------------------------------------------------------------------------
+
+    def hold(self, models: Sequence[PoolModel]) -> None:
+        """All that it is to hold from now on; in this order, where not all at once."""
+        self._wanted = {model.name: model for model in models}
+        self._failed = {
+            name: failed
+            for name, failed in self._failed.items()
+            if name in self._wanted and self._wanted[name].key == failed.key
+        }
+        self._news.set()
+
+    @property
+    def members(self) -> tuple[PoolMember, ...]:
+        return tuple(held.resident.member for held in self._held.values())
+
+    def report(self) -> PoolReport:
+        failed = tuple((name, failed.reason) for name, failed in self._failed.items())
+        return PoolReport(self._replica, tuple(self._reports()), self.free_bytes, failed)
+
+    @property
+    def free_bytes(self) -> int:
+        """For further models: what is kept without being served goes for them."""
+        return max(0, self._memory_bytes - self._served_bytes())
+
+    def key_of(self, member: str) -> bytes:
+        """What a gateway must know to connect. Raises LookupError of what is not here any more."""
+        for held in self._held.values():
+            if held.resident.member.member == member:
+                return held.resident.key()
+        raise LookupError(f"this pool replica does not serve {member} any more")
+
+    async def check(self) -> None:
+        """A runtime that is not well leaves, and is loaded anew later."""
+        for name, held in list(self._held.items()):
+            try:
+                await held.resident.health()
+            except Exception as fault:
+                if self._held.get(name) is held:
+                    self._fail(held.model, fault)
+                    self._let_go(name, keep=False)
+
+    async def run(self) -> None:
+        """Makes it true until cancelled."""
+        while True:
+            self._news.clear()
+            for name in [n for n, held in self._held.items() if not self._is_wanted(held.model)]:
+                self._let_go(name)
+            model = self._next()
+            if model is None:
+                await self._news.wait()
+            else:
+                self._coming = model
+                try:
+                    await self._take_in(model)
+                except Exception as fault:
+                    self._fail(model, fault)
+                finally:
+                    self._coming = None
+
+    async def close(self) -> None:
+        """Drains all; frees all. `run` has been cancelled."""
+        for name in list(self._held):
+            self._let_go(name)
+        if self._leaving:
+            await asyncio.wait(list(self._leaving.values()))
+        while self._kept:
+            await self._free_oldest()
+
+    # ---- what comes ---------------------------------------------------------------------------
+
+    def _is_wanted(self, model: PoolModel) -> bool:
+        wanted = self._wanted.get(model.name)
+        return wanted is not None and wanted.key == model.key
+
+    def _next(self) -> PoolModel | None:
+        now = self._loop.time()
+        leaving = {held.model.name for held in self._leaving}
+        for model in self._wanted.values():
+            failed = self._failed.get(model.name)
+            waits = failed is not None and failed.again_at > now
+            if not waits and model.name not in leaving and model.name not in self._held:
+                return model
+        return None
+
+    async def _take_in(self, model: PoolModel) -> None:
+        loaded = self._kept.pop(_key(model), None)
+        if loaded is None:
+            await self._make_room(model, await self._least_bytes(model))
+            loaded = await self._loading.load(model)
+            self._sizes[_key(model)] = loaded.size_bytes
+        try:
+            await self._make_room(model, loaded.size_bytes)
+            resident = await self._loading.serve(model, loaded)
+        except BaseException:
+            await self._close(loaded)
+            raise
+        self._held[model.name] = _Held(model, loaded, resident)
+        self._failed.pop(model.name, None)
+        logger.info("serves, after loading for %.1f s", loaded.load_s, extra={"model": model.name})
+        self._on_change()
+
+    async def _least_bytes(self, model: PoolModel) -> int:
+        known = self._sizes.get(_key(model))
+        return await self._loading.least_bytes(model) if known is None else known
+
+    async def _make_room(self, model: PoolModel, size_bytes: int) -> None:
+        """Raises LoadError where there is none even without what is not served."""
+        while self._used_bytes() + size_bytes > self._memory_bytes:
+            if self._kept:
+                await self._free_oldest()
+            elif self._leaving:
+                await asyncio.wait(
+                    list(self._leaving.values()), return_when=asyncio.FIRST_COMPLETED
+                )
+            else:
+                raise LoadError(
+                    f"model {model.name} takes {_mib(size_bytes)} MiB, and of this pool replica's "
+                    f"{_mib(self._memory_bytes)} MiB (scaling.pool.memory_mib) "
+                    f"{_mib(self._memory_bytes - self._used_bytes())} are free"
+                )
+
+    def _fail(self, model: PoolModel, fault: Exception) -> None:
+        reason = reason_of(fault)
+        again_at = self._loop.time() + RETRY_S
+        self._failed[model.name] = _Failed(model.key, reason, again_at)
+        self._loop.call_at(again_at, self._news.set)
+        logger.error("the pool cannot hold it: %s", reason, extra={"model": model.name})
+
+    # ---- what goes ----------------------------------------------------------------------------
+
+    def _let_go(self, name: str, *, keep: bool = True) -> None:
+        held = self._held.pop(name)
+        task = self._loop.create_task(self._leave(held, keep=keep))
+        self._leaving[held] = task
+        task.add_done_callback(partial(self._left, held))
+        self._on_change()
+
+    def _left(self, held: _Held, task: asyncio.Task[None]) -> None:
+        del self._leaving[held]
+        self._news.set()
+
+    async def _leave(self, held: _Held, *, keep: bool) -> None:
+        try:
+            await held.resident.leave()
+        except Exception:
+            keep = False
+            logger.exception("it did not leave in order", extra={"model": held.model.name})
+        if keep:
+            self._kept[_key(held.model)] = held.loaded
+        else:
+            await self._close(held.loaded)
+
+    async def _free_oldest(self) -> None:
+        _, loaded = self._kept.popitem(last=False)
+        await self._close(loaded)
+
+    async def _close(self, loaded: LoadedModel) -> None:
+        await self._loop.run_in_executor(None, loaded.runtime.close)
+
+    # ---- what there is ------------------------------------------------------------------------
+
+    def _served_bytes(self) -> int:
+        return sum(held.loaded.size_bytes for held in [*self._held.values(), *self._leaving])
+
+    def _used_bytes(self) -> int:
+        return self._served_bytes() + sum(loaded.size_bytes for loaded in self._kept.values())
+
+    def _reports(self) -> list[ResidentReport]:
+        found = [_report(held, serves=True) for held in self._held.values()]
+        found += [_report(held, serves=False) for held in self._leaving]
+        if self._coming is not None:
+            size = self._sizes.get(_key(self._coming), 0)
+            found.append(
+                ResidentReport(self._coming.name, self._coming.key, False, size, 0.0, 0.0, False)
+            )
+        return found
+
+
+def _report(held: _Held, *, serves: bool) -> ResidentReport:
+    loaded, resident = held.loaded, held.resident
+    return ResidentReport(
+        loaded.name, loaded.key, serves, loaded.size_bytes, loaded.load_s, resident.age_s,
+        resident.busy,
+    )  # fmt: skip
+
+
+def _mib(size_bytes: int) -> int:
+    return -(-size_bytes // (1 << 20))

@@ -1,0 +1,92 @@
+"""The Ray Serve deployment of the shared pool: a process that can become any of its models.
+
+Its constructor imports the backends' libraries, which is most of what a start takes before a model
+is loaded; then it runs, holding nothing (*warm*), and holds what the autoscaler tells it to. A
+batch that hangs ends the process, as elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray import serve
+
+from deployments.contract import logs
+from deployments.contract.loopback import keep_replica_calls_local
+from deployments.contract.registry_actor import NAMESPACE, registry
+from deployments.replica import backend_env
+from deployments.replica.device import DeviceTurn
+from deployments.replica.pool.loading import ModelLoader, PoolLoading
+from deployments.replica.pool.orders import Announcements, PoolOrders
+from deployments.replica.pool.resident import Place
+from deployments.replica.pool.residents import Residents
+from deployments.replica.processors import reserved_cpus
+from deployments.replica.startup import HUNG_EXIT_CODE
+from deployments.settings.made import cache_dir
+from runtimes import catalog
+
+AUTOSCALER = "headrace-autoscaler"
+logger = logging.getLogger("headrace.pool")
+
+
+class PoolReplica:
+    """`args`: {"runtimes": backends to import, "memory_bytes", "after_s"}."""
+
+    async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
+        keep_replica_calls_local()
+        logs.configure_from_environment()
+        replica = serve.get_replica_context().replica_id.unique_id
+        backend_env.set_compiler_cache(cache_dir())
+        await asyncio.to_thread(_preload, args["runtimes"])
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        place = Place(replica, host, args["after_s"], DeviceTurn(), self._end_process)
+        actor = registry()
+        loading = PoolLoading(ModelLoader(cache_dir(), reserved_cpus()), place, actor.report.remote)
+        self._residents = Residents(
+            replica, loading, args["memory_bytes"], lambda: self._announcements.changed.set()
+        )
+        self._announcements = Announcements(replica, self._residents, actor)
+        self._tasks = [
+            asyncio.get_running_loop().create_task(work)
+            for work in (
+                self._residents.run(),
+                self._announcements.keep(),
+                PoolOrders(self._residents, _autoscaler).follow(),
+            )
+        ]
+
+    async def channel_key(self, member: str) -> bytes:
+        """What a gateway must know to connect; for callers inside the cluster alone."""
+        return self._residents.key_of(member)
+
+    async def check_health(self) -> None:
+        for task in self._tasks:
+            if task.done():
+                raise RuntimeError(f"the pool replica has stopped working: {task.exception()!r}")
+        await self._residents.check()
+
+    async def __del__(self) -> None:
+        """A constructor that failed leaves some of these unmade."""
+        for task in getattr(self, "_tasks", ()):
+            task.cancel()
+        if hasattr(self, "_announcements"):
+            await self._announcements.withdraw()
+            await self._residents.close()
+
+    def _end_process(self) -> None:
+        logger.error("a batch or a load took too long; the replica ends")
+        os._exit(HUNG_EXIT_CODE)
+
+
+def _preload(runtimes: Sequence[str]) -> None:
+    for runtime in runtimes:
+        catalog.preload(runtime)
+
+
+def _autoscaler() -> Any:
+    return ray.get_actor(AUTOSCALER, namespace=NAMESPACE)

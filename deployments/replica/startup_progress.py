@@ -1,0 +1,84 @@
+"""How far a starting replica has come, and how long each phase of its start took.
+
+The registry hears it at once, phase by phase; a phase that is told again after another one adds to
+its own time. Times are seconds of this process's monotonic clock; what went before the first phase
+is the age of the process, so long as Ray made the process for this replica.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from deployments.contract.registry import ReplicaProgress
+from runtimes.errors import RuntimeFault
+
+PROCESS = "process"
+logger = logging.getLogger("headrace.replica")
+
+
+class StartupProgress:
+    """`model`: its name; `replica`: this replica's id; `report` sends a `ReplicaProgress`.
+    `before_s`: what had passed before this was made, 0: nothing that belongs to the start."""
+
+    def __init__(
+        self,
+        model: str,
+        replica: str,
+        report: Callable[[ReplicaProgress], Any],
+        before_s: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._model = model
+        self._replica = replica
+        self._report = report
+        self._clock = clock
+        self._spent: dict[str, float] = {PROCESS: before_s} if before_s else {}
+        self._phase, self._since = "", clock()
+
+    def tell(self, phase: str, fraction: float, detail: str = "") -> Any:
+        """Sent at once; await what it returns only where it must have arrived."""
+        if phase != self._phase:
+            self._turn_to(phase)
+        passed = tuple(name for name in self._spent if name != PROCESS)
+        return self._report(
+            ReplicaProgress(
+                self._model, self._replica, phase, fraction, detail, passed, self.spent()
+            )
+        )
+
+    def spent(self) -> tuple[tuple[str, float], ...]:
+        """Seconds of each phase that is over, in order."""
+        return tuple(self._spent.items())
+
+    async def failed(self, fault: Exception) -> None:
+        """What a backend says of a model is said by the caller; anything else shows where it
+        arose. Returns when the registry has it: the process may end after that."""
+        if not isinstance(fault, RuntimeFault):
+            logger.exception("the model cannot start", extra={"model": self._model})
+        await self.tell("failed", 0.0, reason_of(fault))
+
+    def _turn_to(self, phase: str) -> None:
+        now = self._clock()
+        if self._phase:
+            self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._since
+        self._phase, self._since = phase, now
+
+
+def reason_of(fault: Exception) -> str:
+    """A backend's own sentence as it is; of anything else also what it is."""
+    return str(fault) if isinstance(fault, RuntimeFault) else f"{type(fault).__name__}: {fault}"
+
+
+def took(spent: tuple[tuple[str, float], ...]) -> str:
+    """For people."""
+    return ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in spent)
+
+
+def process_age_s() -> float:
+    """Since this process was made."""
+    return max(0.0, time.time() - psutil.Process().create_time())

@@ -1,0 +1,55 @@
+"""What the files of the command line share: how arguments are written, and how work is called."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+FILE = click.Path(path_type=Path)
+PORT = click.IntRange(1, 65_535)
+port_of_server = click.option(
+    "--port", type=PORT, help="The server's port; needed only when several run here."
+)
+address_of_cluster = click.option(
+    "--address",
+    metavar="URL",
+    help="Of a Ray cluster's dashboard (http://HEAD:8265): that cluster, not a server started "
+    "here. Its token is $RAY_AUTH_TOKEN.",
+)
+
+
+class Replicas(click.ParamType[int | None]):
+    """A number of replicas, or `auto`, which is None."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | None:
+        if value == "auto":
+            return None
+        if not (isinstance(value, int) or str(value).isdecimal()):
+            self.fail(f"{value!r} is no number of replicas; must be 0 or more, or auto", param, ctx)
+        return int(value)
+
+
+def function(module: str, name: str) -> Callable[..., Any]:
+    """Imported now, not before: whoever asks for `--help` waits for no import."""
+    from importlib import import_module
+
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
+
+
+def call(module: str, name: str, *args: Any, **kwargs: Any) -> None:
+    """Calls a function that gives an exit code, and exits with it."""
+    sys.exit(function(module, name)(*args, **kwargs))
+
+
+def built_in_example() -> Path:
+    """`minilm.yaml` as it was installed."""
+    from importlib.resources import files
+
+    return Path(str(files("examples").joinpath("minilm.yaml")))

@@ -1,0 +1,128 @@
+"""The command line's work on one model, without a server: `verify`, `record`, `fingerprint`,
+`profile`.
+
+The work is done elsewhere and imported when it is asked for, so that `--help` stays instant.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from deployments.tools.command_line import FILE, built_in_example, call
+
+_LIMIT = click.FloatRange(min=0)
+_SHARE = click.FloatRange(0, 1)
+_file_of_model = click.option(
+    "-f", "--file", type=FILE, help="Settings file that has MODEL; without it, the example's."
+)
+
+
+@click.command()
+@click.argument("model")
+@_file_of_model
+@click.option("--against", metavar="RUNTIME[:PRECISION]", help="Reference; unset, see the docs.")
+@click.option("--artifact", type=FILE, help="What the reference runs, instead of MODEL's own.")
+@click.option("--samples", type=click.IntRange(200), help="Rows to compare at least.")
+@click.option("--samples-file", type=FILE, help="Those rows: .jsonl, .npz or a recorded folder.")
+@click.option("--seed", type=click.IntRange(0), help="Decides what is drawn.")
+@click.option("--max-abs", type=_LIMIT, help="Largest absolute error allowed.")
+@click.option("--mean-abs", type=_LIMIT, help="Largest mean absolute error allowed.")
+@click.option("--max-rel", type=_LIMIT, help="Largest relative error allowed.")
+@click.option("--mean-rel", type=_LIMIT, help="Largest mean relative error allowed.")
+@click.option("--cosine", type=click.FloatRange(-1, 1), help="Least cosine of a row.")
+@click.option("--top1", type=_SHARE, help="Least share of equal best classes.")
+@click.option(
+    "--layers", is_flag=True, help="Find the first tensor inside that drifts, and a cure."
+)
+@click.option("--report", type=FILE, help="Write the report there (.md, else JSON).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def verify(model: str, file: Path | None, **options: Any) -> None:
+    """Compare MODEL with a reference, length bucket by length bucket (docs/verify.md).
+
+    Bounds left out are the model's `accept`, or 1e-3 of absolute and relative error.
+    """
+    from deployments.tools.verify.command import Written
+
+    call(
+        "deployments.tools.verify.command", "run", file or built_in_example(), model, options,
+        Written(options["report"], options["as_json"], options["layers"]),
+    )  # fmt: skip
+
+
+@click.command()
+@click.argument("model")
+@_file_of_model
+@click.option("--to", type=click.Path(path_type=Path), help="Folder for the joined files.")
+def record(model: str, file: Path | None, to: Path | None) -> None:
+    """Join what was recorded of MODEL (models.<name>.record), for calibration and replay."""
+    call("deployments.tools.record", "show", file or built_in_example(), model, to)
+
+
+@click.command()
+@click.argument("model")
+@_file_of_model
+@click.option("--write", is_flag=True, help="Store it beside the model, as preprocessing.json.")
+def fingerprint(model: str, file: Path | None, write: bool) -> None:
+    """Show what will be done to MODEL's inputs here; a stored one is compared at every start."""
+    call("deployments.tools.verify.stamp", "stamp", file or built_in_example(), model, write=write)
+
+
+@click.command()
+@click.argument("model", required=False)
+@_file_of_model
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, 86_400),
+    default=60.0,
+    show_default=True,
+    help="How long to measure, beside loading and warm-up.",
+)
+@click.option(
+    "--lengths",
+    type=FILE,
+    help="How long rows are: one length a line, a recording (.csv, .jsonl) or a scenario.",
+)
+@click.option(
+    "--compare", metavar="RUNTIME[:PRECISION],…", help="Find the fastest backend instead."
+)
+@click.option("--dry-run", is_flag=True, help="Store nothing for serve.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option("--html", type=FILE, help="Write tables and pictures into this file.")
+@click.option("--trace", type=FILE, help="Write a Chrome trace of every batch into this file.")
+@click.option("--seed", type=int, default=0, help="Decides every random choice.")
+def profile(
+    model: str | None,
+    file: Path | None,
+    seconds: float,
+    lengths: Path | None,
+    seed: int,
+    compare: str | None,
+    **output: Any,
+) -> None:
+    """Measure what MODEL costs on this machine, and store what serve starts from.
+
+    MODEL may be left out where the settings have only one.
+    """
+    from deployments.tools.profile.command import ProfileOutput
+    from deployments.tools.profile.subject import ProfileOptions
+
+    if seconds != seconds:
+        raise click.BadParameter("nan is no number of seconds", param_hint="--seconds")
+    options = ProfileOptions(file or built_in_example(), model, seconds, lengths, seed)
+    if compare is None:
+        call("deployments.tools.profile.command", "profile", options, ProfileOutput(**output))
+    else:
+        names = [name.strip() for name in compare.split(",")]
+        call(
+            "deployments.tools.profile.compare.command",
+            "compare",
+            options,
+            names,
+            ProfileOutput(**output),
+        )
+
+
+COMMANDS = (verify, record, fingerprint, profile)

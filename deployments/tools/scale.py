@@ -1,0 +1,55 @@
+"""`headrace scale MODEL N|auto`: a number of replicas by hand, on this machine or on a cluster.
+
+Holds until `auto`, across restarts of whatever decides; a file that is applied keeps it too.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from deployments.cluster import manual_target
+from deployments.cluster.manual_target import ManualTarget
+from deployments.cluster.ray_jobs import JobFailed
+from deployments.cluster.server_files import find, state_folder
+from deployments.tools.cluster import jobs_of
+from deployments.tools.control import ServerRefused, ask
+
+_JOB_S = 60.0
+_PYTHON = "python"
+
+
+def here(target: ManualTarget, port: int | None) -> int:
+    """Through the host on this machine. Raises NoServer and ServerRefused."""
+    state = find(port, state_folder())
+    return _say(target, ask(state.port, {"do": "scale", **asdict(target)}))
+
+
+def there(target: ManualTarget, address: str) -> int:
+    """On a cluster, by a job. Raises ClusterError and ServerRefused."""
+    told = shlex.quote(json.dumps(asdict(target)))
+    with jobs_of(address) as jobs:
+        output = jobs.run(f"{_PYTHON} -m {manual_target.__name__} {told}", _JOB_S)
+    answer = manual_target.read(output)
+    if answer is None:
+        raise JobFailed("the job said nothing", output)
+    if "error" in answer:
+        raise ServerRefused(answer["error"])
+    return _say(target, answer)
+
+
+def _say(target: ManualTarget, answer: dict[str, Any]) -> int:
+    what = f"{target.model}, group {target.group}" if target.group else target.model
+    if answer["replicas"] is None:
+        click.echo(f"{what}: as many replicas as its policy decides")
+    else:
+        group = f" --group {target.group}" if target.group else ""
+        click.echo(
+            f"{what}: {answer['replicas']} replicas, until `headrace scale {target.model} auto"
+            f"{group}`"
+        )
+    return 0

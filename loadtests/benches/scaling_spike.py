@@ -1,0 +1,248 @@
+"""Bench: a spike on a real server, from its onset until there is enough capacity again.
+
+`python -m loadtests.benches.scaling_spike`: one replica that can do about 50/s is asked for a third
+of that, and from `CALM_S` on for 1.6 times that, which never ends. What the second replica comes
+from is the case: nothing but the model's files elsewhere (`cold`), the converted artifact on the
+node (`staged`), a hot one beside it (`spare`), or a replica of the shared pool (`pool`). There is
+enough capacity from when on every `WINDOW_S` seconds have at least 95 % of their arrivals answered
+within the SLO; misses count refusals. Phases of a start are those that replicas tell themselves:
+`process` is from the process's beginning until the model's own code runs (Ray's worker and all
+imports).
+
+Promises: with the pool at least five times sooner than cold, with a spare at once (the first half
+second). One gateway, 20 ms a row on a device that sleeps or on one thread, so that two processors
+do; the client shares them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loadtests.benches.launched import RunningServer
+from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, say
+from loadtests.benches.scenario_load import BenchScenario, measured, played
+from loadtests.benches.server import Settings, command_line, example, headrace
+from loadtests.client.player import PlayedRequest
+from loadtests.client.protocols.open_inference import OpenInference
+from loadtests.client.protocols.types import Endpoint
+from loadtests.results.report_table import BenchVerdict, Cell, Table, at_least, at_most, ratio
+from loadtests.traffic import scenario_file
+
+COLD, STAGED, SPARE, POOL = "cold", "staged", "spare", "pool"
+KINDS = (COLD, STAGED, SPARE, POOL)
+DEVICE, MINILM = "device", "minilm"
+HOME = Path("out/bench/spike")
+CALM_S, SPIKE_S = 15.0, 45.0
+CALM_SHARE, SPIKE_SHARE = 0.33, 1.6
+BIN_S, WINDOW_S = 0.5, 5.0
+LEAST_IN_TIME = 0.95
+MOST_REPLICAS = 3
+HOT_S, LOOKS_S = 120.0, 1.0
+LEAST_FASTER = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A model of one replica's `capacity`, requests a second of rows of `length` tokens."""
+
+    model: dict[str, Any]
+    capacity: float
+    length: int
+    slo_s: float = 0.5
+
+
+def pieces(load_s: float) -> dict[str, Piece]:
+    device = {
+        "runtime": "synthetic",
+        "lengths": {"max": 512},
+        "options": {"base_ms": 0, "per_request_ms": 20, "load_s": load_s},
+    }
+    minilm = example(MINILM)["models"][MINILM]
+    return {DEVICE: Piece(device, 50.0, 24), MINILM: Piece(minilm, 45.0, 128)}
+
+
+@dataclass(frozen=True, slots=True)
+class Spike:
+    """`kept` of the requests `offered` in each `BIN_S` seconds from the onset were answered within
+    the SLO. `start_s`: seconds of each phase of the start that was seen last."""
+
+    model: str
+    kind: str
+    kept: tuple[int, ...]
+    offered: tuple[int, ...]
+    start_s: dict[str, float]
+
+    @property
+    def missed(self) -> int:
+        return sum(self.offered) - sum(self.kept)
+
+    @property
+    def enough_s(self) -> float:
+        """From the onset; NaN where it never was."""
+        size = round(WINDOW_S / BIN_S)
+        starts = range(len(self.kept) - size + 1)
+        short = [at for at in starts if not self._enough(slice(at, at + size))]
+        back = short[-1] + 1 if short else 0
+        return float("nan") if back == len(starts) else back * BIN_S
+
+    def _enough(self, bins: slice) -> bool:
+        return sum(self.kept[bins]) >= LEAST_IN_TIME * sum(self.offered[bins])
+
+
+def settings_of(name: str, piece: Piece, kind: str) -> Settings:
+    replicas = {"min": 1, "max": MOST_REPLICAS, "threads": 1, "num_cpus": 0.1}
+    if kind == SPARE:
+        replicas["spare"] = 1
+    pool = {"min": 1, "max": 1, "auto": False, "num_cpus": 0.1, "memory_mib": 2048}
+    model = piece.model | {"replicas": replicas, "slo": {"latency_ms": piece.slo_s * 1e3}}
+    return {
+        "models": {name: model},
+        "gateway": {"replicas": 1},
+        **({"scaling": {"pool": pool}} if kind == POOL else {}),
+    }
+
+
+def scenario_of(piece: Piece, settings: Settings) -> BenchScenario:
+    """A calm as warm-up, then the spike."""
+    calm, spike = piece.capacity * CALM_SHARE, piece.capacity * SPIKE_SHARE
+    scenario = scenario_file.check(
+        {
+            "warmup_s": CALM_S,
+            "duration_s": SPIKE_S,
+            "arrivals": {"rate": calm, "steps": [{"from_s": 0, "rate": spike}]},
+            "lengths": {"bands": [{"share": 1, "low": piece.length, "high": piece.length}]},
+        }
+    )
+    return BenchScenario(Path("spike"), (), scenario, settings)
+
+
+def spiked(name: str, piece: Piece, kind: str) -> Spike:
+    """One server, from an empty cache, and what its callers saw."""
+    home = HOME / f"{name}-{kind}"
+    shutil.rmtree(home, ignore_errors=True)
+    settings = settings_of(name, piece, kind)
+    of = scenario_of(piece, settings)
+    with headrace(settings, name=f"spike-{name}-{kind}", home=home) as running:
+        until_hot(running, 2 if kind == SPARE else 1)
+        if kind == COLD:
+            shutil.rmtree(home / "cache" / "headrace" / "staged", ignore_errors=True)
+        render = OpenInference(Endpoint(running.url, name)).request
+        ends, _ = played(of, running.url, lambda url: render)
+        start_s = status_of(running)["start_s"]
+    shutil.rmtree(home, ignore_errors=True)
+    return replace(by_bin(measured(of, ends), piece), model=name, kind=kind, start_s=start_s)
+
+
+def by_bin(ends: Sequence[PlayedRequest], piece: Piece) -> Spike:
+    offered: Counter[int] = Counter()
+    kept: Counter[int] = Counter()
+    for end in ends:
+        at = int((end.planned.at_s - CALM_S) / BIN_S)
+        offered[at] += 1
+        kept[at] += end.ok and end.latency_s <= piece.slo_s
+    bins = range(round(SPIKE_S / BIN_S))
+    return Spike("", "", tuple(kept[at] for at in bins), tuple(offered[at] for at in bins), {})
+
+
+def status_of(running: RunningServer) -> dict[str, Any]:
+    """Of the only model."""
+    port = running.url.rpartition(":")[2]
+    state = HOME / running.name.removeprefix("spike-") / "state"
+    command = [*command_line(), "status", "--json", "--port", port]
+    environ = {**os.environ, "XDG_STATE_HOME": str(state.absolute())}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environ)
+    found: dict[str, Any] = json.loads(done.stdout)["models"][0]
+    return found
+
+
+def until_hot(running: RunningServer, replicas: int) -> None:
+    """Raises TimeoutError."""
+    end = time.monotonic() + HOT_S
+    while time.monotonic() < end:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            if status_of(running)["replicas_ready"] >= replicas:
+                return
+        time.sleep(LOOKS_S)
+    raise TimeoutError(f"{running.name} has not {replicas} hot replicas")
+
+
+# ---- the report ---------------------------------------------------------------------------------
+
+
+def runs(options: Options) -> Iterator[BenchRun]:
+    known = pieces(options.load_s)
+    for _ in range(options.repeats):
+        for name in options.models:
+            for kind in options.kinds:
+                spike = spiked(name, known[name], kind)
+                phases = ", ".join(f"{p} {s:.1f}" for p, s in spike.start_s.items())
+                say(f"{name} {kind}: enough after {spike.enough_s:g} s, {spike.missed} missed of "
+                    f"{sum(spike.offered)}; start: {phases}")  # fmt: skip
+                yield BenchRun(kind, spike, name)
+
+
+def tables(done: Runs, options: Options) -> Iterator[Table]:
+    for name in options.models:
+        rows = tuple(_row(kind, done.of(kind, name)) for kind in options.kinds)
+        headers = ("capacity from", "enough after s", "least–most", "missed", "of")
+        yield Table(f"{name}: a spike to 1.6 of one replica's capacity", headers, rows)
+        spikes = [each for kind in options.kinds for each in done.of(kind, name).results]
+        phases = list(dict.fromkeys(phase for each in spikes for phase in each.start_s))
+        cells = tuple(
+            (each.kind, *(each.start_s.get(phase, 0.0) for phase in phases)) for each in spikes
+        )
+        yield Table(f"{name}: the last start, s by phase", ("capacity from", *phases), cells)
+
+
+def _row(kind: str, mine: Runs) -> tuple[Cell, ...]:
+    return (
+        kind, mine.median("enough_s"), mine.spread("enough_s"), mine.median("missed"),
+        mine.median(lambda spike: sum(spike.offered)),
+    )  # fmt: skip
+
+
+def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
+    for name in options.models:
+        enough_s = {kind: done.of(kind, name).median("enough_s") for kind in options.kinds}
+        if COLD in enough_s and POOL in enough_s:
+            claim = f"{name}: with the pool at least {LEAST_FASTER:g} times sooner than cold"
+            pool_s = max(enough_s[POOL], BIN_S)  # at once is less than a bin
+            yield at_least(claim, ratio(enough_s[COLD], pool_s), LEAST_FASTER)
+        if SPARE in enough_s:
+            yield at_most(f"{name}: with a spare at once", enough_s[SPARE], BIN_S, " s")
+
+
+BENCH = Bench(
+    name="scaling_spike",
+    about=__doc__,
+    title="From a spike to enough capacity",
+    options={
+        "models": Option([DEVICE, MINILM], choices=(DEVICE, MINILM)),
+        "kinds": Option(list(KINDS), choices=KINDS),
+        "repeats": Option(1),
+        "load_s": Option(10.0, "of the synthetic device (%(default)s)"),
+    },
+    measure=runs,
+    tables=tables,
+    bars=bars,
+    notes=(
+        "A generating model is in no pool: its engine owns its process. The device's `load_s` "
+        "stands for reading weights, which no cache on the node shortens.",
+    ),
+    record=asdict,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(BENCH.main())

@@ -1,0 +1,164 @@
+"""Rates from counters that several gateways tell, and what is unknown."""
+
+import pytest
+
+from autoscaling.demand import Demand
+from autoscaling.types import DemandReading
+
+
+def tell(demand, gateway, rate, since, until, start=0.0, every_s=1.0, request_s=0.1):
+    """A gateway whose counters stood at `start` and grow by that much work a second."""
+    for n in range(round((until - since) / every_s) + 1):
+        work = rate * n * every_s
+        reading = DemandReading(
+            start + work, (start + work) * request_s, round((start + work) / request_s)
+        )
+        demand.hear(gateway, reading, since + n * every_s)
+
+
+def rate(demand, window_s, now):
+    return demand.view((window_s,), now).rate(window_s)
+
+
+def test_first_reading_is_where_counting_begins():
+    demand = Demand()
+    tell(demand, "a", 0.0, 0.0, 0.0, start=1e6)
+    view = demand.view((8.0,), 0.0)
+    assert view.fresh
+    assert (view.span_s, view.rate(8.0)) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("window_s", [2.0, 8.0, 64.0])
+def test_even_work_has_the_same_rate_in_every_window(window_s):
+    demand = Demand()
+    tell(demand, "a", 3.0, 0.0, 200.0)
+    assert rate(demand, window_s, 200.0) == pytest.approx(3.0)
+
+
+def test_window_longer_than_what_is_known_counts_what_is_known():
+    demand = Demand()
+    tell(demand, "a", 3.0, 0.0, 5.0)
+    assert rate(demand, 64.0, 5.0) == pytest.approx(3.0)
+
+
+def test_burst_shows_in_short_windows_first():
+    demand = Demand()
+    tell(demand, "a", 1.0, 0.0, 100.0)
+    tell(demand, "a", 9.0, 100.0, 104.0, start=100.0)
+    assert rate(demand, 4.0, 104.0) == pytest.approx(9.0)
+    assert rate(demand, 8.0, 104.0) == pytest.approx(5.0)
+    assert rate(demand, 64.0, 104.0) == pytest.approx((60.0 + 36.0) / 64.0)
+
+
+def test_gateways_add_up():
+    demand = Demand()
+    tell(demand, "a", 2.0, 0.0, 20.0)
+    tell(demand, "b", 3.0, 0.3, 20.3, every_s=0.5)
+    assert rate(demand, 8.0, 20.3) == pytest.approx(5.0)
+
+
+def test_lost_message_loses_no_work():
+    demand = Demand()
+    tell(demand, "a", 2.0, 0.0, 20.0)
+    demand.hear("a", DemandReading(48.0, 4.8, 480), 24.0)
+    assert rate(demand, 8.0, 24.0) == pytest.approx(2.0)
+
+
+def test_silent_gateway_holds_ten_seconds_and_is_unknown_then():
+    demand = Demand()
+    tell(demand, "a", 2.0, 0.0, 100.0)
+    tell(demand, "b", 3.0, 0.0, 90.0)
+    held = demand.view((8.0,), 100.0)
+    assert held.rate(8.0) == pytest.approx(5.0)
+    assert not held.partial
+    tell(demand, "a", 2.0, 101.0, 101.0, start=202.0)
+    unknown = demand.view((8.0,), 101.0)
+    assert unknown.partial
+    assert unknown.rate(8.0) == pytest.approx(2.0)
+
+
+def test_gateway_that_stays_silent_is_forgotten():
+    demand = Demand()
+    tell(demand, "b", 3.0, 0.0, 10.0)
+    tell(demand, "a", 2.0, 0.0, 100.0)
+    view = demand.view((8.0,), 100.0)
+    assert not view.partial
+
+
+def test_gateway_known_to_be_gone_is_not_held():
+    demand = Demand()
+    tell(demand, "a", 2.0, 0.0, 20.0)
+    tell(demand, "b", 3.0, 0.0, 20.0)
+    demand.gone("b")
+    view = demand.view((8.0,), 20.0)
+    assert view.rate(8.0) == pytest.approx(2.0)
+    assert not view.partial
+
+
+def test_nothing_heard_for_five_seconds_is_not_fresh_and_has_no_rate():
+    demand = Demand()
+    tell(demand, "a", 2.0, 0.0, 20.0)
+    assert demand.view((8.0,), 25.0).fresh
+    view = demand.view((8.0,), 25.1)
+    assert not view.fresh
+    assert view.rates == ()
+
+
+def test_counters_that_run_back_begin_anew():
+    demand = Demand()
+    tell(demand, "a", 2.0, 0.0, 20.0)
+    tell(demand, "a", 1.0, 21.0, 31.0)
+    assert rate(demand, 8.0, 31.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0])
+def test_what_is_no_amount_of_work_is_refused(wrong):
+    demand = Demand()
+    with pytest.raises(ValueError, match="gateway a told"):
+        demand.hear("a", DemandReading(offered_s=wrong), 0.0)
+    assert not demand.view((8.0,), 0.0).fresh
+
+
+def test_only_requests_count_as_called():
+    demand = Demand()
+    demand.hear("a", DemandReading(5.0, 1.0, 50), 0.0)
+    demand.hear("a", DemandReading(5.0, 1.0, 50), 1.0)
+    assert demand.view((8.0,), 1.0).requested_at is None
+    demand.hear("a", DemandReading(5.1, 1.0, 51), 2.0)
+    assert demand.view((8.0,), 2.0).requested_at == 2.0
+
+
+def test_what_waits_at_a_gateway_that_is_new_counts_as_called():
+    demand = Demand()
+    demand.hear("a", DemandReading(0.1, 0.01, 1, backlog_s=0.1, urgent=True), 3.0)
+    assert demand.view((8.0,), 3.0).requested_at == 3.0
+    assert demand.is_urgent
+
+
+def test_work_of_requests_is_known_from_squares():
+    demand = Demand()
+    tell(demand, "a", 2.0, 0.0, 30.0, request_s=0.25)
+    assert demand.view((8.0,), 30.0).request_work_s == pytest.approx(0.25)
+
+
+def test_even_work_has_no_scatter_and_a_slow_rise_hardly_any():
+    even, rising = Demand(), Demand()
+    tell(even, "a", 2.0, 0.0, 100.0)
+    for second in range(100):
+        rising.hear("a", DemandReading(0.01 * second**2), float(second))
+    assert even.dispersion_s(100.0) == pytest.approx(0.0)
+    assert rising.dispersion_s(99.0) < 0.01
+
+
+def test_work_in_lumps_scatters():
+    demand = Demand()
+    for second in range(100):
+        demand.hear("a", DemandReading(float(second // 8 * 8)), float(second))
+    assert demand.dispersion_s(99.0) > 2.0
+
+
+def test_history_is_bounded():
+    demand = Demand()
+    tell(demand, "a", 2.0, 0.0, 2_000.0, every_s=0.1)
+    counters = demand._gateways["a"]
+    assert len(counters._times) < 700

@@ -1,0 +1,188 @@
+"""A pool replica's models for real: synthetic devices that answer over channels of their own, one
+batch at a time over all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from channel_net import Listener
+from fake_engines import until
+
+from deployments.contract.channel.frames import Kind
+from deployments.contract.channel.messages import (
+    BatchCall,
+    Column,
+    decode_reply,
+    encode_call,
+    pack,
+)
+from deployments.contract.registry import ReplicaProgress
+from deployments.contract.scaling.messages import PoolModel
+from deployments.gateway.queues.replica_channel import TcpReplicaChannel
+from deployments.replica.device import DeviceTurn
+from deployments.replica.pool.loading import ModelLoader, PoolLoading
+from deployments.replica.pool.resident import Place, ServedResident
+from runtimes.errors import LoadError
+
+
+def a_model(name: str, **settings: Any) -> PoolModel:
+    written = {"runtime": "synthetic", "lengths": {"max": 8}, **settings}
+    return PoolModel(name, f"key-{name}", {"name": name, "settings": written, "channel": {}})
+
+
+class Bench:
+    """`told`: what the registry heard. `hung`: whether the process would have ended."""
+
+    def __init__(self, cache_dir: Path) -> None:
+        self.told: list[ReplicaProgress] = []
+        self.hung = threading.Event()
+        self.turn = DeviceTurn()
+        self.loader = ModelLoader(cache_dir, 1.0)
+        place = Place("p", "127.0.0.1", 0.02, self.turn, self.hung.set)
+        self.loading = PoolLoading(self.loader, place, self.told.append)
+        self.residents: dict[str, ServedResident] = {}
+        self.channels: dict[str, TcpReplicaChannel] = {}
+        self.listeners: dict[str, Listener] = {}
+
+    async def start(self, model: PoolModel) -> ServedResident:
+        loaded = await self.loading.load(model)
+        resident = await self.loading.serve(model, loaded)
+        self.residents[model.name] = resident
+        return resident
+
+    async def connect(self, name: str) -> TcpReplicaChannel:
+        resident = self.residents[name]
+
+        async def key(_: str) -> bytes:
+            return resident.key()
+
+        channel = self.channels[name] = TcpReplicaChannel("g", key)
+        self.listeners[name] = Listener(channel)
+        channel.follow([resident.member.as_replica()])
+        await until(lambda: channel.reached == [resident.member.member])
+        return channel
+
+    def send(self, name: str, lease_id: int, *ids: int) -> None:
+        column: Column = pack("INT64", [np.array(ids)], None)
+        lengths = np.array([len(ids)], dtype=np.int32).tobytes()
+        said = encode_call(BatchCall(1.0, lengths, {"ids": column}, None))
+        member = self.residents[name].member.member
+        assert self.channels[name].send(member, Kind.BATCH, lease_id, said)
+
+    def replies(self, name: str) -> dict[int, Any]:
+        frames = self.listeners[name].frames
+        return {lease: decode_reply(memoryview(body)) for _, kind, lease, body in frames
+                if kind is Kind.REPLY}  # fmt: skip
+
+    async def end(self) -> None:
+        for channel in self.channels.values():
+            channel.close()
+        for resident in self.residents.values():
+            await resident.leave()
+            resident._loaded.runtime.close()
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    await bench.end()
+
+
+async def test_two_models_answer_over_channels_of_their_own(bench: Bench) -> None:
+    for name in "ab":
+        await bench.start(a_model(name))
+        await bench.connect(name)
+        bench.send(name, 1, 3, 4)
+    await until(lambda: all(bench.replies(name) for name in "ab"))
+    sums = [bench.replies(name)[1].outputs["sum"] for name in "ab"]
+    assert [np.frombuffer(column.buffer, np.float32).tolist() for column in sums] == [[7.0], [7.0]]
+    members = [resident.member for resident in bench.residents.values()]
+    assert [m.member for m in members] == ["p.1", "p.2"]
+    assert {m.replica for m in members} == {"p"}
+    assert members[0].channel != members[1].channel
+
+
+async def test_one_batch_at_a_time_runs_on_the_device_whoevers_it_is(bench: Bench) -> None:
+    for name in "ab":
+        await bench.start(a_model(name, options={"base_ms": 1}))
+        await bench.connect(name)
+    with bench.turn:
+        bench.send("a", 1, 1)
+        await until(lambda: bench.residents["a"].busy)
+        bench.send("b", 1, 1)
+        await until(lambda: bench.residents["b"].busy)
+        assert bench.replies("a") == bench.replies("b") == {}
+    await until(lambda: all(bench.replies(name) for name in "ab"))
+    assert all(bench.replies(name)[1].service_s < 0.5 for name in "ab")
+
+
+async def test_a_model_that_leaves_finishes_its_batch_and_its_runtime_stays_open(
+    bench: Bench,
+) -> None:
+    resident = await bench.start(a_model("a", options={"base_ms": 1}))
+    await bench.connect("a")
+    bench.turn.__enter__()
+    bench.send("a", 1, 5)
+    await until(lambda: resident.busy)
+    leaving = asyncio.ensure_future(resident.leave())
+    await until(lambda: not bench.channels["a"].reached)
+    assert not leaving.done()
+    bench.turn.__exit__()
+    await leaving
+    await until(lambda: 1 in bench.replies("a"))
+    assert not bench.replies("a")[1].busy
+    resident._loaded.runtime.health()
+    again = bench.residents["a"] = await bench.loading.serve(a_model("a"), resident._loaded)
+    assert again.member.member == "p.2"
+
+
+async def test_the_registry_hears_each_phase_of_a_load_with_its_seconds(bench: Bench) -> None:
+    await bench.start(a_model("a", options={"load_s": 0.01}))
+    last = bench.told[-1]
+    assert (last.model, last.replica, last.phase) == ("a", "p.a", "ready")
+    spent = dict(last.spent)
+    assert spent["staging"] >= 0.01
+    assert set(spent) == {"staging", "warming"}
+
+
+async def test_a_model_that_generates_is_refused(bench: Bench) -> None:
+    with pytest.raises(LoadError, match="generates text"):
+        await bench.loading.load(a_model("a", task="generate"))
+
+
+async def test_a_runtime_that_fails_its_first_batch_is_closed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[bool] = []
+    close = "runtimes.synthetic.runtime.SyntheticRuntime.close"
+    monkeypatch.setattr(close, lambda self: closed.append(True))
+    with pytest.raises(LoadError, match="does not run"):
+        await bench.start(a_model("a", options={"fail_ids": [0]}))
+    assert closed == [True]
+
+
+async def test_a_load_that_does_not_end_ends_the_process(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    held: Callable[..., Any] = lambda *_: go_on.wait(5.0)  # noqa: E731
+    monkeypatch.setattr(ModelLoader, "load", held)
+    with pytest.raises(TimeoutError):
+        await bench.start(a_model("a", replicas={"start_timeout_s": 0.01}))
+    go_on.set()
+    assert bench.hung.is_set()
+
+
+async def test_the_bytes_of_a_model_are_at_least_its_files(bench: Bench, tmp_path: Path) -> None:
+    settings = bench.loader.settings_of(a_model("a"), lambda *_: None)
+    loaded = bench.loader.load(a_model("a"), settings, lambda *_: None)
+    loaded.runtime.close()
+    assert loaded.version
+    assert loaded.size_bytes >= 0

@@ -1,0 +1,282 @@
+"""What a pool replica holds: as it is told, within its memory, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_engines import until
+
+from deployments.contract.pool import PoolMember
+from deployments.contract.scaling.messages import PoolModel
+from deployments.replica.pool import residents
+from deployments.replica.pool.resident import LoadedModel
+from deployments.replica.pool.residents import Residents
+from runtimes.errors import LoadError, Unhealthy
+
+MIB = 1 << 20
+
+
+class Runtime:
+    closed = False
+
+    def close(self) -> None:
+        assert not self.closed
+        self.closed = True
+
+
+class Served:
+    """A resident that a test keeps busy: `leave` waits for `work`."""
+
+    age_s = 1.0
+
+    def __init__(self, member: PoolMember) -> None:
+        self.member = member
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.well = True
+        self.left = False
+
+    @property
+    def busy(self) -> bool:
+        return not self.idle.is_set()
+
+    def key(self) -> bytes:
+        return self.member.member.encode()
+
+    async def health(self) -> None:
+        if not self.well:
+            raise Unhealthy("its device is gone")
+
+    async def leave(self) -> None:
+        await self.idle.wait()
+        self.left = True
+
+
+class Loads:
+    """`Loading`, played by a test. `sizes`: of a model's bytes, as it turns out; `faults`: what
+    loading it raises; `gate` holds loads up."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+        self.faults: dict[str, Exception] = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.loaded: list[str] = []
+        self.runtimes: dict[str, Runtime] = {}
+        self.served: dict[str, Served] = {}
+
+    async def least_bytes(self, model: PoolModel) -> int:
+        return min(MIB, self.sizes.get(model.name, MIB))
+
+    async def load(self, model: PoolModel) -> LoadedModel:
+        self.loaded.append(model.name)
+        await self.gate.wait()
+        if model.name in self.faults:
+            raise self.faults[model.name]
+        made: Any = Runtime()
+        self.runtimes[model.name] = made
+        settings: Any = SimpleNamespace()
+        size = self.sizes.get(model.name, MIB)
+        return LoadedModel(model.name, model.key, settings, made, "1", size, 0.5)
+
+    async def serve(self, model: PoolModel, loaded: LoadedModel) -> Served:
+        member = PoolMember(
+            model.name, f"p.{len(self.loaded)}.{model.key}", "p", model.key, "1", "h:1", 2, 0.02
+        )
+        served = self.served[model.name] = Served(member)
+        return served
+
+
+def model(name: str, key: str = "k") -> PoolModel:
+    return PoolModel(name, key, {})
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.loads = Loads()
+        self.changes = 0
+        self.residents = Residents("p", self.loads, 2 * MIB, self._changed)
+        self.task = asyncio.create_task(self.residents.run())
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    @property
+    def serves(self) -> list[str]:
+        return [member.model for member in self.residents.members]
+
+    async def hold(self, *names: str, serves: str | None = None) -> None:
+        """Returns when those serve (`serves`: instead)."""
+        self.residents.hold([model(name) for name in names])
+        expected = sorted(names if serves is None else serves.split())
+        await until(lambda: sorted(self.serves) == expected)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        return dict(self.residents.report().failed)
+
+    def states(self) -> dict[str, tuple[bool, bool]]:
+        """By model: whether it serves, whether it is busy."""
+        return {r.model: (r.serves, r.busy) for r in self.residents.report().residents}
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[Pool]:
+    pool = Pool()
+    yield pool
+    for served in pool.loads.served.values():
+        served.idle.set()
+    assert not pool.task.done()
+    pool.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pool.task
+    await pool.residents.close()
+    assert all(runtime.closed for runtime in pool.loads.runtimes.values())
+    assert pool.residents.free_bytes == 2 * MIB
+
+
+async def test_it_becomes_what_it_is_told_one_load_after_another(pool: Pool) -> None:
+    pool.loads.gate.clear()
+    pool.residents.hold([model("a"), model("b")])
+    await until(lambda: pool.loads.loaded == ["a"])
+    assert pool.states() == {"a": (False, False)}
+    pool.loads.gate.set()
+    await until(lambda: pool.serves == ["a", "b"])
+    assert pool.states() == {"a": (True, False), "b": (True, False)}
+    assert pool.residents.free_bytes == 0
+    assert pool.changes == 2
+
+
+async def test_a_model_with_work_leaves_when_it_is_done(pool: Pool) -> None:
+    await pool.hold("a", "b")
+    pool.loads.served["a"].idle.clear()
+    await pool.hold("b")
+    assert pool.states() == {"b": (True, False), "a": (False, True)}
+    assert pool.residents.free_bytes == 0
+    pool.loads.served["a"].idle.set()
+    await until(lambda: "a" not in pool.states())
+    assert pool.residents.free_bytes == MIB
+
+
+async def test_what_left_stays_loaded_and_comes_back_without_a_load(pool: Pool) -> None:
+    await pool.hold("a")
+    first = pool.loads.served["a"]
+    await pool.hold()
+    await until(lambda: not pool.states())
+    assert not pool.loads.runtimes["a"].closed
+    await pool.hold("a")
+    assert pool.loads.loaded == ["a"]
+    assert first.left
+    assert pool.loads.served["a"] is not first
+
+
+async def test_the_longest_unused_goes_where_a_load_needs_its_room(pool: Pool) -> None:
+    for name in "ab":
+        await pool.hold(name)
+    await pool.hold()
+    await until(lambda: not pool.states())
+    await pool.hold("a")
+    await pool.hold()
+    await until(lambda: not pool.states())
+    await pool.hold("c")
+    closed = {name: runtime.closed for name, runtime in pool.loads.runtimes.items()}
+    assert closed == {"a": False, "b": True, "c": False}
+
+
+async def test_it_waits_for_the_room_of_a_model_that_leaves(pool: Pool) -> None:
+    await pool.hold("a", "b")
+    pool.loads.served["a"].idle.clear()
+    pool.residents.hold([model("b"), model("c")])
+    await until(lambda: pool.states().get("c") == (False, False))
+    assert pool.loads.loaded == ["a", "b"]
+    pool.loads.served["a"].idle.set()
+    await until(lambda: pool.serves == ["b", "c"])
+
+
+async def test_a_model_for_which_there_is_no_room_is_refused_with_both_numbers(pool: Pool) -> None:
+    await pool.hold("a", "b")
+    await pool.hold("a", "b", "c", serves="a b")
+    await until(lambda: "c" in pool.reasons)
+    assert pool.loads.loaded == ["a", "b"]
+    assert pool.reasons["c"] == (
+        "model c takes 1 MiB, and of this pool replica's 2 MiB (scaling.pool.memory_mib) 0 are free"
+    )
+
+
+async def test_a_model_that_turns_out_too_large_is_closed_and_not_loaded_again(
+    pool: Pool,
+) -> None:
+    pool.loads.sizes["a"] = 3 * MIB
+    for _ in range(2):
+        pool.residents.hold([model("a")])
+        await until(lambda: "a" in pool.reasons)
+        assert pool.loads.runtimes["a"].closed
+        assert pool.loads.loaded == ["a"]
+        pool.residents.hold([])
+
+
+async def test_a_failed_load_leaves_the_others_and_is_tried_again_later(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residents, "RETRY_S", 0.01)
+    await pool.hold("a")
+    pool.loads.faults["b"] = LoadError("its file is cut")
+    pool.residents.hold([model("a"), model("b")])
+    await until(lambda: pool.reasons == {"b": "its file is cut"})
+    assert pool.serves == ["a"]
+    del pool.loads.faults["b"]
+    await until(lambda: pool.serves == ["a", "b"])
+    assert pool.reasons == {}
+
+
+async def test_a_model_that_failed_and_is_not_wanted_any_more_is_forgotten(pool: Pool) -> None:
+    pool.loads.faults["a"] = LoadError("no")
+    pool.residents.hold([model("a")])
+    await until(lambda: "a" in pool.reasons)
+    pool.residents.hold([])
+    assert pool.reasons == {}
+
+
+async def test_other_settings_are_loaded_anew_once_the_old_have_left(pool: Pool) -> None:
+    await pool.hold("a")
+    pool.residents.hold([model("a", "new")])
+    await until(lambda: [m.digest for m in pool.residents.members] == ["new"])
+    assert pool.loads.loaded == ["a", "a"]
+
+
+async def test_a_model_that_is_wanted_again_while_it_leaves_is_not_loaded_twice(
+    pool: Pool,
+) -> None:
+    await pool.hold("a")
+    pool.loads.served["a"].idle.clear()
+    pool.residents.hold([])
+    await until(lambda: pool.states() == {"a": (False, True)})
+    pool.residents.hold([model("a")])
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert pool.loads.loaded == ["a"]
+    pool.loads.served["a"].idle.set()
+    await until(lambda: pool.serves == ["a"])
+    assert pool.loads.loaded == ["a"]
+
+
+async def test_an_unwell_model_leaves_and_the_others_stay(pool: Pool) -> None:
+    await pool.hold("a", "b")
+    pool.loads.served["a"].well = False
+    await pool.residents.check()
+    assert pool.serves == ["b"]
+    assert pool.reasons == {"a": "its device is gone"}
+    await until(lambda: pool.loads.runtimes["a"].closed)
+
+
+async def test_the_key_of_a_member_that_has_gone_is_refused(pool: Pool) -> None:
+    await pool.hold("a")
+    member = pool.residents.members[0].member
+    assert pool.residents.key_of(member) == member.encode()
+    await pool.hold()
+    with pytest.raises(LookupError, match="does not serve"):
+        pool.residents.key_of(member)

@@ -1,0 +1,162 @@
+"""A replica of the shared pool on a real cluster: becomes what it is told, answers while a model's
+own replica is away, leaves and dies without a failed request. Who tells it is the test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from ray_cluster import HERE, Cluster, until
+from served import ANSWER_S, Load, metric, synthetic
+
+pytestmark = pytest.mark.integration
+
+OPTIONS = {"base_ms": 5}
+MODELS = {name: synthetic(options=OPTIONS, replicas={"num_cpus": 0.1}) for name in "ab"}
+POOL = {"min": 1, "max": 1, "auto": False, "num_cpus": 0.1, "memory_mib": 64}
+
+
+class Orders:
+    """Speaks to the stand-in for the autoscaler."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        said = {
+            name: {"name": name, "settings": shaping(model), "channel": {}}
+            for name, model in MODELS.items()
+        }
+        environ = cluster.environ | {"RAY_ADDRESS": f"{HERE}:{cluster.ports['gcs']}"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pool_orders", json.dumps(said)], env=environ,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._read()
+
+    def _read(self) -> list[dict[str, Any]]:
+        assert self.process.stdout is not None
+        found: list[dict[str, Any]] = json.loads(self.process.stdout.readline())
+        return found
+
+    def ask(self, names: list[str] | None) -> list[dict[str, Any]]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(names) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def held(self) -> set[str]:
+        """Models that the pool serves, as its replicas last said."""
+        reports = self.ask(None)
+        return {each["model"] for report in reports for each in report["residents"]
+                if each["serves"]}  # fmt: skip
+
+    def hold(self, *names: str) -> None:
+        """Returns when the pool says that it holds these and no others."""
+        self.ask(list(names))
+        until(lambda: self.held() == set(names), 30)
+
+
+def shaping(model: dict[str, Any]) -> dict[str, Any]:
+    """What of these settings shapes a replica."""
+    return {field: value for field, value in model.items() if field != "replicas"}
+
+
+class Served:
+    def __init__(self, cluster: Cluster, orders: Orders) -> None:
+        self.cluster = cluster
+        self.orders = orders
+
+    def url(self, model: str) -> str:
+        return f"{self.cluster.url}/v2/models/{model}/infer"
+
+    def until(self, condition: Any, limit_s: float) -> None:
+        until(condition, limit_s)
+
+    def load(self, model: str, clients: int = 4) -> Load:
+        return Load(self.url(model), clients, {})
+
+    def reserves(self, model: str) -> float:
+        """Healthy replicas of the pool, as the gateway sees them."""
+        port = self.cluster.gateway["metrics_port"]
+        page = httpx.get(f"http://{self.cluster.gateway['host']}:{port}/metrics", timeout=ANSWER_S)
+        name, labels = "headrace_group_healthy_replicas", {"model": model, "group": "pool"}
+        if 'group="pool"' not in page.text:
+            return 0.0
+        return metric(page.text, name, **labels)
+
+    def kill(self, title: str) -> set[int]:
+        pids = self.cluster.replicas(title)
+        assert pids, title
+        for pid in pids:
+            psutil.Process(pid).kill()
+        return pids
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    cluster = Cluster(tmp_path_factory.mktemp("pool"), **MODELS)
+    orders = None
+    try:
+        cluster.start_head()
+        orders = Orders(cluster)
+        cluster.write(cluster.folder, MODELS, scaling={"pool": POOL})
+        done = cluster.headrace("deploy", str(cluster.file), "--wait")
+        assert done.returncode == 0, done.stderr
+        until(lambda: len(cluster.replicas("headrace-pool:pool")) == 1, 60)
+        yield Served(cluster, orders)
+    finally:
+        if orders is not None:
+            orders.process.kill()
+        cluster.end()
+
+
+def test_it_serves_two_models_while_their_own_replicas_are_away(served: Served) -> None:
+    served.orders.hold("a")
+    served.orders.hold("a", "b")
+    loads = {name: served.load(name) for name in "ab"}
+    served.until(lambda: all(served.reserves(name) == 1 for name in "ab"), 30)
+    try:
+        for name, load in loads.items():
+            killed = served.kill(f"model-{name}:model")
+            load.goes_on(served, 50)
+            served.until(
+                lambda n=name, gone=killed: served.cluster.replicas(f"model-{n}:model") - gone, 60
+            )
+    finally:
+        for load in loads.values():
+            load.stop()
+    assert [load.failures for load in loads.values()] == [[], []]
+
+
+def test_a_model_leaves_it_under_load_and_no_request_fails(served: Served) -> None:
+    served.orders.hold("a", "b")
+    load = served.load("a", clients=16)
+    try:
+        served.until(lambda: served.reserves("a") == 1, 30)
+        served.orders.hold("b")
+        served.until(lambda: served.reserves("a") == 0, 30)
+        load.goes_on(served, 50)
+    finally:
+        load.stop()
+    assert load.failures == []
+
+
+def test_no_request_fails_when_it_is_killed_and_its_successor_takes_its_place(
+    served: Served,
+) -> None:
+    served.orders.hold("a")
+    served.until(lambda: served.reserves("a") == 1, 30)
+    load = served.load("a", clients=16)
+    try:
+        killed = served.kill("headrace-pool:pool")
+        served.until(lambda: served.reserves("a") == 0, 10)
+        load.goes_on(served, 50)
+        served.until(lambda: served.cluster.replicas("headrace-pool:pool") - killed, 60)
+        served.until(lambda: served.reserves("a") == 1, 60)
+    finally:
+        load.stop()
+    assert load.failures == []
