@@ -142,6 +142,7 @@ def as_json(made: MigPlan) -> str:
             for need in made.needs if need.unknown
         ],
         "remarks": list(made.remarks),
+        "pods": list(made.pods),
         "files": made.files,
     }, indent=2)  # fmt: skip
 

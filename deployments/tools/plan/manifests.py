@@ -2,23 +2,28 @@
 
 Worker groups stand in an order that only grows: KubeRay rolls the whole cluster when one is put
 before another or goes away, so those of the values in force keep their places, and one that is not
-needed any more stays, without replicas. Nodes whose GPUs are cut alike share a layout. Sources:
+needed any more stays, with none at least. Nodes whose GPUs are cut alike share a layout. Sources:
 KubeRay 1.7 (what enters the cluster's hash), mig-parted's `config.yaml`, the device plugin's names.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from autoscaling.mig.gpus import Profile
-from autoscaling.mig.types import Plan, PlannedGpu
+from autoscaling.mig.gpus import Gpu, Profile
+from autoscaling.mig.types import Plan, PlannedGpu, Slice
 from deployments.settings.groups import GroupSettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
-from deployments.tools.plan.needs import MIG_RESOURCE
+from deployments.tools.plan.needs import MIG_RESOURCE, Need
 
 VENDOR = "nvidia.com/"
+PROCESS_GIB = 4  # of host memory beside the weights, which pass through it: Ray and the process
+LEAST_CPUS = 2
 Data = dict[str, Any]
 
 
@@ -27,35 +32,85 @@ def group_name(profile: str) -> str:
     return "mig-" + profile.replace(".", "-").replace("+", "-")
 
 
-def worker_groups(plan: Plan, in_force: Sequence[Mapping[str, Any]] = ()) -> list[Data]:
-    """The chart's `workerGroups`, those of `in_force` first and in their order."""
-    used = plan.replicas_on()
-    profiles = {group_name(each.name): each for each in plan.gpu.profiles}
-    groups = []
-    for old in in_force:
-        profile = profiles.get(str(old.get("name")))
-        kept = _sized(used.pop(profile.name, 0)) if profile is not None else {}
-        groups.append({**old, **kept})
-    return groups + [
-        _worker_group(profile, used[profile.name])
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Pods of one profile. least, most: how many; cpus, memory_gib: what one takes of its node."""
+
+    profile: Profile
+    least: int
+    most: int
+    cpus: int
+    memory_gib: int
+
+    def values(self) -> Data:
+        """As the chart's `workerGroups` has it, which makes the rest of it."""
+        return {
+            "name": group_name(self.profile.name),
+            **self.bounds(),
+            "cpu": self.cpus,
+            "memory": f"{self.memory_gib}Gi",
+            "migProfile": self.profile.name,
+        }
+
+    def bounds(self) -> Data:
+        return {"minReplicas": self.least, "maxReplicas": self.most}
+
+    def pods(self) -> Data:
+        """What such a pod asks for and what Ray is told of it, for who has no chart. Neither
+        KubeRay nor Ray's autoscaler counts a MIG resource as a GPU by itself."""
+        return {
+            "name": group_name(self.profile.name),
+            **self.bounds(),
+            "resource": VENDOR + self.profile.resource,
+            "rayStartParams": {"num-gpus": "1"},
+            "customResources": {self.profile.ray_resource: 1},
+        }
+
+
+def workers(plan: Plan, needs: Sequence[Need]) -> list[Workers]:
+    """One for each profile that is used, smallest first."""
+    slices = [each for gpu in plan.gpus for each in gpu.slices]
+    return [
+        _workers(profile, [each for each in slices if each.profile == profile], needs)
         for profile in plan.gpu.profiles
-        if profile.name in used
+        if any(each.profile == profile for each in slices)
     ]
 
 
-def _worker_group(profile: Profile, replicas: int) -> Data:
-    return {
-        "name": group_name(profile.name),
-        **_sized(replicas),
-        "resource": VENDOR + profile.resource,
-        # Neither KubeRay nor Ray's autoscaler counts a MIG resource as a GPU by itself.
-        "rayStartParams": {"num-gpus": "1"},
-        "customResources": {profile.ray_resource: 1},
-    }
+def _workers(profile: Profile, slices: Sequence[Slice], needs: Sequence[Need]) -> Workers:
+    placed = Counter(each.demand.name for each in slices)
+    users = [need for need in needs if need.name in placed]
+    least = sum(min(need.least, placed[need.name]) for need in users)
+    cpus = max((math.ceil(need.cpus) for need in users), default=0)
+    host_mib = max((need.mib if need.host_mib is None else need.host_mib for need in users),
+                   default=0)  # fmt: skip
+    memory_gib = math.ceil(host_mib / 1024) + PROCESS_GIB
+    return Workers(profile, least, len(slices), max(LEAST_CPUS, cpus), memory_gib)
 
 
-def _sized(replicas: int) -> Data:
-    return {"replicas": replicas, "minReplicas": replicas, "maxReplicas": replicas}
+def worker_groups(
+    gpu: Gpu, found: Sequence[Workers], in_force: Sequence[Mapping[str, Any]] = ()
+) -> list[Data]:
+    """The chart's `workerGroups`: those of `in_force` first, in their order and with what else
+    stands in them."""
+    new = {each.profile.name: each for each in found}
+    kept = [_kept(gpu, old, new) for old in in_force]
+    return kept + [each.values() for each in new.values()]
+
+
+def _kept(gpu: Gpu, old: Mapping[str, Any], new: dict[str, Workers]) -> Data:
+    """It takes what `new` has of its profile; nothing is left for a second one."""
+    profile = str(old.get("migProfile"))
+    if gpu.named(profile) is None:
+        return dict(old)
+    found = new.pop(profile, None)
+    return {**old, **({"minReplicas": 0} if found is None else found.bounds())}
+
+
+def values(plan: Plan, groups: Sequence[Data], per_node: int) -> Data:
+    """The chart's values, to be given behind the settings file."""
+    layouts = mig_parted(plan, per_node)["mig-configs"]
+    return {"workerGroups": list(groups), "migLayouts": {"configs": layouts}}
 
 
 def nodes(plan: Plan, per_node: int) -> list[tuple[str, tuple[PlannedGpu, ...]]]:
@@ -102,7 +157,7 @@ def settings_groups(plan: Plan, settings: Settings) -> Data:
     for name, model in settings.models.items():
         views = model.views()
         if name in profiles:
-            group = {"name": group_name(profiles[name].name), "count": model.replicas.count}
+            group = {"name": group_name(profiles[name].name)}
             placed = [group | _on(profiles[name], model)]
         elif any(f"{name}/{group}" in profiles for group in views):
             placed = [

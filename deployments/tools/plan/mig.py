@@ -24,7 +24,7 @@ from deployments.tools.plan.needs import Need, Told, names, needs
 from deployments.tools.plan.types import MigPlan, MigRequest
 
 HEADINGS = {
-    "values.yaml": "the chart's worker groups: an ordered list that only grows",
+    "values.yaml": "for the chart, behind the settings file; the worker groups' order matters",
     "mig-parted.yaml": "the MIG manager's config.yaml",
     "groups.yaml": "for the settings file: which slice each replica asks for",
 }
@@ -66,12 +66,15 @@ def planned(settings: Settings, request: MigRequest) -> MigPlan:
     if request.surge:
         demands += _surging(gpu, able, demands)
     plan = pack(gpu, demands, request.gpus)
+    workers = manifests.workers(plan, able)
+    groups = manifests.worker_groups(gpu, workers, _in_force(request.values))
     files = {
-        "values.yaml": {"workerGroups": manifests.worker_groups(plan, _in_force(request.values))},
+        "values.yaml": manifests.values(plan, groups, request.per_node),
         "mig-parted.yaml": manifests.mig_parted(plan, request.per_node),
         "groups.yaml": manifests.settings_groups(plan, settings),
     }
-    return MigPlan(request, tuple(wanted), plan, tuple(_remarks(request, able)), files)
+    pods = tuple(each.pods() for each in workers)
+    return MigPlan(request, tuple(wanted), plan, tuple(_remarks(request, able)), files, pods)
 
 
 def _gpu(request: MigRequest) -> Gpu:

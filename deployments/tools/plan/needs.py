@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from deployments.settings.model import ModelSettings
-from deployments.settings.model_fields import ReplicaSettings
+from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.tree import Settings
 from deployments.tools.plan import memory_parts
 from deployments.tools.plan.memory_parts import CannotTell, Part
@@ -24,14 +24,18 @@ MIG_RESOURCE = re.compile(r"mig_(\d+g)_(\d+gb)(_me)?")
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Of one group of a model's replicas, "" of a model without groups. surge: how many more start
-    beside the others while the model changes. profile: what was asked for, "": nothing. unknown:
-    why it has no need; skipped: why it is not planned at all."""
+    """Of one group of a model's replicas, "" of a model without groups. replicas: at most; least:
+    at least; surge: how many more start beside them while the model changes. cpus, host_mib: what
+    one takes of its node, None: not said. profile: what was asked for, "": nothing. unknown: why it
+    has no need; skipped: why it is not planned at all."""
 
     model: str
     group: str
     replicas: int
+    least: int
     surge: int
+    cpus: float
+    host_mib: int | None
     profile: str = ""
     parts: tuple[Part, ...] = ()
     margin: float = MARGIN
@@ -64,7 +68,7 @@ class Told:
 def needs(settings: Settings, told: Told) -> list[Need]:
     """In the order of the file."""
     return [
-        _need(Need(name, group, view.replicas.count, _surge(view.replicas)), view, told)
+        _need(_blank(name, group, view.replicas), view, told)
         for name, model in settings.models.items()
         for group, view in (model.views() or {"": model}).items()
     ]
@@ -76,8 +80,11 @@ def names(settings: Settings) -> list[str]:
     return [*settings.models, *groups]
 
 
-def _surge(replicas: ReplicaSettings) -> int:
-    return math.ceil(replicas.count * replicas.surge_percent / 100)
+def _blank(name: str, group: str, replicas: ReplicaSettings) -> Need:
+    surge = math.ceil(replicas.most * replicas.surge_percent / 100)
+    return Need(
+        name, group, replicas.most, replicas.least, surge, replicas.num_cpus, replicas.memory_mib
+    )
 
 
 def _need(blank: Need, model: ModelSettings, told: Told) -> Need:

@@ -30,13 +30,15 @@ class MigRequest:
 
 @dataclass(frozen=True, slots=True)
 class MigPlan:
-    """What came of a request: all that is shown, and the files."""
+    """What came of a request: all that is shown, and the files. pods: of each worker group, what
+    one asks for, for who has no chart."""
 
     request: MigRequest
     needs: tuple[Need, ...]
     plan: Plan
     remarks: tuple[str, ...]
     files: Mapping[str, Any]
+    pods: tuple[Mapping[str, Any], ...]
 
     @property
     def complete(self) -> bool:

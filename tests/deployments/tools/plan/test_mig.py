@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -14,6 +15,7 @@ from deployments import cli
 from deployments.settings.load import parse
 from deployments.tools.plan.commands import GPU_NAMES
 
+SCHEMA = Path(__file__).parents[4] / "helm" / "headrace" / "values.schema.json"
 FILE = """\
 models:
   small: {runtime: synthetic, replicas: {count: 5, num_gpus: 1, surge_percent: 0}}
@@ -65,23 +67,52 @@ def test_json_tells_the_same_and_holds_the_files(file):
     assert set(told["files"]) == {"values.yaml", "mig-parted.yaml", "groups.yaml"}
 
 
-def test_worker_groups_ask_for_one_slice_and_tell_ray_of_it(file):
+def test_worker_groups_are_the_charts(file):
     values, _, _ = written(run(file, *NEEDS, "--yaml"))
     assert values["workerGroups"] == [
         {
-            "name": name,
-            "replicas": replicas,
-            "minReplicas": replicas,
-            "maxReplicas": replicas,
-            "resource": f"nvidia.com/{resource}",
-            "rayStartParams": {"num-gpus": "1"},
-            "customResources": {custom: 1},
-        }
-        for name, replicas, resource, custom in (
-            ("mig-1g-10gb", 5, "mig-1g.10gb", "mig_1g_10gb"),
-            ("mig-3g-40gb", 2, "mig-3g.40gb", "mig_3g_40gb"),
-        )
-    ]
+            "name": "mig-1g-10gb", "minReplicas": 5, "maxReplicas": 5, "cpu": 2,
+            "memory": "13Gi", "migProfile": "1g.10gb",
+        },
+        {
+            "name": "mig-3g-40gb", "minReplicas": 2, "maxReplicas": 2, "cpu": 2,
+            "memory": "34Gi", "migProfile": "3g.40gb",
+        },
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(not SCHEMA.exists(), reason="helm/headrace is not there")
+def test_the_charts_schema_takes_them(file):
+    schema = json.loads(SCHEMA.read_text())
+    values, _, _ = written(run(file, *NEEDS, "--yaml"))
+    parts = {"$defs": schema["$defs"], "type": "object"}
+    parts["properties"] = {name: schema["properties"][name] for name in values}
+    jsonschema.validate(values, parts)
+    values["workerGroups"][0]["replicas"] = 3
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(values, parts)
+
+
+def test_pods_grow_with_what_a_model_takes_of_its_node_and_between_its_bounds(file):
+    file.write_text(
+        "models:\n  a:\n    runtime: synthetic\n    replicas: "
+        "{min: 1, max: 4, num_gpus: 1, num_cpus: 3.5, memory_mib: 9000, surge_percent: 0}\n"
+    )
+    (group,) = written(run(file, "--yaml"))[0]["workerGroups"]
+    assert (group["minReplicas"], group["maxReplicas"]) == (1, 4)
+    assert (group["cpu"], group["memory"]) == (4, "13Gi")
+
+
+def test_pods_ask_for_one_slice_and_tell_ray_of_it(file):
+    pods = json.loads(run(file, *NEEDS, "--json").stdout)["pods"]
+    assert pods[0] == {
+        "name": "mig-1g-10gb",
+        "minReplicas": 5,
+        "maxReplicas": 5,
+        "resource": "nvidia.com/mig-1g.10gb",
+        "rayStartParams": {"num-gpus": "1"},
+        "customResources": {"mig_1g_10gb": 1},
+    }
 
 
 def test_ray_counts_what_a_worker_group_says_and_nothing_without_it(file):
@@ -89,13 +120,13 @@ def test_ray_counts_what_a_worker_group_says_and_nothing_without_it(file):
     GPU, so both the GPU and the custom resource have to be said."""
     from ray.autoscaler._private.kuberay.autoscaling_config import _node_type_from_group_spec
 
-    group = written(run(file, *NEEDS, "--yaml"))[0]["workerGroups"][0]
+    group = json.loads(run(file, *NEEDS, "--json").stdout)["pods"][0]
     limits = {"cpu": "4", "memory": "16Gi", group["resource"]: "1"}
     # As a chart has to write it: JSON in a string of its own, which a shell unquotes.
     resources = json.dumps(json.dumps(group["customResources"]))
     spec = {
         "groupName": group["name"],
-        **{name: group[name] for name in ("replicas", "minReplicas", "maxReplicas")},
+        **{name: group[name] for name in ("minReplicas", "maxReplicas")},
         "rayStartParams": {**group["rayStartParams"], "resources": resources},
         "template": {"spec": {"containers": [{"name": "ray", "resources": {"limits": limits}}]}},
     }
@@ -114,8 +145,8 @@ def test_the_layout_cuts_as_many_slices_as_the_worker_groups_ask_for(file):
             assert each["mig-enabled"] is True
             for name, number in each["mig-devices"].items():
                 cut[name] = cut.get(name, 0) + number * len(each["devices"])
-    asked = {each["resource"]: each["replicas"] for each in values["workerGroups"]}
-    assert {f"nvidia.com/mig-{name}": number for name, number in cut.items()} == asked
+    assert cut == {each["migProfile"]: each["maxReplicas"] for each in values["workerGroups"]}
+    assert values["migLayouts"]["configs"] == layout["mig-configs"]
 
 
 def test_nodes_that_are_cut_alike_share_a_layout(file):
@@ -144,12 +175,12 @@ def test_the_groups_make_a_valid_settings_file_that_asks_for_the_slices(file):
         settings["models"][name]["replicas"] |= model["replicas"]
     models = parse(settings).models
     (small,) = models["small"].views().values()
-    assert small.replicas.count == 5
+    assert small.replicas.most == 5
     assert (small.replicas.num_gpus, small.replicas.resources) == (1, {"mig_1g_10gb": 1})
     gpu, cpu = models["large"].views().values()
     assert gpu.replicas.resources == {"licence": 1, "mig_3g_40gb": 1}
     assert cpu.replicas.resources == {"licence": 1}
-    assert cpu.replicas.count == 3
+    assert cpu.replicas.most == 3
     assert "plain" not in groups["models"]
 
 
@@ -164,19 +195,21 @@ def test_a_file_with_its_groups_put_in_plans_the_same_again(file):
 
 def test_groups_in_force_keep_their_places_and_new_ones_come_last(file, tmp_path):
     values = tmp_path / "values.yaml"
-    values.write_text(yaml.safe_dump({"workerGroups": [
-        {"name": "mig-3g-40gb", "replicas": 9, "cpu": "8"},
-        {"name": "cpu", "replicas": 4},
-        {"name": "mig-7g-80gb", "replicas": 2, "minReplicas": 1, "maxReplicas": 3},
-    ]}))  # fmt: skip
+    in_force = [
+        {"name": "large", "migProfile": "3g.40gb", "maxReplicas": 9, "cpu": 8, "memory": "80Gi"},
+        {"name": "cpu", "maxReplicas": 4},
+        {"name": "whole", "migProfile": "7g.80gb", "minReplicas": 1, "maxReplicas": 3},
+        {"name": "other", "migProfile": "1g.18gb", "minReplicas": 4, "maxReplicas": 4},
+    ]
+    values.write_text(yaml.safe_dump({"workerGroups": in_force}))
     groups = written(run(file, *NEEDS, "--yaml", "--values", str(values)))[0]["workerGroups"]
-    assert [(each["name"], each["replicas"]) for each in groups] == [
-        ("mig-3g-40gb", 2), ("cpu", 4), ("mig-7g-80gb", 0), ("mig-1g-10gb", 5),
-    ]  # fmt: skip
-    assert groups[0]["cpu"] == "8"
-    assert groups[2] == {
-        "name": "mig-7g-80gb", "replicas": 0, "minReplicas": 0, "maxReplicas": 0,
-    }  # fmt: skip
+    assert groups[:4] == [
+        in_force[0] | {"minReplicas": 2, "maxReplicas": 2},
+        in_force[1],
+        in_force[2] | {"minReplicas": 0},
+        in_force[3],  # of another GPU
+    ]
+    assert [each["name"] for each in groups[4:]] == ["mig-1g-10gb"]
 
 
 def test_files_are_written_as_they_are_printed(file, tmp_path):
@@ -221,7 +254,7 @@ def test_no_replica_wants_a_slice(file):
     result = run(file)
     assert result.exit_code == 0
     assert "0 slices on 0 x h100-80" in result.output
-    assert written(run(file, "--yaml"))[0] == {"workerGroups": []}
+    assert written(run(file, "--yaml"))[0] == {"workerGroups": [], "migLayouts": {"configs": {}}}
 
 
 @pytest.mark.parametrize(
