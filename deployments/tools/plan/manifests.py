@@ -17,9 +17,8 @@ from typing import Any
 from autoscaling.mig.gpus import Gpu, Profile
 from autoscaling.mig.types import Plan, PlannedGpu, Slice
 from deployments.settings.groups import GroupSettings
-from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
-from deployments.tools.plan.needs import MIG_RESOURCE, Need
+from deployments.tools.plan.needs import MIG_RESOURCE, POOL, Need
 
 VENDOR = "nvidia.com/"
 PROCESS_GIB = 4  # of host memory beside the weights, which pass through it: Ray and the process
@@ -151,33 +150,36 @@ def _cut(gpu: PlannedGpu) -> dict[str, int]:
 
 def settings_groups(plan: Plan, settings: Settings) -> Data:
     """The part of the settings file that puts each planned model on its slices: all groups of each
-    such model, as they were but for their resources."""
+    such model, and the shared pool, as they were but for their resources."""
     profiles = {s.demand.name: s.profile for gpu in plan.gpus for s in gpu.slices}
     models = {}
     for name, model in settings.models.items():
         views = model.views()
         if name in profiles:
             group = {"name": group_name(profiles[name].name)}
-            placed = [group | _on(profiles[name], model)]
+            placed = [group | _on(profiles[name], model.replicas.resources)]
         elif any(f"{name}/{group}" in profiles for group in views):
             placed = [
-                _written(group) | _on(profiles.get(f"{name}/{group.name}"), views[group.name])
+                _written(group)
+                | _on(profiles.get(f"{name}/{group.name}"), views[group.name].replicas.resources)
                 for group in model.replicas.groups
             ]
         else:
             continue
         models[name] = {"replicas": {"groups": placed}}
-    return {"models": models}
+    pool = settings.scaling.pool
+    if pool is None or POOL not in profiles:
+        return {"models": models}
+    return {"models": models, "scaling": {"pool": _on(profiles[POOL], pool.resources)}}
 
 
 def _written(group: GroupSettings) -> Data:
     return group.model_dump(mode="json", exclude_unset=True)
 
 
-def _on(profile: Profile | None, model: ModelSettings) -> Data:
+def _on(profile: Profile | None, resources: Mapping[str, float]) -> Data:
     """One device a pod: its place is taken whole. Nothing where no slice was planned."""
     if profile is None:
         return {}
-    resources = model.replicas.resources.items()
-    kept = {name: amount for name, amount in resources if not MIG_RESOURCE.fullmatch(name)}
+    kept = {name: amount for name, amount in resources.items() if not MIG_RESOURCE.fullmatch(name)}
     return {"num_gpus": 1, "resources": {**kept, profile.ray_resource: 1}}

@@ -7,7 +7,7 @@ yet. What neither says is not guessed: `CannotTell`. See docs/mig.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deployments.settings import remote_source, sources
@@ -55,6 +55,17 @@ def parts(model: ModelSettings) -> list[Part]:
     if model.runtime == "vllm":
         return [*found, *_of_engine(model, shape)]
     return [*found, _activations(model, shape, weights.mib)]
+
+
+def of_pool(weights_mib: int, models: Sequence[ModelSettings]) -> list[Part]:
+    """Of a replica of the shared pool, which runs one batch at a time. Raises CannotTell."""
+    largest = max(
+        (part for model in models for part in parts(model) if part.name == "activations"),
+        key=lambda part: part.mib,
+        default=Part("activations", 0, "rule", "none of its models has any"),
+    )
+    weights = Part("weights", weights_mib, "set", "scaling.pool.memory_mib")
+    return [weights, Part("context", CONTEXT_MIB, "allowance", "CUDA and the framework"), largest]
 
 
 def _source(model: ModelSettings) -> Source:

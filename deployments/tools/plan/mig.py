@@ -105,7 +105,7 @@ def _in_force(values: Path | None) -> list[Mapping[str, Any]]:
         data = yaml.safe_load(values.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise WrongRequest(f"--values: {values} cannot be read as YAML: {error}") from None
-    groups = data.get("workerGroups", []) if isinstance(data, dict) else None
+    groups = (data.get("workerGroups") or []) if isinstance(data, dict) else None
     if not isinstance(groups, list) or not all(isinstance(each, dict) for each in groups):
         raise WrongRequest(f"--values: {values} has no list of mappings under workerGroups")
     return groups

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
@@ -19,7 +20,10 @@ from deployments.tools.plan import memory_parts
 from deployments.tools.plan.memory_parts import CannotTell, Part
 
 MARGIN = 0.1
+POOL = "scaling.pool"
 MIG_RESOURCE = re.compile(r"mig_(\d+g)_(\d+gb)(_me)?")
+_WHOLE = "a replica takes {:g} GPUs; a slice is a part of one"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +68,25 @@ class Told:
     profile: Mapping[str, str]
     margin: float = MARGIN
 
+    def of(self, said: Mapping[str, T], need: Need) -> T | None:
+        """What is said of the group, else of its model."""
+        return said.get(need.name, said.get(need.model))
+
 
 def needs(settings: Settings, told: Told) -> list[Need]:
-    """In the order of the file."""
-    return [
-        _need(_blank(name, group, view.replicas), view, told)
+    """In the order of the file, the shared pool last."""
+    found = [
+        _of_model(_blank(name, group, view.replicas), view, told)
         for name, model in settings.models.items()
         for group, view in (model.views() or {"": model}).items()
     ]
+    return found if settings.scaling.pool is None else [*found, _of_pool(settings, told)]
 
 
 def names(settings: Settings) -> list[str]:
     """What `Told` may name."""
     groups = [f"{n}/{group}" for n, model in settings.models.items() for group in model.views()]
-    return [*settings.models, *groups]
+    return [*settings.models, *groups, *([] if settings.scaling.pool is None else [POOL])]
 
 
 def _blank(name: str, group: str, replicas: ReplicaSettings) -> Need:
@@ -87,27 +96,52 @@ def _blank(name: str, group: str, replicas: ReplicaSettings) -> Need:
     )
 
 
-def _need(blank: Need, model: ModelSettings, told: Told) -> Need:
-    given = told.need_mib.get(blank.name, told.need_mib.get(blank.model))
-    profile = told.profile.get(blank.name, told.profile.get(blank.model, asked_for(model)))
-    if given is None and not profile and not _wants_gpu(model):
-        return replace(blank, skipped="asks for no GPU (replicas.num_gpus)")
-    need = replace(blank, profile=profile, margin=told.margin)
+def _of_model(blank: Need, model: ModelSettings, told: Told) -> Need:
+    wants = model.replicas.num_gpus > 0 or model.runtime == "tensorrt"
+    need = _asking(blank, told, model.replicas.resources, wants)
     refused = next(_no_slice(model), "")
-    if refused:
-        return replace(need, unknown=refused)
+    if need.skipped or refused:
+        return need if need.skipped else replace(need, unknown=refused)
     need = replace(need, remarks=tuple(memory_parts.remarks(model)))
+    return _filled(need, told, lambda: memory_parts.parts(model))
+
+
+def _of_pool(settings: Settings, told: Told) -> Need:
+    pool = settings.scaling.pool
+    assert pool is not None
+    blank = Need(POOL, "", pool.max, pool.min, 0, pool.num_cpus, None)
+    need = _asking(blank, told, pool.resources, pool.num_gpus > 0)
+    if need.skipped:
+        return need
+    if pool.num_gpus > 1:
+        return replace(need, unknown=_WHOLE.format(pool.num_gpus))
+    chosen = settings.models if pool.models == "all" else pool.models
+    models = [m for name in chosen if (m := settings.models[name]).poolable]
+    return _filled(need, told, lambda: memory_parts.of_pool(pool.memory_mib, models))
+
+
+def _asking(blank: Need, told: Told, resources: Mapping[str, float], wants: bool) -> Need:
+    """With the profile that was asked for; skipped where no slice is wanted."""
+    profile = told.of(told.profile, blank) or asked_for(resources)
+    if not wants and not profile and told.of(told.need_mib, blank) is None:
+        return replace(blank, skipped="asks for no GPU (num_gpus)")
+    return replace(blank, profile=profile, margin=told.margin)
+
+
+def _filled(need: Need, told: Told, parts: Callable[[], Sequence[Part]]) -> Need:
+    """With its parts, or with why they cannot be told."""
+    given = told.of(told.need_mib, need)
     if given is not None:
         return replace(need, parts=(Part("all", given, "given", "by --need"),))
     try:
-        return replace(need, parts=tuple(memory_parts.parts(model)))
+        return replace(need, parts=tuple(parts()))
     except CannotTell as error:
         return replace(need, unknown=f"{error}; or say --need {need.name}=MIB")
 
 
-def asked_for(model: ModelSettings) -> str:
-    """The profile of the MIG resource that its replicas ask for, "" where they ask for none."""
-    for name in model.replicas.resources:
+def asked_for(resources: Mapping[str, float]) -> str:
+    """The profile of a MIG resource among them, "" where there is none."""
+    for name in resources:
         found = MIG_RESOURCE.fullmatch(name)
         if found:
             slices, memory, media = found.groups()
@@ -115,14 +149,10 @@ def asked_for(model: ModelSettings) -> str:
     return ""
 
 
-def _wants_gpu(model: ModelSettings) -> bool:
-    return model.replicas.num_gpus > 0 or model.runtime == "tensorrt"
-
-
 def _no_slice(model: ModelSettings) -> Iterator[str]:
     """Why its replicas cannot run on a slice."""
     if model.replicas.num_gpus > 1:
-        yield f"a replica takes {model.replicas.num_gpus:g} GPUs; a slice is a part of one"
+        yield _WHOLE.format(model.replicas.num_gpus)
     if model.runtime == "vllm" and memory_parts.engine_options(model).tensor_parallel_size > 1:
         yield "options.tensor_parallel_size is above 1; slices cannot reach each other's memory"
     if model.runtime == "openvino":

@@ -51,7 +51,7 @@ def test_the_table_says_who_goes_where_and_what_is_left(file):
     result = run(file, *NEEDS)
     assert result.exit_code == 0, result.output
     assert "0   3g.40gb 4-7 large/gpu #0 30,000 40,448 10,448" in result.output
-    assert "plain is not planned: asks for no GPU (replicas.num_gpus)" in result.output
+    assert "plain is not planned: asks for no GPU (num_gpus)" in result.output
     assert "7 slices on 2 x h100-80: no fewer hold them" in result.output
     assert "room for" in result.output
     assert "mig.config=headrace-h100-80-0" in result.output
@@ -184,6 +184,17 @@ def test_the_groups_make_a_valid_settings_file_that_asks_for_the_slices(file):
     assert "plain" not in groups["models"]
 
 
+def test_the_shared_pool_is_planned_too(file):
+    file.write_text(FILE + "scaling: {pool: {max: 2, num_gpus: 1, resources: {licence: 1}}}\n")
+    result = run(file, *NEEDS, "--need", "scaling.pool=15000", "--yaml")
+    values, _, groups = written(result)
+    bounds = {g["migProfile"]: (g["minReplicas"], g["maxReplicas"]) for g in values["workerGroups"]}
+    assert bounds["1g.20gb"] == (0, 2)
+    assert groups["scaling"] == {
+        "pool": {"num_gpus": 1, "resources": {"licence": 1, "mig_1g_20gb": 1}}
+    }
+
+
 def test_a_file_with_its_groups_put_in_plans_the_same_again(file):
     first = run(file, *NEEDS, "--yaml")
     settings = yaml.safe_load(FILE)
@@ -278,7 +289,7 @@ def test_wrong_arguments_are_exit_code_2_with_what_would_be_right(file, words, s
     assert sentence in result.output
 
 
-@pytest.mark.parametrize("text", ["workerGroups: {a: 1}", "[1]", "workerGroups: [1]"])
+@pytest.mark.parametrize("text", ["workerGroups: {a: 1}", "[1]", "", "workerGroups: [1]"])
 def test_values_that_are_none_are_refused(file, tmp_path, text):
     values = tmp_path / "values.yaml"
     values.write_text(text)

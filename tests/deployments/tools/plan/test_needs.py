@@ -180,6 +180,35 @@ def test_replicas_that_would_share_a_slice_are_said_to_get_one_each(tmp_path):
     assert "a slice of its own" in need.remarks[0]
 
 
+def of_pool(tmp_path: Path, told: Told = NOTHING, **pool: object) -> Need:
+    models = {"m": BERT, "s": {"runtime": "synthetic"}}
+    file = tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump({"models": models, "scaling": {"pool": pool}}))
+    return needs(load(file, here=False), told)[-1]
+
+
+def test_a_replica_of_the_pool_needs_its_weights_and_the_largest_batch_of_its_models(tmp_path):
+    need = of_pool(tmp_path, num_gpus=1, memory_mib=3_000, max=3)
+    (alone,) = of(tmp_path, BERT)
+    assert parts(need) == {
+        "weights": (3_000, "set"),
+        "context": (CONTEXT_MIB, "allowance"),
+        "activations": parts(alone)["activations"],
+    }
+    assert (need.name, need.least, need.replicas) == ("scaling.pool", 0, 3)
+
+
+def test_a_pool_whose_models_run_without_a_gpu_needs_no_activations(tmp_path):
+    assert parts(of_pool(tmp_path, num_gpus=1, models=["s"]))["activations"] == (0, "rule")
+
+
+def test_a_pool_is_left_out_or_refused_as_a_model_is(tmp_path):
+    assert of_pool(tmp_path).skipped
+    assert of_pool(tmp_path, num_gpus=2).unknown.startswith("a replica takes 2 GPUs")
+    assert of_pool(tmp_path, Told({"scaling.pool": 700}, {})).mib == 700
+    assert of_pool(tmp_path, resources={"mig_2g_20gb": 1}).profile == "2g.20gb"
+
+
 def test_a_synthetic_model_takes_no_memory(tmp_path):
     (need,) = of(tmp_path, {"runtime": "synthetic", "replicas": {"num_gpus": 1}})
     assert need.mib == 0
