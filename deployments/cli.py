@@ -265,6 +265,7 @@ for command in model_commands.COMMANDS:
     main.add_command(command)
 main.add_command(command_groups.key)
 main.add_command(command_groups.cluster)
+main.add_command(command_groups.plan)
 
 
 def summary(settings: Settings) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 from runtimes.source import Source, SourceKind
 
-_LOOKED_UP = ("embeddings.weight", "embed_tokens.weight", "wte.weight", "wpe.weight")
+LOOKED_UP = ("embeddings.weight", "embed_tokens.weight", "wte.weight", "wpe.weight")
 _NAMES = {
     "F32": "FP32", "FLOAT": "FP32", "F16": "FP16", "FLOAT16": "FP16", "BFLOAT16": "BF16",
 }  # fmt: skip
@@ -54,18 +54,18 @@ def count(source: Source) -> Parameters | None:
 
 def _of_folder(source: Source) -> Parameters:
     config = json.loads((source.path / "config.json").read_text(encoding="utf-8"))
-    tensors = [each for file in source.weights for each in _header(file)]
+    tensors = [each for file in source.weights for each in header(file)]
     layers, width = config.get("num_hidden_layers", 0), config.get("hidden_size", 0)
     multiplied = sum(
-        size for name, size, axes, _ in tensors if axes >= 2 and not name.endswith(_LOOKED_UP)
+        size for name, size, axes, _ in tensors if axes >= 2 and not name.endswith(LOOKED_UP)
     )
     return _counted(
         ((size, kind) for _, size, _, kind in tensors), multiplied, 4.0 * layers * width
     )
 
 
-def _header(file: Path) -> list[tuple[str, int, int, str]]:
-    """(name, elements, axes, datatype) of each tensor."""
+def header(file: Path) -> list[tuple[str, int, int, str]]:
+    """(name, elements, axes, datatype) of each tensor of a safetensors file."""
     with file.open("rb") as stream:
         (size,) = struct.unpack("<Q", stream.read(8))
         header: dict[str, Any] = json.loads(stream.read(size))

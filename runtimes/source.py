@@ -15,7 +15,7 @@ import mmap
 import re
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path, PurePosixPath
 
@@ -53,14 +53,20 @@ def inspect(path: Path, cache_dir: Path | None = None) -> Source:
 
     With `cache_dir`, files that have not changed (size, mtime) are not read again for the digest.
     """
+    found = unread(path)
+    base = found.path if found.path.is_dir() else found.path.parent
+    return replace(found, digest=digest_of(found.files, base, cache_dir))
+
+
+def unread(path: Path) -> Source:
+    """As `inspect`, for who needs no digest ("") and no file read whole for it."""
     path = path.expanduser().absolute()
     if not path.exists():
         raise LoadError(f"the model's source {path} does not exist")
     kind, files = _folder(path) if path.is_dir() else _file(path)
     files = tuple(sorted(set(files)))
-    base = path if path.is_dir() else path.parent
     weights = tuple(file for file in files if file.suffix == ".safetensors")
-    return Source(kind, path, files, weights, digest_of(files, base, cache_dir))
+    return Source(kind, path, files, weights, "")
 
 
 def _file(path: Path) -> tuple[SourceKind, tuple[Path, ...]]:

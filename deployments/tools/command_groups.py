@@ -1,4 +1,4 @@
-"""The command line's groups, `headrace key` and `headrace cluster`: what their commands are told.
+"""The command line's groups, `headrace key`, `cluster` and `plan`: what their commands are told.
 
 The work is done elsewhere and imported when it is asked for, so that `--help` stays instant.
 """
@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import click
+
+from deployments.tools.plan.commands import plan as plan
 
 _FILE = click.Path(path_type=Path)
 _LAYERS = click.Choice(["image", "node", "config"])

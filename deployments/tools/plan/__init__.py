@@ -1,0 +1,1 @@
+"""`headrace plan`: what to ask a cluster for before there is one."""

@@ -1,0 +1,155 @@
+"""What of a slice's memory one replica takes, part by part, and where each figure comes from.
+
+Weights are counted from the model's file where it lies on this machine, an engine's cache comes
+from its settings; context and activations are stated rules, which nobody has compared with a GPU
+yet. What neither says is not guessed: `CannotTell`. See docs/mig.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from deployments.settings import remote_source, sources
+from deployments.settings.model import ModelSettings
+from runtimes import footprint, options
+from runtimes.errors import LoadError
+from runtimes.footprint import ITEM_BYTES, Architecture
+from runtimes.source import Source, unread
+from runtimes.vllm.runtime import VLLMOptions
+
+CONTEXT_MIB = 820  # of CUDA and a framework; 0.5 to 0.8 GiB is what others report
+GRAPHS_MIB = 512  # an engine's captured graphs
+LEAST_UNKNOWN_MIB = 512
+SEQUENCES = 8
+STEP_TOKENS = 8192
+STEP_SEQUENCES = 256
+_MIB = 1 << 20
+_GIB = 1 << 30
+
+
+class CannotTell(Exception):
+    """A part that neither the file nor the settings say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """how: counted (from the file), set (in the settings), given (on the command line), rule (by
+    the model's shape), allowance (the same for all)."""
+
+    name: str
+    mib: int
+    how: str
+    text: str
+
+
+def parts(model: ModelSettings) -> list[Part]:
+    """Of one replica of a model without groups. Raises CannotTell."""
+    if model.runtime == "synthetic":
+        return [Part("weights", 0, "counted", "a synthetic model has none")]
+    source = _source(model)
+    shape = None if model.image is not None else footprint.architecture(source)
+    counted = footprint.weights_bytes(source, model.precision)
+    weights = Part("weights", _mib(counted), "counted", _how_counted(source, model))
+    found = [weights, Part("context", CONTEXT_MIB, "allowance", "CUDA and the framework")]
+    if model.runtime == "vllm":
+        return [*found, *_of_engine(model, shape)]
+    return [*found, _activations(model, shape, weights.mib)]
+
+
+def of_pool(weights_mib: int, models: Sequence[ModelSettings]) -> list[Part]:
+    """Of a replica of the shared pool, which runs one batch at a time. Raises CannotTell."""
+    largest = max(
+        (part for model in models for part in parts(model) if part.name == "activations"),
+        key=lambda part: part.mib,
+        default=Part("activations", 0, "rule", "none of its models has any"),
+    )
+    weights = Part("weights", weights_mib, "set", "scaling.pool.memory_mib")
+    return [weights, Part("context", CONTEXT_MIB, "allowance", "CUDA and the framework"), largest]
+
+
+def _source(model: ModelSettings) -> Source:
+    written = model.source or ""
+    if remote_source.is_remote(written):
+        raise CannotTell(f"its file is elsewhere ({remote_source.shown(written)})")
+    try:
+        return unread(sources.resolve(written))
+    except LoadError as error:
+        raise CannotTell(f"its file cannot be looked at here: {error}") from error
+
+
+def _how_counted(source: Source, model: ModelSettings) -> str:
+    if source.weights:
+        return f"its tensors in {model.precision}"
+    return "the file as it is stored"
+
+
+def _activations(model: ModelSettings, shape: Architecture | None, weights_mib: int) -> Part:
+    """Of the longest batch that the settings allow."""
+    if shape is None:
+        mib = max(weights_mib, LEAST_UNKNOWN_MIB)
+        said = f"its shape is not known: as much as the weights, at least {LEAST_UNKNOWN_MIB}"
+        return Part("activations", mib, "rule", said)
+    longest, batch = model.lengths.max, model.batch
+    rows = max(1, min(batch.max_size, batch.max_tokens // longest))
+    tokens = max(longest, min(batch.max_tokens, batch.max_size * longest))
+    taken = footprint.batch_bytes(shape, rows, tokens, longest, ITEM_BYTES[model.precision])
+    return Part("activations", _mib(taken), "rule", f"{rows} rows of {longest}, {tokens:,} tokens")
+
+
+def _of_engine(model: ModelSettings, shape: Architecture | None) -> Iterator[Part]:
+    chosen = engine_options(model)
+    if shape is None:
+        raise CannotTell("its config.json does not say its layers, heads and sizes")
+    yield _cache(model, chosen, shape)
+    sequences = chosen.max_num_seqs or STEP_SEQUENCES
+    tokens = chosen.max_num_batched_tokens or STEP_TOKENS
+    taken = footprint.step_bytes(shape, sequences, tokens, ITEM_BYTES[model.precision])
+    yield Part("activations", _mib(taken), "rule", f"a step of {tokens:,} tokens")
+    if not chosen.enforce_eager:
+        yield Part("graphs", GRAPHS_MIB, "allowance", "captured graphs")
+
+
+def _cache(model: ModelSettings, chosen: VLLMOptions, shape: Architecture) -> Part:
+    item, longest = ITEM_BYTES[model.precision], model.lengths.max
+    if chosen.kv_cache_gib is not None:
+        given = int(chosen.kv_cache_gib * _GIB)
+        if given < footprint.cache_bytes(shape, longest, item):
+            least = footprint.cache_bytes(shape, longest, item) / _GIB
+            raise CannotTell(
+                f"options.kv_cache_gib is {chosen.kv_cache_gib:g}, less than one sequence of "
+                f"lengths.max ({longest:,} tokens) takes; must be at least {least:.2f}"
+            )
+        return Part("kv cache", _mib(given), "set", "options.kv_cache_gib")
+    sequences = chosen.max_num_seqs or SEQUENCES
+    taken = footprint.cache_bytes(shape, sequences * longest, item)
+    how = "set" if chosen.max_num_seqs else "rule"
+    return Part("kv cache", _mib(taken), how, f"{sequences} sequences of {longest:,} tokens")
+
+
+def engine_options(model: ModelSettings) -> VLLMOptions:
+    """They were checked when the file was read."""
+    return options.parse(VLLMOptions, model.options)
+
+
+def remarks(model: ModelSettings) -> Iterator[str]:
+    """What a user must know beside the numbers."""
+    if 0 < model.replicas.num_gpus < 1:
+        yield (
+            f"num_gpus {model.replicas.num_gpus:g}: planned with a slice of its own for each "
+            "replica; replicas that share a slice are not planned"
+        )
+    if model.runtime != "vllm":
+        return
+    chosen = engine_options(model)
+    if chosen.kv_cache_gib is None:
+        yield (
+            "set options.kv_cache_gib: on a slice vLLM may take the whole GPU's memory for its "
+            "own (vllm#41776), so a share of it (gpu_memory_utilization) is no bound"
+        )
+    if chosen.lora_modules:
+        yield "memory of LoRA adapters is not counted"
+
+
+def _mib(taken: int) -> int:
+    return -(-taken // _MIB)

@@ -1,0 +1,126 @@
+"""`headrace plan mig`: a settings file's replicas on slices, and what that asks of a cluster.
+
+Reads the file, asks what each replica needs, packs, and shows or writes the outcome. Nothing runs
+and no GPU is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from autoscaling.mig.gpus import GPUS, Gpu, Profile, with_usable
+from autoscaling.mig.packing import pack, profile_for
+from autoscaling.mig.types import Demand
+from deployments.settings.load import load
+from deployments.settings.tree import Settings
+from deployments.tools.console import mig_table
+from deployments.tools.plan import manifests
+from deployments.tools.plan.needs import Need, Told, names, needs
+from deployments.tools.plan.types import MigPlan, MigRequest
+
+HEADINGS = {
+    "values.yaml": "for the chart, behind the settings file; the worker groups' order matters",
+    "mig-parted.yaml": "the MIG manager's config.yaml",
+    "groups.yaml": "for the settings file: which slice each replica asks for",
+}
+
+
+class WrongRequest(click.UsageError):
+    """What was asked for names nothing that there is."""
+
+
+def plan_mig(file: Path, request: MigRequest, *, form: str, to: Path | None) -> int:
+    """Prints as `form` (table, json, yaml) says and writes the files into the folder `to`; the exit
+    code: 1 where a replica has no place. Raises SettingsErrors and WrongRequest."""
+    made = planned(load(file, here=False), request)
+    if to is not None:
+        to.mkdir(parents=True, exist_ok=True)
+        for name, data in made.files.items():
+            (to / name).write_text(_text(name, data), encoding="utf-8")
+    if form == "json":
+        click.echo(mig_table.as_json(made))
+    elif form == "yaml":
+        texts = [_text(name, data) for name, data in made.files.items()]
+        click.echo("---\n".join(texts), nl=False)
+    else:
+        mig_table.show(made)
+    return 0 if made.complete else 1
+
+
+def planned(settings: Settings, request: MigRequest) -> MigPlan:
+    """Raises WrongRequest."""
+    for name in (*request.need_mib, *request.profiles):
+        if name not in names(settings):
+            raise WrongRequest(
+                f"no {name!r} is served; must be one of {', '.join(names(settings))}"
+            )
+    gpu = _gpu(request)
+    wanted = needs(settings, Told(request.need_mib, request.profiles, request.margin))
+    able = [need for need in wanted if not need.unknown and not need.skipped]
+    demands = [Demand(each.name, each.replicas, each.mib, each.profile) for each in able]
+    if request.surge:
+        demands += _surging(gpu, able, demands)
+    plan = pack(gpu, demands, request.gpus)
+    workers = manifests.workers(plan, able)
+    groups = manifests.worker_groups(gpu, workers, _in_force(request.values))
+    files = {
+        "values.yaml": manifests.values(plan, groups, request.per_node),
+        "mig-parted.yaml": manifests.mig_parted(plan, request.per_node),
+        "groups.yaml": manifests.settings_groups(plan, settings),
+    }
+    pods = tuple(each.pods() for each in workers)
+    return MigPlan(request, tuple(wanted), plan, tuple(_remarks(request, able)), files, pods)
+
+
+def _gpu(request: MigRequest) -> Gpu:
+    try:
+        return with_usable(GPUS[request.gpu], request.usable)
+    except ValueError as error:
+        raise WrongRequest(f"--usable: {error}") from None
+
+
+def _surging(gpu: Gpu, able: Sequence[Need], demands: Sequence[Demand]) -> list[Demand]:
+    """Free slices of each profile, for whichever one model changes."""
+    most: dict[str, Demand] = {}
+    for need, demand in zip(able, demands, strict=True):
+        profile = profile_for(gpu, demand)
+        if isinstance(profile, Profile) and need.surge:
+            known = most.get(profile.name, Demand("", 0, 0))
+            most[profile.name] = Demand(
+                f"surge on {profile.name}", max(need.surge, known.replicas), 0, profile.name
+            )
+    return list(most.values())
+
+
+def _in_force(values: Path | None) -> list[Mapping[str, Any]]:
+    """The worker groups of the chart's values. Raises WrongRequest."""
+    if values is None:
+        return []
+    try:
+        data = yaml.safe_load(values.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise WrongRequest(f"--values: {values} cannot be read as YAML: {error}") from None
+    groups = (data.get("workerGroups") or []) if isinstance(data, dict) else None
+    if not isinstance(groups, list) or not all(isinstance(each, dict) for each in groups):
+        raise WrongRequest(f"--values: {values} has no list of mappings under workerGroups")
+    return groups
+
+
+def _remarks(request: MigRequest, able: Sequence[Need]) -> list[str]:
+    said = [f"{need.name}: {remark}" for need in able for remark in need.remarks]
+    surging = [need.name for need in able if need.surge]
+    if surging and not request.surge:
+        said.append(
+            f"a change of {', '.join(surging)} starts replicas beside the old ones, which wait for "
+            "a free slice: plan with --surge, or set replicas.surge_percent to 0"
+        )
+    return said
+
+
+def _text(name: str, data: Any) -> str:
+    return f"# {HEADINGS[name]}\n{yaml.safe_dump(data, sort_keys=False)}"

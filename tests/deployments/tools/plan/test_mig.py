@@ -1,0 +1,307 @@
+"""`headrace plan mig` as a user calls it, and that what it writes is what others read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from autoscaling.mig.gpus import GPUS
+from deployments import cli
+from deployments.settings.load import parse
+from deployments.tools.plan.commands import GPU_NAMES
+
+SCHEMA = Path(__file__).parents[4] / "helm" / "headrace" / "values.schema.json"
+FILE = """\
+models:
+  small: {runtime: synthetic, replicas: {count: 5, num_gpus: 1, surge_percent: 0}}
+  large:
+    runtime: synthetic
+    replicas:
+      resources: {licence: 1}
+      surge_percent: 0
+      groups:
+        - {name: gpu, count: 2, num_gpus: 1}
+        - {name: cpu, count: 3, overflow: {after_ms: 50}}
+  plain: {runtime: synthetic}
+"""
+NEEDS = ("--need", "small=9000", "--need", "large/gpu=30000")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "settings.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def run(file: Path, *words: str) -> Result:
+    return CliRunner().invoke(cli.main, ["plan", "mig", str(file), "--gpu", "h100-80", *words])
+
+
+def written(result: Result) -> list[dict]:
+    return list(yaml.safe_load_all(result.stdout))
+
+
+def test_the_table_says_who_goes_where_and_what_is_left(file):
+    result = run(file, *NEEDS)
+    assert result.exit_code == 0, result.output
+    assert "0   3g.40gb 4-7 large/gpu #0 30,000 40,448 10,448" in result.output
+    assert "plain is not planned: asks for no GPU (num_gpus)" in result.output
+    assert "7 slices on 2 x h100-80: no fewer hold them" in result.output
+    assert "room for" in result.output
+    assert "mig.config=headrace-h100-80-0" in result.output
+
+
+def test_json_tells_the_same_and_holds_the_files(file):
+    told = json.loads(run(file, *NEEDS, "--json").stdout)
+    slices = [each for gpu in told["gpus"] for each in gpu["slices"]]
+    assert sorted((each["model"], each["replica"]) for each in slices) == [
+        ("large/gpu", 0), ("large/gpu", 1), *(("small", n) for n in range(5)),
+    ]  # fmt: skip
+    assert told["proved"]
+    assert set(told["files"]) == {"values.yaml", "mig-parted.yaml", "groups.yaml"}
+
+
+def test_worker_groups_are_the_charts(file):
+    values, _, _ = written(run(file, *NEEDS, "--yaml"))
+    assert values["workerGroups"] == [
+        {
+            "name": "mig-1g-10gb", "minReplicas": 5, "maxReplicas": 5, "cpu": 2,
+            "memory": "13Gi", "migProfile": "1g.10gb",
+        },
+        {
+            "name": "mig-3g-40gb", "minReplicas": 2, "maxReplicas": 2, "cpu": 2,
+            "memory": "34Gi", "migProfile": "3g.40gb",
+        },
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(not SCHEMA.exists(), reason="helm/headrace is not there")
+def test_the_charts_schema_takes_them(file):
+    schema = json.loads(SCHEMA.read_text())
+    values, _, _ = written(run(file, *NEEDS, "--yaml"))
+    parts = {"$defs": schema["$defs"], "type": "object"}
+    parts["properties"] = {name: schema["properties"][name] for name in values}
+    jsonschema.validate(values, parts)
+    values["workerGroups"][0]["replicas"] = 3
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(values, parts)
+
+
+def test_pods_grow_with_what_a_model_takes_of_its_node_and_between_its_bounds(file):
+    file.write_text(
+        "models:\n  a:\n    runtime: synthetic\n    replicas: "
+        "{min: 1, max: 4, num_gpus: 1, num_cpus: 3.5, memory_mib: 9000, surge_percent: 0}\n"
+    )
+    (group,) = written(run(file, "--yaml"))[0]["workerGroups"]
+    assert (group["minReplicas"], group["maxReplicas"]) == (1, 4)
+    assert (group["cpu"], group["memory"]) == (4, "13Gi")
+
+
+def test_pods_ask_for_one_slice_and_tell_ray_of_it(file):
+    pods = json.loads(run(file, *NEEDS, "--json").stdout)["pods"]
+    assert pods[0] == {
+        "name": "mig-1g-10gb",
+        "minReplicas": 5,
+        "maxReplicas": 5,
+        "resource": "nvidia.com/mig-1g.10gb",
+        "rayStartParams": {"num-gpus": "1"},
+        "customResources": {"mig_1g_10gb": 1},
+    }
+
+
+def test_ray_counts_what_a_worker_group_says_and_nothing_without_it(file):
+    """By the function that Ray's autoscaler reads a RayCluster with: it takes no MIG resource for a
+    GPU, so both the GPU and the custom resource have to be said."""
+    from ray.autoscaler._private.kuberay.autoscaling_config import _node_type_from_group_spec
+
+    group = json.loads(run(file, *NEEDS, "--json").stdout)["pods"][0]
+    limits = {"cpu": "4", "memory": "16Gi", group["resource"]: "1"}
+    # As a chart has to write it: JSON in a string of its own, which a shell unquotes.
+    resources = json.dumps(json.dumps(group["customResources"]))
+    spec = {
+        "groupName": group["name"],
+        **{name: group[name] for name in ("minReplicas", "maxReplicas")},
+        "rayStartParams": {**group["rayStartParams"], "resources": resources},
+        "template": {"spec": {"containers": [{"name": "ray", "resources": {"limits": limits}}]}},
+    }
+    counted = _node_type_from_group_spec(spec, is_head=False)["resources"]
+    assert (counted["GPU"], counted["mig_1g_10gb"]) == (1, 1)
+    spec["rayStartParams"] = {}
+    assert "GPU" not in _node_type_from_group_spec(spec, is_head=False)["resources"]
+
+
+def test_the_layout_cuts_as_many_slices_as_the_worker_groups_ask_for(file):
+    values, layout, _ = written(run(file, *NEEDS, "--yaml", "--per-node", "1"))
+    assert layout["version"] == "v1"
+    cut: dict[str, int] = {}
+    for devices in layout["mig-configs"].values():
+        for each in devices:
+            assert each["mig-enabled"] is True
+            for name, number in each["mig-devices"].items():
+                cut[name] = cut.get(name, 0) + number * len(each["devices"])
+    assert cut == {each["migProfile"]: each["maxReplicas"] for each in values["workerGroups"]}
+    assert values["migLayouts"]["configs"] == layout["mig-configs"]
+
+
+def test_nodes_that_are_cut_alike_share_a_layout(file):
+    words = ("--need", "small=30000", "--on", "large/gpu=7g.80gb", "--per-node", "1")
+    layout = written(run(file, *words, "--yaml"))[1]
+    by_name = layout["mig-configs"]
+    assert len(by_name) == 3  # 7g.80gb twice, two 3g twice, the fifth 3g
+    assert {"7g.80gb": 1} in [each[0]["mig-devices"] for each in by_name.values()]
+    assert all(each[0]["devices"] == [0] for each in by_name.values())
+
+
+def test_gpus_of_a_node_that_are_cut_alike_stand_together(file):
+    words = ("--need", "small=30000", "--on", "large/gpu=7g.80gb")
+    (devices,) = written(run(file, *words, "--yaml"))[1]["mig-configs"].values()
+    assert devices == [
+        {"devices": [0, 1], "mig-enabled": True, "mig-devices": {"3g.40gb": 2}},
+        {"devices": [2], "mig-enabled": True, "mig-devices": {"3g.40gb": 1}},
+        {"devices": [3, 4], "mig-enabled": True, "mig-devices": {"7g.80gb": 1}},
+    ]
+
+
+def test_the_groups_make_a_valid_settings_file_that_asks_for_the_slices(file):
+    groups = written(run(file, *NEEDS, "--yaml"))[2]
+    settings = yaml.safe_load(FILE)
+    for name, model in groups["models"].items():
+        settings["models"][name]["replicas"] |= model["replicas"]
+    models = parse(settings).models
+    (small,) = models["small"].views().values()
+    assert small.replicas.most == 5
+    assert (small.replicas.num_gpus, small.replicas.resources) == (1, {"mig_1g_10gb": 1})
+    gpu, cpu = models["large"].views().values()
+    assert gpu.replicas.resources == {"licence": 1, "mig_3g_40gb": 1}
+    assert cpu.replicas.resources == {"licence": 1}
+    assert cpu.replicas.most == 3
+    assert "plain" not in groups["models"]
+
+
+def test_the_shared_pool_is_planned_too(file):
+    file.write_text(FILE + "scaling: {pool: {max: 2, num_gpus: 1, resources: {licence: 1}}}\n")
+    result = run(file, *NEEDS, "--need", "scaling.pool=15000", "--yaml")
+    values, _, groups = written(result)
+    bounds = {g["migProfile"]: (g["minReplicas"], g["maxReplicas"]) for g in values["workerGroups"]}
+    assert bounds["1g.20gb"] == (0, 2)
+    assert groups["scaling"] == {
+        "pool": {"num_gpus": 1, "resources": {"licence": 1, "mig_1g_20gb": 1}}
+    }
+
+
+def test_a_file_with_its_groups_put_in_plans_the_same_again(file):
+    first = run(file, *NEEDS, "--yaml")
+    settings = yaml.safe_load(FILE)
+    for name, model in written(first)[2]["models"].items():
+        settings["models"][name]["replicas"] |= model["replicas"]
+    file.write_text(yaml.safe_dump(settings))
+    assert written(run(file, *NEEDS, "--yaml"))[:2] == written(first)[:2]
+
+
+def test_groups_in_force_keep_their_places_and_new_ones_come_last(file, tmp_path):
+    values = tmp_path / "values.yaml"
+    in_force = [
+        {"name": "large", "migProfile": "3g.40gb", "maxReplicas": 9, "cpu": 8, "memory": "80Gi"},
+        {"name": "cpu", "maxReplicas": 4},
+        {"name": "whole", "migProfile": "7g.80gb", "minReplicas": 1, "maxReplicas": 3},
+        {"name": "other", "migProfile": "1g.18gb", "minReplicas": 4, "maxReplicas": 4},
+    ]
+    values.write_text(yaml.safe_dump({"workerGroups": in_force}))
+    groups = written(run(file, *NEEDS, "--yaml", "--values", str(values)))[0]["workerGroups"]
+    assert groups[:4] == [
+        in_force[0] | {"minReplicas": 2, "maxReplicas": 2},
+        in_force[1],
+        in_force[2] | {"minReplicas": 0},
+        in_force[3],  # of another GPU
+    ]
+    assert [each["name"] for each in groups[4:]] == ["mig-1g-10gb"]
+
+
+def test_files_are_written_as_they_are_printed(file, tmp_path):
+    folder = tmp_path / "plan" / "h100"
+    printed = run(file, *NEEDS, "--yaml", "--to", str(folder)).stdout
+    texts = [(folder / name).read_text() for name in ("values.yaml", "mig-parted.yaml")]
+    assert printed.startswith("---\n".join(texts))
+    assert yaml.safe_load((folder / "groups.yaml").read_text())["models"].keys() == {
+        "small", "large",
+    }  # fmt: skip
+
+
+def test_a_replica_without_a_place_is_exit_code_1_and_says_why(file):
+    result = run(file, "--need", "small=9000", "--need", "large/gpu=90000")
+    assert result.exit_code == 1
+    assert "large/gpu (2 of 2) needs 90,000 MiB, and 7g.80gb, the largest slice" in result.output
+    result = run(file, *NEEDS, "--gpus", "1")
+    assert result.exit_code == 1
+    assert "large/gpu (1 of 2) finds no further 3g.40gb on 1 GPU" in result.output
+
+
+def test_what_is_in_use_while_a_model_changes_is_planned_when_asked_for(file):
+    file.write_text(FILE.replace("num_gpus: 1, surge_percent: 0", "num_gpus: 1"))
+    result = run(file, *NEEDS)
+    assert "a change of small starts replicas beside the old ones" in result.output
+    told = json.loads(run(file, *NEEDS, "--surge", "--json").stdout)
+    models = [each["model"] for gpu in told["gpus"] for each in gpu["slices"]]
+    assert models.count("surge on 1g.10gb") == 5
+    assert not [each for each in told["remarks"] if "surge" in each]
+
+
+def test_what_a_node_says_of_its_slices_is_believed(file):
+    result = run(file, "--need", "small=9000", "--usable", "1g.10gb=8900", "--json")
+    profiles = {
+        s["model"]: s["profile"] for g in json.loads(result.stdout)["gpus"] for s in g["slices"]
+    }
+    assert profiles["small"] == "1g.20gb"
+
+
+def test_no_replica_wants_a_slice(file):
+    file.write_text("models: {a: {runtime: synthetic}}\n")
+    result = run(file)
+    assert result.exit_code == 0
+    assert "0 slices on 0 x h100-80" in result.output
+    assert written(run(file, "--yaml"))[0] == {"workerGroups": [], "migLayouts": {"configs": {}}}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ("--need", "smal=1"),
+            "no 'smal' is served; must be one of small, large, plain, large/gpu",
+        ),
+        (("--on", "large/gpus=1g.10gb"), "no 'large/gpus' is served"),
+        (("--need", "small"), "'small' must be MODEL=MIB"),
+        (("--need", "small=0"), "'0' is no whole number of MiB of at least 1"),
+        (("--usable", "1g.18gb=100"), "--usable: h100-80 has no profile 1g.18gb"),
+        (("--gpu", "v100"), "'v100' is not one of"),
+        (("--values", "nowhere.yaml"), "--values: nowhere.yaml cannot be read as YAML"),
+    ],
+)
+def test_wrong_arguments_are_exit_code_2_with_what_would_be_right(file, words, sentence):
+    result = run(file, *words)
+    assert result.exit_code == 2
+    assert sentence in result.output
+
+
+@pytest.mark.parametrize("text", ["workerGroups: {a: 1}", "[1]", "", "workerGroups: [1]"])
+def test_values_that_are_none_are_refused(file, tmp_path, text):
+    values = tmp_path / "values.yaml"
+    values.write_text(text)
+    result = run(file, *NEEDS, "--values", str(values))
+    assert result.exit_code == 2
+    assert "has no list of mappings under workerGroups" in result.output
+
+
+def test_a_wrong_settings_file_is_exit_code_2(file):
+    file.write_text("models: {a: {runtime: syntetic}}\n")
+    assert run(file).exit_code == 2
+
+
+def test_the_command_offers_every_gpu_there_is():
+    assert set(GPU_NAMES) == set(GPUS)
