@@ -88,7 +88,8 @@ class AutoscalerActor:
         order = self._decider.pool_report(report, clock())
         while order.revision == revision and (left_s := end - clock()) > 0:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ordered.wait(), left_s)
+                async with asyncio.timeout(left_s):
+                    await self._ordered.wait()
             order = self._decider.pool.order(report.replica)
         return order
 
@@ -111,7 +112,8 @@ class AutoscalerActor:
 
     async def _decide(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._pressed.wait(), DECIDES_S)
+            async with asyncio.timeout(DECIDES_S):
+                await self._pressed.wait()
         self._pressed.clear()
         for sentence in self._decider.step(clock()):
             logger.info(sentence)
