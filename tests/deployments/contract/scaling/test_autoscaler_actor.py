@@ -1,132 +1,96 @@
-"""What the autoscaler keeps in the cluster's store, and what it does while the store is away."""
+"""The shell around the decider: what it reads and keeps, without a cluster."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from autoscaling.settings import GroupTerms, ModelTerms, ScalingSettings
-from autoscaling.types import DemandReading
+from autoscaling.settings import GroupTerms, ModelTerms, PoolTerms, ScalingSettings
 from deployments.contract.scaling import autoscaler_actor, store
 from deployments.contract.scaling.autoscaler_actor import AutoscalerActor
 from deployments.contract.scaling.document import ScalingDocument
-from deployments.contract.scaling.messages import GatewayReport, ModelLoad, Observed
+from deployments.contract.scaling.messages import Observed
 
 KEY = "model-a/model"
-DOCUMENT = ScalingDocument(
-    ScalingSettings({"a": ModelTerms("a", 0.5, (GroupTerms("", 1, 9),))})
-).text()
+TERMS = ModelTerms("a", 0.5, (GroupTerms("", 1, 4),))
+DOCUMENT = ScalingDocument(ScalingSettings({"a": TERMS}, pool=PoolTerms(min=1, max=1, auto=False)))
 
 
-class Store:
-    """In memory. `broken`: so many further reads raise; `blocks`: reads wait while it is clear."""
+class Store(dict[str, str]):
+    """The cluster's; away for so many questions."""
 
-    def __init__(self) -> None:
-        self.kept: dict[str, str] = {store.DOCUMENT: DOCUMENT}
-        self.broken = 0
-        self.open = threading.Event()
-        self.open.set()
+    away = 0
 
-    def get(self, name: str) -> str | None:
-        self.open.wait(10.0)
-        if self.broken:
-            self.broken -= 1
-            raise RuntimeError("the control store does not answer")
-        return self.kept.get(name)
-
-    def put(self, name: str, text: str) -> None:
-        self.kept[name] = text
-
-    @property
-    def pins(self) -> dict[str, int]:
-        pins: dict[str, int] = json.loads(self.kept[store.STATE])["core"]["models"]["a"]["pins"]
-        return pins
+    def fetch(self, name: str) -> str | None:
+        if self.away:
+            self.away -= 1
+            raise ConnectionError("the store is away")
+        return self.get(name)
 
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Store:
-    fake = Store()
-    monkeypatch.setattr(store, "get", fake.get)
-    monkeypatch.setattr(store, "put", fake.put)
-    for name, seconds in (("DECIDES_S", 0.005), ("_LEAST_PAUSE_S", 0.001), ("_SAVES_S", 0.005)):
-        monkeypatch.setattr(autoscaler_actor, name, seconds)
+    found = Store({store.DOCUMENT: DOCUMENT.text()})
+    monkeypatch.setattr(store, "get", found.fetch)
+    monkeypatch.setattr(store, "put", found.__setitem__)
     monkeypatch.setattr(autoscaler_actor, "most_resources", dict)
     monkeypatch.setattr(autoscaler_actor, "available_resources", dict)
-    monkeypatch.setattr(autoscaler_actor, "_serve_list", NoServe)
-    return fake
+    monkeypatch.setattr(autoscaler_actor, "_LEAST_PAUSE_S", 0.0)
+    return found
 
 
-class NoServe:
-    async def applications(self) -> dict[str, object]:
-        return {}
-
-
-@asynccontextmanager
-async def running() -> AsyncIterator[AutoscalerActor]:
-    actor = object.__new__(AutoscalerActor)  # Ray awaits the constructor
+async def begun() -> AutoscalerActor:
+    actor = AutoscalerActor.__new__(AutoscalerActor)
     await actor.__init__()  # type: ignore[misc]
-    try:
-        yield actor
-    finally:
-        for task in actor._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+    return actor
 
 
-async def until(actor: AutoscalerActor, replicas: int) -> None:
-    for _ in range(2000):
-        if (await actor.exchange({KEY: Observed(3, 3)})).get(KEY) == replicas:
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError(f"no decision for {replicas} replicas came")
+@pytest.fixture
+async def actor(kept: Store) -> AsyncIterator[AutoscalerActor]:
+    made = await begun()
+    yield made
+    end(made)
 
 
-async def pinned_at_5(kept: Store) -> None:
-    async with running() as actor:
-        await until(actor, 3)
-        assert await actor.pin("a", "", 5) == ""
-        await until(actor, 5)
+def end(actor: AutoscalerActor) -> None:
+    for task in actor._tasks:
+        task.cancel()
 
 
-async def test_a_store_that_fails_at_the_start_costs_no_number_that_was_set_by_hand(kept: Store):
-    await pinned_at_5(kept)
-    kept.broken = 3
-    async with running() as actor:
-        await until(actor, 5)
-    assert kept.pins == {"": 5}
+async def decided(actor: AutoscalerActor) -> dict[str, Any]:
+    actor._pressed.set()
+    at = actor._decided_at
+    async with asyncio.timeout(10):
+        while actor._decided_at == at:  # noqa: ASYNC110 - it has no event to wait for
+            await asyncio.sleep(0.001)
+    return await actor.status()
 
 
-async def test_state_is_kept_while_the_published_settings_cannot_be_read(kept: Store):
-    await pinned_at_5(kept)
-    kept.kept[store.DOCUMENT] = '{"settings": "of another version"}'
-    async with running():
-        await asyncio.sleep(0.05)
-    kept.kept[store.DOCUMENT] = DOCUMENT
-    async with running() as actor:
-        await until(actor, 5)
+async def test_a_number_by_hand_is_kept_at_once_and_known_to_a_successor(actor, kept) -> None:
+    await actor.exchange({KEY: Observed(1, 1)})
+    assert await actor.pin("a", "", 3) == ""
+    assert json.loads(kept[store.STATE])["core"]["models"]["a"]["pins"] == {"": 3}
+    await decided(actor)
+    assert await actor.exchange({KEY: Observed(1, 1)}) == {KEY: 3, "headrace-pool/pool": 1}
+    assert "not within 1 to 4" in await actor.pin("a", "", 9)
+
+    successor = await begun()
+    await successor.exchange({KEY: Observed(3, 3)})
+    status = await decided(successor)
+    end(successor)
+    assert status["models"]["a"]["pinned"] == {"": 3}
+    assert status["models"]["a"]["reason"] == "manual"
 
 
-async def test_state_that_is_none_is_begun_anew(kept: Store):
-    kept.kept[store.STATE] = "{"
-    async with running() as actor:
-        await until(actor, 3)
-        assert await actor.pin("a", "", 4) == ""
-        await until(actor, 4)
-
-
-async def test_a_store_that_does_not_answer_holds_up_no_decision(kept: Store):
-    async with running() as actor:
-        await until(actor, 3)
-        kept.open.clear()
-        await asyncio.sleep(0.02)  # a read of the settings has begun
-        waits = GatewayReport("g", {"a": ModelLoad(DemandReading(9.0, 1.0, 9, backlog_s=99.0))})
-        await actor.report(waits)
-        await until(actor, 4)
-        kept.open.set()
+async def test_nothing_is_overwritten_that_could_not_be_read(actor, kept, monkeypatch) -> None:
+    monkeypatch.setattr(autoscaler_actor, "DECIDES_S", 0.001)
+    await actor.pin("a", "", 3)
+    kept.away = 1
+    successor = await begun()
+    await successor._save()
+    end(successor)
+    assert json.loads(kept[store.STATE])["core"]["models"]["a"]["pins"] == {"": 3}
