@@ -32,6 +32,7 @@ from deployments.contract.scaling.autoscaler_actor import autoscaler
 from deployments.contract.scaling.document import ScalingDocument
 
 MOST_S = 0.1
+_SETTLES_S = 20.0  # deploying is not what is measured
 _ME = "tests.deployments.benches.scaling_controller"
 
 
@@ -110,14 +111,16 @@ def main() -> int:
     serve.start(proxy_location="Disabled", http_options=HTTPOptions())
     kept = True
     publish(asked.models)
+    # Of whom nothing is known one replica would be started.
+    ray.get([autoscaler().described.remote(name, True) for name in names(asked.models)])
     for what, policy in (
         ("Serve's own policy", {}),
         ("the autoscaler's numbers", {"autoscaling_policy": {"policy_function": COPY_TARGETS}}),
     ):
         deploy(asked.models, policy)
+        time.sleep(_SETTLES_S)
         took: list[float] = []
         if policy:
-            autoscaler()
             took = changed(asked.seconds)
         else:
             time.sleep(asked.seconds)
