@@ -32,6 +32,11 @@ class Store(dict[str, str]):
         return self.get(name)
 
 
+class NoServe:
+    async def applications(self) -> dict[str, Any]:
+        return {}
+
+
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Store:
     found = Store({store.DOCUMENT: DOCUMENT.text()})
@@ -39,6 +44,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(store, "put", found.__setitem__)
     monkeypatch.setattr(autoscaler_actor, "most_resources", dict)
     monkeypatch.setattr(autoscaler_actor, "available_resources", dict)
+    monkeypatch.setattr(autoscaler_actor, "_serve_list", NoServe)
     monkeypatch.setattr(autoscaler_actor, "_LEAST_PAUSE_S", 0.0)
     return found
 
