@@ -8,6 +8,7 @@ import pytest
 from served import Server, metric, synthetic
 
 pytestmark = pytest.mark.integration
+HEALTHY = "headrace_group_healthy_replicas"
 
 
 def model(**spare: Any) -> dict[str, Any]:
@@ -25,10 +26,11 @@ def server(serve) -> Server:
 
 
 def healthy(server: Server, group: str) -> float:
-    page = server.metrics()
-    if f'group="{group}"' not in page:
+    """0.0 while no gateway has heard of the group."""
+    own = [line for line in server.metrics().splitlines() if f'group="{group}"' in line]
+    if not any(line.startswith(HEALTHY) for line in own):
         return 0.0
-    return metric(page, "headrace_group_healthy_replicas", model="device", group=group)
+    return metric("\n".join(own), HEALTHY, model="device", group=group)
 
 
 def test_replicas_of_both_groups_join_one_queue_and_the_faster_answers(server):

@@ -44,6 +44,7 @@ def test_progress_is_shown_until_ready_within_a_minute(server):
 
 
 def test_the_printed_curl_works(server):
+    server.until(lambda: "\n  curl" in plain(server.output), 10)
     line = next(s for s in plain(server.output).split("\n") if s.startswith("  curl"))
     answer = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
     assert '"outputs":[{"name":"sum"' in answer.stdout
