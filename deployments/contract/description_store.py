@@ -3,8 +3,8 @@
 So that an anchor that starts while its model sleeps can announce it without a replica. One entry a
 model and group, by the digest of all settings that shape the model's replicas: other settings make
 another model, of which nothing is known. In MessagePack; what another version wrote counts as
-unknown. As of `tenants_store`: it outlives every process of ours, each call blocks for a round
-trip, call from a thread. Held in place by tests/integration/test_zero.py.
+unknown. Each call blocks for a round trip, see `cluster_store`. Held in place by
+tests/integration/test_zero.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import logging
 from dataclasses import dataclass
 
 import msgspec
-from ray.experimental import internal_kv
 
+from deployments.contract import cluster_store
 from deployments.contract.description import ModelDescription
 
-_NAMESPACE = b"headrace"
 logger = logging.getLogger("headrace.anchor")
 
 
@@ -34,15 +33,13 @@ class StoredDescription:
 
 def put(model: str, group: str, stored: StoredDescription) -> None:
     """Raises what Ray raises where the store does not answer."""
-    internal_kv._internal_kv_put(
-        _key(model, group), encode(stored), overwrite=True, namespace=_NAMESPACE
-    )
+    cluster_store.put(_key(model, group), encode(stored))
 
 
 def get(model: str, group: str, settings: str) -> StoredDescription | None:
     """None where nothing was stored of these settings. Raises as `put`."""
-    found = internal_kv._internal_kv_get(_key(model, group), namespace=_NAMESPACE)
-    return None if found is None else decode(bytes(found), settings)
+    found = cluster_store.get(_key(model, group))
+    return None if found is None else decode(found, settings)
 
 
 def encode(stored: StoredDescription) -> bytes:
@@ -58,5 +55,5 @@ def decode(data: bytes, settings: str) -> StoredDescription | None:
     return stored if stored.settings == settings else None
 
 
-def _key(model: str, group: str) -> bytes:
-    return f"description/{model}/{group}".encode()
+def _key(model: str, group: str) -> str:
+    return f"description/{model}/{group}"

@@ -1,25 +1,22 @@
-"""What the autoscaler reads and keeps in the cluster's own key-value store.
+"""What the autoscaler reads and keeps in the cluster's own key-value store, as text.
 
-The published document, and what must outlive the autoscaler's process. As `tenants_store`, the
-store is Ray's global control store: it outlives every process of ours, and a head node that has an
-external Redis. Each call blocks for a round trip and raises what Ray raises where the store does
-not answer: call from a thread. Held in place by tests/integration/test_ray_contract.py.
+The published document, and what must outlive the autoscaler's process. Blocks for a round trip,
+see `cluster_store`.
 """
 
 from __future__ import annotations
 
-from ray.experimental import internal_kv
+from deployments.contract import cluster_store
 
-_NAMESPACE = b"headrace"
 DOCUMENT = "scaling"
 STATE = "scaling-state"
 
 
 def put(name: str, text: str) -> None:
-    internal_kv._internal_kv_put(name.encode(), text.encode(), overwrite=True, namespace=_NAMESPACE)
+    cluster_store.put(name, text.encode())
 
 
 def get(name: str) -> str | None:
     """None where nothing was put."""
-    found = internal_kv._internal_kv_get(name.encode(), namespace=_NAMESPACE)
-    return None if found is None else bytes(found).decode()
+    found = cluster_store.get(name)
+    return None if found is None else found.decode()
