@@ -17,8 +17,6 @@ from deployments.cluster.differences import Difference, by_name, differences
 from deployments.cluster.merging import beside_others, heard_later, merged, ours
 from deployments.cluster.serve_rest import ServeRest
 from deployments.contract.app_names import ANCHOR_DEPLOYMENT, GATEWAY_APP, TENANTS_APP
-from deployments.settings.load import parse_tenants, tenants_text
-from deployments.settings.tree import ControllerSettings
 
 _FAILED = "DEPLOY_FAILED"
 _RUNNING = "RUNNING"
@@ -161,13 +159,11 @@ class RemoteCluster:
 
 def _frozen(application: Mapping[str, Any], frozen: bool) -> dict[str, Any]:
     args = application["args"]
-    tenants = parse_tenants(args["tenants"], TENANTS_APP, args["priorities"])
-    switch = ControllerSettings(frozen=frozen)
-    text = tenants_text(tenants.model_copy(update={"controllers": switch}))
+    tenants = {**args["tenants"], "controllers": {"frozen": frozen}}
     # An operator may have published another switch meanwhile: then these would be no other
     # arguments, and Serve would publish nothing.
     turn = args.get(_TURN, 0) + 1
-    return {**application, "args": {**args, "tenants": text, _TURN: turn}}
+    return {**application, "args": {**args, "tenants": tenants, _TURN: turn}}
 
 
 def _in_turn(config: Mapping[str, Any], details: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 from deployments.cluster.addresses import in_cluster, serve_host
 from deployments.cluster.model_arguments import model_arguments
 from deployments.cluster.ray_env import config_env
-from deployments.cluster.scaling_terms import pooled, scaling_document
+from deployments.cluster.scaling_terms import pooled
 from deployments.contract.app_names import (
     GATEWAY_APP,
     GATEWAY_DEPLOYMENT,
@@ -32,17 +32,19 @@ from deployments.contract.app_names import (
 )
 from deployments.settings.capacity import PoolSettings
 from deployments.settings.gateway import GatewaySettings
-from deployments.settings.load import tenants_text
 from deployments.settings.model import ModelSettings
 from deployments.settings.replicas import ReplicaSettings
-from deployments.settings.tree import Settings
+from deployments.settings.tree import Settings, TenantsSettings
 
 BUILDERS = "deployments.cluster.applications"
 COPY_TARGETS = "deployments.contract.scaling.copy_targets:CopyTargets"
 GRACE_S = 20.0
 _MIB = 1 << 20
+_OF_SCALING = {"runtime", "source", "task", "slo", "replicas", "scaling"}
 # Where a gateway listens and how many there are is for Serve and for those who start Ray.
-_NOT_THE_GATEWAYS = {"replicas", "num_cpus", "replicas_per_node", "port", "tenants_path"}
+_NOT_THE_GATEWAYS = {
+    "replicas", "num_cpus", "replicas_per_node", "labels", "port", "tenants_path",
+}  # fmt: skip
 
 
 def serve_config(settings: Settings, *, one_machine: bool = False) -> dict[str, Any]:
@@ -79,8 +81,11 @@ def _controller(gateway: GatewaySettings) -> dict[str, Any]:
 def _gateway_application(gateway: GatewaySettings, one_machine: bool) -> dict[str, Any]:
     place: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0}}
     if not one_machine:
+        options: dict[str, Any] = {"num_cpus": gateway.num_cpus}
+        if gateway.labels:
+            options["label_selector"] = dict(gateway.labels)
         place = {
-            "ray_actor_options": {"num_cpus": gateway.num_cpus},
+            "ray_actor_options": options,
             "max_replicas_per_node": gateway.replicas_per_node,
         }
     written = gateway.model_dump(mode="json", exclude_unset=True, exclude=_NOT_THE_GATEWAYS)
@@ -104,7 +109,7 @@ def _publisher(settings: Settings) -> dict[str, Any]:
     """Of what other processes take up while they run; without the tenants where a path names
     them."""
     tenants = {
-        "tenants": tenants_text(settings),
+        "tenants": _taken_up(settings),
         "priorities": list(settings.gateway.priorities),
     }
     return {
@@ -113,9 +118,35 @@ def _publisher(settings: Settings) -> dict[str, Any]:
         "import_path": f"{BUILDERS}:tenants",
         "args": {
             **(tenants if settings.gateway.tenants_path is None else {}),
-            "scaling": scaling_document(settings).plain(),
+            "scaling": _scaled(settings),
         },
     }
+
+
+def _taken_up(settings: Settings) -> dict[str, Any]:
+    """What gateways take up while they run, as the user wrote it; the switch of the controllers in
+    any case, which `headrace freeze` turns here."""
+    written = settings.model_dump(
+        mode="json", exclude_unset=True, include=set(TenantsSettings.model_fields)
+    )
+    return {
+        "tenants": {},
+        **{name: section for name, section in written.items() if section},
+        "controllers": {"frozen": settings.controllers.frozen},
+    }
+
+
+def _scaled(settings: Settings) -> dict[str, Any]:
+    """What the autoscaler is told of, as the user wrote it: a settings file of its own, which the
+    publisher turns into the autoscaler's words. With a pool, all that its replicas need."""
+    include: dict[str, Any] = {
+        "models": dict.fromkeys(settings.models, _OF_SCALING),
+        "scaling": True,
+    }
+    if settings.scaling.pool is not None:
+        include |= {"models": True, "gateway": {"channel", "replay"}}
+    written = settings.model_dump(mode="json", exclude_unset=True, include=include)
+    return {name: section for name, section in written.items() if section}
 
 
 def _model_application(name: str, model: ModelSettings, gateway: GatewaySettings) -> dict[str, Any]:

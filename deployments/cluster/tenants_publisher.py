@@ -10,21 +10,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import yaml
+
+from deployments.cluster.scaling_terms import scaling_document
 from deployments.contract import tenants_store
-from deployments.contract.scaling import document, store
-from deployments.settings.load import parse_tenants, settings_digest
+from deployments.contract.scaling import store
+from deployments.settings.load import parse, parse_tenants, settings_digest, tenants_text
 
 _SCALING = "scaling"
 
 
 class TenantsPublisher:
     def __init__(self, args: dict[str, Any]) -> None:
-        """`args`: {"scaling": a `ScalingDocument`, plain}, and unless a path names the tenants
-        {"tenants": text of a tenants file, "priorities": the gateway's}. Raises SettingsErrors:
-        Serve then shows what is wrong, and what was published before stays."""
-        tenants = {name: value for name, value in args.items() if name != _SCALING}
-        if tenants:
-            parse_tenants(tenants["tenants"], "tenants", tenants["priorities"])
-        store.put(store.DOCUMENT, document.of_plain(args[_SCALING]).text())
-        if tenants:
-            tenants_store.publish_deployed(tenants["tenants"], settings_digest(tenants))
+        """`args`: {"scaling": a settings file's models, their pool and budget}, and unless a path
+        names the tenants {"tenants": what a tenants file holds, "priorities": the gateway's}. All
+        as the user wrote it. Raises SettingsErrors: Serve then shows what is wrong, and what was
+        published before stays."""
+        scaling = scaling_document(parse(args[_SCALING]))
+        given = {name: value for name, value in args.items() if name != _SCALING}
+        if given:
+            text = yaml.safe_dump(given["tenants"])
+            tenants = parse_tenants(text, "tenants", given["priorities"])
+        store.put(store.DOCUMENT, scaling.text())
+        if given:
+            tenants_store.publish_deployed(tenants_text(tenants), settings_digest(given))

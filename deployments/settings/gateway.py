@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from deployments.settings.channel import ChannelSettings, channel_ports
+from deployments.settings.groups import Text
 from yaml_document.section import Section, listed, wrong
 
 MIB = 1024 * 1024
@@ -126,6 +127,12 @@ class GatewaySettings(Section):
         ge=1,
         le=100,
         description="Gateways on one node at most; on a cluster of several nodes.",
+    )
+    labels: dict[Text, Text] = Field(
+        default_factory=dict,
+        examples=["{headrace.io/role: gateway}"],
+        description="Labels of the nodes that gateways may run on, as Ray's label selector has "
+        "them; on a cluster of several nodes.",
     )
     host: Annotated[str, StringConstraints(pattern=r"^[^\s/]+$")] = Field(
         default="127.0.0.1",

@@ -63,8 +63,13 @@ def _channels(value: Any) -> Any:
     return tuple(float(number) for number in numbers)
 
 
-Sizes = Annotated[tuple[int | str, ...], BeforeValidator(_sizes)]
-Channels = Annotated[tuple[float, ...], BeforeValidator(_channels)]
+Sizes = Annotated[
+    tuple[int | str, ...],
+    BeforeValidator(_sizes, json_schema_input_type=int | str | list[int | str]),
+]
+Channels = Annotated[
+    tuple[float, ...], BeforeValidator(_channels, json_schema_input_type=float | list[float])
+]
 
 
 class ImageSettings(Section):

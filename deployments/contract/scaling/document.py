@@ -8,7 +8,6 @@ version, as everything that crosses processes of a cluster here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -23,19 +22,9 @@ class ScalingDocument:
     settings: ScalingSettings = field(default_factory=ScalingSettings)
     pool_models: tuple[PoolModel, ...] = ()
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it, for an application's arguments."""
-        found: dict[str, Any] = msgspec.json.decode(self.text())
-        return found
-
     def text(self) -> str:
         """Equal documents have equal texts."""
         return msgspec.json.encode(self, order="sorted").decode()
-
-
-def of_plain(plain: Any) -> ScalingDocument:
-    """The inverse of `plain`. Raises msgspec.ValidationError."""
-    return msgspec.convert(plain, ScalingDocument)
 
 
 def parse(text: str) -> ScalingDocument:

@@ -12,6 +12,7 @@ from deployments.cluster.applications import group_arguments
 from deployments.cluster.differences import by_name, differences
 from deployments.cluster.serve_config import serve_config
 from deployments.settings.load import load
+from deployments.settings.tree import Settings
 
 FILE = """
 models:
@@ -67,7 +68,11 @@ def test_a_models_arguments_are_what_the_user_wrote_of_its_replicas(config) -> N
     [
         (("level: debug", "level: info"), {"gateway": "restarted"}),
         (("count: 2", "count: 5"), {"headrace-tenants": "restarted", "model-device": "updated"}),
-        (("count: 2", "min: 2"), {}),
+        (("count: 2", "min: 2"), {"headrace-tenants": "restarted"}),
+        (
+            ("num_cpus: 0.25}", "num_cpus: 0.25}\n    batch: {max_size: 8}"),
+            {"model-device": "restarted"},
+        ),
         (("count: 2", "max: 2"), {"headrace-tenants": "restarted", "model-device": "updated"}),
         (("count: 2", "count: 2, spare: 1, survive: 1"), {"headrace-tenants": "restarted"}),
         (
@@ -119,7 +124,7 @@ def test_tenants_are_not_published_where_a_path_names_them(config) -> None:
 def test_a_changed_policy_is_named_by_what_changed(config) -> None:
     old, new = config(), config(FILE, ("slots: 3", "slots: 3, spare: 2"))
     (found,) = differences(by_name(old), by_name(new))
-    assert found.reasons == ("scaling.settings.models.device.policy.spare: 0 -> 2",)
+    assert found.reasons == ("scaling.models.device.replicas.spare: unset -> 2",)
 
 
 def test_what_is_put_comes_back_from_serve_as_the_same(config) -> None:
@@ -258,6 +263,41 @@ def test_a_signature_in_a_url_is_not_shown() -> None:
     old, new = app("https://h/a.onnx?sig=SECRET#sha256=1"), app("https://h/b.onnx?sig=OTHER")
     (found,) = differences({"m": old}, {"m": new})
     assert found.reasons == ("source: https://h/a.onnx?...#sha256=1 -> https://h/b.onnx?...",)
+
+
+def test_gateways_stand_on_the_nodes_that_have_their_labels(config) -> None:
+    labelled = config(FILE, ("drain_s: 10", "drain_s: 10, labels: {headrace.io/role: gateway}"))
+    assert kinds(config(), labelled) == {"gateway": "restarted"}
+    (gateway,) = by_name(labelled)["gateway"]["deployments"]
+    assert gateway["ray_actor_options"] == {
+        "num_cpus": 1, "label_selector": {"headrace.io/role": "gateway"},
+    }  # fmt: skip
+
+
+def test_tenants_are_as_the_user_wrote_them_with_the_controllers_switch(config) -> None:
+    args = by_name(config())["headrace-tenants"]["args"]
+    assert {name: value for name, value in args.items() if name != "scaling"} == {
+        "tenants": {"tenants": {"acme": {"weight": 3}}, "controllers": {"frozen": False}},
+        "priorities": ["interactive", "standard", "bulk"],
+    }
+
+
+def test_the_autoscaler_is_told_what_was_written_and_with_a_pool_all_of_it(config) -> None:
+    plain = by_name(config(FILE, ("num_cpus: 0.25}", "num_cpus: 0.25}\n    batch: {max_size: 8}")))
+    assert plain["headrace-tenants"]["args"]["scaling"] == {
+        "models": {
+            "device": {
+                "runtime": "synthetic",
+                "slo": {"latency_ms": 50.0},
+                "replicas": {"count": 2, "slots": 3, "num_cpus": 0.25},
+            }
+        }
+    }
+    pooled = FILE + "scaling: {pool: {max: 2}}\n"
+    scaling = by_name(config(pooled, ("drain_s: 10", "drain_s: 10, replay: false")))
+    told = scaling["headrace-tenants"]["args"]["scaling"]
+    assert (told["scaling"], told["gateway"]) == ({"pool": {"max": 2}}, {"replay": False})
+    assert Settings.model_validate(told).scaling.pool is not None
 
 
 POOLED = """\

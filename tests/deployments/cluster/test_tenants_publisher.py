@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from autoscaling.settings import GroupTerms, ModelTerms, ScalingSettings
 from deployments.cluster.tenants_publisher import TenantsPublisher
 from deployments.contract import tenants_store
-from deployments.contract.scaling import store
-from deployments.contract.scaling.document import ScalingDocument
-from deployments.settings.load import SettingsErrors
+from deployments.contract.scaling import document, store
+from deployments.settings.load import SettingsErrors, parse_tenants
 
-SCALING = ScalingDocument(ScalingSettings({"m": ModelTerms("m", 0.1, (GroupTerms("", 1, 4),))}))
-TENANTS = {"tenants": "tenants: {acme: {weight: 3}}\n", "priorities": ["standard"]}
+MODELS = {"m": {"runtime": "synthetic", "replicas": {"max": 4}}}
+SCALING = {"models": MODELS}
+TENANTS = {"tenants": {"tenants": {"acme": {"weight": 3}}}, "priorities": ["standard"]}
 
 
 @pytest.fixture
@@ -30,28 +28,37 @@ def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_both_are_published(published: dict[str, Any]) -> None:
-    TenantsPublisher({**TENANTS, "scaling": SCALING.plain()})
-    assert published["scaling"] == SCALING.text()
-    assert published["tenants"] == TENANTS["tenants"]
+def test_both_are_published_with_their_defaults(published: dict[str, Any]) -> None:
+    TenantsPublisher({**TENANTS, "scaling": SCALING})
+    (group,) = document.parse(published["scaling"]).settings.models["m"].groups
+    assert (group.min, group.max) == (1, 4)
+    assert "max_length: null" in published["tenants"]
+    tenants = parse_tenants(published["tenants"], "published", TENANTS["priorities"])
+    assert tenants.tenants["acme"].weight == 3
+
+
+def test_models_of_the_pool_are_published_with_it(published: dict[str, Any]) -> None:
+    TenantsPublisher({"scaling": SCALING | {"scaling": {"pool": {"max": 2}}}})
+    (pooled,) = document.parse(published["scaling"]).pool_models
+    assert pooled.name == "m"
 
 
 def test_a_change_of_scaling_publishes_no_tenants_anew(published: dict[str, Any]) -> None:
     """They would take back what an operator has published since."""
-    TenantsPublisher({**TENANTS, "scaling": SCALING.plain()})
+    TenantsPublisher({**TENANTS, "scaling": SCALING})
     digest = published["digest"]
-    TenantsPublisher({**TENANTS, "scaling": ScalingDocument().plain()})
+    TenantsPublisher({**TENANTS, "scaling": SCALING | {"scaling": {"pool": {"max": 2}}}})
     assert published["digest"] == digest
 
 
 def test_where_a_path_names_the_tenants_scaling_is_published_alone(published) -> None:
-    TenantsPublisher({"scaling": SCALING.plain()})
-    assert published == {"scaling": SCALING.text()}
+    TenantsPublisher({"scaling": SCALING})
+    assert set(published) == {"scaling"}
 
 
 def test_what_is_wrong_is_not_published_at_all(published: dict[str, Any]) -> None:
-    with pytest.raises(SettingsErrors):
-        TenantsPublisher({**TENANTS, "tenants": "tenants: 3\n", "scaling": SCALING.plain()})
-    with pytest.raises(msgspec.ValidationError):
-        TenantsPublisher({**TENANTS, "scaling": {"settings": 3}})
+    with pytest.raises(SettingsErrors, match="tenants"):
+        TenantsPublisher({**TENANTS, "tenants": {"tenants": 3}, "scaling": SCALING})
+    with pytest.raises(SettingsErrors, match="models"):
+        TenantsPublisher({**TENANTS, "scaling": {"models": 3}})
     assert published == {}
