@@ -1,0 +1,10 @@
+"""`python -m deployments.tools.chart`: writes the chart's generated files anew."""
+
+from __future__ import annotations
+
+from deployments.tools.chart.chart_files import CHART, generated
+
+if __name__ == "__main__":
+    for path, text in generated().items():
+        (CHART / path).write_text(text)
+        print(path)

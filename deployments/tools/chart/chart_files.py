@@ -1,0 +1,86 @@
+"""Files of the chart that are written from the settings and from its own values.
+
+Go templates know none of our defaults, nor the table of Ray's environment, so both lie beside them
+as data. A test compares all of them with what stands there, so that they cannot fall behind.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deployments.cluster.ray_env import Layer, variables
+from deployments.cluster.serve_config import GRACE_S
+from deployments.settings.capacity import PoolSettings
+from deployments.settings.gateway import GatewaySettings
+from deployments.settings.model_fields import TIMEOUT_MS
+from deployments.settings.replicas import ReplicaSettings
+from deployments.tools.chart.readme import readme
+from deployments.tools.chart.settings_schema import settings_schema
+from deployments.tools.chart.values_comments import comments
+
+CHARTS = Path(__file__).parents[3] / "helm"
+CHART = CHARTS / "headrace"
+_OWN_SCHEMA = CHARTS / "values-schema.yaml"
+
+
+def generated() -> dict[Path, str]:
+    """What ought to stand in each file, by its path below the chart."""
+    values = (CHART / "values.yaml").read_text()
+    schema = values_schema(values)
+    return {
+        Path("values.schema.json"): _json(schema),
+        Path("files/defaults.json"): _json(_defaults()),
+        Path("files/environment.json"): _json(_environment()),
+        Path("README.md"): readme(values, schema),
+    }
+
+
+def values_schema(values: str) -> dict[str, Any]:
+    """Of all values: the chart's own are described by their comments in `values.yaml`."""
+    own: dict[str, Any] = yaml.safe_load(_OWN_SCHEMA.read_text())
+    sections, definitions = settings_schema()
+    own["properties"] |= sections
+    own.setdefault("$defs", {}).update(definitions)
+    for path, text in comments(values).items():
+        if path[0] not in sections:
+            _at(own, path)["description"] = text
+    return own
+
+
+def _at(schema: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """The schema of the value there. Raises LookupError where values.yaml says what it does not."""
+    for name in path:
+        if "$ref" in schema:
+            raise LookupError(f"{'.'.join(path)}: describe it in values-schema.yaml, at its $ref")
+        schema = schema["properties"][name]
+    return schema
+
+
+def _defaults() -> dict[str, Any]:
+    return {
+        "gateway": GatewaySettings().model_dump(mode="json"),
+        "replicas": ReplicaSettings().model_dump(mode="json"),
+        "pool": PoolSettings().model_dump(mode="json"),
+        "generate_timeout_ms": TIMEOUT_MS,
+        "grace_s": GRACE_S,
+    }
+
+
+def _environment() -> dict[str, Any]:
+    """What an image may bake, by `gateway.ingress` and name."""
+    return {
+        ingress: {
+            each.name: {"value": each.value, "in_config": each.in_config}
+            for each in variables(GatewaySettings(ingress=ingress))
+            if each.layer is Layer.IMAGE
+        }
+        for ingress in ("haproxy", "proxy")
+    }
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=2, sort_keys=False) + "\n"

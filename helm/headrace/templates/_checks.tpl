@@ -1,0 +1,138 @@
+{{/* What cannot be right, in sentences. What the settings themselves rule out is said by the check
+that runs before an installation (`check.enabled`). */}}
+{{- define "headrace.checks" -}}
+{{- $gateway := include "headrace.gateway" . | fromJson -}}
+{{- if not .Values.models }}
+{{- fail "models declares no model; must have at least one: helm install … -f settings.yaml" }}
+{{- end }}
+{{- if or (hasPrefix "127." $gateway.host) (has $gateway.host (list "localhost" "::1")) }}
+{{- fail (printf "gateway.host is %s, which nobody reaches from outside of a pod; must be left out" $gateway.host) }}
+{{- end }}
+{{- include "headrace.checkGateways" . }}
+{{- include "headrace.checkGroups" . }}
+{{- include "headrace.checkDrain" . }}
+{{- include "headrace.checkHead" . }}
+{{- include "headrace.checkFiles" . }}
+{{- if and (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") (not .Values.upgrade.gatewayClassName) }}
+{{- fail "upgrade.gatewayClassName is missing; the incremental upgrade needs a GatewayClass" }}
+{{- end }}
+{{- if and (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") (not .Values.autoscaler.enabled) }}
+{{- fail "autoscaler.enabled is false; the incremental upgrade needs the autoscaler" }}
+{{- end }}
+{{- if and (eq .Values.ingress.type "route") (not .Values.ingress.parentRefs) }}
+{{- fail "ingress.parentRefs is empty; an HTTPRoute belongs to a Gateway" }}
+{{- end }}
+{{- range $name, $model := .Values.models }}
+{{- $policy := dig "scaling" "policy" "" $model }}
+{{- if and (kindIs "string" $policy) (regexMatch "\\.ya?ml$" $policy) }}
+{{- fail (printf "models.%s.scaling.policy is the file %s, which a chart cannot read; must be its content, or a policy's name" $name $policy) }}
+{{- end }}
+{{- include "headrace.checkPlace" (dict "root" $ "name" (printf "models.%s" $name) "model" $model) }}
+{{- end }}
+{{- if hasKey .Values.scaling "pool" }}
+{{- $d := (.Files.Get "files/defaults.json" | fromJson).pool }}
+{{- $replica := dict "replicas" (dict
+  "num_cpus" (dig "num_cpus" $d.num_cpus .Values.scaling.pool)
+  "num_gpus" (dig "num_gpus" $d.num_gpus .Values.scaling.pool)
+  "resources" (dig "resources" dict .Values.scaling.pool)) }}
+{{- include "headrace.checkPlace" (dict "root" $ "name" "scaling.pool" "model" $replica) }}
+{{- end }}
+{{- end }}
+
+{{- define "headrace.checkGateways" -}}
+{{- $gateway := include "headrace.gateway" . | fromJson -}}
+{{- if gt $gateway.node_cpus (float64 .Values.gateways.cpu) }}
+{{- fail (printf "gateways.cpu is %v; %v gateways of %v CPUs on each node need %v" .Values.gateways.cpu $gateway.per_node $gateway.num_cpus $gateway.node_cpus) }}
+{{- end }}
+{{- range $name, $value := $gateway.labels }}
+{{- if and (not (regexMatch "^(!|in\\()" $value)) (ne $value (dig $name "" $.Values.gateways.rayLabels)) }}
+{{- fail (printf "gateway.labels wants %s: %s, which gateways.rayLabels does not have; gateways would never start" $name $value) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "headrace.checkGroups" -}}
+{{- $names := list "gateways" "headgroup" -}}
+{{- range $position, $group := .Values.workerGroups }}
+{{- if has $group.name $names }}
+{{- fail (printf "workerGroups[%d].name is %s, which is taken; must be another one" $position $group.name) }}
+{{- end }}
+{{- $names = append $names $group.name }}
+{{- if and $group.migProfile $group.gpus }}
+{{- fail (printf "workerGroups[%d] (%s) has both migProfile and gpus; a pod has one MIG device or whole GPUs" $position $group.name) }}
+{{- end }}
+{{- if and $group.maxReplicas (lt (int64 $group.maxReplicas) (int64 (default 0 $group.minReplicas))) }}
+{{- fail (printf "workerGroups[%d] (%s) has maxReplicas %v, below minReplicas %v" $position $group.name $group.maxReplicas $group.minReplicas) }}
+{{- end }}
+{{- if ge (include "headrace.objectStoreMib" $group | int64) (include "headrace.mib" $group.memory | int64) }}
+{{- fail (printf "workerGroups[%d] (%s) has memory %s, which its objectStore takes already" $position $group.name $group.memory) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "headrace.checkDrain" -}}
+{{- $limit := .Values.drainSeconds -}}
+{{- range (include "headrace.serveConfig" . | fromJson).applications }}
+{{- $application := .name }}
+{{- range dig "deployments" list . }}
+{{- $needed := addf 15 .graceful_shutdown_timeout_s }}
+{{- if gt $needed (float64 $limit) }}
+{{- fail (printf "drainSeconds is %v; %s may take %v s to finish what it has, so it must be at least %v (a change starts a new cluster)" $limit $application .graceful_shutdown_timeout_s (ceil $needed)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "headrace.checkHead" -}}
+{{- $memory := include "headrace.mib" .Values.head.memory | int64 -}}
+{{- $anchors := add (len .Values.models) (ternary 1 0 (hasKey .Values.scaling "pool")) -}}
+{{- $needed := add 2048 (mul 145 $anchors) (include "headrace.objectStoreMib" .Values.head) -}}
+{{- if lt $memory $needed }}
+{{- fail (printf "head.memory is %s; %d anchors and the head itself may take %d MiB (a change starts a new cluster)" .Values.head.memory $anchors $needed) }}
+{{- end }}
+{{- end }}
+
+{{- define "headrace.checkFiles" -}}
+{{- if and (include "headrace.hasTenantFiles" .) (not (dig "tenants_path" "" .Values.gateway)) }}
+{{- fail "gateway.tenants_path is missing; tenantFiles are mounted there" }}
+{{- end }}
+{{- if and (dig "tenants_path" "" .Values.gateway) (not (include "headrace.hasTenantFiles" .)) }}
+{{- fail "tenantFiles is empty, and gateways would read their tenants from gateway.tenants_path; must name a config, a Secret or an ExternalSecret" }}
+{{- end }}
+{{- if eq .Values.storage.type "image" }}
+{{- if not .Values.storage.image.reference }}
+{{- fail "storage.image.reference is missing; must be an image with its digest" }}
+{{- end }}
+{{- if semverCompare "<1.35.0-0" .Capabilities.KubeVersion.Version }}
+{{- fail (printf "storage.type is image, which needs Kubernetes 1.35; this is %s" .Capabilities.KubeVersion.Version) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Whether there are pods that a model's replicas fit in. Ray labels are left to Ray. */}}
+{{- define "headrace.checkPlace" -}}
+{{- $d := (.root.Files.Get "files/defaults.json" | fromJson).replicas -}}
+{{- $name := .name -}}
+{{- $root := .root -}}
+{{- range (include "headrace.views" .model | fromJson).views }}
+{{- $replicas := dig "replicas" dict .settings }}
+{{- $cpus := dig "num_cpus" $d.num_cpus $replicas | float64 }}
+{{- $gpus := dig "num_gpus" $d.num_gpus $replicas | float64 }}
+{{- $wanted := dig "resources" dict $replicas }}
+{{- $fits := dict }}
+{{- range $root.Values.workerGroups }}
+{{- $has := deepCopy (default dict .resources) }}
+{{- if .migProfile }}{{ $_ := set $has (include "headrace.migResource" .migProfile) 1 }}{{ end }}
+{{- $there := float64 (ternary 1 (default 0 .gpus) (not (empty .migProfile))) }}
+{{- $enough := and (le $cpus (float64 .cpu)) (le $gpus $there) }}
+{{- range $resource, $amount := $wanted }}
+{{- if gt (float64 $amount) (float64 (dig $resource 0 $has)) }}{{ $enough = false }}{{ end }}
+{{- end }}
+{{- if $enough }}{{ $_ := set $fits "somewhere" true }}{{ end }}
+{{- end }}
+{{- if not $fits }}
+{{- $of := ternary (printf "%s, group %s" $name .group) $name (ne .group "") }}
+{{- fail (printf "%s wants %v CPUs, %v GPUs and %s, which a pod of none of workerGroups has" $of $cpus $gpus (toJson $wanted)) }}
+{{- end }}
+{{- end }}
+{{- end }}

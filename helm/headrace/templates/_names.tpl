@@ -1,0 +1,50 @@
+{{/* Of every object. 40 characters: KubeRay takes 47 of a RayService, our suffixes need 7. */}}
+{{- define "headrace.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains "headrace" .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-headrace" .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{/* What objects are selected by; `component` is added by each. Never changes. */}}
+{{- define "headrace.selector" -}}
+app.kubernetes.io/name: headrace
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* Of objects outside of Ray's pod templates: a version there would roll the cluster. */}}
+{{- define "headrace.labels" -}}
+{{ include "headrace.selector" . }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* The image, by digest where there is one. */}}
+{{- define "headrace.image" -}}
+{{- $image := .Values.image -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository (default .Chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end }}
+
+{{- define "headrace.serviceAccount" -}}
+{{- default (include "headrace.fullname" .) .Values.serviceAccount.name -}}
+{{- end }}
+
+{{/* MiB of a quantity in Mi or Gi, which is all that the schema lets through. */}}
+{{- define "headrace.mib" -}}
+{{- if hasSuffix "Gi" . -}}
+{{- mul (trimSuffix "Gi" . | int64) 1024 -}}
+{{- else -}}
+{{- trimSuffix "Mi" . | int64 -}}
+{{- end -}}
+{{- end }}

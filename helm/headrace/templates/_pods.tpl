@@ -1,0 +1,239 @@
+{{/* Pod templates of Ray's nodes. No version, checksum or setting of a model may stand here: any
+change of them makes KubeRay start another cluster. */}}
+
+{{/* Labels by which a component's pods are selected. */}}
+{{- define "headrace.rayPodLabels" -}}
+{{ include "headrace.selector" .root }}
+app.kubernetes.io/component: {{ .component }}
+headrace.io/node: ray
+{{- end }}
+
+{{- define "headrace.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: {{ .Values.runAsUser }}
+runAsGroup: {{ .Values.runAsUser }}
+fsGroup: {{ .Values.runAsUser }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "headrace.containerSecurity" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "headrace.pullSecrets" -}}
+{{- with .Values.image.pullSecrets -}}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* One Ray node. Of a dict: root, component, node (cpu, memory, objectStore, nodeSelector,
+tolerations, affinity, runtimeClassName, priorityClassName, env), device (resource name to number),
+ports (name to number), head. */}}
+{{- define "headrace.rayPod" -}}
+{{- $values := .root.Values -}}
+{{- $node := .node -}}
+metadata:
+  labels:
+    {{- include "headrace.rayPodLabels" . | nindent 4 }}
+  {{- with $values.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  {{- if not .head }}
+  serviceAccountName: {{ include "headrace.serviceAccount" .root }}
+  automountServiceAccountToken: false
+  {{- end }}
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ add $values.drainSeconds 30 }}
+  {{- with include "headrace.pullSecrets" .root }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  securityContext:
+    {{- include "headrace.podSecurity" .root | nindent 4 }}
+  {{- with $node.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with $node.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with $node.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $node.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- if or $node.tolerations .device }}
+  tolerations:
+    {{- if .device }}
+    - key: nvidia.com/gpu
+      operator: Exists
+      effect: NoSchedule
+    {{- end }}
+    {{- with $node.tolerations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+  topologySpreadConstraints:
+    - maxSkew: 1
+      topologyKey: kubernetes.io/hostname
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels:
+          {{- include "headrace.selector" .root | nindent 10 }}
+          app.kubernetes.io/component: {{ .component }}
+  containers:
+    - name: ray
+      image: {{ include "headrace.image" .root | quote }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      securityContext:
+        {{- include "headrace.containerSecurity" .root | nindent 8 }}
+      resources:
+        {{- range list "requests" "limits" }}
+        {{ . }}:
+          cpu: {{ $node.cpu | quote }}
+          memory: {{ $node.memory }}
+          {{- range $name, $count := $.device }}
+          {{ $name }}: {{ $count | quote }}
+          {{- end }}
+        {{- end }}
+      ports:
+        {{- range $name, $port := .ports }}
+        - name: {{ $name }}
+          containerPort: {{ $port }}
+        {{- end }}
+      env:
+        {{- range $name, $value := (include "headrace.environment" .root | fromJson).pod }}
+        - name: {{ $name }}
+          value: {{ $value | quote }}
+        {{- end }}
+        - name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S
+          value: {{ $values.drainSeconds | quote }}
+        - name: HOME
+          value: /tmp
+        - name: XDG_CACHE_HOME
+          value: /var/cache/headrace
+        {{- if ne $values.storage.type "none" }}
+        - name: HEADRACE_SOURCES
+          value: {{ $values.storage.path }}
+        {{- end }}
+        {{- with $values.env }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+        {{- with $node.env }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      {{- with $values.envFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+      volumeMounts:
+        {{- include "headrace.volumeMounts" .root | nindent 8 }}
+  volumes:
+    {{- include "headrace.volumes" . | nindent 4 }}
+{{- end }}
+
+{{- define "headrace.volumeMounts" -}}
+- name: tmp
+  mountPath: /tmp
+- name: shared-memory
+  mountPath: /dev/shm
+- name: cache
+  mountPath: /var/cache/headrace
+{{- if ne .Values.storage.type "none" }}
+- name: models
+  mountPath: {{ .Values.storage.path }}
+  readOnly: true
+{{- end }}
+{{- if include "headrace.hasTenantFiles" . }}
+- name: tenants
+  mountPath: {{ .Values.gateway.tenants_path }}
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "headrace.volumes" -}}
+{{- $values := .root.Values -}}
+- name: tmp
+  emptyDir: {}
+- name: shared-memory
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ add 64 (include "headrace.objectStoreMib" .node) }}Mi
+- name: cache
+  {{- if eq $values.cache.type "hostPath" }}
+  hostPath:
+    path: {{ $values.cache.hostPath }}
+    type: DirectoryOrCreate
+  {{- else if eq $values.cache.type "ephemeral" }}
+  ephemeral:
+    volumeClaimTemplate:
+      spec:
+        accessModes: [ReadWriteOnce]
+        {{- with $values.cache.storageClassName }}
+        storageClassName: {{ . }}
+        {{- end }}
+        resources:
+          requests:
+            storage: {{ $values.cache.size }}
+  {{- else }}
+  emptyDir:
+    sizeLimit: {{ $values.cache.size }}
+  {{- end }}
+{{- if eq $values.storage.type "pvc" }}
+- name: models
+  persistentVolumeClaim:
+    claimName: {{ default (printf "%s-models" (include "headrace.fullname" .root)) $values.storage.pvc.existingClaim }}
+    readOnly: true
+{{- else if eq $values.storage.type "image" }}
+- name: models
+  image:
+    reference: {{ $values.storage.image.reference }}
+    pullPolicy: {{ $values.image.pullPolicy }}
+{{- end }}
+{{- if include "headrace.hasTenantFiles" .root }}
+- name: tenants
+  projected:
+    sources:
+      {{- if $values.tenantFiles.config }}
+      - configMap:
+          name: {{ include "headrace.fullname" .root }}-tenants
+      {{- end }}
+      {{- range $values.tenantFiles.existingSecrets }}
+      - secret:
+          name: {{ . }}
+      {{- end }}
+      {{- range $values.tenantFiles.externalSecrets }}
+      - secret:
+          name: {{ .name }}
+      {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "headrace.hasTenantFiles" -}}
+{{- with .Values.tenantFiles -}}
+{{- if or .config .existingSecrets .externalSecrets }}true{{ end -}}
+{{- end -}}
+{{- end }}
+
+{{- define "headrace.objectStoreMib" -}}
+{{- include "headrace.mib" (default "256Mi" .objectStore) -}}
+{{- end }}
+
+{{/* Ray's start parameters that all nodes have, as its command line takes them: texts. */}}
+{{- define "headrace.objectStoreBytes" -}}
+{{- mul (include "headrace.objectStoreMib" .) 1048576 -}}
+{{- end }}

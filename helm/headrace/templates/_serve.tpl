@@ -1,0 +1,212 @@
+{{/* The list of Serve applications that the values mean: deployments/cluster/serve_config.py in Go
+templates. What shapes a replica passes through as it was written; a test holds this against
+`headrace build` of the same settings. JSON, because Go's YAML writes some numbers so that others
+read text. */}}
+
+{{- define "headrace.serveConfig" -}}
+{{- $gateway := include "headrace.gateway" . | fromJson -}}
+{{- $applications := list (include "headrace.gatewayApplication" . | fromJson) (include "headrace.tenantsApplication" . | fromJson) -}}
+{{- $root := . -}}
+{{- range $name, $model := .Values.models }}
+{{- $each := dict "name" $name "model" $model "root" $root }}
+{{- $applications = append $applications (include "headrace.modelApplication" $each | fromJson) }}
+{{- end }}
+{{- if hasKey .Values.scaling "pool" }}
+{{- $applications = append $applications (include "headrace.poolApplication" . | fromJson) }}
+{{- end }}
+{{- dict
+  "controller_options" (dict "runtime_env" (dict "env_vars" (include "headrace.environment" . | fromJson).config))
+  "proxy_location" "EveryNode"
+  "http_options" (dict "host" $gateway.serve_host "port" $gateway.port "keep_alive_timeout_s" $gateway.keep_alive_s)
+  "logging_config" (dict "enable_access_log" false "encoding" "JSON")
+  "applications" $applications
+  | toPrettyJson -}}
+{{- end }}
+
+{{- define "headrace.gatewayApplication" -}}
+{{- $gateway := include "headrace.gateway" . | fromJson -}}
+{{- $grace_s := (.Files.Get "files/defaults.json" | fromJson).grace_s -}}
+{{- $written := omit .Values.gateway "replicas" "num_cpus" "replicas_per_node" "labels" "port" "tenants_path" -}}
+{{- $_ := set $written "host" $gateway.host -}}
+{{- $options := dict "num_cpus" $gateway.num_cpus -}}
+{{- if $gateway.labels }}{{ $_ := set $options "label_selector" $gateway.labels }}{{ end -}}
+{{- dict
+  "name" "gateway"
+  "route_prefix" "/"
+  "import_path" "deployments.cluster.applications:gateway"
+  "args" (dict "settings" $written "tenants_path" $gateway.tenants_path)
+  "deployments" (list (dict
+    "name" "gateway"
+    "num_replicas" $gateway.replicas
+    "graceful_shutdown_timeout_s" (addf $gateway.drain_s $grace_s)
+    "ray_actor_options" $options
+    "max_replicas_per_node" $gateway.per_node))
+  | toJson -}}
+{{- end }}
+
+{{- define "headrace.tenantsApplication" -}}
+{{- $gateway := include "headrace.gateway" . | fromJson -}}
+{{- $taken_up := dict
+  "tenants" .Values.tenants
+  "controllers" (dict "frozen" (dig "frozen" false .Values.controllers)) -}}
+{{- if .Values.operators }}{{ $_ := set $taken_up "operators" .Values.operators }}{{ end -}}
+{{- $args := dict "scaling" (include "headrace.scaled" . | fromJson) -}}
+{{- if not $gateway.tenants_path }}
+{{- $_ := set $args "tenants" $taken_up }}
+{{- $_ := set $args "priorities" $gateway.priorities }}
+{{- end }}
+{{- dict
+  "name" "headrace-tenants"
+  "route_prefix" nil
+  "import_path" "deployments.cluster.applications:tenants"
+  "args" $args
+  | toJson -}}
+{{- end }}
+
+{{/* What the autoscaler is told of; with a pool, all that its replicas need. */}}
+{{- define "headrace.scaled" -}}
+{{- $models := .Values.models -}}
+{{- $scaled := dict -}}
+{{- if hasKey .Values.scaling "pool" }}
+{{- $gateway := pick .Values.gateway "channel" "replay" }}
+{{- if $gateway }}{{ $_ := set $scaled "gateway" $gateway }}{{ end }}
+{{- else }}
+{{- $models = dict }}
+{{- range $name, $model := .Values.models }}
+{{- $_ := set $models $name (pick $model "runtime" "source" "task" "slo" "replicas" "scaling") }}
+{{- end }}
+{{- end }}
+{{- $_ := set $scaled "models" $models }}
+{{- if .Values.scaling }}{{ $_ := set $scaled "scaling" .Values.scaling }}{{ end }}
+{{- toJson $scaled -}}
+{{- end }}
+
+{{/* Of a dict of the model's name, its settings and the chart's root. */}}
+{{- define "headrace.modelApplication" -}}
+{{- $gateway := include "headrace.gateway" .root | fromJson -}}
+{{- $views := (include "headrace.views" .model | fromJson).views -}}
+{{- $root := .root -}}
+{{- $args := dict
+  "name" .name
+  "settings" (include "headrace.shaping" .model | fromJson)
+  "channel" $gateway.channel -}}
+{{- $groups := list -}}
+{{- $deployments := list -}}
+{{- range $views }}
+{{- $shaping := include "headrace.shaping" .settings | fromJson }}
+{{- $groups = append $groups (dict "name" .group "settings" $shaping "after_s" .after_s) }}
+{{- $each := dict "view" . "root" $root }}
+{{- $deployments = append $deployments (include "headrace.replicas" $each | fromJson) }}
+{{- end }}
+{{- if dig "replicas" "groups" list .model }}{{ $_ := set $args "groups" $groups }}{{ end -}}
+{{- dict
+  "name" (printf "model-%s" .name)
+  "route_prefix" nil
+  "import_path" "deployments.cluster.applications:model"
+  "args" $args
+  "autoscaling_policy" (dict "policy_function" "deployments.contract.scaling.copy_targets:CopyTargets")
+  "deployments" $deployments
+  | toJson -}}
+{{- end }}
+
+{{/* The deployment of a group's replicas. */}}
+{{- define "headrace.replicas" -}}
+{{- $d := .root.Files.Get "files/defaults.json" | fromJson -}}
+{{- $settings := .view.settings -}}
+{{- $replicas := dig "replicas" dict $settings -}}
+{{- $times := include "headrace.times" (dict "root" .root "settings" $settings) | fromJson -}}
+{{- $count := dig "count" 1 $replicas -}}
+{{- $least := dig "min" $count $replicas -}}
+{{- $most := dig "max" (maxf $count (dig "min" 1 $replicas)) $replicas -}}
+{{- $options := dict
+  "num_cpus" (dig "num_cpus" $d.replicas.num_cpus $replicas)
+  "num_gpus" (dig "num_gpus" $d.replicas.num_gpus $replicas) -}}
+{{- with dig "memory_mib" nil $replicas }}{{ $_ := set $options "memory" (mul 1048576 (int64 .)) }}{{ end }}
+{{- with dig "resources" nil $replicas }}{{ $_ := set $options "resources" . }}{{ end }}
+{{- with dig "labels" nil $replicas }}{{ $_ := set $options "label_selector" . }}{{ end }}
+{{- dict
+  "name" (ternary (printf "model-%s" .view.group) "model" (ne .view.group ""))
+  "autoscaling_config" (include "headrace.bounds" (list $least $most) | fromJson)
+  "max_surge_percent" (dig "surge_percent" $d.replicas.surge_percent $replicas)
+  "ray_actor_options" $options
+  "graceful_shutdown_timeout_s" $times.drain_s
+  "health_check_timeout_s" (addf $times.hang_limit_s $d.grace_s)
+  | toJson -}}
+{{- end }}
+
+{{/* The replicas that become any of the pool's models: what they import for them, and the slowest
+model's time to drain. */}}
+{{- define "headrace.poolApplication" -}}
+{{- $d := .Files.Get "files/defaults.json" | fromJson -}}
+{{- $pool := .Values.scaling.pool -}}
+{{- $named := dig "models" $d.pool.models $pool -}}
+{{- $runtimes := list -}}
+{{- $drain_s := $d.grace_s -}}
+{{- $health_s := $d.grace_s -}}
+{{- $root := . -}}
+{{- range $name, $model := .Values.models }}
+{{- $chosen := or (kindIs "string" $named) (has $name $named) }}
+{{- if and $chosen (ne (dig "task" "" $model) "generate") }}
+{{- $times := include "headrace.times" (dict "root" $root "settings" $model) | fromJson }}
+{{- $runtimes = append $runtimes $model.runtime }}
+{{- $drain_s = maxf $drain_s $times.drain_s }}
+{{- $health_s = addf $health_s $times.hang_limit_s }}
+{{- end }}
+{{- end }}
+{{- $options := dict
+  "num_cpus" (dig "num_cpus" $d.pool.num_cpus $pool)
+  "num_gpus" (dig "num_gpus" $d.pool.num_gpus $pool) -}}
+{{- with dig "resources" nil $pool }}{{ $_ := set $options "resources" . }}{{ end }}
+{{- $least := dig "min" $d.pool.min $pool -}}
+{{- $most := dig "max" $d.pool.max $pool -}}
+{{- dict
+  "name" "headrace-pool"
+  "route_prefix" nil
+  "import_path" "deployments.cluster.applications:pool"
+  "args" (dict
+    "runtimes" ($runtimes | uniq | sortAlpha)
+    "memory_bytes" (mul 1048576 (dig "memory_mib" $d.pool.memory_mib $pool | int64))
+    "after_s" (divf (dig "after_ms" $d.pool.after_ms $pool) 1000))
+  "autoscaling_policy" (dict "policy_function" "deployments.contract.scaling.copy_targets:CopyTargets")
+  "deployments" (list (dict
+    "name" "pool"
+    "autoscaling_config" (include "headrace.bounds" (list $least $most) | fromJson)
+    "ray_actor_options" $options
+    "graceful_shutdown_timeout_s" $drain_s
+    "health_check_timeout_s" $health_s))
+  | toJson -}}
+{{- end }}
+
+{{/* Of a list of the least and the most replicas. */}}
+{{- define "headrace.bounds" -}}
+{{- dict
+  "min_replicas" (index . 0)
+  "max_replicas" (maxf 1 (index . 1))
+  "upscale_delay_s" 0
+  "downscale_delay_s" 0
+  "metrics_interval_s" 30
+  "look_back_period_s" 60
+  | toJson -}}
+{{- end }}
+
+{{/* Of a dict of a model's settings and the chart's root: the seconds that a batch may take, and those
+that a replica may take to finish what it has in hand. */}}
+{{- define "headrace.times" -}}
+{{- $d := .root.Files.Get "files/defaults.json" | fromJson -}}
+{{- $replicas := dig "replicas" dict .settings -}}
+{{- $hang_limit_s := dig "hang_limit_s" $d.replicas.hang_limit_s $replicas -}}
+{{- $drain_s := 0 -}}
+{{- if eq (dig "task" "" .settings) "generate" }}
+{{- $drain_s = divf (dig "slo" "timeout_ms" $d.generate_timeout_ms .settings) 1000 }}
+{{- else }}
+{{- $gateways := (include "headrace.gateway" .root | fromJson).replicas }}
+{{- $slots := dig "slots" $d.replicas.slots $replicas }}
+{{- $drain_s = mulf $hang_limit_s (addf 1 (mulf $gateways (subf $slots 1))) }}
+{{- end }}
+{{- dict "hang_limit_s" $hang_limit_s "drain_s" (addf $drain_s $d.grace_s) | toJson -}}
+{{- end }}
+
+{{/* JSON whose numbers every YAML reads as numbers: 1e-7 is text to some, 1.0e-7 is not. */}}
+{{- define "headrace.portableNumbers" -}}
+{{- regexReplaceAll "(?m)^(\\s*(?:\"[^\"]*\": )?-?[0-9]+)(e[-+][0-9]+)" . "${1}.0${2}" -}}
+{{- end }}

@@ -1,0 +1,104 @@
+{{/* What the settings file's sections come to where the file leaves something out. Go templates know
+no defaults of ours, so `files/` has them, written by `python -m deployments.tools.chart`. */}}
+
+{{/* The gateway's settings as the other templates need them, in JSON. */}}
+{{- define "headrace.gateway" -}}
+{{- $g := .Values.gateway -}}
+{{- $d := (.Files.Get "files/defaults.json" | fromJson).gateway -}}
+{{- $proxy := eq (dig "ingress" $d.ingress $g) "proxy" -}}
+{{- $host := dig "host" "0.0.0.0" $g -}}
+{{- $every := ternary "::" "0.0.0.0" (contains ":" $host) -}}
+{{- $replicas := dig "replicas" $d.replicas $g -}}
+{{- $per_node := dig "replicas_per_node" $d.replicas_per_node $g -}}
+{{- $num_cpus := dig "num_cpus" $d.num_cpus $g -}}
+{{- $haproxy := dict
+  "RAY_SERVE_HAPROXY_NBTHREAD" (dig "haproxy_threads" $d.haproxy_threads $g | int64)
+  "RAY_SERVE_HAPROXY_STATS_PORT" (dig "haproxy_stats_port" $d.haproxy_stats_port $g | int64)
+  "RAY_SERVE_HAPROXY_METRICS_PORT" (dig "haproxy_metrics_port" $d.haproxy_metrics_port $g | int64)
+  "HEADRACE_HAPROXY_HOST" $host
+  "HEADRACE_HAPROXY_ADMIN_HOST" (dig "haproxy_admin_host" $d.haproxy_admin_host $g)
+  "HEADRACE_HAPROXY_HEADERS_S" (dig "limits" "body_timeout_s" $d.limits.body_timeout_s $g | ceil | int64)
+  "HEADRACE_HAPROXY_MAX_REQUESTS" (dig "limits" "max_requests" $d.limits.max_requests $g | int64)
+  "HEADRACE_HAPROXY_REPLAY" (ternary 1 0 (dig "replay" $d.replay $g))
+  "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" (add 60 (dig "drain_s" $d.drain_s $g | floor | int64))
+-}}
+{{- $environment := dict
+  "HEADRACE_LOG_LEVEL" (dig "log" "level" $d.log.level $g)
+  "HEADRACE_LOG_FORMAT" (dig "log" "format" $d.log.format $g)
+-}}
+{{- if not $proxy }}
+{{- range $name, $value := $haproxy }}{{ $_ := set $environment $name (toString $value) }}{{ end }}
+{{- end }}
+{{- dict
+  "replicas" $replicas
+  "per_node" $per_node
+  "nodes" (divf $replicas $per_node | ceil)
+  "num_cpus" $num_cpus
+  "node_cpus" (mulf $num_cpus $per_node | ceil)
+  "labels" (dig "labels" dict $g)
+  "port" (dig "port" $d.port $g)
+  "metrics_port" (dig "metrics_port" $d.metrics_port $g)
+  "haproxy_metrics_port" (dig "haproxy_metrics_port" $d.haproxy_metrics_port $g)
+  "host" $host
+  "serve_host" (ternary $host $every $proxy)
+  "ingress" (ternary "proxy" "haproxy" $proxy)
+  "keep_alive_s" (dig "keep_alive_s" $d.keep_alive_s $g | ceil)
+  "drain_s" (dig "drain_s" $d.drain_s $g)
+  "priorities" (dig "priorities" $d.priorities $g)
+  "tenants_path" (dig "tenants_path" nil $g)
+  "channel" (dig "channel" dict $g)
+  "environment" $environment
+  | toJson -}}
+{{- end }}
+
+{{/* Serve's environment in JSON: `pod`, all that stands before `ray start`; `config`, what a Serve
+config can still say (docs/cluster.md, "Environment"). */}}
+{{- define "headrace.environment" -}}
+{{- $gateway := include "headrace.gateway" . | fromJson -}}
+{{- $pod := deepCopy $gateway.environment -}}
+{{- $config := deepCopy $gateway.environment -}}
+{{- range $name, $each := index (.Files.Get "files/environment.json" | fromJson) $gateway.ingress }}
+{{- $_ := set $pod $name $each.value }}
+{{- if $each.in_config }}{{ $_ := set $config $name $each.value }}{{ end }}
+{{- end }}
+{{- if eq $gateway.ingress "haproxy" }}
+{{- $_ := set $pod "RAY_SERVE_HAPROXY_BINARY_PATH" .Values.image.haproxy }}
+{{- end }}
+{{- dict "pod" $pod "config" $config | toJson -}}
+{{- end }}
+
+{{/* From a model's settings to those that the replicas of each group start with: {"views": [{"group",
+"after_s", "settings"}]}, of group "" where there are none. */}}
+{{- define "headrace.views" -}}
+{{- $replicas := dig "replicas" dict . -}}
+{{- $views := list -}}
+{{- $model := . -}}
+{{- range $group := dig "groups" list $replicas }}
+{{- $own := omit (deepCopy $replicas) "groups" }}
+{{- if or (hasKey $group "count") (hasKey $group "min") (hasKey $group "max") }}
+{{- $own = omit $own "count" "min" "max" }}
+{{- end }}
+{{- range list "count" "min" "max" "cost_per_hour" "slots" "num_cpus" "num_gpus" "memory_mib" "resources" "labels" "threads" }}
+{{- if hasKey $group . }}{{ $_ := set $own . (index $group .) }}{{ end }}
+{{- end }}
+{{- $view := omit (deepCopy $model) "replicas" }}
+{{- range list "runtime" "precision" "options" }}
+{{- if hasKey $group . }}{{ $_ := set $view . (index $group .) }}{{ end }}
+{{- end }}
+{{- if $own }}{{ $_ := set $view "replicas" $own }}{{ end }}
+{{- $after_s := divf (dig "overflow" "after_ms" 0 $group) 1000 }}
+{{- $views = append $views (dict "group" $group.name "after_s" $after_s "settings" $view) }}
+{{- end }}
+{{- if not $views }}
+{{- $views = list (dict "group" "" "after_s" 0 "settings" $model) }}
+{{- end }}
+{{- dict "views" $views | toJson -}}
+{{- end }}
+
+{{/* What of a model's settings shapes a replica. */}}
+{{- define "headrace.shaping" -}}
+{{- $shaping := omit (deepCopy .) "replicas" "scaling" -}}
+{{- $own := omit (dig "replicas" dict .) "count" "min" "max" "spare" "survive" "priority" "cost_per_hour" "num_cpus" "num_gpus" "memory_mib" "resources" "labels" "surge_percent" "start_timeout_s" "groups" -}}
+{{- if $own }}{{ $_ := set $shaping "replicas" $own }}{{ end }}
+{{- toJson $shaping -}}
+{{- end }}
