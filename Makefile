@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev quick digits-example llm-example vllm serve lint types test test-cluster test-vllm oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
+.PHONY: install dev quick digits-example llm-example vllm serve lint types test test-cluster test-vllm kube test-kube oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -57,7 +57,7 @@ types: dev
 
 # As many processes as processors: these share nothing.
 unit: dev
-	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm'
+	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm and not kube'
 
 # The inner loop, in less than a minute on two processors. Left to `make test`: mypy, what simulates
 # minutes, trains, compiles or loads a real backend, and everything with processes of its own.
@@ -71,7 +71,7 @@ quick: dev
 	$(BIN)/python -m pytest -q -n auto -m 'not integration and not vllm and not slow' $(QUICK) $(NOT_QUICK:%=--ignore=%)
 
 coverage: dev
-	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm' --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm and not kube' --cov --cov-report=term:skip-covered
 
 # 100,000 cases of what may come on a connection between a gateway and a replica: six tests' 17,000.
 fuzz: dev
@@ -86,7 +86,18 @@ integration: dev
 test-cluster: dev
 	$(AS) $(BIN)/python -m pytest -m cluster tests/cluster
 
-test: lint types unit integration
+# What Kubernetes would get of the chart and of k8s/, without a cluster. Custom resources are checked
+# where HEADRACE_CRDS names a folder of their CRDs.
+kube: $(VENV)/.kube
+$(VENV)/.kube: $(VENV)/.dev
+	$(PIP) install --quiet --editable '.[kube]'
+	@touch $@
+
+# Helm's engine keeps what an API server said of itself, and would do so below the home folder.
+test-kube: kube
+	KUBECACHEDIR=out/kube $(BIN)/python -m pytest -n auto -m kube tests/kube
+
+test: lint types unit integration test-kube
 
 # The real engine: its conformance, and the example served as a user would.
 test-vllm: vllm

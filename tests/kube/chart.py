@@ -1,0 +1,85 @@
+"""The chart through Helm's own engine (PyPI's `helm-python-sdk`): values in, objects out.
+
+Imported lazily, because `make unit` collects these tests in an environment that may lack it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "helm" / "headrace"
+RELEASE, NAMESPACE = "demo", "serving"
+SECTIONS = ("models", "tenants", "controllers", "operators", "scaling", "gateway")
+
+Values = dict[str, Any]
+Object = dict[str, Any]
+
+
+def value_sets() -> list[Path]:
+    """The chart's own examples, each a values file."""
+    return sorted((CHART / "ci").glob("*.yaml"))
+
+
+@cache
+def loaded(chart: Path = CHART) -> Any:
+    import helm_python
+
+    return helm_python.Chart.load(chart)
+
+
+def values_of(text: str) -> Values:
+    """A values file as Helm reads it."""
+    import helm_python
+
+    found: Values = helm_python.values_from_yaml(text)
+    return found
+
+
+def merged(values: Values) -> Values:
+    """With the chart's defaults."""
+    found: Values = loaded().merge_values(values)
+    return found
+
+
+def rendered(values: Values, name: str = RELEASE) -> dict[str, str]:
+    """Texts by the template that they come from. Raises helm_python.HelmError."""
+    found: dict[str, str] = loaded().render(values, name=name, namespace=NAMESPACE)
+    return {path.removeprefix("headrace/templates/"): text for path, text in found.items()}
+
+
+def objects(values: Values, name: str = RELEASE) -> list[Object]:
+    """Every object of a release, hooks and tests included."""
+    texts = rendered(values, name)
+    return [
+        each
+        for path, text in texts.items()
+        if path != "NOTES.txt"
+        for each in yaml.safe_load_all(text)
+        if each
+    ]
+
+
+def ray_service(found: list[Object]) -> Object:
+    (service,) = [each for each in found if each["kind"] == "RayService"]
+    return service
+
+
+def cluster_of(found: list[Object]) -> Object:
+    cluster: Object = ray_service(found)["spec"]["rayClusterConfig"]
+    return cluster
+
+
+def serve_config_of(found: list[Object]) -> Object:
+    """As KubeRay sends it to Serve."""
+    config: Object = yaml.safe_load(ray_service(found)["spec"]["serveConfigV2"])
+    return config
+
+
+def settings_of(values: Values) -> Values:
+    """A settings file of the values, which are the chart's defaults and the user's."""
+    return {name: each for name, each in merged(values).items() if name in SECTIONS}

@@ -1,0 +1,111 @@
+"""What KubeRay's operator refuses although its CRD takes it, and which changes make it start a new
+cluster.
+
+Source: kuberay v1.7.0, `utils/validation.go`, `rayservice_controller.go`
+(isClusterSpecHashEqual), `utils/util.go` (GenerateHashWithoutReplicasAndWorkersToDelete).
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+
+from tests.kube.chart import Object
+
+_DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_NAME = 47
+_BEHIND_GATES = ("networkPolicy", "tlsOptions", "historyServerOptions")
+_REDIS = ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME")
+# Of a group, what another hash does not come from.
+_NOT_HASHED_IN_GROUP = ("replicas", "minReplicas", "maxReplicas")
+_NOT_HASHED_IN_POD = ("tolerations", "schedulingGates")
+
+
+def refusals(service: Object) -> Iterator[str]:
+    """Of a RayService with an autoscaler, KubeRay's feature gates as they are by default."""
+    name, spec = service["metadata"]["name"], service["spec"]
+    cluster = spec["rayClusterConfig"]
+    if len(name) > _NAME or not _DNS_1035.fullmatch(name):
+        yield f"name {name!r} must be a DNS-1035 label of at most {_NAME} characters"
+    if not cluster.get("rayVersion"):
+        yield "rayVersion is missing: probes would be those of an old Ray"
+    for field in _BEHIND_GATES:
+        if field in cluster:
+            yield f"{field} is behind a feature gate that is off"
+    head = cluster["headGroupSpec"]
+    if (head.get("headService") or {}).get("metadata", {}).get("name"):
+        yield "headService must have no name"
+    yield from _of_redis(cluster)
+    yield from _of_upgrades(spec)
+    for group in (head, *cluster.get("workerGroupSpecs", ())):
+        yield from _of_group(group, bool(cluster.get("enableInTreeAutoscaling")))
+    names = [group["groupName"] for group in cluster.get("workerGroupSpecs", ())]
+    if len(set(names)) < len(names):
+        yield f"group names {names} must differ"
+
+
+def _of_redis(cluster: Object) -> Iterator[str]:
+    head = cluster["headGroupSpec"]
+    env = {each["name"] for each in head["template"]["spec"]["containers"][0].get("env", ())}
+    for name in env.intersection(_REDIS):
+        yield f"{name} must be given by gcsFaultToleranceOptions, not by the environment"
+    if (cluster.get("gcsFaultToleranceOptions") or {}).get("backend") == "rocksdb":
+        yield "rocksdb is behind a feature gate that is off"
+    if "redis-password" in head.get("rayStartParams", {}):
+        yield "redis-password must be given by gcsFaultToleranceOptions"
+
+
+def _of_upgrades(spec: Object) -> Iterator[str]:
+    strategy = spec.get("upgradeStrategy") or {}
+    kind, options = strategy.get("type"), strategy.get("clusterUpgradeOptions")
+    if kind not in (None, "NewCluster", "None", "NewClusterWithIncrementalUpgrade"):
+        yield f"upgradeStrategy.type {kind} is none"
+    if kind != "NewClusterWithIncrementalUpgrade":
+        return
+    if not options:
+        yield "clusterUpgradeOptions are missing"
+        return
+    if options["stepSizePercent"] > options.get("maxSurgePercent", 100):
+        yield "stepSizePercent is above maxSurgePercent"
+    if not spec["rayClusterConfig"].get("enableInTreeAutoscaling"):
+        yield "the incremental upgrade needs the in-tree autoscaler"
+
+
+def _of_group(group: Object, autoscaling: bool) -> Iterator[str]:
+    name, spec = group.get("groupName", "head"), group["template"]["spec"]
+    params = group.get("rayStartParams", {})
+    if not spec.get("containers"):
+        yield f"{name} has no container"
+    if group.get("resources") and {"num-cpus", "num-gpus", "memory", "resources"} & params.keys():
+        yield f"{name} has both resources and rayStartParams of them"
+    if "labels" in params:
+        yield f"{name} has labels in rayStartParams; they belong to the group"
+    if autoscaling and spec.get("restartPolicy", "Never") != "Never":
+        yield f"{name} has restartPolicy {spec['restartPolicy']}; the autoscaler needs Never"
+    if group.get("suspend") and autoscaling:
+        yield f"{name} is suspended, which the autoscaler does not know"
+    for param, value in params.items():
+        if not isinstance(value, str):
+            yield f"{name}: rayStartParams.{param} must be text"
+
+
+def rolls(old: Object, new: Object) -> bool:
+    """Whether a RayService changed so makes another cluster; else it is changed as it runs.
+    Both are `spec.rayClusterConfig`."""
+    before, after = _hashed(old), _hashed(new)
+    count = len(before["workerGroupSpecs"])
+    appended = after | {"workerGroupSpecs": after["workerGroupSpecs"][:count]}
+    return before not in (after, appended)
+
+
+def _hashed(cluster: Object) -> Object:
+    found = copy.deepcopy(cluster)
+    found.pop("upgradeStrategy", None)
+    for group in (found["headGroupSpec"], *found.setdefault("workerGroupSpecs", [])):
+        for name in _NOT_HASHED_IN_GROUP:
+            group.pop(name, None)
+        group.get("scaleStrategy", {}).pop("workersToDelete", None)
+        for name in _NOT_HASHED_IN_POD:
+            group["template"]["spec"].pop(name, None)
+    return found

@@ -1,0 +1,80 @@
+"""What a group of MIG pods asks Kubernetes for, and what Ray's own autoscaler makes of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from autoscaling.mig.gpus import GPUS
+from deployments.tools.plan.manifests import Workers
+from tests.kube.chart import cluster_of, objects
+from tests.kube.ray_rules import node_types
+
+MODEL = {"device": {"runtime": "synthetic"}}
+CPU = {"name": "cpu", "cpu": 4, "memory": "4Gi"}
+
+
+@pytest.mark.parametrize(
+    ("profile", "device", "resource"),
+    [
+        ("1g.18gb", "nvidia.com/mig-1g.18gb", "mig_1g_18gb"),
+        ("3g.40gb", "nvidia.com/mig-3g.40gb", "mig_3g_40gb"),
+        ("1g.10gb+me", "nvidia.com/mig-1g.10gb.me", "mig_1g_10gb_me"),
+    ],
+)
+def test_a_mig_pod_has_one_device_which_ray_counts(
+    profile: str, device: str, resource: str
+) -> None:
+    mig = {"name": "mig", "cpu": 2, "memory": "12Gi", "maxReplicas": 7, "migProfile": profile}
+    cluster = cluster_of(objects({"models": MODEL, "workerGroups": [CPU, mig]}))
+    (container,) = cluster["workerGroupSpecs"][2]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"][device] == "1"
+    assert container["resources"]["requests"] == container["resources"]["limits"]
+    known = node_types(cluster)["mig"]
+    assert (known["min_workers"], known["max_workers"]) == (0, 7)
+    assert known["resources"] == {"CPU": 2, "GPU": 1, "memory": 12 << 30, resource: 1}
+    assert "CUDA_VISIBLE_DEVICES" not in {each["name"] for each in container["env"]}
+
+
+def test_a_plan_of_mig_slices_and_the_chart_name_them_alike() -> None:
+    profiles = [each for gpu in GPUS.values() for each in gpu.profiles]
+    groups = [
+        Workers(each, 0, 1, 2, 8).values() | {"name": f"p{position}"}
+        for position, each in enumerate(profiles)
+    ]
+    specs = cluster_of(objects({"models": MODEL, "workerGroups": [CPU, *groups]}))
+    for profile, group in zip(profiles, specs["workerGroupSpecs"][2:], strict=True):
+        planned = Workers(profile, 0, 1, 2, 8).pods()
+        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        assert limits[planned["resource"]] == "1"
+        assert group["rayStartParams"].items() >= planned["rayStartParams"].items()
+        told = json.loads(json.loads(group["rayStartParams"]["resources"].strip("'")))
+        assert told == planned["customResources"]
+
+
+def test_whole_gpus_labels_priority_and_idle_time_reach_the_autoscaler() -> None:
+    gpus = CPU | {
+        "name": "gpus", "gpus": 4, "labels": {"ray.io/accelerator-type": "H100"}, "priority": 3,
+        "idleTimeoutSeconds": 60, "resources": {"licence": 2},
+    }  # fmt: skip
+    known = node_types(cluster_of(objects({"models": MODEL, "workerGroups": [gpus]})))["gpus"]
+    assert known["resources"] == {"CPU": 4, "GPU": 4, "memory": 4 << 30, "licence": 2}
+    assert known["labels"] == {"ray.io/accelerator-type": "H100"}
+    assert (known["priority"], known["idle_timeout_s"]) == (3, 60.0)
+
+
+def test_gateways_find_the_nodes_made_for_them() -> None:
+    cluster = cluster_of(
+        objects(
+            {
+                "models": MODEL,
+                "workerGroups": [CPU],
+                "gateway": {"replicas": 5, "replicas_per_node": 2},
+            }
+        )
+    )
+    known = node_types(cluster)["gateways"]
+    assert (known["min_workers"], known["max_workers"]) == (3, 3)
+    assert known["resources"]["CPU"] == 2
+    assert known["labels"] == {"headrace.io/role": "gateway"}

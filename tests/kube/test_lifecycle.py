@@ -1,0 +1,99 @@
+"""A release's life in Helm's own engine, against an API server that stores objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kube.api_server import Store, api_server
+from tests.kube.chart import CHART, NAMESPACE, RELEASE, Object, Values
+from tests.kube.kuberay import rolls
+
+SLOW_MODEL = {"models": {"device": {"runtime": "synthetic", "slo": {"latency_ms": 500}}}}
+NO_SUCH_FALLBACK = {"models": {"device": {"runtime": "synthetic", "fallback": "cheaper"}}}
+_WAIT_S = 30
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Any, Store]]:
+    import helm_python
+
+    with api_server() as (url, store):
+        config = helm_python.Config(
+            kubeconfig_content=_kubeconfig(url), namespace=NAMESPACE, storage_driver="memory"
+        )
+        try:
+            yield config, store
+        finally:
+            config.close()
+
+
+def _kubeconfig(url: str) -> str:
+    return yaml.safe_dump(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "it",
+            "clusters": [{"name": "it", "cluster": {"server": url}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+            "users": [{"name": "it", "user": {}}],
+        }
+    )
+
+
+def service(store: Store) -> Object:
+    (found,) = store.of_kind("RayService").values()
+    return found
+
+
+def test_install_upgrade_rollback_and_uninstall(server: tuple[Any, Store], plain: Values) -> None:
+    helm, store = server
+    helm.install(CHART, RELEASE, plain, timeout=_WAIT_S)
+    installed = service(store)
+    assert set(store.of_kind("NetworkPolicy")) > {"demo-headrace-deny", "demo-headrace-head"}
+    assert (store.of_kind("Job"), store.of_kind("ConfigMap")) == ({}, {}), "hooks leave nothing"
+
+    helm.upgrade(CHART, RELEASE, plain | SLOW_MODEL, timeout=_WAIT_S)
+    upgraded = service(store)
+    assert upgraded["spec"]["serveConfigV2"] != installed["spec"]["serveConfigV2"]
+    clusters = [each["spec"]["rayClusterConfig"] for each in (installed, upgraded)]
+    assert not rolls(*clusters)
+
+    helm.rollback(RELEASE, timeout=_WAIT_S)
+    assert service(store)["spec"] == installed["spec"]
+    assert [each["status"] for each in helm.history(RELEASE)] == [
+        "superseded", "superseded", "deployed",
+    ]  # fmt: skip
+
+    helm.uninstall(RELEASE, timeout=_WAIT_S)
+    assert store.objects == {}
+
+
+def test_an_upgrade_that_the_check_refuses_changes_nothing(
+    server: tuple[Any, Store], plain: Values
+) -> None:
+    import helm_python
+
+    helm, store = server
+    helm.install(CHART, RELEASE, plain, timeout=_WAIT_S)
+    before = dict(store.objects)
+    with pytest.raises(helm_python.HelmError, match="demo-headrace-check"):
+        helm.upgrade(CHART, RELEASE, plain | NO_SUCH_FALLBACK, timeout=_WAIT_S)
+    (job,) = store.of_kind("Job").values()
+    assert "cheaper" in job["status"]["conditions"][0]["message"]
+    after = {key: each for key, each in store.objects.items() if "check" not in key[3]}
+    assert after == before
+
+
+def test_an_installation_that_the_check_refuses_makes_no_cluster(
+    server: tuple[Any, Store], plain: Values
+) -> None:
+    import helm_python
+
+    helm, store = server
+    with pytest.raises(helm_python.HelmError, match="demo-headrace-check"):
+        helm.install(CHART, RELEASE, plain | NO_SUCH_FALLBACK, timeout=_WAIT_S)
+    assert store.of_kind("RayService") == {}

@@ -1,0 +1,94 @@
+"""Values that no schema can refuse, and that cannot work: the chart says so in a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.kube.chart import Values, objects
+
+GROUP = {"name": "cpu", "cpu": 4, "memory": "4Gi"}
+MODEL = {"runtime": "synthetic"}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"models": {}}, "models declares no model"),
+    ({"gateway": {"host": "127.0.0.1"}}, "gateway.host is 127.0.0.1, which nobody reaches"),
+    ({"gateway": {"labels": {"zone": "a"}}}, "gateway.labels wants zone: a"),
+    ({"gateway": {"num_cpus": 3}}, "gateways.cpu is 2; 1 gateways of 3 CPUs on each node need 3"),
+    ({"workerGroups": []}, "which a pod of none of workerGroups has"),
+    ({"workerGroups": [GROUP, GROUP]}, "workerGroups[1].name is cpu, which is taken"),
+    ({"workerGroups": [GROUP | {"name": "gateways"}]}, "workerGroups[0].name is gateways"),
+    (
+        {"workerGroups": [GROUP | {"gpus": 1, "migProfile": "1g.10gb"}]},
+        "workerGroups[0] (cpu) has both migProfile and gpus",
+    ),
+    (
+        {"workerGroups": [GROUP | {"minReplicas": 3, "maxReplicas": 2}]},
+        "workerGroups[0] (cpu) has maxReplicas 2, below minReplicas 3",
+    ),
+    (
+        {"workerGroups": [GROUP | {"objectStore": "4Gi"}]},
+        "workerGroups[0] (cpu) has memory 4Gi, which its objectStore takes",
+    ),
+    (
+        {"models": {"big": MODEL | {"replicas": {"num_gpus": 1}}}},
+        "models.big wants 0.5 CPUs, 1 GPUs and {}, which a pod of none of workerGroups has",
+    ),
+    (
+        {
+            "models": {
+                "m": MODEL | {"replicas": {"groups": [{"name": "mig", "resources": {"mig_3g": 1}}]}}
+            }
+        },
+        'models.m, group mig wants 0.5 CPUs, 0 GPUs and {"mig_3g":1}',
+    ),
+    (
+        {"models": {"slow": MODEL | {"replicas": {"hang_limit_s": 400}}}},
+        "drainSeconds is 660; model-slow may take 820 s to finish what it has, so it "
+        "must be at least 835",
+    ),
+    (
+        {"models": {f"m{each}": MODEL for each in range(60)}},
+        "head.memory is 8Gi; 60 anchors and the head itself may take 11260 MiB",
+    ),
+    (
+        {"models": {f"m{each}": MODEL for each in range(38)}, "scaling": {"pool": {}}},
+        "head.memory is 8Gi; 39 anchors and the head itself may take 8215 MiB",
+    ),
+    (
+        {"scaling": {"pool": {"num_gpus": 1}}},
+        "scaling.pool wants 0.5 CPUs, 1 GPUs and {}, which a pod of none of workerGroups has",
+    ),
+    (
+        {"models": {"m": MODEL | {"scaling": {"policy": "mine.yaml"}}}},
+        "models.m.scaling.policy is the file mine.yaml, which a chart cannot read",
+    ),
+    ({"tenantFiles": {"existingSecrets": ["keys"]}}, "gateway.tenants_path is missing"),
+    ({"gateway": {"tenants_path": "/etc/tenants"}}, "tenantFiles is empty"),
+    ({"storage": {"type": "image"}}, "storage.image.reference is missing"),
+    (
+        {"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}},
+        "upgrade.gatewayClassName is missing",
+    ),
+    (
+        {
+            "upgrade": {"strategy": "NewClusterWithIncrementalUpgrade", "gatewayClassName": "g"},
+            "autoscaler": {"enabled": False},
+        },
+        "the incremental upgrade needs the autoscaler",
+    ),
+    ({"ingress": {"type": "route"}}, "ingress.parentRefs is empty"),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), REFUSED, ids=lambda each: each if isinstance(each, str) else ""
+)
+def test_what_cannot_work_is_refused_with_a_sentence(given: dict[str, Any], said: str) -> None:
+    import helm_python
+
+    fine: Values = {"models": {"device": MODEL}, "workerGroups": [GROUP]}
+    assert objects(fine)
+    with pytest.raises(helm_python.HelmRenderError) as refused:
+        objects(fine | given)
+    assert said in str(refused.value)

@@ -1,0 +1,146 @@
+"""The chart's own value sets: each renders, is what Kubernetes, KubeRay and Ray take, and means the
+applications that `headrace build` makes of the same settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments.cluster.scaling_terms import scaling_document
+from deployments.cluster.serve_config import serve_config
+from deployments.settings.load import load, parse
+from deployments.settings.model import ModelSettings
+from tests.kube.chart import (
+    CHART,
+    SECTIONS,
+    Object,
+    Values,
+    objects,
+    serve_config_of,
+    settings_of,
+    value_sets,
+    values_of,
+)
+from tests.kube.crds import Crds
+from tests.kube.verdict import complaints
+
+each_set = pytest.mark.parametrize("path", value_sets(), ids=lambda path: path.stem)
+_AT_LEAST = 20
+
+
+def test_there_are_enough_of_them_and_each_says_what_it_is() -> None:
+    assert len(value_sets()) >= _AT_LEAST
+    for path in value_sets():
+        assert path.read_text().startswith("# "), path.name
+
+
+@each_set
+def test_nothing_is_wrong_with_its_objects(path: Path, crds_if_there: Crds | None) -> None:
+    values = values_of(path.read_text())
+    assert complaints(objects(values), values, crds_if_there) == []
+
+
+@each_set
+def test_its_custom_resources_are_what_their_crds_take(path: Path, real_crds: Crds) -> None:
+    found = [each for each in objects(values_of(path.read_text())) if real_crds.knows(each)]
+    assert "RayService" in {each["kind"] for each in found}
+    assert [said for each in found for said in real_crds.complaints(each)] == []
+
+
+@each_set
+def test_its_applications_are_those_of_headrace_build(path: Path, tmp_path: Path) -> None:
+    values = values_of(path.read_text())
+    assert same(serve_config_of(objects(values))) == same(built(values, tmp_path))
+
+
+@each_set
+def test_the_autoscaler_hears_what_the_settings_say(path: Path) -> None:
+    values = values_of(path.read_text())
+    told = by_name(serve_config_of(objects(values)))["headrace-tenants"]["args"]["scaling"]
+    assert scaling_document(parse(told)) == scaling_document(parse(settings_of(values)))
+
+
+@each_set
+def test_a_model_passes_through_as_it_was_written(path: Path) -> None:
+    values = values_of(path.read_text())
+    applications = by_name(serve_config_of(objects(values)))
+    for name, model in values["models"].items():
+        passed = applications[f"model-{name}"]["args"]["settings"]
+        elsewhere = ("replicas", "scaling")
+        assert {n: v for n, v in passed.items() if n != "replicas"} == {
+            n: v for n, v in model.items() if n not in elsewhere
+        }
+
+
+@each_set
+def test_the_check_before_an_installation_sees_the_same_settings(
+    path: Path, tmp_path: Path
+) -> None:
+    values = values_of(path.read_text())
+    files = [
+        o["data"]["settings.yaml"] for o in objects(values) if "settings.yaml" in o.get("data", {})
+    ]
+    if not files:
+        assert values["check"] == {"enabled": False}
+        return
+    (tmp_path / "settings.yaml").write_text(files[0])
+    checked = load(tmp_path / "settings.yaml", here=False, absolute=False)
+    assert same(serve_config(checked)) == same(built(values, tmp_path))
+
+
+@each_set
+def test_lint_finds_nothing(path: Path) -> None:
+    import helm_python
+
+    values = values_of(path.read_text())
+    report = helm_python.lint(CHART, values, strict=True, kube_version="v1.37.0")
+    assert [m for m in report["messages"] if m["severity"] > 1] == []
+    assert report["errors"] == []
+
+
+@each_set
+def test_whole_numbers_may_be_floating_ones(path: Path) -> None:
+    """Helm 3 reads all numbers so; a cluster must not be rolled by another Helm."""
+    values = values_of(path.read_text())
+    floating = json.loads(json.dumps(values), parse_int=float)
+    assert json.dumps(objects(floating)) == json.dumps(objects(values))
+
+
+def built(values: Values, folder: Path) -> Object:
+    """`headrace build` of the values' own sections, as a file."""
+    path = folder / "built.yaml"
+    path.write_text(yaml.safe_dump(settings_of(values)))
+    assert set(settings_of(values)) == set(SECTIONS)
+    return serve_config(load(path, here=False, absolute=False))
+
+
+def by_name(config: Object) -> dict[str, Any]:
+    return {each["name"]: each for each in config["applications"]}
+
+
+def same(config: Object) -> Object:
+    """With models' settings as replicas understand them (`off` for false, one number for a list of
+    them), and applications by name: Serve has no order of them."""
+    return {**config, "applications": {n: _understood(a) for n, a in by_name(config).items()}}
+
+
+def _understood(application: Object) -> Object:
+    if application["name"] == "headrace-tenants":
+        told = application["args"]["scaling"]
+        models = {name: _settings(model) for name, model in told["models"].items()}
+        scaling = told | {"models": models}
+        return {**application, "args": application["args"] | {"scaling": scaling}}
+    if not application["name"].startswith("model-"):
+        return application
+    args = {**application["args"], "settings": _settings(application["args"]["settings"])}
+    if "groups" in args:
+        args["groups"] = [g | {"settings": _settings(g["settings"])} for g in args["groups"]]
+    return {**application, "args": args}
+
+
+def _settings(written: Object) -> Object:
+    return ModelSettings.model_validate(written).model_dump(mode="json", exclude_unset=True)
