@@ -2,10 +2,12 @@
 
 `python -m loadtests.benches.scaling_churn [--changes 100]`: two gateways, a model of batches and
 one that streams, both asked without a pause. `headrace scale` gives one of them more or fewer
-replicas, turn by turn; every tenth time that the model of batches shrinks, one of its replicas is
-killed while the others drain. A batch that a dead replica held runs once more elsewhere; a stream
-that has begun is not moved, so the streaming model's replicas are not killed. Clients keep one
-connection each and ask again at once; a stream counts as whole with its last event.
+replicas, turn by turn; every fifth time that the model of batches shrinks, one of its replicas is
+killed while the status says that replicas drain: one of those that drain, or the one that stays
+(its successor is then a process that was not there before). A batch takes `BATCH_MS`, longer than
+a status is old, so that there is something to lose. A batch that a dead replica held runs once more
+elsewhere; a stream that has begun is not moved, so the streaming model's replicas are not killed.
+Clients keep one connection each and ask again at once; a stream is whole with its last event.
 
 Promises: no request and no stream failed.
 """
@@ -26,6 +28,7 @@ from typing import Any
 import httpx
 import psutil
 
+from deployments.gateway.tenancy.tenants import new_key
 from loadtests.benches.launched import RunningServer
 from loadtests.benches.processes import marked
 from loadtests.benches.runner import Bench, BenchRun, Option, Options, Runs, say
@@ -33,20 +36,24 @@ from loadtests.benches.server import Settings, command_line, headrace
 from loadtests.results.report_table import BenchVerdict, Table, at_most
 
 DEVICE, CHAT = "device", "chat"
+KEY, KEY_HASH = new_key()
 HOME = Path("out/bench/churn")
 MOST = {DEVICE: 3, CHAT: 2}
 CLIENTS = {DEVICE: 6, CHAT: 3}
 ANSWER_S, SETTLES_S = 60.0, 120.0
-KILLS_EVERY = 10
+KILLS_EVERY = 5
+BATCH_MS = 1500
 LOOKS_S = 0.1
 
 
 @dataclass(slots=True)
 class Churn:
-    """settled_s: from each command until so many replicas' processes were there."""
+    """settled_s: from each command until so many replicas' processes were there. killed: replicas,
+    while some drained; stayed: of these, the ones that were to stay."""
 
     changes: int = 0
     killed: int = 0
+    stayed: int = 0
     answered: int = 0
     streamed: int = 0
     longest_s: float = 0.0
@@ -70,7 +77,7 @@ def settings() -> Settings:
 
     return {
         "models": {
-            DEVICE: model(DEVICE, options={"base_ms": 20}, slo={"latency_ms": 20_000}),
+            DEVICE: model(DEVICE, options={"base_ms": BATCH_MS}, slo={"latency_ms": 20_000}),
             CHAT: model(
                 CHAT,
                 task="generate",
@@ -80,6 +87,7 @@ def settings() -> Settings:
             ),
         },
         "gateway": {"replicas": 2},
+        "operators": {"keys": [KEY_HASH]},
     }
 
 
@@ -144,41 +152,71 @@ def replicas(running: RunningServer, model: str) -> list[psutil.Process]:
     return found
 
 
-def scale(running: RunningServer, model: str, number: int) -> None:
-    """By the command line, as a user would."""
+def scale(running: RunningServer, model: str, number: int) -> subprocess.Popen[bytes]:
+    """By the command line, as a user would. Returns at once."""
     port = running.url.rpartition(":")[2]
     environ = {**os.environ, "XDG_STATE_HOME": str((HOME / "state").absolute())}
     command = [*command_line(), "scale", model, str(number), "--port", port]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environ)
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environ)
 
 
 def churned(changes: int) -> Churn:
     churn = Churn()
     numbers = {DEVICE: 1, CHAT: 1}
-    shrunk = 0
     with headrace(settings(), name="churn", home=HOME) as running, Clients(running.url, churn):
         while churn.changes < changes:
             model = (DEVICE, CHAT)[churn.changes % 2]
             grows = numbers[model] == 1
             numbers[model] = MOST[model] if grows else 1
-            before = replicas(running, model)
+            kills = model == DEVICE and not grows and churn.changes % (4 * KILLS_EVERY) == 2
             began = time.monotonic()
-            scale(running, model, numbers[model])
-            if model == DEVICE and not grows:
-                shrunk += 1
-                if shrunk % KILLS_EVERY == 0 or changes < 4 * KILLS_EVERY:
-                    churn.killed += _kill(before)
-            until_there(running, model, numbers[model])
+            _change(running, churn, model, numbers[model], kills)
             churn.settled_s.append(time.monotonic() - began)
             churn.changes += 1
+            if churn.changes % 10 == 0:
+                say(f"{churn.changes} changes, {churn.killed} killed, {churn.failed} failed")
     return churn
 
 
-def _kill(processes: list[psutil.Process]) -> int:
-    with contextlib.suppress(psutil.Error):
-        processes[-1].kill()
-        return 1
-    return 0
+def _change(running: RunningServer, churn: Churn, model: str, number: int, kills: bool) -> None:
+    """Raises TimeoutError; CalledProcessError if the command failed."""
+    before = replicas(running, model)
+    command = scale(running, model, number)
+    if kills:
+        _until_draining(running, model)
+        killed = _kill(before)
+    if command.wait(SETTLES_S):
+        raise subprocess.CalledProcessError(command.returncode, command.args)
+    until_there(running, model, number)
+    if kills and killed:
+        churn.killed += 1
+        churn.stayed += not set(replicas(running, model)) <= set(before)
+
+
+def _kill(processes: list[psutil.Process]) -> bool:
+    """Whether one of them still ran; the newest that does."""
+    for process in sorted(processes, key=psutil.Process.create_time, reverse=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+            return True
+    return False
+
+
+def _until_draining(running: RunningServer, model: str) -> None:
+    """Raises TimeoutError."""
+    end = time.monotonic() + SETTLES_S
+    while not _draining(running, model):
+        if time.monotonic() > end:
+            raise TimeoutError(f"no replica of {model} began to drain")
+        time.sleep(LOOKS_S / 5)
+
+
+def _draining(running: RunningServer, model: str) -> int:
+    """As an operator would see it."""
+    headers = {"Authorization": f"Bearer {KEY}"}
+    status = httpx.get(f"{running.url}/admin/status", headers=headers, timeout=ANSWER_S).json()
+    groups = status["scaling"]["models"][model]["groups"]
+    return sum(group["draining"] for group in groups)
 
 
 def until_there(running: RunningServer, model: str, number: int) -> None:
@@ -203,9 +241,9 @@ def runs(options: Options) -> Iterator[BenchRun]:
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:
     (churn,) = done.results
-    headers = ("changes", "killed while others drained", "answered", "streams", "failed",
-               "settled after s (median)", "longest answer s")  # fmt: skip
-    row = (churn.changes, churn.killed, churn.answered, churn.streamed, churn.failed,
+    headers = ("changes", "killed while some drained", "of these to stay", "answered", "streams",
+               "failed", "settled after s (median)", "longest answer s")  # fmt: skip
+    row = (churn.changes, churn.killed, churn.stayed, churn.answered, churn.streamed, churn.failed,
            churn.settle_s, churn.longest_s)  # fmt: skip
     yield Table("Two gateways, one model of batches and one that streams", headers, (row,))
 
