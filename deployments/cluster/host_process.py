@@ -17,11 +17,11 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from deployments.cluster import orphaned_processes, ports, server_files
+from deployments.cluster.control_socket import ControlSocket, Handler
 from deployments.cluster.manual_target import ManualTarget
 from deployments.cluster.ray_env import apply_environment
 from deployments.cluster.ready_message import ready_message
@@ -63,6 +63,7 @@ class Host:
         self._folder = self._states / str(self._port)
         self._began = time.time()
         self._stop = threading.Event()
+        self._is_ready = False
         self._logs: LogSocket | None = None
         self._cluster: Any = None
 
@@ -77,8 +78,7 @@ class Host:
             return 1
         try:
             self._start()
-            if not self._stop.is_set():
-                self._serve_until_stopped()
+            self._serve_until_stopped()
         except StartFailed as failed:
             say("failed", message=str(failed))
             return 1
@@ -129,7 +129,6 @@ class Host:
         self._live = Reconfiguration(self._settings, self._cluster, self._path.parent, self._stop)
         say("phase", name="deploy", message="deploying")
         self._live.start()
-        self._until_ready()
 
     def _make_folders(self) -> None:
         server_files.write(self._state("", ""), self._states)
@@ -189,19 +188,27 @@ class Host:
     # ---- run --------------------------------------------------------------------------------
 
     def _serve_until_stopped(self) -> None:
-        from deployments.cluster.control_socket import ControlSocket
-
         with ControlSocket(self._port, self._handlers()):
+            self._until_ready()
+            self._is_ready = True
             self._stop.wait()
 
-    def _handlers(self) -> dict[str, Callable[[dict[str, Any]], dict[str, Any]]]:
+    def _handlers(self) -> dict[str, Handler]:
         return {
             "status": lambda _: self._status(),
-            "apply": self._live.apply,
+            "apply": self._once_ready(self._live.apply),
             "diff": self._live.diff,
-            "freeze": self._live.freeze,
+            "freeze": self._once_ready(self._live.freeze),
             "scale": self._scale,
         }
+
+    def _once_ready(self, handler: Handler) -> Handler:
+        def answer(request: dict[str, Any]) -> dict[str, Any]:
+            if not self._is_ready:
+                return {"error": f"the server is still starting: wait for {self._url()}/readyz"}
+            return handler(request)
+
+        return answer
 
     def _scale(self, request: dict[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = self._cluster.scale(

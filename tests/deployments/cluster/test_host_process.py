@@ -71,6 +71,27 @@ def test_a_start_is_refused_while_a_process_of_a_killed_server_does_not_end(host
     assert server_files.read(host._port, host._states) is not None
 
 
+class StartingCluster:
+    def status(self) -> dict[str, object]:
+        return {"models": []}
+
+
+@pytest.mark.parametrize("change", ["apply", "freeze"])
+def test_a_server_that_starts_is_shown_and_takes_no_changes_yet(host, change):
+    class Reconfiguration:
+        def apply(self, request):
+            return {"added": ["m"]}
+
+        freeze = diff = apply
+
+    host._cluster, host._live = StartingCluster(), Reconfiguration()
+    handlers = host._handlers()
+    assert handlers["status"]({})["models"] == []
+    assert "still starting" in handlers[change]({})["error"]
+    host._is_ready = True
+    assert handlers[change]({}) == {"added": ["m"]}
+
+
 class FallenCluster:
     def drain(self, limit_s: float) -> None:
         raise RuntimeError("the controller is gone")
