@@ -93,8 +93,3 @@ class Plan:
     @property
     def proved(self) -> bool:
         return len(self.gpus) == self.at_least
-
-    def replicas_on(self) -> dict[str, int]:
-        """Slices of each profile that are used, smallest kind first."""
-        used = [each.profile for gpu in self.gpus for each in gpu.slices]
-        return {p.name: n for p in self.gpu.profiles if (n := used.count(p))}
