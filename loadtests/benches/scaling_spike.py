@@ -11,7 +11,7 @@ imports).
 
 Promises: with the pool at least five times sooner than cold, with a spare at once (the first half
 second). One gateway, 20 ms a row on a device that sleeps or on one thread, so that two processors
-do; the client shares them.
+do; the client shares them. The language model runs one sequence at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,15 @@ from loadtests.benches.scenario_load import BenchScenario, measured, played
 from loadtests.benches.server import Settings, command_line, example, headrace
 from loadtests.client.player import PlayedRequest
 from loadtests.client.protocols.open_inference import OpenInference
+from loadtests.client.protocols.openai import Chat
 from loadtests.client.protocols.types import Endpoint
 from loadtests.results.report_table import BenchVerdict, Cell, Table, at_least, at_most, ratio
 from loadtests.traffic import scenario_file
+from loadtests.traffic.plan import Planned
 
 COLD, STAGED, SPARE, POOL = "cold", "staged", "spare", "pool"
 KINDS = (COLD, STAGED, SPARE, POOL)
-DEVICE, MINILM = "device", "minilm"
+DEVICE, MINILM, LLM = "device", "minilm", "llm"
 HOME = Path("out/bench/spike")
 CALM_S, SPIKE_S = 15.0, 45.0
 SPARE_CALM_S = 45.0  # a spare is added once there is demand, and then has to start
@@ -52,16 +54,25 @@ MOST_REPLICAS = 2
 MOST_ROWS = 4  # a batch, so that it is short beside the SLO and one replica does for the calm
 HOT_S, LOOKS_S = 120.0, 1.0
 LEAST_FASTER = 5.0
+LLM_CAPACITY = 3.0  # one sequence at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A model of one replica's `capacity`, requests a second of rows of `length` tokens."""
+    """A model of one replica's `capacity`, requests a second of rows of `length` tokens. `output`:
+    tokens that each is answered with, 0: it does not generate."""
 
     model: dict[str, Any]
     capacity: float
     length: int
+    output: int = 0
     slo_s: float = 1.0
+    kinds: tuple[str, ...] = KINDS
+
+    def request(self, url: str, name: str) -> Callable[[Planned], bytes]:
+        if not self.output:
+            return OpenInference(Endpoint(url, name)).request
+        return Chat(Endpoint(url, name, extra={"ignore_eos": True}, stream=False)).request
 
 
 def pieces(load_s: float) -> dict[str, Piece]:
@@ -71,7 +82,13 @@ def pieces(load_s: float) -> dict[str, Piece]:
         "options": {"base_ms": 0, "per_request_ms": 20, "load_s": load_s},
     }
     minilm = example(MINILM)["models"][MINILM]
-    return {DEVICE: Piece(device, 50.0, 24), MINILM: Piece(minilm, 45.0, 128)}
+    llm = example(LLM)["models"][LLM]
+    llm = llm | {"options": llm["options"] | {"max_num_seqs": 1}}
+    return {
+        DEVICE: Piece(device, 50.0, 24),
+        MINILM: Piece(minilm, 45.0, 128),
+        LLM: Piece(llm, LLM_CAPACITY, 24, output=32, kinds=(COLD, STAGED, SPARE)),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +126,9 @@ def settings_of(name: str, piece: Piece, kind: str) -> Settings:
     if kind == SPARE:
         replicas["spare"] = 1
     pool = {"min": 1, "max": 1, "auto": False, "num_cpus": 0.1, "memory_mib": 2048}
-    model = piece.model | {
-        "replicas": replicas,
-        "slo": {"latency_ms": piece.slo_s * 1e3},
-        "batch": {"max_size": MOST_ROWS},
-    }
+    model = piece.model | {"replicas": replicas}
+    if not piece.output:
+        model |= {"slo": {"latency_ms": piece.slo_s * 1e3}, "batch": {"max_size": MOST_ROWS}}
     return {
         "models": {name: model},
         "gateway": {"replicas": 1},
@@ -127,10 +142,15 @@ def scenario_of(piece: Piece, share: float, seconds: float, settings: Settings) 
         {
             "duration_s": seconds,
             "arrivals": {"rate": piece.capacity * share},
-            "lengths": {"bands": [{"share": 1, "low": piece.length, "high": piece.length}]},
+            "lengths": _all(piece.length),
+            **({"output": _all(piece.output)} if piece.output else {}),
         }
     )
     return BenchScenario(Path("spike"), (), scenario, settings)
+
+
+def _all(length: int) -> dict[str, Any]:
+    return {"bands": [{"share": 1, "low": length, "high": length}]}
 
 
 def spiked(name: str, piece: Piece, kind: str) -> Spike:
@@ -145,7 +165,7 @@ def spiked(name: str, piece: Piece, kind: str) -> Spike:
         until_hot(running)
         if kind == COLD:
             shutil.rmtree(home / "cache" / "headrace" / "staged", ignore_errors=True)
-        render = OpenInference(Endpoint(running.url, name)).request
+        render = piece.request(running.url, name)
         played(calm, running.url, lambda url: render)
         hot = status_of(running)["replicas_ready"]
         ends, _ = played(spike, running.url, lambda url: render)
@@ -196,7 +216,7 @@ def runs(options: Options) -> Iterator[BenchRun]:
     known = pieces(options.load_s)
     for _ in range(options.repeats):
         for name in options.models:
-            for kind in options.kinds:
+            for kind in (kind for kind in options.kinds if kind in known[name].kinds):
                 spike = spiked(name, known[name], kind)
                 phases = ", ".join(f"{p} {s:.1f}" for p, s in spike.start_s.items())
                 say(f"{name} {kind}: {spike.hot_before} hot, enough after {spike.enough_s:g} s, "
@@ -206,10 +226,11 @@ def runs(options: Options) -> Iterator[BenchRun]:
 
 def tables(done: Runs, options: Options) -> Iterator[Table]:
     for name in options.models:
-        rows = tuple(_row(kind, done.of(kind, name)) for kind in options.kinds)
+        kinds = [kind for kind in options.kinds if done.of(kind, name).results]
+        rows = tuple(_row(kind, done.of(kind, name)) for kind in kinds)
         headers = ("capacity from", "hot before", "enough after s", "least–most", "missed", "of")
         yield Table(f"{name}: a spike to 1.6 of one replica's capacity", headers, rows)
-        spikes = [each for kind in options.kinds for each in done.of(kind, name).results]
+        spikes = [each for kind in kinds for each in done.of(kind, name).results]
         phases = list(dict.fromkeys(phase for each in spikes for phase in each.start_s))
         cells = tuple(
             (each.kind, *(each.start_s.get(phase, 0.0) for phase in phases)) for each in spikes
@@ -226,7 +247,8 @@ def _row(kind: str, mine: Runs) -> tuple[Cell, ...]:
 
 def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     for name in options.models:
-        enough_s = {kind: done.of(kind, name).median("enough_s") for kind in options.kinds}
+        mine = {kind: done.of(kind, name) for kind in options.kinds}
+        enough_s = {k: found.median("enough_s") for k, found in mine.items() if found.results}
         if COLD in enough_s and POOL in enough_s:
             claim = f"{name}: with the pool at least {LEAST_FASTER:g} times sooner than cold"
             pool_s = max(enough_s[POOL], BIN_S)  # at once is less than a bin
@@ -240,7 +262,7 @@ BENCH = Bench(
     about=__doc__,
     title="From a spike to enough capacity",
     options={
-        "models": Option([DEVICE, MINILM], choices=(DEVICE, MINILM)),
+        "models": Option([DEVICE, MINILM], choices=(DEVICE, MINILM, LLM)),
         "kinds": Option(list(KINDS), choices=KINDS),
         "repeats": Option(1),
         "load_s": Option(10.0, "of the synthetic device (%(default)s)"),
