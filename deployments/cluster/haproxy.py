@@ -19,7 +19,7 @@ from deployments.cluster import haproxy_wrapper
 
 NAME = "headrace-haproxy"
 _LAUNCHER = """#!/bin/sh
-exec {python} -P {module} "$@"
+PYTHONPATH={folder}${{PYTHONPATH:+:$PYTHONPATH}} exec {python} -P -m {module} "$@"
 """
 _CHECK_S = 20
 
@@ -38,9 +38,12 @@ def program(folder: Path, scripts: Path | None = None) -> Path:
         return installed
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / NAME
-    module = Path(haproxy_wrapper.__file__).absolute()
+    module = haproxy_wrapper.__name__
+    root = Path(haproxy_wrapper.__file__).absolute().parents[module.count(".")]
     path.write_text(
-        _LAUNCHER.format(python=shlex.quote(sys.executable), module=shlex.quote(str(module)))
+        _LAUNCHER.format(
+            python=shlex.quote(sys.executable), folder=shlex.quote(str(root)), module=module
+        )
     )
     path.chmod(0o700)
     return path

@@ -25,6 +25,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
+from deployments.cluster.haproxy_stand_in import (
+    Files,
+    begin_with_gateways,
+    leave_watcher,
+    takes_over,
+)
+
 KNOWN_RAY = "2.60"
 _PREFIX = "HEADRACE_HAPROXY_"
 _EDITED = "# corrected by headrace-haproxy\n"
@@ -296,14 +303,28 @@ def is_corrected(path: str | os.PathLike[str]) -> bool:
 
 def main() -> NoReturn:
     """`headrace-haproxy -f FILE …`: as `haproxy`, but for what FILE says afterwards."""
+    arguments = sys.argv[1:]
     try:
         options = Options.of(os.environ)
         haproxy = program(options, os.environ)
-        if path := _file_named(sys.argv):
+        if path := _file_named(arguments):
             correct_file(path, options)
+            if "-c" not in arguments:
+                arguments = _watched(haproxy, arguments, Files(path))
     except Refused as why:
         sys.exit(f"headrace-haproxy: {why}. {_versions()}")
-    os.execv(haproxy, [haproxy, *sys.argv[1:]])
+    os.execv(haproxy, [haproxy, *arguments])
+
+
+def _watched(haproxy: str, arguments: list[str], files: Files) -> list[str]:
+    """Leaves a watcher behind; HAProxy's arguments. Raises Refused."""
+    try:
+        begin_with_gateways(files)
+        arguments = takes_over(arguments, files)
+        leave_watcher(haproxy, arguments, files)
+    except OSError as error:
+        raise Refused(f"HAProxy cannot be watched: {error}") from None
+    return arguments
 
 
 def _file_named(arguments: list[str]) -> str | None:

@@ -141,3 +141,38 @@ def test_a_killed_gateway_is_back_within_seconds(server):
     assert total(server.infer("calm", [1, 2])) == 3
     assert server.infer("nobody", [1]).status_code == 404
     until_whole(server)
+
+
+def haproxies(server: Server) -> set[int]:
+    """The one that Serve started, and a stand-in."""
+    return {each.pid for each in server.processes() if each.name() == "haproxy"}
+
+
+def status_of(server: Server) -> int:
+    """Of a request; 0: nobody answers."""
+    try:
+        return server.infer("calm", [1, 2]).status_code
+    except httpx.HTTPError:
+        return 0
+
+
+@pytest.mark.parametrize("title", ["", "ray::HAProxyManager"], ids=["haproxy", "its manager"])
+def test_when_haproxy_is_killed_the_port_is_back_within_two_seconds(server, title):
+    before = haproxies(server)
+    killed = server.named(title)[0] if title else psutil.Process(min(before))
+    killed.kill()
+    last, longest_s, stood_in = time.monotonic(), 0.0, set[int]()
+    statuses: set[int] = set()
+
+    def serves_as_before() -> bool:
+        nonlocal last, longest_s
+        status = status_of(server)
+        statuses.add(status)
+        if status == 200:
+            last, longest_s = time.monotonic(), max(longest_s, time.monotonic() - last)
+        stood_in.update(haproxies(server) - before)
+        return status == 200 and len(stood_in) > 1 and len(haproxies(server)) == 1
+
+    server.until(serves_as_before, 90)
+    assert statuses <= {0, 200}
+    assert longest_s < patient(2.0)

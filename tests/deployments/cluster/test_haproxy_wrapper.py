@@ -213,7 +213,7 @@ def run(arguments: list[str], **told: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {f"HEADRACE_HAPROXY_{name}": value for name, value in told.items()}
     # As a manager of Serve has it: it must not start itself for ever.
     env |= {"RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER)}
-    command = [sys.executable, "-P", str(WRAPPER), *arguments]
+    command = [sys.executable, "-m", haproxy_wrapper.__name__, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=20)
 
 

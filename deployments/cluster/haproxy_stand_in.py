@@ -1,0 +1,260 @@
+"""A stand-in that answers at a node's port from when HAProxy is killed until Serve has another one.
+
+Serve looks at HAProxy's admin socket only now and then and starts another one after half a minute;
+meanwhile nobody would listen. So what starts HAProxy leaves a watcher behind. Once HAProxy answers
+at its admin socket, this waits for its end and, unless a newer HAProxy has taken over, starts one
+with the same configuration, but for an admin socket of its own: Serve shall not take it for the one
+it lost, which it could not reload. The next HAProxy that Serve starts takes the port over without a
+gap, and begins with the gateways of the stand-in where Serve has not been told of any yet.
+
+A server that is stopped in order kills HAProxy too, which looks the same from here; so a stand-in
+ends with Ray's node process, and after `LONGEST_S` in any case. Standard library alone, like
+`haproxy_wrapper`, whose process this begins in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NoReturn
+
+LONGEST_S = 180.0
+_LOOKS_S = 0.1
+_TAKEN_OVER_S = 60.0  # that its last requests may take once a newer HAProxy has the port
+_GATEWAY = re.compile(r"^ *server SERVE_REPLICA_", re.MULTILINE)
+_ADMIN = re.compile(r"^( *stats socket )(\S+)(.*)$", re.MULTILINE)
+_FRAME = re.compile(r"^ *(?:bind|stats|maxconn|chroot|user|group) .*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Beside the configuration at `config`. `current`: the id of the process that Serve started
+    last; `stand_in`: the configuration of a stand-in; `process`: its id."""
+
+    config: str
+
+    @property
+    def current(self) -> str:
+        return f"{self.config}.current"
+
+    @property
+    def stand_in(self) -> str:
+        return f"{self.config}.stand-in"
+
+    @property
+    def process(self) -> str:
+        return f"{self.config}.stand-in.pid"
+
+    def running(self) -> int | None:
+        """The stand-in's process, if it runs."""
+        return _running(self.process, self.stand_in)
+
+
+# ---- what the next HAProxy begins with ----------------------------------------------------------
+
+
+def begin_with_gateways(files: Files) -> None:
+    """Those of the stand-in, while the configuration has none."""
+    with open(files.config, encoding="utf-8") as file:
+        config = file.read()
+    if (known := with_gateways(config, files)) != config:
+        _write(files.config, known)
+
+
+def with_gateways(config: str, files: Files) -> str:
+    """`config`, or the stand-in's, if that has gateways, `config` has not, and they are of one
+    frame: the same addresses, sockets and limits."""
+    if _GATEWAY.search(config) or files.running() is None:
+        return config
+    admin = _ADMIN.search(config)
+    with suppress(OSError), open(files.stand_in, encoding="utf-8") as file:
+        known = file.read()
+        if admin and _GATEWAY.search(known):
+            known = _ADMIN.sub(lambda _: admin[0], known, count=1)
+            if _FRAME.findall(known) == _FRAME.findall(config):
+                return known
+    return config
+
+
+def takes_over(arguments: Sequence[str], files: Files) -> list[str]:
+    """`arguments`, and those that have whoever else still holds the port hand it over and finish: a
+    stand-in, or a HAProxy whose manager died."""
+    stand_in, orphan = files.running(), _running(files.current, files.config)
+    holders = [str(pid) for pid in (stand_in, orphan) if pid and str(pid) not in arguments]
+    if not holders:
+        return list(arguments)
+    if "-sf" in arguments:
+        after = arguments.index("-sf") + 1
+        return [*arguments[:after], *holders, *arguments[after:]]
+    sockets = ["-x", found] if stand_in and (found := _admin_socket(files.stand_in)) else []
+    return [*arguments, *sockets, "-sf", *holders]
+
+
+def _admin_socket(path: str) -> str | None:
+    with suppress(OSError), open(path, encoding="utf-8") as file:
+        if found := _ADMIN.search(file.read()):
+            return found[2]
+    return None
+
+
+# ---- the watcher --------------------------------------------------------------------------------
+
+
+def leave_watcher(program: str, arguments: Sequence[str], files: Files) -> None:
+    """Called by the process that becomes HAProxy: a process of its own that outlives it."""
+    with open(files.config, encoding="utf-8") as file:
+        config = file.read()
+    before = _number(files.current)
+    watched = Watched(os.getpid(), _parent(os.getppid()), config, before)
+    _write(files.current, str(watched.pid))
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    os.setsid()  # what ends HAProxy's manager and its group does not end this
+    if os.fork():
+        os._exit(0)
+    _watch(watched, program, _own_arguments(arguments), files)
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A HAProxy, the node process that it belongs to, what it was started with, and which was the
+    newest `before` it."""
+
+    pid: int
+    node: int
+    config: str
+    before: int
+
+
+def _watch(watched: Watched, program: str, arguments: Sequence[str], files: Files) -> NoReturn:
+    code = 1
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, sys.stdin.fileno())
+        os.dup2(null, sys.stdout.fileno())
+        if not _serves_then_ends(watched):
+            if _is_newest(watched, files):
+                _write(files.current, str(watched.before))
+        elif _is_newest(watched, files) and _runs(watched.node):
+            _stand_in(watched, [program, *arguments], files)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _serves_then_ends(watched: Watched) -> bool:
+    """When it has ended: whether it ever served."""
+    address = _ADMIN.search(watched.config)
+    serves = False
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(watched.pid)
+        while not select.select([handle], [], [], None if serves else _LOOKS_S)[0]:
+            serves = address is not None and _process_at(address[2]) == watched.pid
+        os.close(handle)
+    return serves
+
+
+def _process_at(admin_socket: str) -> int:
+    """The HAProxy that answers there; 0: none does."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as conn:
+        conn.settimeout(_LOOKS_S)
+        conn.connect(admin_socket)
+        conn.sendall(b"show info\n")
+        with conn.makefile("rb") as lines:
+            return next((int(x[5:]) for x in lines if x.startswith(b"Pid: ")), 0)
+    return 0
+
+
+def _is_newest(watched: Watched, files: Files) -> bool:
+    return _number(files.current) == watched.pid
+
+
+def _stand_in(watched: Watched, command: list[str], files: Files) -> None:
+    """Until there is a newer HAProxy, the node process is gone, `LONGEST_S` are over, or one ended
+    by itself: that would happen again."""
+    config = _ADMIN.sub(lambda m: f"{m[1]}{_beside(m[2])}{m[3]}", watched.config, count=1)
+    _write(files.stand_in, config)
+    ends = time.monotonic() + LONGEST_S
+    was_killed = True
+    while was_killed and _is_wanted(watched, files, ends):
+        process = subprocess.Popen([*command, "-f", files.stand_in])
+        _write(files.process, str(process.pid))
+        while process.poll() is None and _is_wanted(watched, files, ends):
+            time.sleep(_LOOKS_S)
+        was_killed = process.returncode is not None and process.returncode < 0
+        if process.returncode is None:
+            _finish(process, taken_over=not _is_newest(watched, files))
+
+
+def _is_wanted(watched: Watched, files: Files, ends: float) -> bool:
+    return _is_newest(watched, files) and _runs(watched.node) and time.monotonic() < ends
+
+
+def _finish(process: subprocess.Popen[bytes], *, taken_over: bool) -> None:
+    if taken_over:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_TAKEN_OVER_S)
+            return
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def _beside(address: str) -> str:
+    """Another one of the same length: those of sockets may not be long."""
+    return address[:-1] + ("2" if address[-1] != "2" else "3")
+
+
+def _own_arguments(arguments: Sequence[str]) -> list[str]:
+    """Without the file and whom to take over from."""
+    return [each for each in arguments if each in ("-db", "-dR")]
+
+
+# ---- processes ----------------------------------------------------------------------------------
+
+
+def _running(path: str, argument: str) -> int | None:
+    """The process that the file names, if it runs with that argument: numbers are given again."""
+    pid = _number(path)
+    if not pid:
+        return None
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return pid if argument.encode() in file.read().split(b"\0") else None
+    return None
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        return int(file.read().rpartition(")")[2].split()[1])
+
+
+def _number(path: str) -> int:
+    with suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+        return int(file.read())
+    return 0
+
+
+def _write(path: str, text: str) -> None:
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(f"{path}.new", path)

@@ -1,0 +1,233 @@
+"""HAProxy is killed: its port goes on answering until Serve has another, or the node is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments.cluster import haproxy, haproxy_wrapper, ports
+from deployments.cluster.haproxy_stand_in import Files, takes_over, with_gateways
+
+# A node's process that starts what it is told on its input, as a manager's child: HAProxy's
+# grandparent. Ends with its input.
+NODE = """
+import subprocess, sys
+manager = 'import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)'
+for line in sys.stdin:
+    subprocess.Popen([sys.executable, '-c', manager, *line.split()])
+"""
+
+
+class Gateway(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"the gateway")
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One at whose `port` HAProxy answers; `config`: what Serve wrote for it."""
+
+    process: subprocess.Popen[str]
+    port: int
+    config: Path
+
+    @property
+    def files(self) -> Files:
+        return Files(str(self.config))
+
+    def start_haproxy(self) -> None:
+        assert self.process.stdin
+        command = [sys.executable, "-m", haproxy_wrapper.__name__, "-db", "-f", str(self.config)]
+        print(*command, file=self.process.stdin, flush=True)
+
+    def newest(self) -> int:
+        return int(Path(self.files.current).read_text())
+
+    def answer(self) -> int:
+        """The status of a request; 0: nobody listens."""
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/v1/models", timeout=5).status_code
+        except httpx.HTTPError:
+            return 0
+
+
+@pytest.fixture(scope="module")
+def gateway_port() -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def node(tmp_path: Path, gateway_port: int) -> Iterator[Node]:
+    """Whose HAProxy answers."""
+    found = _node(tmp_path, gateway_port)
+    found.start_haproxy()
+    until(lambda: found.answer() == 200)
+    time.sleep(0.3)  # until its watcher, which looks each 0.1 s, has seen it
+    yield found
+    found.process.kill()
+    found.process.wait()
+    until(lambda: found.files.running() is None)
+    for pid in [found.newest()]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _node(folder: Path, gateway_port: int) -> Node:
+    config = haproxy._written_by_serve(folder)
+    port = ports.any_free()
+    text = config.read_text().replace("127.0.0.1:30000", f"127.0.0.1:{gateway_port}")
+    for known, free in ((8000, port), (8404, ports.any_free()), (9101, ports.any_free())):
+        assert f":{known}\n" in text
+        text = text.replace(f":{known}\n", f":{free}\n")
+    config.write_text(text)
+    process = subprocess.Popen([sys.executable, "-c", NODE], stdin=subprocess.PIPE, text=True)
+    return Node(process, port, config)
+
+
+def until(holds: Callable[[], bool], limit_s: float = 15.0) -> float:
+    """Seconds that it took."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < limit_s
+        time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def without_gateways(config: Path) -> str:
+    """As Serve writes it before it knows one, in the same frame."""
+    lines = config.read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if "SERVE_REPLICA_" not in line)
+
+
+def test_a_killed_haproxy_is_stood_in_for_and_the_next_one_takes_over_without_a_gap(node):
+    written = without_gateways(node.config)
+    killed = node.newest()
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: node.answer() == 200, 5.0)
+    assert node.files.running() not in (None, killed)
+
+    node.config.write_text(written)
+    answers: list[int] = []
+    node.start_haproxy()
+    until(lambda: answers.append(node.answer()) or node.newest() != killed)
+    until(lambda: answers.append(node.answer()) or node.files.running() is None)
+    answers += [node.answer() for _ in range(20)]
+    assert set(answers) == {200}
+
+
+def test_serve_finds_no_haproxy_at_the_admin_socket_of_the_killed_one(node):
+    (line,) = [x for x in node.config.read_text().splitlines() if "stats socket" in x]
+    address = line.split()[2]
+    os.kill(node.newest(), signal.SIGKILL)
+    until(lambda: node.answer() == 200, 5.0)
+    with socket.socket(socket.AF_UNIX) as conn, pytest.raises(OSError, match=r"refused|No such"):
+        conn.connect(address)
+
+
+def test_a_stand_in_that_is_killed_is_started_again(node):
+    os.kill(node.newest(), signal.SIGKILL)
+    until(lambda: node.files.running() is not None)
+    first = node.files.running()
+    os.kill(first, signal.SIGKILL)
+    until(lambda: node.files.running() not in (None, first))
+    until(lambda: node.answer() == 200)
+
+
+def test_a_stand_in_ends_with_its_node(node):
+    os.kill(node.newest(), signal.SIGKILL)
+    until(lambda: node.files.running() is not None)
+    node.process.kill()
+    node.process.wait()
+    until(lambda: node.files.running() is None)
+    assert node.answer() == 0
+
+
+def test_a_haproxy_that_was_replaced_is_not_stood_in_for(node):
+    before = node.newest()
+    arguments = [sys.executable, "-m", haproxy_wrapper.__name__, "-db", "-f", str(node.config)]
+    print(*arguments, "-sf", before, file=node.process.stdin, flush=True)
+    until(lambda: node.newest() != before)
+    until(lambda: not Path(f"/proc/{before}/cmdline").exists())
+    assert node.answer() == 200
+    assert not Path(node.files.process).exists()
+
+
+def test_a_haproxy_that_could_not_start_is_not_stood_in_for(node):
+    serves, written = node.newest(), node.config.read_text()
+    node.config.write_text(written + "nonsense\n")
+    node.start_haproxy()
+    until(lambda: node.newest() != serves)
+    until(lambda: node.newest() == serves)
+    assert node.files.running() is None
+    assert node.answer() == 200
+
+
+# ---- what the next one begins with --------------------------------------------------------------
+
+FRAME = "global\n    stats socket {admin} mode 600\nfrontend http_frontend\n    bind {host}:80\n"
+KNOWN = FRAME + "backend http-gateway\n    server SERVE_REPLICA_gateway-1 10.0.0.1:1\n"
+NEW = FRAME.format(admin="/run/a", host="::")
+
+
+@pytest.fixture
+def stood_in(tmp_path: Path) -> Iterator[Files]:
+    """Files of a stand-in that is some process with the right argument."""
+    files = Files(str(tmp_path / "haproxy.cfg"))
+    Path(files.stand_in).write_text(KNOWN.format(admin="/run/2", host="::"))
+    process = subprocess.Popen(["tail", "-f", "/dev/null", files.stand_in])
+    Path(files.process).write_text(str(process.pid))
+    until(lambda: files.running() is not None)
+    yield files
+    process.kill()
+    process.wait()
+
+
+def test_a_new_haproxy_begins_with_the_stand_ins_gateways_at_its_own_socket(stood_in):
+    assert with_gateways(NEW, stood_in) == KNOWN.format(admin="/run/a", host="::")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [KNOWN.format(admin="/run/a", host="::"), FRAME.format(admin="/run/a", host="127.0.0.1")],
+    ids=["has gateways", "another address"],
+)
+def test_gateways_of_its_own_or_another_address_stay(stood_in, config):
+    assert with_gateways(config, stood_in) == config
+
+
+def test_without_a_stand_in_nothing_is_taken_over(tmp_path):
+    files = Files(str(tmp_path / "haproxy.cfg"))
+    assert with_gateways(NEW, files) == NEW
+    assert takes_over(["-db", "-sf", "7"], files) == ["-db", "-sf", "7"]
+
+
+def test_a_number_that_another_process_has_now_is_nobody(stood_in):
+    Path(stood_in.process).write_text(str(os.getpid()))
+    assert takes_over(["-db"], stood_in) == ["-db"]
+
+
+def test_who_takes_over_says_from_whom(stood_in):
+    pid = str(stood_in.running())
+    assert takes_over(["-db"], stood_in) == ["-db", "-x", "/run/2", "-sf", pid]
+    assert takes_over(["-sf", "7", "-x", "/run/a"], stood_in) == ["-sf", pid, "7", "-x", "/run/a"]
