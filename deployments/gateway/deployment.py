@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -59,7 +58,7 @@ class Gateway:
         self._name = f"gateway-{rank}"
         self._uid = context.replica_id.unique_id
         self._registry = registry()
-        self._tenants = await _first_tenants(args["tenants_path"], settings.priorities)
+        self._tenants = await _first_tenants(args["tenants_path"], settings)
         self._pool = FairThreadPool(settings.preprocess.workers, settings.preprocess.max_pending)
         on_node = context.rank.local_rank if context.rank is not None else 0
         self._telemetry = GatewayTelemetry(self._name, settings, on_node)
@@ -119,7 +118,7 @@ async def _tell_autoscaler(report: GatewayReport) -> dict[str, ModelOutlook]:
     return outlooks
 
 
-async def _first_tenants(path: str | None, priorities: Sequence[str]) -> LiveTenants:
+async def _first_tenants(path: str | None, gateway: GatewaySettings) -> LiveTenants:
     """Whoever publishes them may start beside the gateway: waits for a while. Raises SettingsErrors
     where there are none to be had."""
     source: TenantsSource = TenantsPath(path) if path else _published()
@@ -127,7 +126,7 @@ async def _first_tenants(path: str | None, priorities: Sequence[str]) -> LiveTen
         if await asyncio.to_thread(source.signature) is not None:
             break
         await asyncio.sleep(_TENANTS_PAUSE_S)
-    return await asyncio.to_thread(LiveTenants, source, priorities)
+    return await asyncio.to_thread(LiveTenants, source, gateway.priorities, gateway.auth)
 
 
 def _published() -> PublishedTenants:

@@ -88,6 +88,8 @@ class TenantSettings(Section):
         default=True,
         description="Whether models that record (`models.<name>.record`) may keep its requests.",
     )
-    keys: Annotated[tuple[KeyHash, ...], BeforeValidator(listed)] = Field(
-        default=(), description="Hashes of its keys, `sha256:` and 64 hex digits each."
+    keys: Annotated[tuple[KeyHash, ...], BeforeValidator(listed)] | None = Field(
+        default=None,
+        description="Hashes of its keys, `sha256:` and 64 hex digits each. With an empty list "
+        "nobody can be this tenant; unset, see `gateway.auth`.",
     )

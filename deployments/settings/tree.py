@@ -90,7 +90,7 @@ class TenantsSettings(Section):
                     name,
                     "keys",
                 )
-            for position, key in enumerate(tenant.keys):
+            for position, key in enumerate(tenant.keys or ()):
                 if key in owner:
                     raise wrong(
                         f"is a key of tenant {owner[key]} already; must belong to one tenant, once",
@@ -120,6 +120,13 @@ class Settings(TenantsSettings):
         default_factory=CapacitySettings,
         description="What all models together may take, and the pool that they share.",
     )
+
+    @model_validator(mode="after")
+    def _open_means_without_keys(self) -> Settings:
+        name = next((name for name, tenant in self.tenants.items() if tenant.keys), None)
+        if self.gateway.auth == "open" and name is not None:
+            raise wrong(f"is open, yet tenant {name} has keys; must be required", "gateway", "auth")
+        return self
 
     @model_validator(mode="after")
     def _names_exist(self) -> Settings:

@@ -70,9 +70,12 @@ class Piece:
     kinds: tuple[str, ...] = KINDS
 
     def request(self, url: str, name: str) -> Callable[[Planned], bytes]:
-        if not self.output:
-            return OpenInference(Endpoint(url, name)).request
-        return Chat(Endpoint(url, name, extra={"ignore_eos": True}, stream=False)).request
+        """Of the running server at `url`."""
+        protocol: OpenInference | Chat = OpenInference(Endpoint(url, name))
+        if self.output:
+            protocol = Chat(Endpoint(url, name, extra={"ignore_eos": True}, stream=False))
+        protocol.prepare()
+        return protocol.request
 
 
 def pieces(load_s: float) -> dict[str, Piece]:

@@ -20,8 +20,8 @@ from deployments.settings.tree import ControllerSettings, TenantsSettings
 from yaml_document.mistakes import Mistake
 
 _OPENS = (
-    "no tenant has a key any more, which would let everybody in; restart the gateways if that is "
-    "meant"
+    "no tenant has a list of keys any more, which would let everybody in; restart the gateways, "
+    "with gateway.auth: open, if that is meant"
 )
 _PUBLISHED = "the published tenants"
 
@@ -107,20 +107,23 @@ class PublishedTenants:
         self._publish(tenants_text(tenants))
 
 
-def _has_keys(settings: TenantsSettings) -> bool:
-    return any(tenant.keys for tenant in settings.tenants.values())
-
-
 class LiveTenants:
     """`current` is always whole and valid: a source that cannot be used leaves the last good one in
     force and says why in `problem`; beside it whether controllers are `frozen`. Reading may take a
-    while: call `refresh` from a thread. `priorities`: the gateway's, which don't change while it
-    runs. The first reading has nothing to fall back on, and raises SettingsErrors.
+    while: call `refresh` from a thread. `priorities`, `auth`: the gateway's, which don't change
+    while it runs. The first reading has nothing to fall back on, and raises SettingsErrors.
     """
 
-    def __init__(self, source: TenantsSource, priorities: Sequence[str] = PRIORITIES) -> None:
+    def __init__(
+        self,
+        source: TenantsSource,
+        priorities: Sequence[str] = PRIORITIES,
+        auth: str | None = None,
+    ) -> None:
         self._source = source
         self._priorities = tuple(priorities)
+        self._auth = auth
+        self.current = Tenants({}, self._priorities)
         self.problem: str | None = None
         self.frozen = False
         self.operator_keys: frozenset[str] = frozenset()
@@ -154,9 +157,13 @@ class LiveTenants:
 
     def _read(self) -> None:
         loaded = self._source.read(self._priorities)
-        if not self._source.may_open and _has_keys(self._settings) and not _has_keys(loaded):
+        try:
+            tenants = Tenants(loaded.tenants, self._priorities, self._auth)
+        except ValueError as wrong:
+            raise SettingsErrors([Mistake("tenants", 0, "", str(wrong))]) from None
+        if not self._source.may_open and self.current.need_keys and not tenants.need_keys:
             raise SettingsErrors([Mistake("tenants", 0, "", _OPENS)])
         self._settings = loaded
-        self.current = Tenants(loaded.tenants, self._priorities)
+        self.current = tenants
         self.operator_keys = frozenset(loaded.operators.keys)
         self.frozen = loaded.controllers.frozen

@@ -1,10 +1,13 @@
 """The tenant of a request and the priority that it may have, from its headers.
 
-While no tenant has keys, `x-tenant` chooses and `Authorization` is ignored. As soon as one has, a
-key is the only way to be a tenant: no key means the tenant `default` where it is declared, and
-`x-tenant` is ignored. `x-priority` lowers a request's priority, never raises it. A key is 32 random
-bytes, so a plain SHA-256 of it is enough: that is what settings hold and what look-ups go by, and
-the time a look-up takes says nothing of the key. Keys are never stored, logged or shown again.
+Where keys are required, one is the only way to be a tenant: no key means the tenant `default` where
+it is declared, and `x-tenant` is ignored. They are as soon as a tenant has a list of keys, also an
+empty one, unless the settings say it (`gateway.auth`). Where they are not, `x-tenant` chooses and
+`Authorization` is ignored. `x-priority` lowers a request's priority, never raises it.
+
+A key is 32 random bytes, so a plain SHA-256 of it is enough: that is what settings hold and what
+look-ups go by, and the time a look-up takes says nothing of the key. Keys are never stored, logged
+or shown again.
 Rates are counted elsewhere (`deployments.gateway.tenancy.rates`).
 """
 
@@ -67,11 +70,15 @@ class Caller:
 class Tenants:
     """The tenants of one settings file. Immutable: a changed file makes a new one.
 
-    `priorities`: the gateway's, the most urgent first; every tenant's is one of them.
+    `priorities`: the gateway's, the most urgent first; every tenant's is one of them. `auth`: the
+    gateway's. Raises ValueError for keys where it is open.
     """
 
     def __init__(
-        self, declared: Mapping[str, TenantSettings], priorities: Sequence[str] = PRIORITIES
+        self,
+        declared: Mapping[str, TenantSettings],
+        priorities: Sequence[str] = PRIORITIES,
+        auth: str | None = None,
     ) -> None:
         self._rank = {name: rank for rank, name in enumerate(priorities)}
         self._by_header = {name.encode(): name for name in priorities}
@@ -80,9 +87,13 @@ class Tenants:
         if not self._by_name:
             self._by_name = {DEFAULT_TENANT: Tenant(DEFAULT_TENANT, priority=middle)}
         self._by_key = {
-            key: self._by_name[name] for name, given in declared.items() for key in given.keys
+            key: self._by_name[name] for name, given in declared.items() for key in given.keys or ()
         }
         self._default = self._by_name.get(DEFAULT_TENANT)
+        if auth == "open" and self._by_key:
+            raise ValueError("a tenant has keys, but gateway.auth is open; must be required")
+        lists = any(given.keys is not None for given in declared.values())
+        self.need_keys = lists if auth is None else auth == "required"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -96,7 +107,7 @@ class Tenants:
         self, authorization: bytes | None, x_tenant: bytes | None, x_priority: bytes | None
     ) -> Caller:
         """Header values as ASGI gives them, None where absent. Raises Unauthorized, BadRequest."""
-        if self._by_key:
+        if self.need_keys:
             tenant = self._by_authorization(authorization)
         else:
             tenant = self._by_x_tenant(x_tenant)

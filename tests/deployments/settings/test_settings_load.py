@@ -15,6 +15,8 @@ from deployments.settings.load import (
     load,
     load_tenants,
     parse,
+    parse_tenants,
+    tenants_text,
     with_address,
 )
 from yaml_document.document import MOST_BYTES
@@ -231,6 +233,22 @@ def test_a_key_in_the_place_of_its_hash_is_not_shown(tmp_path: Path) -> None:
     (only,) = mistakes(tmp_path, DEVICE + "tenants: {a: {keys: [hr_secretsecret]}}\n")
     assert "is a key; write its hash" in only
     assert "secretsecret" not in only
+
+
+def test_a_gateway_that_is_open_has_no_tenants_with_keys(tmp_path: Path) -> None:
+    keys = f"tenants: {{a: {{keys: ['{HASH_1}']}}}}\n"
+    (only,) = mistakes(tmp_path, DEVICE + keys + "gateway: {auth: open}\n")
+    assert "gateway.auth: is open, yet tenant a has keys; must be required" in only
+    (only,) = mistakes(tmp_path, DEVICE + "gateway: {auth: closed}\n")
+    assert "gateway.auth" in only
+
+
+def test_an_emptied_list_of_keys_is_not_the_same_as_none(tmp_path: Path) -> None:
+    text = DEVICE + "tenants: {a: {keys: []}, b: {}}\n"
+    settings = load(write(tmp_path, text))
+    assert (settings.tenants["a"].keys, settings.tenants["b"].keys) == ((), None)
+    published = parse_tenants(tenants_text(settings), "published")
+    assert (published.tenants["a"].keys, published.tenants["b"].keys) == ((), None)
 
 
 def test_tenants_priorities_are_those_of_the_gateway(tmp_path: Path) -> None:

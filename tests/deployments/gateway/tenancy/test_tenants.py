@@ -48,6 +48,31 @@ CLOSED = tenants(acme={"keys": [hash_key(ACME)]}, other={"keys": [hash_key(OTHER
 HALF = tenants(acme={"keys": [hash_key(ACME)]}, default={}, keyless={})
 
 
+def test_the_last_key_revoked_lets_nobody_in_by_name() -> None:
+    revoked = tenants(acme={"keys": []}, other={})
+    for key, header in ((None, b"acme"), (None, b"other"), (b"Bearer " + ACME.encode(), b"acme")):
+        with pytest.raises(Unauthorized):
+            named(revoked, key, header)
+
+
+def test_keys_are_needed_where_the_gateway_says_so_although_nobody_has_one_yet() -> None:
+    declared = TenantsSettings.model_validate({"tenants": {"acme": {}}}).tenants
+    required = Tenants(declared, auth="required")
+    with pytest.raises(Unauthorized, match="an API key is required"):
+        named(required, header=b"acme")
+    assert named(Tenants(declared, auth="open"), header=b"acme") == "acme"
+
+
+def test_a_gateway_that_is_open_takes_no_tenants_with_keys(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_text("tenants: {acme: {}}\n")
+    live = LiveTenants(TenantsPath(path), auth="open")
+    path.write_text(f"tenants: {{acme: {{keys: ['{hash_key(ACME)}']}}}}\n")
+    assert not live.refresh()
+    assert "gateway.auth is open; must be required" in (live.problem or "")
+    assert named(live.current, header=b"acme") == "acme"
+
+
 def test_without_tenants_everybody_is_default() -> None:
     none = tenants()
     assert named(none) == "default"
@@ -298,7 +323,7 @@ def test_keys_that_vanish_from_a_folder_do_not_open_the_door(tmp_path: Path) -> 
     live = LiveTenants(TenantsPath(tmp_path))
     (tmp_path / "keys.yaml").unlink()
     assert not live.refresh()
-    assert "no tenant has a key any more" in (live.problem or "")
+    assert "no tenant has a list of keys any more" in (live.problem or "")
     assert live.current.identify(b"Bearer hr_a", None, None).tenant.name == "a"
 
 
