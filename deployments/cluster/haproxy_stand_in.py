@@ -8,7 +8,8 @@ it lost, which it could not reload. The next HAProxy that Serve starts takes the
 gap, and begins with the gateways of the stand-in where Serve has not been told of any yet.
 
 A server that is stopped in order kills HAProxy too, which looks the same from here; so a stand-in
-ends with Ray's node process, and after `LONGEST_S` in any case. Standard library alone, like
+ends with Ray's node process, and after `LONGEST_S` in any case. So does HAProxy itself, which would
+else outlive a node that did not end in order, and hold its port. Standard library alone, like
 `haproxy_wrapper`, whose process this begins in.
 """
 
@@ -29,6 +30,7 @@ from typing import NoReturn
 
 LONGEST_S = 180.0
 _LOOKS_S = 0.1
+_NODE_S = 1.0  # until it is noticed that the node process is gone
 _TAKEN_OVER_S = 60.0  # that its last requests may take once a newer HAProxy has the port
 _GATEWAY = re.compile(r"^ *server SERVE_REPLICA_", re.MULTILINE)
 _ADMIN = re.compile(r"^( *stats socket )(\S+)(.*)$", re.MULTILINE)
@@ -154,13 +156,15 @@ def _watch(watched: Watched, program: str, arguments: Sequence[str], files: File
 
 
 def _serves_then_ends(watched: Watched) -> bool:
-    """When it has ended: whether it ever served."""
+    """When it has ended: whether it ever served. Ends it when the node process is gone."""
     address = _ADMIN.search(watched.config)
     serves = False
     with suppress(ProcessLookupError):
         handle = os.pidfd_open(watched.pid)
-        while not select.select([handle], [], [], None if serves else _LOOKS_S)[0]:
-            serves = address is not None and _process_at(address[2]) == watched.pid
+        while not select.select([handle], [], [], _NODE_S if serves else _LOOKS_S)[0]:
+            serves = serves or (address is not None and _process_at(address[2]) == watched.pid)
+            if not _runs(watched.node):
+                signal.pidfd_send_signal(handle, signal.SIGTERM)
         os.close(handle)
     return serves
 

@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from deployments.cluster import haproxy, haproxy_wrapper, ports
@@ -114,6 +115,14 @@ def until(holds: Callable[[], bool], limit_s: float = 15.0) -> float:
     return time.monotonic() - began
 
 
+def runs(pid: int) -> bool:
+    """One that nobody waited for runs no more."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def without_gateways(config: Path) -> str:
     """As Serve writes it before it knows one, in the same frame."""
     lines = config.read_text().splitlines(keepends=True)
@@ -163,12 +172,21 @@ def test_a_stand_in_ends_with_its_node(node):
     assert node.answer() == 0
 
 
+def test_haproxy_does_not_outlive_its_node(node):
+    pid = node.newest()
+    node.process.kill()
+    node.process.wait()
+    until(lambda: node.answer() == 0)
+    until(lambda: not runs(pid))
+    assert node.files.running() is None
+
+
 def test_a_haproxy_that_was_replaced_is_not_stood_in_for(node):
     before = node.newest()
     arguments = [sys.executable, "-m", haproxy_wrapper.__name__, "-db", "-f", str(node.config)]
     print(*arguments, "-sf", before, file=node.process.stdin, flush=True)
     until(lambda: node.newest() != before)
-    until(lambda: not Path(f"/proc/{before}/cmdline").exists())
+    until(lambda: not runs(before))
     assert node.answer() == 200
     assert not Path(node.files.process).exists()
 
