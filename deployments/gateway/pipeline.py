@@ -177,7 +177,7 @@ class Pipeline:
         if not caller.tenant.may_use(name):
             raise errors.Forbidden("this tenant may not use this model", param="model")
         selection = ModelSelection(self._services.models, caller.tenant, name, version)
-        context.model = name
+        context.model, context.promise = name, selection.promise
         self._services.watcher.arrived(context)
         return selection
 

@@ -69,12 +69,12 @@ class Generated:
 class RequestContext:
     """`protocol`: the codec's label. `mark` fills `stages` (seconds) in the pipeline's order.
     `counted`: its tokens were, at its tenant's rate. `fallback`: the model that answered if it is
-    not the requested one. `ran`: rows of it were queued and run, for it or an identical request.
-    `reused`: None where its model neither keeps nor shares answers."""
+    not the requested one. `promise`: of the requested one, once it is found. `ran`: rows of it were
+    queued and run, for it or an identical request. `reused`: None where its model neither keeps nor shares answers."""
 
     __slots__ = (
         "_last", "_queued_at", "answers", "caller", "counted", "exchange", "fallback", "generated",
-        "model", "options", "outcome", "protocol", "queue_wait_s", "ran", "reason", "request_bytes",
+        "model", "options", "outcome", "promise", "protocol", "queue_wait_s", "ran", "reason", "request_bytes",
         "response_bytes", "reused", "service_s", "stages", "status", "trace",
     )  # fmt: skip
 
@@ -87,6 +87,7 @@ class RequestContext:
         self.counted = self.ran = False
         self.answers: tuple[RowAnswer, ...] = ()
         self.generated: Generated | None = None
+        self.promise: Scheduling | None = None
         self.stages: dict[str, float] = {}
         self.queue_wait_s = 0.0
         self.service_s = 0.0
@@ -133,6 +134,14 @@ class RequestContext:
         """Its answer is the engine's own error."""
         known = errors.BadRequest if status < 500 else errors.RowFailed
         self.outcome, self.reason, self.status = known.outcome, _ENGINE_REFUSED, status
+
+    def kept(self, total_s: float) -> bool:
+        """Whether an answer that took so long kept the promise: the model's, or the time that its
+        caller gave."""
+        if self.generated is not None:
+            return self.generated.kept(total_s)
+        budget_s, promise = self.options.budget_s, self.promise
+        return promise is not None and total_s <= (promise.slo_s if budget_s is None else budget_s)
 
     def age_s(self) -> float:
         return perf_counter() - self.exchange.arrived

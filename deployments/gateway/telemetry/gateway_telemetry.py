@@ -118,10 +118,12 @@ class GatewayTelemetry:
             ),
             context.response_bytes,
         )
+        if context.outcome == ANSWERED and context.kept(total_s):
+            self._metrics.kept(context.model, tenant, priority)
         if context.fallback and context.outcome == ANSWERED:
             self._metrics.fallback(context.model, context.fallback)
         if context.generated is not None and context.outcome == ANSWERED:
-            sample = _sample(context.generated, total_s)
+            sample = _sample(context.generated)
             self._metrics.generated((context.model, tenant, priority), sample)
         if self._access.wants(context.status, time.monotonic()):
             self._access.write(_line(context, tenant, total_s))
@@ -265,13 +267,13 @@ def _token_spans(context: RequestContext, generated: Generated) -> list[tuple[st
     return spans
 
 
-def _sample(generated: Generated, total_s: float) -> GenerationSample:
+def _sample(generated: Generated) -> GenerationSample:
     tokens, ttft_s, tpot_s = generated.tokens, generated.ttft_s, generated.tpot_s
     streams = generated.streams
     return GenerationSample(
         ttft_s if streams and ttft_s is not None else NOT_MEASURED,
         tpot_s if streams and tpot_s is not None else NOT_MEASURED,
-        tokens.input, tokens.cached, tokens.output, int(generated.kept(total_s)),
+        tokens.input, tokens.cached, tokens.output,
     )  # fmt: skip
 
 

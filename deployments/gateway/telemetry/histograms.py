@@ -78,3 +78,25 @@ class HistogramTable:
         for key, number in self._series.items():
             if cumulative[number, -1]:
                 yield key, cumulative[number].tolist(), float(self._sums[number])
+
+
+class SquaresTable(HistogramTable):
+    """A histogram that also adds up squares: with its sum and its count they make the standard
+    deviation, which a histogram's buckets are too coarse for."""
+
+    def __init__(self, edges: tuple[float, ...]) -> None:
+        super().__init__(edges)
+        self._squares: FloatArray = np.zeros(0, dtype=np.float64)
+
+    def add(self, series: IntArray, values: FloatArray) -> None:
+        super().add(series, values)
+        squares = np.where(np.isnan(values), 0.0, values * values)
+        added = np.bincount(series, weights=squares, minlength=len(self._sums))
+        added[: len(self._squares)] += self._squares
+        self._squares = added
+
+    def squares(self) -> Iterator[tuple[tuple[str, ...], float]]:
+        """(label values, sum of squares) of each series with an observation."""
+        for key, number in self._series.items():
+            if number < len(self._squares) and self._counts[number].any():
+                yield key, float(self._squares[number])

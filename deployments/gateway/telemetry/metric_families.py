@@ -135,6 +135,8 @@ def _itself(value: float) -> float:
 FLOW_LABELS = ("model", "tenant", "priority")
 GATEWAY = Scope((), lambda s: [((), s)])
 ARRIVALS = Scope(FLOW_LABELS, lambda s: s.recorded.arrivals.items())
+KEPT = Scope(FLOW_LABELS, lambda s: s.recorded.kept.items())
+SQUARES = Scope(("model", "bucket"), lambda s: s.recorded.batches.service.squares())
 REQUESTS = Scope((*FLOW_LABELS, "protocol", "outcome", "reason"),
                  lambda s: s.recorded.requests.outcomes())
 TOKENS = Scope(FLOW_LABELS, lambda s: s.recorded.generation.totals())
@@ -185,6 +187,7 @@ CACHE = Scope(("model",), lambda s: [
 FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     counter("arrivals", ARRIVALS, "Requests whose tenant and model are known.", _itself),
     counter("requests", REQUESTS, "Requests that ended, by outcome and reason.", _itself),
+    counter("slo_kept", KEPT, "Requests that were answered within the model's slo.", _itself),
     counter("connections_opened", GATEWAY, "Connections on which a first request came.",
             lambda s: s.recorded.connections_opened),
     counter("connections_reused", GATEWAY, "Requests over a connection used before.",
@@ -201,6 +204,7 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     histogram("service_seconds", ("model", "bucket"),
               "Service time of batches, by bucket (its longest length, tokens).",
               lambda r: r.batches.service),
+    counter("service_squared_seconds", SQUARES, "Sum of squares of those service times.", _itself),
     histogram("batch_size", ("model",), "Rows in a batch.", lambda r: r.batches.size),
     histogram("padding_ratio", ("model",), "Padding's share of a batch's tokens.",
               lambda r: r.batches.padding),
@@ -350,8 +354,6 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     counter("cached_tokens", TOKENS, "Of those, tokens that a replica had read before.",
             lambda t: t.cached),
     counter("output_tokens", TOKENS, "Tokens that were generated.", lambda t: t.output),
-    counter("slo_kept", TOKENS, "Answers within both slo.ttft_ms and slo.tpot_ms.",
-            lambda t: t.kept),
     gauge("replica_running_sequences", ENGINE, "Sequences it works on.", lambda e: e.running),
     gauge("replica_waiting_sequences", ENGINE, "Sequences that wait in it.", lambda e: e.waiting),
     gauge("replica_cache_used_ratio", ENGINE, "Share of its key-value cache in use.",

@@ -63,7 +63,15 @@ class GatewayMetrics:
         if key not in arrivals:
             key = self.names.flow(model, tenant, priority)
             arrivals.setdefault(key, 0)
+            self._recorded.kept.setdefault(key, 0)
         arrivals[key] += 1
+
+    def kept(self, model: str, tenant: str, priority: str) -> None:
+        """A request that had arrived was answered within what its model promises."""
+        kept, key = self._recorded.kept, (model, tenant, priority)
+        if key not in kept:
+            key = self.names.flow(model, tenant, priority)
+        kept[key] = kept.get(key, 0) + 1
 
     def request(
         self, labels: RequestLabels, times: RequestTimes, response_bytes: float = 0.0

@@ -26,6 +26,7 @@ from deployments.gateway.telemetry.histograms import (
     TTFT_EDGES_S,
     FloatArray,
     HistogramTable,
+    SquaresTable,
 )
 from deployments.gateway.telemetry.label_names import LabelNames
 
@@ -79,23 +80,21 @@ class BatchSample(NamedTuple):
 
 
 class GenerationSample(NamedTuple):
-    """NaN for a time that there was not. `kept`: 1 where both promises were, else 0."""
+    """NaN for a time that there was not."""
 
     ttft_s: float
     tpot_s: float
     input_tokens: int
     cached_tokens: int
     output_tokens: int
-    kept: int
 
 
 class Totals(NamedTuple):
-    """Sums over a flow's answers: tokens, and answers that kept both promises."""
+    """Sums over a flow's answers, tokens."""
 
     input: float
     cached: float
     output: float
-    kept: float
 
 
 class SampleLog:
@@ -195,7 +194,7 @@ class RequestTables:
 class BatchTables:
     def __init__(self, names: LabelNames, stages: StageTable) -> None:
         self._names, self._stages = names, stages
-        self.service = HistogramTable(LATENCY_EDGES_S)
+        self.service = SquaresTable(LATENCY_EDGES_S)
         self.size = HistogramTable(SIZE_EDGES)
         self.padding = HistogramTable(PADDING_EDGES)
         self.cost_ratio = HistogramTable(COST_RATIO_EDGES)
@@ -243,7 +242,7 @@ class GenerationTables:
         self._ids: dict[FlowLabels, int] = {}
         self._series: list[tuple[int, int]] = []
         self._sums: FloatArray = np.zeros((0, len(Totals._fields)))
-        self._log = SampleLog(7, WAITING_GENERATIONS, self._count)
+        self._log = SampleLog(6, WAITING_GENERATIONS, self._count)
 
     def add(self, flow: FlowLabels, sample: GenerationSample) -> None:
         number = self._ids.get(flow)
@@ -289,6 +288,7 @@ class Recorded:
     stages: StageTable
     generation: GenerationTables
     arrivals: dict[FlowLabels, int] = field(default_factory=dict)
+    kept: dict[FlowLabels, int] = field(default_factory=dict)
     fallbacks: dict[tuple[str, str], int] = field(default_factory=dict)
     connections_opened: int = 0
     connections_reused: int = 0

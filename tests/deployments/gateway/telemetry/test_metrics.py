@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deployments.contract.preprocess.tokenizer import CacheStatistics
 from deployments.gateway.http.request_start import sent_at_s, upstream_wait_s
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
-from deployments.gateway.telemetry.histograms import LATENCY_EDGES_S, HistogramTable
+from deployments.gateway.telemetry.histograms import LATENCY_EDGES_S, HistogramTable, SquaresTable
 from deployments.gateway.telemetry.label_names import LabelNames
 from deployments.gateway.telemetry.levels import GatewayLevels, ModelLevels
 from deployments.gateway.telemetry.metrics import GatewayMetrics
@@ -163,6 +163,16 @@ def test_every_request_is_counted_once(metrics, count):
     assert value(metrics, "headrace_arrivals_total", **flow) == (count or None)
 
 
+def test_answers_in_time_are_counted_from_the_first_arrival_on(metrics):
+    flow = {"model": "m", "tenant": "acme", "priority": "bulk"}
+    metrics.arrival("m", "acme", "bulk")
+    assert value(metrics, "headrace_slo_kept_total", **flow) == 0
+    metrics.kept("m", "acme", "bulk")
+    assert value(metrics, "headrace_slo_kept_total", **flow) == 1
+    metrics.kept("m", "declared while it ran", "bulk")
+    assert value(metrics, "headrace_slo_kept_total", **flow | {"tenant": "other"}) == 1
+
+
 def test_each_stage_of_a_request_has_its_histogram(metrics):
     metrics.request(OK, RequestTimes(0.1, 0.001, 0.002, 0.003, 0.004, 0.005), 10)
     sums = [
@@ -197,6 +207,29 @@ def test_a_batch_leaves_size_padding_service_cost_ratio_and_stages(metrics):
     assert value(metrics, "headrace_cost_ratio_sum", model="m") == pytest.approx(1.25)
     sums = [value(metrics, "headrace_stage_seconds_sum", model="m", stage=s) for s in BATCH_STAGES]
     assert sums == pytest.approx([0.001, 0.0005, 0.008, 0.0005, 0.002])
+
+
+@given(st.lists(st.floats(0, 60), min_size=1, max_size=40))
+@settings(max_examples=40, deadline=None)
+def test_the_deviation_of_batch_times_is_that_of_their_squares(values):
+    table = SquaresTable(LATENCY_EDGES_S)
+    numbers = [table.series((str(index),)) for index in range(12)]  # grows in between
+    for at in range(0, len(values), 7):
+        part = np.array([*values[at : at + 7], math.nan])
+        table.add(np.full(len(part), numbers[-1]), part)
+    ((_, counts, total),) = table
+    ((key, squares),) = table.squares()
+    assert key == ("11",)
+    variance = squares / counts[-1] - (total / counts[-1]) ** 2
+    assert variance == pytest.approx(np.var(values), rel=1e-6, abs=1e-6)
+
+
+def test_squares_of_batch_times_stand_beside_their_histogram(metrics):
+    metrics.batch(BATCH)
+    metrics.batch(BATCH._replace(service_s=0.03))
+    of = {"model": "m", "bucket": "128"}
+    found = value(metrics, "headrace_service_squared_seconds_total", **of)
+    assert found == pytest.approx(0.01**2 + 0.03**2)
 
 
 def test_a_batch_without_a_prediction_has_no_cost_ratio(metrics):
