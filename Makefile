@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev quick digits-example llm-example vllm serve lint types test test-cluster test-vllm kube test-kube oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
+.PHONY: install dev quick digits-example llm-example vllm serve prometheus lint types test test-cluster test-vllm kube test-kube oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -93,8 +93,12 @@ $(VENV)/.kube: $(VENV)/.dev
 	$(PIP) install --quiet --editable '.[kube]'
 	@touch $@
 
+# Prometheus and promtool, for the tests of alerts and dashboards; without them those are skipped.
+prometheus: $(VENV)/.dev
+	-@$(BIN)/python -m deployments.tools.observability.prometheus_binary
+
 # Helm's engine keeps what an API server said of itself, and would do so below the home folder.
-test-kube: kube
+test-kube: kube prometheus
 	KUBECACHEDIR=out/kube $(BIN)/python -m pytest -n auto -m kube tests/kube
 
 test: lint types unit integration test-kube

@@ -70,12 +70,13 @@ class RequestContext:
     """`protocol`: the codec's label. `mark` fills `stages` (seconds) in the pipeline's order.
     `counted`: its tokens were, at its tenant's rate. `fallback`: the model that answered if it is
     not the requested one. `promise`: of the requested one, once it is found. `ran`: rows of it were
-    queued and run, for it or an identical request. `reused`: None where its model neither keeps nor shares answers."""
+    queued and run, for it or an identical request. `reused`: None where its model neither keeps
+    nor shares answers."""
 
     __slots__ = (
         "_last", "_queued_at", "answers", "caller", "counted", "exchange", "fallback", "generated",
-        "model", "options", "outcome", "promise", "protocol", "queue_wait_s", "ran", "reason", "request_bytes",
-        "response_bytes", "reused", "service_s", "stages", "status", "trace",
+        "model", "options", "outcome", "promise", "protocol", "queue_wait_s", "ran", "reason",
+        "request_bytes", "response_bytes", "reused", "service_s", "stages", "status", "trace",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:

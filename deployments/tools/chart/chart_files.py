@@ -1,7 +1,8 @@
-"""Files of the chart that are written from the settings and from its own values.
+"""Files of the chart that are written from the settings, its own values and what is watched.
 
 Go templates know none of our defaults, nor the table of Ray's environment, so both lie beside them
-as data. A test compares all of them with what stands there, so that they cannot fall behind.
+as data; alerts and dashboards do because other Prometheus and Grafana servers read them too. A
+test compares all of them with what stands there, so that they cannot fall behind.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from deployments.settings.replicas import ReplicaSettings
 from deployments.tools.chart.readme import readme
 from deployments.tools.chart.settings_schema import settings_schema
 from deployments.tools.chart.values_comments import comments
+from deployments.tools.observability.grafana import DASHBOARDS, dashboard_json
+from deployments.tools.observability.rules_file import rules_file
 
 CHARTS = Path(__file__).parents[3] / "helm"
 CHART = CHARTS / "headrace"
@@ -36,6 +39,11 @@ def generated() -> dict[Path, str]:
         Path("files/defaults.json"): _json(_defaults()),
         Path("files/environment.json"): _json(_environment()),
         Path("README.md"): readme(values, schema),
+        Path("files/alerts.yaml"): rules_file(),
+        **{
+            Path("files/dashboards", f"{dashboard.name}.json"): dashboard_json(dashboard)
+            for dashboard in DASHBOARDS
+        },
     }
 
 

@@ -1,0 +1,1 @@
+"""What is watched of a running Headrace: one description, and what is made of it."""

@@ -1,0 +1,144 @@
+"""What somebody is told of without looking, beside broken promises (`slo`).
+
+By model, and by namespace where Prometheus adds one; gateways add up, or the worst one counts. Each
+alert is of something that a person can do something about, and lasts before it is said. A metric of
+what is not there (no GPU, no `hedge`) makes no alert. The GPUs' own are dcgm-exporter's, of all
+GPUs that it knows.
+"""
+
+from __future__ import annotations
+
+from deployments.tools.observability import slo
+from deployments.tools.observability.queries import deviation, mean, quantile
+from deployments.tools.observability.types import Alert, RecordedSeries, RuleGroup, Severity
+
+MODEL = "namespace, model"
+_QUEUE = "headrace:queue_rows:sum"
+_FEWEST_ROWS = 50
+_FEWEST_BATCHES = 30
+
+
+def rule_groups() -> tuple[RuleGroup, ...]:
+    return (*slo.groups(), RuleGroup("headrace", (QUEUE_ROWS, *ALERTS)))
+
+
+def alerts() -> tuple[Alert, ...]:
+    return tuple(rule for group in rule_groups() for rule in group.rules if isinstance(rule, Alert))
+
+
+QUEUE_ROWS = RecordedSeries(_QUEUE, f"sum by ({MODEL}) (headrace_queue_rows)")
+
+ALERTS = (
+    Alert(
+        "HeadraceQueueGrows",
+        f"{_QUEUE} > 3 * avg_over_time({_QUEUE}[1h]) and {_QUEUE} > {_FEWEST_ROWS}",
+        "2m",
+        Severity.WARNING,
+        "{{ $value | humanize }} rows wait for {{ $labels.model }}, over three times the last "
+        "hour's average.",
+        "Arrivals by tenant (does one send more?), replicas (is one missing or left out?), batch "
+        "times (are they longer than predicted?).",
+    ),
+    Alert(
+        "HeadraceTailIsLong",
+        f"{quantile(0.95, 'request_seconds', MODEL, '10m')} > "
+        f"3 * {quantile(0.5, 'request_seconds', MODEL, '10m')}",
+        "15m",
+        Severity.INFO,
+        "The slowest twentieth of requests to {{ $labels.model }} takes over {{ $value | "
+        "humanizeDuration }}, more than three times the median.",
+        "Time by stage: a long `queue` is a lack of room, a long `run` a slow replica or very "
+        "different lengths in one bucket.",
+    ),
+    Alert(
+        "HeadraceBatchTimesVary",
+        f"{deviation(f'{MODEL}, bucket', '10m')} > 0.4 and sum by ({MODEL}, bucket) "
+        f"(increase(headrace_service_seconds_count[10m])) > {_FEWEST_BATCHES}",
+        "15m",
+        Severity.INFO,
+        "Batch times of {{ $labels.model }} up to {{ $labels.bucket }} tokens deviate by "
+        "{{ $value | humanizePercentage }} of their mean.",
+        "Rows in a batch (very different ones take differently long), measured over predicted "
+        "time, slowdown by replica.",
+    ),
+    Alert(
+        "HeadracePaddingIsHigh",
+        f"{mean('padding_ratio', MODEL, '15m')} > 0.3",
+        "15m",
+        Severity.WARNING,
+        "{{ $value | humanizePercentage }} of what {{ $labels.model }} computes is padding.",
+        "Rows that wait by bucket: lengths may have moved away from the buckets' edges.",
+    ),
+    Alert(
+        "HeadraceAccountingDrifts",
+        f"max by ({MODEL}) (abs(headrace_accounting_drift)) > 0 or "
+        f"max by ({MODEL}) (abs(headrace_replica_accounting_drift)) > 0",
+        "2m",
+        Severity.CRITICAL,
+        "{{ $value }} batch(es) of {{ $labels.model }} are accounted for and not there, or there "
+        "and not accounted for.",
+        "Accounting drift by gateway and replica, and the logs of both since it began. It is a "
+        "fault of Headrace.",
+    ),
+    Alert(
+        "HeadraceColdStarts",
+        f"changes((max by ({MODEL}) (headrace_asleep))[1h:1m]) >= 6",
+        "0m",
+        Severity.WARNING,
+        "{{ $labels.model }} fell asleep or woke {{ $value }} times in an hour.",
+        "Its arrivals, and time to capacity: how long those who woke it waited.",
+    ),
+    Alert(
+        "HeadraceModelIsNotReady",
+        'sum by (namespace, tenant) (rate(headrace_requests_total{outcome="not_ready"}[5m])) > 0',
+        "5m",
+        Severity.WARNING,
+        "Requests of {{ $labels.tenant }} are refused because their model is not ready.",
+        "`headrace status`: which model has no replica, and what it waits for.",
+    ),
+    Alert(
+        "HeadraceCopyBudgetIsSpent",
+        f"min by ({MODEL}) (headrace_copy_budget_seconds) < "
+        f"{mean('service_seconds', MODEL, '10m')} and sum by ({MODEL}) "
+        "(increase(headrace_hedges_total[1h]) + increase(headrace_ties_total[1h])) > 0",
+        "10m",
+        Severity.WARNING,
+        "{{ $labels.model }} has {{ $value | humanizeDuration }} left for copies of late batches, "
+        "less than one takes.",
+        "Copies sent and won, retries, probes, slowdown by replica: many copies mean slow or lost "
+        "replicas.",
+    ),
+    Alert(
+        "HeadraceReplicaIsEjected",
+        f"max by ({MODEL}, replica) (headrace_replica_ejected) == 1",
+        "2m",
+        Severity.WARNING,
+        "Replica {{ $labels.replica }} of {{ $labels.model }} is left out because it is slow.",
+        "Its slowdown, and its node: other load, a throttled GPU, memory.",
+    ),
+    Alert(
+        "HeadraceReplicaIsSilent",
+        f"max by ({MODEL}, replica) (headrace_replica_suspended) == 1",
+        "1m",
+        Severity.WARNING,
+        "Replica {{ $labels.replica }} of {{ $labels.model }} says nothing and is given nothing.",
+        "Its process and its node: stopped, swapping, or cut off from the gateways.",
+    ),
+    Alert(
+        "HeadraceGpuMemoryIsFull",
+        "DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE) > 0.97",
+        "10m",
+        Severity.WARNING,
+        "{{ $value | humanizePercentage }} of GPU {{ $labels.gpu }}'s memory on "
+        "{{ $labels.Hostname }} is in use.",
+        "What runs there, and what `headrace plan mig` says that it needs.",
+    ),
+    Alert(
+        "HeadraceGpusIdleWhileRowsWait",
+        f"avg(DCGM_FI_PROF_GR_ENGINE_ACTIVE) < 0.2 and on () sum({_QUEUE}) > {_FEWEST_ROWS}",
+        "15m",
+        Severity.WARNING,
+        "GPUs are busy {{ $value | humanizePercentage }} of the time while rows wait.",
+        "Time by stage: what is not `run`. Rows in a batch, idle gaps, replicas per GPU.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,45 @@
+"""What the chart makes of the alerts and dashboards: the same files, wrapped."""
+
+from __future__ import annotations
+
+import json
+
+import yaml
+
+from deployments.tools.observability.grafana import DASHBOARDS, dashboard_model
+from deployments.tools.observability.rules_file import rules
+from tests.kube.chart import Values, objects
+
+ON = {"observability": {"rules": {"enabled": True}, "dashboards": {"enabled": True}}}
+_MOST_BYTES = 2**20  # of an object in the API server's store
+
+
+def test_neither_is_made_unless_asked_for(plain: Values) -> None:
+    kinds = [each["kind"] for each in objects(plain)]
+    assert "PrometheusRule" not in kinds
+    assert not [each for each in objects(plain) if "dashboard" in str(each["metadata"]["labels"])]
+
+
+def test_the_rule_holds_the_alerts_as_they_are(plain: Values) -> None:
+    (rule,) = [each for each in objects(plain | ON) if each["kind"] == "PrometheusRule"]
+    assert rule["spec"] == rules()
+
+
+def test_runbooks_are_where_the_values_say(plain: Values) -> None:
+    place = "https://wiki.example.com/alerts"
+    changed = {"observability": {"rules": {"enabled": True, "runbook": place}}}
+    (rule,) = [each for each in objects(plain | changed) if each["kind"] == "PrometheusRule"]
+    assert yaml.safe_dump(rule["spec"]) == yaml.safe_dump(rules()).replace("docs/alerts.md", place)
+
+
+def test_grafanas_sidecar_finds_each_dashboard_as_it_is(plain: Values) -> None:
+    found = [
+        each
+        for each in objects(plain | ON)
+        if each["metadata"]["labels"].get("grafana_dashboard") == "1"
+    ]
+    texts = {name: text for each in found for name, text in each["data"].items()}
+    assert {name: json.loads(text) for name, text in texts.items()} == {
+        f"{dashboard.name}.json": dashboard_model(dashboard) for dashboard in DASHBOARDS
+    }
+    assert all(len(json.dumps(each)) < _MOST_BYTES for each in found)

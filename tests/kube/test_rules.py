@@ -1,0 +1,115 @@
+"""The alerts through promtool: well-formed, firing where they should and only there."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments.gateway.telemetry.metrics import GatewayMetrics
+from deployments.gateway.telemetry.sample_tables import BatchSample, RequestLabels, RequestTimes
+from deployments.tools.observability import prometheus_binary
+from deployments.tools.observability.alerts import alerts, rule_groups
+from deployments.tools.observability.rules_file import annotations, rules_file
+from tests.kube.alert_cases import CASES, AlertCase
+
+Promtool = Callable[..., subprocess.CompletedProcess[str]]
+_BY_NAME = {alert.name: alert for alert in alerts()}
+
+
+@pytest.fixture(scope="module")
+def promtool(tmp_path_factory: pytest.TempPathFactory) -> Promtool:
+    try:
+        path = prometheus_binary.needed("promtool")
+    except prometheus_binary.NoPrometheus as error:
+        pytest.skip(f"RULES ARE NOT CHECKED: {error}")
+    folder = tmp_path_factory.mktemp("rules")
+    (folder / "rules.yaml").write_text(rules_file())
+
+    def run(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [path, *arguments], cwd=folder, capture_output=True, text=True, check=False, **more
+        )
+
+    return run
+
+
+def test_promtool_finds_nothing_wrong_with_the_rules(promtool: Promtool) -> None:
+    done = promtool("check", "rules", "--lint=all", "--lint-fatal", "rules.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_finds_nothing_wrong_with_a_gateways_page(promtool: Promtool) -> None:
+    metrics = GatewayMetrics("gateway-0", ["m"], ["chat"])
+    metrics.arrival("m", "chat", "bulk")
+    metrics.request(RequestLabels("m", "chat", "bulk", "oip"), RequestTimes(0.1, queue_s=0.1), 1)
+    metrics.batch(BatchSample("m", 128, 8, 0.25, 0.01, 0.01, 0.001, 0.001, 0.01, 0.001, 0.002))
+    done = promtool("check", "metrics", input=metrics.exposition()[0].decode())
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_every_alert_is_seen_to_fire_and_to_be_quiet() -> None:
+    assert {case.alert for case in CASES if case.fires is not None} == set(_BY_NAME)
+    assert {case.alert for case in CASES if case.fires is None} == set(_BY_NAME)
+
+
+@pytest.mark.parametrize("days", [False, True], ids=["minutes", "days"])
+def test_alerts_fire_on_what_they_are_for_and_on_nothing_else(
+    promtool: Promtool, days: bool, tmp_path: Path
+) -> None:
+    cases = [case for case in CASES if (case.at > 1000) is days]
+    document = {
+        "rule_files": [str(_rules(tmp_path))],
+        "evaluation_interval": "10m" if days else "1m",
+        "group_eval_order": [group.name for group in rule_groups()],
+        "tests": [_test(case) for case in cases],
+    }
+    (tmp_path / "cases.yaml").write_text(yaml.safe_dump(document))
+    done = promtool("test", "rules", str(tmp_path / "cases.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_wrong_case_is_found(promtool: Promtool, tmp_path: Path) -> None:
+    """So that the test above can fail."""
+    case = next(case for case in CASES if case.alert == "HeadracePaddingIsHigh")
+    quiet = AlertCase(case.alert, "", case.at, case.series)
+    document = {"rule_files": [str(_rules(tmp_path))], "tests": [_test(quiet)]}
+    (tmp_path / "cases.yaml").write_text(yaml.safe_dump(document))
+    assert promtool("test", "rules", str(tmp_path / "cases.yaml")).returncode == 1
+
+
+def _rules(folder: Path) -> Path:
+    path = folder / "rules.yaml"
+    path.write_text(rules_file())
+    return path
+
+
+def _test(case: AlertCase) -> dict[str, Any]:
+    looks = [_look(case.at, case.alert, _expected(case))]
+    looks += [_look(case.at, name, []) for name in case.also_quiet]
+    return {
+        "name": f"{case.alert}: {case.why}",
+        "interval": "1m",
+        "input_series": [{"series": s, "values": values} for s, values in case.series.items()],
+        "alert_rule_test": looks,
+    }
+
+
+def _look(at: int, alert: str, expected: list[Any]) -> dict[str, Any]:
+    return {"eval_time": f"{at}m", "alertname": alert, "exp_alerts": expected}
+
+
+def _expected(case: AlertCase) -> list[Any]:
+    if case.fires is None:
+        return []
+    alert = _BY_NAME[case.alert]
+    return [
+        {
+            "exp_labels": {**case.fires, "severity": str(alert.severity)},
+            "exp_annotations": {**annotations(alert), "summary": case.says},
+        }
+    ]
