@@ -8,11 +8,12 @@ pattern or a shape of its own. All text is escaped here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
-from itertools import pairwise
+from itertools import groupby, pairwise
+from math import isnan
 
 from loadtests.report.scale import Scale, label
 from loadtests.results.report_table import Table
@@ -39,7 +40,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """`hint`: what is said of a point."""
+    """`hint`: what is said of a point. The line is broken where y is NaN."""
 
     name: str
     points: Sequence[Point]
@@ -54,6 +55,16 @@ class Axis:
     scale: Scale
     text: Callable[[float], str] = label
     mark: tuple[float, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One picture of a sheet."""
+
+    title: str
+    series: Sequence[Series]
+    x: Axis
+    y: Axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +88,19 @@ class Figure:
     shapes: bool = False
 
 
-def lines(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
+def lines(title: str, series: Sequence[Series], x: Axis, y: Axis, *, hints: bool = True) -> str:
+    """`hints`: whether points say their values; a picture that is a file of its own has no use for
+    them."""
     parts = [_upright(y), _across(x)]
     for number, each in enumerate(series):
-        places = [(_x(x.scale, px), _y(y.scale, py)) for px, py in each.points]
-        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in thinned(places))
-        parts.append(f'<polyline class="line {style(number)}" points="{path}"/>')
-        parts += [_hint(each, point, x.scale, y.scale, number) for point in _hinted(each.points)]
+        for run in _unbroken(each.points):
+            places = [(_x(x.scale, px), _y(y.scale, py)) for px, py in run]
+            if len(places) == 1:  # a dot
+                places = [(places[0][0] - 1, places[0][1]), (places[0][0] + 1, places[0][1])]
+            path = " ".join(f"{px:.1f},{py:.1f}" for px, py in thinned(places))
+            parts.append(f'<polyline class="line {style(number)}" points="{path}"/>')
+            said = _hinted(run) if hints else ()
+            parts += [_hint(each, point, x.scale, y.scale, number) for point in said]
     return _svg(title, HEIGHT, parts)
 
 
@@ -122,19 +139,45 @@ def rows(title: str, found: Sequence[MarkRow], x: Axis) -> str:
 
 def picture(title: str, series: Sequence[Series], x: Axis, y: Axis) -> str:
     """Lines over a legend; `y`'s title stands above the plot, behind `title`."""
-    rows = -(-len(series) // COLUMNS)
-    height = TITLE_HEIGHT + HEIGHT + LINE * rows + 8
-    css = files("loadtests.report").joinpath("page.css").read_text() + OWN
     plot = lines(title, series, x, y)
+    inner = _titled(title, y.title, plot, [each.name for each in series])
+    return _file(title, WIDTH, _titled_height(len(series)), inner)
+
+
+def sheet(title: str, panels: Sequence[Panel], columns: int = 3) -> str:
+    """Pictures beside and below each other, each line of them as high as its highest."""
+    parts, top = [], 0
+    for first in range(0, len(panels), columns):
+        line = panels[first : first + columns]
+        for column, each in enumerate(line):
+            names = [series.name for series in each.series]
+            plot = lines(each.title, each.series, each.x, each.y, hints=False)
+            inner = _titled(each.title, each.y.title, plot, names)
+            parts.append(f'<g transform="translate({column * WIDTH} {top})">{inner}</g>\n')
+        top += max(_titled_height(len(each.series)) for each in line)
+    return _file(title, WIDTH * min(columns, len(panels)), top, "".join(parts))
+
+
+def _titled(title: str, says: str, plot: str, names: Sequence[str]) -> str:
     placed = plot.replace("<svg ", f'<svg y="{TITLE_HEIGHT}" width="{WIDTH}" height="{HEIGHT}" ', 1)
-    legend = "".join(_entry(place, each.name) for place, each in enumerate(series))
+    legend = "".join(_entry(place, name) for place, name in enumerate(names))
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'aria-label="{escape(title)}">\n<style>{css}</style>\n'
-        f'<rect class="ground" width="{WIDTH}" height="{height}"/>\n'
         f'<text class="title" x="12" y="18">{escape(title)}</text>\n'
-        f'<text class="name" x="12" y="{TITLE_HEIGHT + 12}">{escape(y.title)}</text>\n'
-        f"{placed}\n{legend}</svg>\n"
+        f'<text class="name" x="12" y="{TITLE_HEIGHT + 12}">{escape(says)}</text>\n'
+        f"{placed}\n{legend}"
+    )
+
+
+def _titled_height(series: int) -> int:
+    return TITLE_HEIGHT + HEIGHT + LINE * -(-series // COLUMNS) + 8
+
+
+def _file(title: str, width: int, height: int, inner: str) -> str:
+    css = files("loadtests.report").joinpath("page.css").read_text() + OWN
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{escape(title)}">\n<style>{css}</style>\n'
+        f'<rect class="ground" width="{width}" height="{height}"/>\n{inner}</svg>\n'
     )
 
 
@@ -146,6 +189,13 @@ def _entry(place: int, name: str) -> str:
         f'<path class="line {style(place)}" d="M{left:.0f} {middle:.0f}h28"/>'
         f'<text class="name" x="{left + 36:.0f}" y="{middle + 4:.0f}">{escape(name)}</text>\n'
     )
+
+
+def _unbroken(points: Sequence[Point]) -> Iterator[list[Point]]:
+    """Between points without a value."""
+    for there, run in groupby(points, lambda point: not isnan(point[1])):
+        if there:
+            yield list(run)
 
 
 def swatch(number: int, *, shape: bool = False) -> str:

@@ -146,7 +146,7 @@ CASES = (
         "300 rows wait for device, over three times the last hour's average.",
     ),
     AlertCase("HeadraceQueueGrows", "always as many", 63, queue("150x90")),
-    AlertCase("HeadraceQueueGrows", "few, if more than usual", 63, queue("1x59 20x20")),
+    AlertCase("HeadraceQueueGrows", "few, if more than usual", 63, queue("1x59 4x20")),
     AlertCase("HeadraceQueueGrows", "for a moment", 63, queue("10x59 150 10x20")),
     AlertCase(
         "HeadraceTailIsLong", "a tenth takes ten times as long", 40,

@@ -14,7 +14,7 @@ from deployments.tools.observability.types import Alert, RecordedSeries, RuleGro
 
 MODEL = "namespace, model"
 _QUEUE = "headrace:queue_rows:sum"
-_FEWEST_ROWS = 50
+_FEWEST_ROWS = 10
 _FEWEST_BATCHES = 30
 
 

@@ -68,11 +68,11 @@ PROMISE = Row(
         ),
         Panel(
             "Total time", "Of answered requests.", "s",
-            tuple(_quantile(q, "request_seconds") for q in (0.5, 0.95, 0.99)),
+            tuple(_quantile(q, "request_seconds") for q in (0.5, 0.95, 0.99)), logarithmic=True,
         ),
         Panel(
             "Queue wait", "Of answered requests.", "s",
-            tuple(_quantile(q, "queue_wait_seconds") for q in (0.5, 0.95)),
+            tuple(_quantile(q, "queue_wait_seconds") for q in (0.5, 0.95)), logarithmic=True,
         ),
     ),
 )  # fmt: skip

@@ -85,6 +85,10 @@ def _panel(number: int, panel: Panel, place: Json) -> Json:
     drawn: Json = {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 0, "showPoints": "never"}
     if panel.stacked:
         drawn |= {"fillOpacity": 30, "stacking": {"mode": "normal", "group": "A"}}
+    bounds: Json = {"min": 0}
+    if panel.logarithmic:
+        drawn |= {"scaleDistribution": {"type": "log", "log": 10}}
+        bounds = {}
     return {
         "id": number,
         "type": "timeseries",
@@ -93,7 +97,7 @@ def _panel(number: int, panel: Panel, place: Json) -> Json:
         "datasource": _SOURCE,
         "gridPos": place,
         "fieldConfig": {
-            "defaults": {"unit": panel.unit, "min": 0, "custom": drawn},
+            "defaults": {"unit": panel.unit, **bounds, "custom": drawn},
             "overrides": [],
         },
         "options": {

@@ -55,14 +55,16 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """`unit`: as Grafana names it. `stacked`: lines add up to something. `may_be_empty`: why it may
-    show nothing on a server that is well, "" where it may not."""
+    """`unit`: as Grafana names it. `stacked`: lines add up to something. `logarithmic`: they differ
+    by powers of ten. `may_be_empty`: why it may show nothing on a server that is well, "" where it
+    may not."""
 
     title: str
     says: str
     unit: str
     queries: tuple[Query, ...]
     stacked: bool = False
+    logarithmic: bool = False
     may_be_empty: str = ""
 
 

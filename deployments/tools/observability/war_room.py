@@ -45,7 +45,8 @@ def _stages(q: float) -> Panel:
         "transport."
     )
     query = queries.quantile(q, "stage_seconds", "stage", RATE_WINDOW, CHOSEN)
-    return Panel(f"p{q * 100:g} by stage", says, "s", (Query(query, "{{stage}}"),))
+    by_stage = (Query(query, "{{stage}}"),)
+    return Panel(f"p{q * 100:g} by stage", says, "s", by_stage, logarithmic=True)
 
 
 _ARRIVED = f"({rate('arrivals_total', 'tenant')} > 0)"
@@ -109,7 +110,7 @@ LATENCY = Row(
     (
         Panel(
             "Total time", "Of answered requests, from the headers to the last byte.", "s",
-            quantiles("request_seconds"),
+            quantiles("request_seconds"), logarithmic=True,
         ),
         *(_stages(q) for q in STAGE_QUANTILES),
     ),
