@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev quick digits-example llm-example vllm serve prometheus lint types test test-cluster test-vllm kube test-kube oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
+.PHONY: install dev quick digits-example llm-example vllm serve prometheus dashboard lint types test test-cluster test-vllm kube test-kube oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -96,6 +96,10 @@ $(VENV)/.kube: $(VENV)/.dev
 # Prometheus and promtool, for the tests of alerts and dashboards; without them those are skipped.
 prometheus: $(VENV)/.dev
 	-@$(BIN)/python -m deployments.tools.observability.prometheus_binary
+
+# What a server of FILE on this machine does, beside `make serve`; Ctrl-C ends it.
+dashboard: prometheus
+	@$(BIN)/python -m deployments.tools.observability.local_dashboard $(FILE)
 
 # Helm's engine keeps what an API server said of itself, and would do so below the home folder.
 test-kube: kube prometheus

@@ -49,8 +49,11 @@ TABLE: list[tuple[str, dict[str, Any], bool]] = [
     ("a group added at the end", {"workerGroups": [CPU, MIG, CPU | {"name": "more"}]}, False),
     ("`upgrade`", {"upgrade": {"strategy": "None"}}, False),
     (
-        "`networkPolicy`, `ingress`, `podMonitors`, `tenantFiles.config`",
-        {"networkPolicy": {"enabled": False}},
+        "`networkPolicy`, `ingress`, `podMonitors`, `observability`, `tenantFiles.config`",
+        {
+            "networkPolicy": {"enabled": False},
+            "observability": {"rules": {"enabled": True}, "dashboards": {"enabled": True}},
+        },
         False,
     ),
     ("`commonLabels`", {"commonLabels": {"team": "search"}}, False),

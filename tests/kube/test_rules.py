@@ -14,7 +14,7 @@ from deployments.gateway.telemetry.metrics import GatewayMetrics
 from deployments.gateway.telemetry.sample_tables import BatchSample, RequestLabels, RequestTimes
 from deployments.tools.observability import prometheus_binary
 from deployments.tools.observability.alerts import alerts, rule_groups
-from deployments.tools.observability.rules_file import annotations, rules_file
+from deployments.tools.observability.rules_file import annotations_of, rules_file
 from tests.kube.alert_cases import CASES, AlertCase
 
 Promtool = Callable[..., subprocess.CompletedProcess[str]]
@@ -110,6 +110,6 @@ def _expected(case: AlertCase) -> list[Any]:
     return [
         {
             "exp_labels": {**case.fires, "severity": str(alert.severity)},
-            "exp_annotations": {**annotations(alert), "summary": case.says},
+            "exp_annotations": {**annotations_of(alert), "summary": case.says},
         }
     ]

@@ -24,7 +24,7 @@ _LOG_LINES = 12
 
 
 class PrometheusFailed(RuntimeError):
-    """It did not start; says what it wrote."""
+    """It did not start; says why, or what it wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def running(folder: ServerFolder, port: int, options: Sequence[str] = ()) -> Iterator[str]:
     """Its address. Raises NoPrometheus and PrometheusFailed."""
+    _must_be_free(port)
     url = f"http://{HOST}:{port}"
     command = [
         str(needed("prometheus")),
@@ -77,6 +78,16 @@ def running(folder: ServerFolder, port: int, options: Sequence[str] = ()) -> Ite
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+def _must_be_free(port: int) -> None:
+    """Another Prometheus would answer in our own's place."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise PrometheusFailed(f"port {port} is taken; choose another with --port") from error
 
 
 def _wait(child: subprocess.Popen[bytes], url: str, log: Path) -> None:

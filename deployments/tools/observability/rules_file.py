@@ -40,7 +40,7 @@ def rules(groups: Sequence[RuleGroup] = rule_groups()) -> dict[str, Any]:
     }
 
 
-def annotations(alert: Alert) -> dict[str, str]:
+def annotations_of(alert: Alert) -> dict[str, str]:
     return {
         "summary": alert.summary,
         "description": alert.look_at,
@@ -56,5 +56,5 @@ def _rule(rule: RecordedSeries | Alert) -> dict[str, Any]:
         "expr": rule.query,
         "for": rule.lasts,
         "labels": {"severity": str(rule.severity)},
-        "annotations": annotations(rule),
+        "annotations": annotations_of(rule),
     }

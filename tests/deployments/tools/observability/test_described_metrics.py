@@ -15,7 +15,7 @@ from deployments.tools.observability import slo
 from deployments.tools.observability.alerts import alerts, rule_groups
 from deployments.tools.observability.grafana import DASHBOARDS, dashboard_model
 from deployments.tools.observability.queries import plain
-from deployments.tools.observability.rules_file import annotations
+from deployments.tools.observability.rules_file import annotations_of
 from deployments.tools.observability.types import RecordedSeries
 
 DOCS = Path(__file__).parents[4] / "docs"
@@ -111,7 +111,7 @@ def test_every_alert_is_explained_where_its_runbook_says_and_no_other_is() -> No
     sections = re.findall(r"^## (\w+)\n\n\*(\w+)\.\*", text, re.MULTILINE)
     assert sections == [(alert.name, str(alert.severity)) for alert in alerts()]
     for alert in alerts():
-        assert annotations(alert)["runbook_url"] == f"docs/alerts.md#{alert.name.lower()}"
+        assert annotations_of(alert)["runbook_url"] == f"docs/alerts.md#{alert.name.lower()}"
 
 
 def test_an_alert_says_what_and_where_to_look() -> None:

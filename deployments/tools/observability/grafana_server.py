@@ -1,0 +1,98 @@
+"""A Grafana beside our own Prometheus, where there is one on this machine.
+
+Neither PyPI nor Debian has Grafana, so it is used where it is installed and never fetched:
+$HEADRACE_GRAFANA names its folder (the one with `bin/grafana` and `conf/`), or it is in $PATH. Its
+dashboards are the chart's own files, provisioned; whoever can reach 127.0.0.1 may look, without
+logging in.
+
+Source: Grafana's documentation, "Provisioning" and "Configure Grafana".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from deployments.tools.observability.grafana import DASHBOARDS, dashboard_json
+from deployments.tools.observability.prometheus_server import HOST
+
+PLACE = "HEADRACE_GRAFANA"
+_STOP_S = 10.0
+
+
+def home() -> Path | None:
+    """The folder that Grafana is installed in."""
+    named = os.environ.get(PLACE)
+    if named:
+        return Path(named)
+    found = shutil.which("grafana")
+    beside = Path("/usr/share/grafana") if found is None else Path(found).resolve().parents[1]
+    return next(
+        (each for each in (beside, Path("/usr/share/grafana")) if (each / "conf").is_dir()), None
+    )
+
+
+def write_dashboards(folder: Path) -> list[Path]:
+    """As files that any Grafana imports."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for dashboard in DASHBOARDS:
+        paths.append(folder / f"{dashboard.name}.json")
+        paths[-1].write_text(dashboard_json(dashboard))
+    return paths
+
+
+@contextlib.contextmanager
+def running(installed: Path, folder: Path, port: int, prometheus: str) -> Iterator[str]:
+    """Its address. `folder`: for its settings and data, `folder/dashboards` has the dashboards."""
+    provisioning = _provisioned(folder, prometheus)
+    program = installed / "bin" / "grafana"
+    command = [
+        str(program if program.exists() else shutil.which("grafana") or program), "server",
+        f"--homepath={installed}",
+    ]  # fmt: skip
+    environ = {
+        **os.environ,
+        "GF_SERVER_HTTP_ADDR": HOST,
+        "GF_SERVER_HTTP_PORT": str(port),
+        "GF_PATHS_DATA": str(folder / "data"),
+        "GF_PATHS_LOGS": str(folder / "log"),
+        "GF_PATHS_PROVISIONING": str(provisioning),
+        "GF_AUTH_ANONYMOUS_ENABLED": "true",
+        "GF_ANALYTICS_REPORTING_ENABLED": "false",
+        "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
+    }
+    with (folder / "grafana.log").open("wb") as log:
+        child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environ)
+    try:
+        yield f"http://{HOST}:{port}"
+    finally:
+        child.terminate()
+        try:
+            child.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _provisioned(folder: Path, prometheus: str) -> Path:
+    source = {"name": "Prometheus", "type": "prometheus", "url": prometheus, "isDefault": True}
+    provider = {
+        "name": "headrace",
+        "type": "file",
+        "options": {"path": str((folder / "dashboards").absolute())},
+    }
+    place = folder / "provisioning"
+    for name, content in (
+        ("datasources", {"apiVersion": 1, "datasources": [{**source, "access": "proxy"}]}),
+        ("dashboards", {"apiVersion": 1, "providers": [provider]}),
+    ):
+        (place / name).mkdir(parents=True, exist_ok=True)
+        (place / name / "headrace.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    return place.absolute()
