@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from deployments.tools.observability import prometheus_binary
+from deployments.tools.observability import (
+    dashboard_page,
+    prometheus_binary,
+    recorded_figure,
+)
 from deployments.tools.observability.grafana import DASHBOARDS
 from deployments.tools.observability.panel_figures import ask
 from deployments.tools.observability.prometheus_api import Answer, QueryFailed, query_range
@@ -21,9 +26,10 @@ from deployments.tools.observability.recorded_prometheus import (
     RecordedServer,
     of_recording,
 )
+from deployments.tools.observability.war_room import WAR_ROOM
 from loadtests.recordings import series_file, war_room
 from loadtests.recordings.series_file import Recording
-from tests.kube.chart import CHART
+from tests.kube.chart import CHART, ROOT
 
 PANELS = [(board.name, panel) for board in DASHBOARDS for panel in board.panels]
 RULES = [
@@ -130,7 +136,21 @@ def test_another_took_the_killed_replicas_place_and_no_request_was_lost(
     assert not during(server, 'headrace_requests_total{outcome=~"lost|failed|error"}', (0, 375))
 
 
-def test_an_ejected_alert_is_quiet_on_a_server_that_is_well(server: RecordedServer) -> None:
+def test_the_documentations_picture_shows_the_panels_and_lines_that_there_are(
+    server: RecordedServer,
+) -> None:
+    """Not to the last pixel: another Prometheus may round otherwise."""
+    by_title = {panel.title: panel for panel in WAR_ROOM.panels}
+    asked = [
+        ask(server.url, by_title[title], server.span, WINDOW) for title in recorded_figure.SHOWN
+    ]
+    now = dashboard_page.svg(WAR_ROOM.title, asked)
+    shown = (ROOT / "docs" / "figures" / "war-room.svg").read_text()
+    said = re.compile(r'<text class="(?:title|name)"[^>]*>([^<]*)</text>')
+    assert said.findall(shown) == said.findall(now), "recorded_figure draws it anew"
+
+
+def test_alerts_of_what_did_not_happen_are_quiet(server: RecordedServer) -> None:
     quiet = ("HeadraceAccountingDrifts", "HeadraceReplicaIsEjected", "HeadracePaddingIsHigh")
     for rule in RULES:
         if rule.get("alert") in quiet:
