@@ -91,9 +91,9 @@ class SquaresTable(HistogramTable):
     def add(self, series: IntArray, values: FloatArray) -> None:
         super().add(series, values)
         squares = np.where(np.isnan(values), 0.0, values * values)
-        added = np.bincount(series, weights=squares, minlength=len(self._sums))
-        added[: len(self._squares)] += self._squares
-        self._squares = added
+        more = np.zeros(len(self._sums) - len(self._squares))
+        self._squares = np.concatenate([self._squares, more])
+        self._squares += np.bincount(series, weights=squares, minlength=len(self._squares))
 
     def squares(self) -> Iterator[tuple[tuple[str, ...], float]]:
         """(label values, sum of squares) of each series with an observation."""
