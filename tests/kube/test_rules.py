@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,30 +62,55 @@ def test_alerts_fire_on_what_they_are_for_and_on_nothing_else(
     promtool: Promtool, days: bool, tmp_path: Path
 ) -> None:
     cases = [case for case in CASES if (case.at > 1000) is days]
-    document = {
-        "rule_files": [str(_rules(tmp_path))],
-        "evaluation_interval": "10m" if days else "1m",
-        "group_eval_order": [group.name for group in rule_groups()],
-        "tests": [_test(case) for case in cases],
-    }
-    (tmp_path / "cases.yaml").write_text(yaml.safe_dump(document))
-    done = promtool("test", "rules", str(tmp_path / "cases.yaml"))
+    done = tried(promtool, tmp_path, rules_file(), cases, "10m" if days else "1m")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_wrong_case_is_found(promtool: Promtool, tmp_path: Path) -> None:
-    """So that the test above can fail."""
-    case = next(case for case in CASES if case.alert == "HeadracePaddingIsHigh")
-    quiet = AlertCase(case.alert, "", case.at, case.series)
-    document = {"rule_files": [str(_rules(tmp_path))], "tests": [_test(quiet)]}
-    (tmp_path / "cases.yaml").write_text(yaml.safe_dump(document))
-    assert promtool("test", "rules", str(tmp_path / "cases.yaml")).returncode == 1
+# What may go wrong in an alert, by what stands there and what it becomes.
+FAULTS = {
+    "never fires": ("> 0.3\n", "> 3\n"),
+    "always fires": ("> 0.3\n", "> 0.03\n"),
+    "asks for what is not there": ("headrace_padding_ratio_sum", "headrace_padding_sum"),
+    "says it of nobody": (
+        "of what {{ $labels.model }} computes",
+        "of what {{ $labels.m }} computes",
+    ),
+    "is told the wrong people": ("severity: warning", "severity: critical"),
+    "comes too late": ("for: 15m", "for: 50m"),
+}
 
 
-def _rules(folder: Path) -> Path:
-    path = folder / "rules.yaml"
-    path.write_text(rules_file())
-    return path
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_an_alert_is_found(promtool: Promtool, tmp_path: Path, fault: str) -> None:
+    cases = [case for case in CASES if case.alert == "HeadracePaddingIsHigh"]
+    was, becomes = FAULTS[fault]
+    assert was in rules_file()
+    wrong = rules_file().replace(was, becomes)
+    done = tried(promtool, tmp_path, wrong, cases)
+    assert done.returncode == 1
+    assert "HeadracePaddingIsHigh" in done.stderr
+
+
+def test_a_query_that_is_none_is_refused(promtool: Promtool, tmp_path: Path) -> None:
+    (tmp_path / "wrong.yaml").write_text(rules_file().replace("histogram_quantile(", "quantil("))
+    done = promtool("check", "rules", str(tmp_path / "wrong.yaml"))
+    assert done.returncode == 1
+    assert 'unknown function with name "quantil"' in done.stderr
+
+
+def tried(
+    promtool: Promtool, folder: Path, rules: str, cases: Sequence[AlertCase], every: str = "1m"
+) -> subprocess.CompletedProcess[str]:
+    """The cases on these rules, which are evaluated so often."""
+    (folder / "rules.yaml").write_text(rules)
+    document = {
+        "rule_files": [str(folder / "rules.yaml")],
+        "evaluation_interval": every,
+        "group_eval_order": [group.name for group in rule_groups()],
+        "tests": [_test(case) for case in cases],
+    }
+    (folder / "cases.yaml").write_text(yaml.safe_dump(document))
+    return promtool("test", "rules", str(folder / "cases.yaml"))
 
 
 def _test(case: AlertCase) -> dict[str, Any]:
