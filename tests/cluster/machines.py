@@ -67,6 +67,11 @@ class Address:
     def mac(self) -> str:
         return f"02:00:00:{self.subnet // 250:02x}:{self.subnet % 250:02x}:{self.host:02x}"
 
+    @property
+    def nobody(self) -> Address:
+        """On the same switch, and lost is what goes there."""
+        return Address(self.subnet, _NOBODY)
+
 
 class Machine:
     """`name` is also its host name. Of one `Lab`."""
@@ -175,7 +180,7 @@ class Network:
         machine.run("ip", "link", "set", "lo", "up")
         machine.run(*_up("eth0", machine.address))
         # Where packets go that are to be lost: to an address that is nobody's.
-        nobody = Address(self.subnet, _NOBODY)
+        nobody = machine.address.nobody
         machine.run(*_neighbour("eth0", nobody))
         machine.run("ip", "route", "add", "default", "via", nobody.ip, "table", _LOST_TABLE)
         for other in others:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.kube.api_server import Store, api_server
-from tests.kube.chart import CHART, NAMESPACE, RELEASE, Object, Values
+from tests.kube.api_server import Store
+from tests.kube.chart import CHART, RELEASE, Object, Values, ray_service
+from tests.kube.helm_client import helm_and_store
 from tests.kube.kuberay import rolls
 
 SLOW_MODEL = {"models": {"device": {"runtime": "synthetic", "slo": {"latency_ms": 500}}}}
@@ -19,34 +19,12 @@ _WAIT_S = 30
 
 @pytest.fixture
 def server() -> Iterator[tuple[Any, Store]]:
-    import helm_python
-
-    with api_server() as (url, store):
-        config = helm_python.Config(
-            kubeconfig_content=_kubeconfig(url), namespace=NAMESPACE, storage_driver="memory"
-        )
-        try:
-            yield config, store
-        finally:
-            config.close()
-
-
-def _kubeconfig(url: str) -> str:
-    return yaml.safe_dump(
-        {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "it",
-            "clusters": [{"name": "it", "cluster": {"server": url}}],
-            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-            "users": [{"name": "it", "user": {}}],
-        }
-    )
+    with helm_and_store() as both:
+        yield both
 
 
 def service(store: Store) -> Object:
-    (found,) = store.of_kind("RayService").values()
-    return found
+    return ray_service(list(store.objects.values()))
 
 
 def test_install_upgrade_rollback_and_uninstall(server: tuple[Any, Store], plain: Values) -> None:

@@ -1,0 +1,162 @@
+"""Pods of a Ray cluster on machines of a `Lab`: what a kubelet does of each, as far as it goes here.
+
+A pod has its own network, processes and files (`pod_mounts`); its container runs as the user, with
+the groups and without the capabilities that its security context says. Not done: limits of
+processor and memory, the seccomp profile, restarts, and probes that nobody asks for.
+Source: Kubernetes' pod lifecycle, environment variables, security context; setpriv(1).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.machines import CHECKOUT, Lab
+from tests.cluster.pod_mounts import OWN, files_folder, publish, script
+from tests.cluster.ray_nodes import PATIENCE, Node
+from tests.kube.chart import Object
+
+# What the image would say, and what every container of a cluster is told.
+_IMAGE = {
+    "PATH": f"{Path(sys.prefix)}/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "PYTHONPATH": str(CHECKOUT),
+    "LANG": "C.UTF-8",
+}
+_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+_LOG = OWN / "container.log"
+_INIT_S = 120.0
+_LABEL = re.compile(r"metadata\.labels\['(.+)'\]")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What pods name: texts by key, by the object's name."""
+
+    secrets: Mapping[str, Mapping[str, str]]
+    config_maps: Mapping[str, Mapping[str, str]]
+
+    def files(self, volume: Object) -> dict[str, str]:
+        """Of a projected volume; later sources win."""
+        found: dict[str, str] = {}
+        for source in volume["projected"]["sources"]:
+            ((kind, of),) = source.items()
+            found |= (self.secrets if kind == "secret" else self.config_maps)[of["name"]]
+        return found
+
+
+def environment(pod: Object, container: Object, stored: Stored) -> dict[str, str]:
+    """Of one of its containers. Raises KeyError where it names what is not there."""
+    found = {**_IMAGE, **_CLUSTER, "HOSTNAME": pod["metadata"]["name"]}
+    for each in container.get("env", ()):
+        value = _from(pod, each["valueFrom"], stored) if "valueFrom" in each else each["value"]
+        found[each["name"]] = expanded(value, found)
+    return found
+
+
+def expanded(text: str, known: Mapping[str, str]) -> str:
+    """With $(NAME) of variables that came before, and $$( for $(."""
+    parts = re.split(r"(\$\$|\$\([A-Za-z_][A-Za-z0-9_.-]*\))", text)
+    return "".join("$" if p == "$$" else known.get(p[2:-1], p) if p[:2] == "$(" else p for p in parts)  # fmt: skip
+
+
+def _from(pod: Object, source: Object, stored: Stored) -> str:
+    if "secretKeyRef" in source:
+        of = source["secretKeyRef"]
+        return stored.secrets[of["name"]][of["key"]]
+    path = source["fieldRef"]["fieldPath"]
+    if label := _LABEL.fullmatch(path):
+        return str(pod["metadata"]["labels"][label[1]])
+    return str(pod["metadata"][path.removeprefix("metadata.")])
+
+
+def as_user(pod: Object, container: Object) -> list[str]:
+    """What runs a command with the container's security context."""
+    security = pod["spec"].get("securityContext", {}) | container.get("securityContext", {})
+    words = ["setpriv", f"--reuid={security['runAsUser']}", f"--regid={security['runAsGroup']}"]
+    words.append(f"--groups={security['fsGroup']}")
+    if "ALL" in security.get("capabilities", {}).get("drop", ()):
+        words += ["--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all"]
+    if security.get("allowPrivilegeEscalation") is False:
+        words.append("--no-new-privs")
+    return [*words, "--"]
+
+
+class PodNode(Node):
+    """A pod whose first container runs Ray. `names`: addresses of the cluster's Services by name,
+    as its DNS would tell them."""
+
+    def __init__(
+        self, lab: Lab, pod: Object, stored: Stored, names: Mapping[str, str], program: Path
+    ) -> None:
+        self.pod, self._stored = pod, stored
+        self.container = pod["spec"]["containers"][0]
+        machine = lab.machine(pod["metadata"]["name"])
+        hosts = {"localhost": "127.0.0.1", machine.name: machine.ip, **names}
+        machine.run("ip", "route", "add", "default", "via", machine.address.nobody.ip)
+        machine.run("sh", "-c", script(pod, program, hosts))
+        self._volumes = [v for v in pod["spec"].get("volumes", ()) if "projected" in v]
+        super().__init__(machine, environment(pod, self.container, stored))
+
+    def start(self) -> None:
+        """Its init containers, then Ray's. The others of the pod are left out."""
+        for volume in self._volumes:
+            publish(self._here(files_folder(volume["name"])), self._stored.files(volume))
+        for each in self.pod["spec"].get("initContainers", ()):
+            self._run(each, [*each["command"], *each["args"]], _INIT_S)
+        words = [*as_user(self.pod, self.container), *self.container["command"]]
+        with self._here(_LOG).open("a") as log:
+            self.process = self.machine.start(
+                *words, *self.container["args"], env=self.env,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def publish(self, stored: Stored) -> None:
+        """Secrets and ConfigMaps have changed, and the kubelet has noticed."""
+        self._stored = stored
+        for volume in self._volumes:
+            publish(self._here(files_folder(volume["name"])), stored.files(volume))
+
+    def run(self, *command: str, limit_s: float = 30) -> subprocess.CompletedProcess[str]:
+        """In its container, as `kubectl exec`. Raises CalledProcessError."""
+        return self._run(self.container, command, limit_s)
+
+    def _run(
+        self, container: Object, command: Sequence[str], limit_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        env = environment(self.pod, container, self._stored)
+        words = [*as_user(self.pod, container), *command]
+        return self.machine.run(*words, env=env, limit_s=limit_s * PATIENCE)
+
+    def passes(self, probe: str) -> bool:
+        """`probe`: livenessProbe or readinessProbe; asked once, with its own limit of time."""
+        asked: dict[str, Any] = self.container[probe]
+        if "exec" in asked:
+            command = asked["exec"]["command"]
+        else:
+            url = f"http://{self.ip}:{asked['httpGet']['port']}/{asked['httpGet']['path']}"
+            command = ["wget", "--tries", "1", "-q", "-O-", url]
+        try:
+            env = environment(self.pod, self.container, self._stored)
+            words = [*as_user(self.pod, self.container), *command]
+            self.machine.run(*words, env=env, limit_s=asked["timeoutSeconds"])
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
+            return False
+        return True
+
+    @property
+    def log(self) -> str:
+        """What its container has said."""
+        return self._here(_LOG).read_text()
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """That its container declares, by name."""
+        return {each["name"]: each["containerPort"] for each in self.container["ports"]}
+
+    def _here(self, path: Path) -> Path:
+        return self.machine.root / path.relative_to("/")

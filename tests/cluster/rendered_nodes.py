@@ -1,0 +1,147 @@
+"""A RayService on machines of a `Lab`: what KubeRay's operator does of it, and nothing else.
+
+The head's pod first; once it is ready, `serveConfigV2` as JSON to the dashboard; workers join when
+they can. Later changes are PUT as they are, where they start no other cluster. Callers reach the
+workers that are ready, as through the Service of KubeRay's making.
+Source: kuberay v1.7, `rayservice_controller.go` (reconcileServe, updateServeDeployment),
+`utils/dashboardclient/dashboard_httpclient.go`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from tests.cluster.machines import Lab
+from tests.cluster.pod_nodes import PodNode, Stored
+from tests.cluster.ray_nodes import PATIENCE, until
+from tests.kube.chart import Object
+from tests.kube.kuberay import rolls
+from tests.kube.operator_pods import TOKEN_KEY, head_name, head_pod, worker_pods
+
+_DASHBOARD_PORT = 8265
+_APPLICATIONS = "/api/serve/applications/"
+_ANSWER_S = 30.0
+_HEAD_S, _RUNS_S = 60.0, 120.0
+_PROBE_S = 5.0
+
+
+class RenderedNodes:
+    """`stored`: what the pods name, but for Ray's token. `program`: the path of what stands in
+    HAProxy's place in the image."""
+
+    def __init__(self, lab: Lab, service: Object, stored: Stored, program: str) -> None:
+        self._lab, self.service, self._program = lab, service, Path(program)
+        self.cluster_name = f"{service['metadata']['name']}-abcde"
+        self.token = secrets.token_hex(32)
+        own = {self.cluster_name: {TOKEN_KEY: self.token}}
+        self.stored = Stored({**stored.secrets, **own}, stored.config_maps)
+        self.workers: list[PodNode] = []
+
+    def start(self) -> float:
+        """Seconds until every application runs and every worker is ready."""
+        began = time.monotonic()
+        self.head = self._started(head_pod(self.service, self.cluster_name), {})
+        self._rest = httpx.Client(
+            base_url=f"http://{self.head.ip}:{_DASHBOARD_PORT}",
+            headers={"x-ray-authorization": f"Bearer {self.token}"},
+            timeout=_ANSWER_S * PATIENCE,
+        )
+        until(lambda: self.head.passes("readinessProbe"), _HEAD_S, "the head is ready")
+        self.put(self.service)
+        names = {head_name(self.service, self.cluster_name): self.head.ip}
+        for pod in worker_pods(self.service, self.cluster_name):
+            self.workers.append(self._started(pod, names))
+        self.until_it_runs()
+        until(lambda: self.endpoints() == self.workers, _RUNS_S, "every worker is ready")
+        return time.monotonic() - began
+
+    def _started(self, pod: Object, names: dict[str, str]) -> PodNode:
+        return PodNode(self._lab, pod, self.stored, names, self._program)
+
+    def put(self, service: Object) -> None:
+        """A RayService that has changed, of which nothing may start another cluster."""
+        old, new = (each["spec"]["rayClusterConfig"] for each in (self.service, service))
+        assert not rolls(old, new), "this would be another cluster"
+        self.service = service
+        body = json.dumps(yaml.safe_load(service["spec"]["serveConfigV2"]))
+        answer = self._rest.put(
+            _APPLICATIONS, content=body, headers={"content-type": "application/json"}
+        )
+        assert answer.is_success, answer.text
+
+    # ---- what it has come to --------------------------------------------------------------------
+
+    def applications(self) -> dict[str, Any]:
+        """Serve's, by name."""
+        answer = self._rest.get(_APPLICATIONS, params={"api_type": "declarative"})
+        answer.raise_for_status()
+        found: dict[str, Any] = answer.json()["applications"]
+        return found
+
+    def until_it_runs(self) -> float:
+        """Seconds until every application of the list runs, and none besides."""
+        return until(self._runs, _RUNS_S, "every application runs")
+
+    def _runs(self) -> bool:
+        config = yaml.safe_load(self.service["spec"]["serveConfigV2"])
+        status = {name: app["status"] for name, app in self.applications().items()}
+        return status == dict.fromkeys((a["name"] for a in config["applications"]), "RUNNING")
+
+    def replicas(self, app: str, deployment: str) -> dict[str, str]:
+        """Addresses of the nodes of those that run, by replica's id."""
+        listed = self.applications()[app]["deployments"][deployment]["replicas"]
+        return {r["replica_id"]: r["node_ip"] for r in listed if r["state"] == "RUNNING"}
+
+    @property
+    def pods(self) -> list[PodNode]:
+        return [self.head, *self.workers]
+
+    def endpoints(self) -> list[PodNode]:
+        """Pods that the Service leads to now."""
+        return [
+            each for each in self.workers
+            if each.pod["metadata"]["labels"]["ray.io/serve"] == "true"
+            and each.passes("readinessProbe")
+        ]  # fmt: skip
+
+    def urls(self) -> list[str]:
+        """Of the Service's pods."""
+        return [f"{each.url}:{each.ports['serve']}" for each in self.endpoints()]
+
+    def of_group(self, name: str) -> list[PodNode]:
+        """The pods of a worker group."""
+        return [w for w in self.workers if w.pod["metadata"]["labels"]["ray.io/group"] == name]
+
+    @contextmanager
+    def probed(self) -> Iterator[list[bool]]:
+        """Every readiness probe meanwhile, as often as kubelets ask: whether it passed."""
+        passed: list[bool] = []
+        over = threading.Event()
+
+        def ask() -> None:
+            while not over.wait(_PROBE_S):
+                passed.extend(each.passes("readinessProbe") for each in self.workers)
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        try:
+            yield passed
+        finally:
+            over.set()
+            asking.join(_ANSWER_S)
+
+
+def logs(pods: Sequence[PodNode]) -> str:
+    """What the containers of all have said."""
+    return "\n".join(f"--- {each.name}\n{each.log}" for each in pods)
