@@ -83,7 +83,7 @@ integration: dev
 
 # Three Ray nodes in namespaces of this machine, and what their faults cost. As root, or as a user who
 # may make namespaces (`make test-cluster AS='unshare --map-root-user --net --mount'`).
-test-cluster: dev
+test-cluster: kube
 	$(AS) $(BIN)/python -m pytest -m cluster tests/cluster
 
 # What Kubernetes would get of the chart and of k8s/, without a cluster. Custom resources are checked

@@ -77,7 +77,7 @@ def publish(folder: Path, files: Mapping[str, str]) -> None:
 def _readable(needed: Sequence[Path]) -> Iterator[str]:
     """Paths behind folders that are one user's: such a folder gets nothing else, for everybody."""
     hidden: dict[Path, list[Path]] = {}
-    for path in {each for path in needed for each in (path, path.resolve())}:
+    for path in {*needed, *(each.resolve() for each in needed)}:
         if first := next((p for p in [*path.parents][::-1] if not p.stat().st_mode & 0o001), None):
             hidden.setdefault(first, []).append(path)
     for number, (folder, paths) in enumerate(hidden.items()):
@@ -99,7 +99,8 @@ def _existing(path: str) -> str:
 
 
 def _laid_over(folders: Sequence[str]) -> Iterator[str]:
-    for number, folder in enumerate(sorted({*folders} - {_TMP, "/dev/shm"})):
+    own = [each for each in {*folders} if not Path(each).is_relative_to(_TMP)]
+    for number, folder in enumerate(sorted({*own} - {"/dev/shm"})):
         upper, work = OWN / f"upper{number}", OWN / f"work{number}"
         options = f"lowerdir={folder},upperdir={upper},workdir={work}"
         yield f"mkdir {upper} {work}; mount -t overlay -o {options} overlay {folder}"

@@ -1,4 +1,4 @@
-"""Pods of a Ray cluster on machines of a `Lab`: what a kubelet does of each, as far as it goes here.
+"""Pods of a Ray cluster on machines of a `Lab`: what a kubelet makes of each, as far as it goes.
 
 A pod has its own network, processes and files (`pod_mounts`); its container runs as the user, with
 the groups and without the capabilities that its security context says. Not done: limits of
@@ -60,8 +60,11 @@ def environment(pod: Object, container: Object, stored: Stored) -> dict[str, str
 
 def expanded(text: str, known: Mapping[str, str]) -> str:
     """With $(NAME) of variables that came before, and $$( for $(."""
-    parts = re.split(r"(\$\$|\$\([A-Za-z_][A-Za-z0-9_.-]*\))", text)
-    return "".join("$" if p == "$$" else known.get(p[2:-1], p) if p[:2] == "$(" else p for p in parts)  # fmt: skip
+
+    def value(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else known.get(found[1], found[0])
+
+    return re.sub(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_.-]*)\)", value, text)
 
 
 def _from(pod: Object, source: Object, stored: Stored) -> str:
@@ -147,6 +150,11 @@ class PodNode(Node):
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
             return False
         return True
+
+    @property
+    def labels(self) -> dict[str, str]:
+        found: dict[str, str] = self.pod["metadata"]["labels"]
+        return found
 
     @property
     def log(self) -> str:

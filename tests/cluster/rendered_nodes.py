@@ -13,9 +13,8 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +110,7 @@ class RenderedNodes:
         """Pods that the Service leads to now."""
         return [
             each for each in self.workers
-            if each.pod["metadata"]["labels"]["ray.io/serve"] == "true"
-            and each.passes("readinessProbe")
+            if each.labels["ray.io/serve"] == "true" and each.passes("readinessProbe")
         ]  # fmt: skip
 
     def urls(self) -> list[str]:
@@ -121,7 +119,7 @@ class RenderedNodes:
 
     def of_group(self, name: str) -> list[PodNode]:
         """The pods of a worker group."""
-        return [w for w in self.workers if w.pod["metadata"]["labels"]["ray.io/group"] == name]
+        return [w for w in self.workers if w.labels["ray.io/group"] == name]
 
     @contextmanager
     def probed(self) -> Iterator[list[bool]]:

@@ -15,12 +15,23 @@ from tests.cluster.machines import CannotMakeMachines, Lab
 from tests.cluster.pod_mounts import UnknownVolume, publish, script
 from tests.cluster.pod_nodes import PodNode, Stored, as_user, environment, expanded
 
-STORED = Stored({"keys": {"acme.yaml": "a: 1"}, "token": {"auth_token": "t0ken"}}, {"more": {"b.yaml": "b: 2"}})  # fmt: skip
+STORED = Stored(
+    {"keys": {"acme.yaml": "a: 1"}, "token": {"auth_token": "t0ken"}},
+    {"more": {"b.yaml": "b: 2"}},
+)
 PROGRAM = Path("/usr/local/bin/headrace-haproxy")
+TOKEN = {"name": "token", "key": "auth_token"}
+SOURCES = [{"secret": {"name": "keys"}}, {"configMap": {"name": "more"}}]
 SECURITY = {
     "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
     "capabilities": {"drop": ["ALL"]},
 }  # fmt: skip
+
+
+def of_field(path: str) -> dict[str, Any]:
+    return {"fieldRef": {"fieldPath": path}}
+
+
 POD: dict[str, Any] = {
     "metadata": {"name": "a-pod", "namespace": "serving", "labels": {"ray.io/group": "cpu"}},
     "spec": {
@@ -33,9 +44,9 @@ POD: dict[str, Any] = {
                 "ports": [],
                 "securityContext": SECURITY,
                 "env": [
-                    {"name": "GROUP", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['ray.io/group']"}}},
-                    {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-                    {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "token", "key": "auth_token"}}},
+                    {"name": "GROUP", "valueFrom": of_field("metadata.labels['ray.io/group']")},
+                    {"name": "NAME", "valueFrom": of_field("metadata.name")},
+                    {"name": "TOKEN", "valueFrom": {"secretKeyRef": TOKEN}},
                     {"name": "BOTH", "value": "$(GROUP)-$(NOBODY)-$$(GROUP)"},
                 ],
                 "volumeMounts": [
@@ -50,7 +61,7 @@ POD: dict[str, Any] = {
             {"name": "tmp", "emptyDir": {}},
             {"name": "shared", "emptyDir": {"medium": "Memory", "sizeLimit": "32Mi"}},
             {"name": "cache", "emptyDir": {"sizeLimit": "8Mi"}},
-            {"name": "files", "projected": {"sources": [{"secret": {"name": "keys"}}, {"configMap": {"name": "more"}}]}},
+            {"name": "files", "projected": {"sources": SOURCES}},
         ],
     },
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """The pods that KubeRay's operator makes of a RayService: what a kubelet is told to run.
 
 The chart writes templates; the operator adds the whole `ray start` line, environment, an init
-container and probes. Not written anew, because the chart asks for none of it by default and it would
-be refused here in a sentence: Redis, TLS, the history server, groups of several hosts, top-level
+container and probes. Not written anew, because the chart asks for none of it by default; it is
+refused here in a sentence: Redis, TLS, the history server, groups of several hosts, top-level
 `resources` of groups, a command of the container's own. Of the autoscaler's container only what its
 being there changes for Ray's.
 Source: kuberay v1.7, `common/pod.go` (DefaultHeadPodTemplate, DefaultWorkerPodTemplate, BuildPod,
@@ -56,6 +56,7 @@ def head_pod(service: Object, cluster_name: str) -> Object:
     pod = _Pod(service, cluster_name, group, "head")
     if cluster.get("enableInTreeAutoscaling"):
         pod.env.append({"name": "RAY_enable_autoscaler_v2", "value": "true"})
+        pod.shares_logs()
     return pod.built(params, "127.0.0.1")
 
 
@@ -141,6 +142,14 @@ class _Pod:
         waiting["args"] = [script]
         waiting["env"] += self._token()
         self._template["spec"].setdefault("initContainers", []).append(waiting)
+
+    def shares_logs(self) -> None:
+        """With the autoscaler's container."""
+        self.container.setdefault("volumeMounts", []).append(
+            {"name": "ray-logs", "mountPath": "/tmp/ray"}
+        )
+        volumes = self._template["spec"].setdefault("volumes", [])
+        volumes.append({"name": "ray-logs", "emptyDir": {}})
 
     def built(self, params: dict[str, str], head: str, suffix: str = "") -> Object:
         limits = self.container.get("resources", {}).get("limits", {})

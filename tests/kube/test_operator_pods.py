@@ -18,7 +18,7 @@ from tests.kube.operator_pods import (
 
 CLUSTER = "demo-headrace-abcde"
 HEAD = f"{CLUSTER}-head-svc.serving.svc.cluster.local"
-MIG = "--resources=\"{\\\"mig_1g_18gb\\\":1}\""
+MIG = '--resources="{\\"mig_1g_18gb\\":1}"'
 
 
 def env(container: Object) -> dict[str, Any]:
@@ -64,6 +64,10 @@ def test_the_heads_line_has_no_processors_and_all_else_that_kuberay_adds(head: O
         "--no-monitor", "--num-cpus=0", "--num-gpus=0", f"--object-store-memory={512 * 2**20}",
     ]  # fmt: skip
     assert env(head)["KUBERAY_GEN_RAY_START_CMD"] == line
+
+
+def test_the_heads_logs_lie_where_the_autoscaler_reads_them(head: Object) -> None:
+    assert {"name": "ray-logs", "mountPath": "/tmp/ray"} in head["volumeMounts"]
 
 
 def test_a_gateways_line_has_its_label_and_the_heads_name(gateways: Object) -> None:

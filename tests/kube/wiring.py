@@ -18,7 +18,7 @@ def complaints(objects: Sequence[Object]) -> Iterator[str]:
     for each in objects:
         name = f"{each['kind']}/{each['metadata']['name']}"
         for selector in _selectors(each):
-            if not any(_selects(selector, template) for template in templates.values()):
+            if not any(selects(selector, template) for template in templates.values()):
                 yield f"{name} selects no pod by {selector}"
         if each["kind"] == "PodMonitor":
             yield from _of_monitor(name, each["spec"], templates)
@@ -39,7 +39,7 @@ def _selectors(each: Object) -> Iterator[Mapping[str, Any]]:
             yield from (p["podSelector"] for p in peers if "podSelector" in p and len(p) == 1)
 
 
-def _selects(selector: Mapping[str, Any], template: Object) -> bool:
+def selects(selector: Mapping[str, Any], template: Object) -> bool:
     labels = template.get("metadata", {}).get("labels", {})
     if any(labels.get(k) != v for k, v in selector.get("matchLabels", {}).items()):
         return False
@@ -50,7 +50,7 @@ def _selects(selector: Mapping[str, Any], template: Object) -> bool:
 
 
 def _of_monitor(name: str, spec: Object, templates: Mapping[str, Object]) -> Iterator[str]:
-    chosen = [each for each in templates.values() if _selects(spec["selector"], each)]
+    chosen = [each for each in templates.values() if selects(spec["selector"], each)]
     for endpoint in spec["podMetricsEndpoints"]:
         for template in chosen:
             ports = {p["name"] for c in template["spec"]["containers"] for p in c["ports"]}

@@ -1,0 +1,255 @@
+"""The chart's RayService runs: Helm renders it, pods start on three machines as a kubelet would
+start them, an operator's PUT does the rest. Nothing of ours is called but what the RayService says.
+
+What that proves and what not: docs/kubernetes.md.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from deployments.gateway.tenancy.tenants import new_key
+from tests.cluster.machines import CannotMakeMachines, Lab
+from tests.cluster.pod_nodes import Stored
+from tests.cluster.ray_nodes import until
+from tests.cluster.rendered_nodes import RenderedNodes, logs
+from tests.cluster.steady_load import SteadyLoad, infer
+from tests.kube.api_server import Store
+from tests.kube.chart import CHART, RELEASE, Object, merged, ray_service, values_of
+from tests.kube.helm_client import helm_and_store
+from tests.kube.wiring import selects
+
+pytestmark = [pytest.mark.cluster, pytest.mark.integration]
+
+KEY, HASH = new_key()
+BATCH_KEY, BATCH_HASH = new_key()
+IDS = [5, 6, 7]
+BEFORE_MS, AFTER_MS = 5, 60
+OF_THE_AUTOSCALER = "as-metrics"  # whose container needs a Kubernetes API
+TENANTS_PATH = "/etc/headrace/tenants"
+VALUES = f"""
+models:
+  quick: {{runtime: synthetic, slo: {{latency_ms: 20000}}, options: {{base_ms: {BEFORE_MS}}}}}
+  slow: {{runtime: synthetic, slo: {{latency_ms: 20000}}, options: {{base_ms: 50}}}}
+gateway: {{tenants_path: {TENANTS_PATH}}}
+tenantFiles:
+  config: {{tenants: {{acme: {{weight: 3}}, batch: {{priority: bulk}}}}}}
+  existingSecrets: [acme-keys, batch-keys]
+head: {{memory: 3Gi, objectStore: 128Mi}}
+gateways: {{memory: 2Gi, objectStore: 128Mi}}
+workerGroups: [{{name: cpu, minReplicas: 1, cpu: 4, memory: 3Gi, objectStore: 128Mi}}]
+podMonitors: {{enabled: true}}
+"""
+_HELM_S = 60
+_CHANGE_S = 60.0
+_SETTLE_S = 2.0
+
+
+def secret(tenant: str, *hashes: str) -> dict[str, str]:
+    return {f"{tenant}.yaml": yaml.safe_dump({"tenants": {tenant: {"keys": [*hashes]}}})}
+
+
+@dataclass
+class Release:
+    """Of Helm, and the nodes that run it."""
+
+    helm: Any
+    store: Store
+    nodes: RenderedNodes
+    values: dict[str, Any]
+
+    @property
+    def service(self) -> Object:
+        return ray_service(list(self.store.objects.values()))
+
+    def upgrade(self, base_ms: int) -> None:
+        quick = self.values["models"]["quick"] | {"options": {"base_ms": base_ms}}
+        models = self.values["models"] | {"quick": quick}
+        self.helm.upgrade(CHART, RELEASE, self.values | {"models": models}, timeout=_HELM_S)
+
+    def rollback(self) -> None:
+        self.helm.rollback(RELEASE, timeout=_HELM_S)
+
+    def served_ms(self) -> float:
+        """By `quick`, of the fastest of some requests."""
+        url = self.nodes.urls()[0]
+        answers = [infer(url, "quick", IDS, **bearer(KEY)) for _ in range(5)]
+        return min(float(answer.headers["x-service-time-ms"]) for answer in answers)
+
+
+@pytest.fixture(scope="module")
+def release() -> Iterator[Release]:
+    """The nodes run when it is there; what their containers said is shown where they do not."""
+    if os.geteuid() != 0 or len(Path("/proc/self/uid_map").read_text().splitlines()) > 1:
+        pytest.skip("THE CHART IS NOT RUN: only root of this machine may be the pods' user")
+    pytest.importorskip("helm_python", reason="THE CHART IS NOT RUN: `make kube` brings Helm")
+    values = values_of(VALUES)
+    with helm_and_store() as (helm, store):
+        helm.install(CHART, RELEASE, values, timeout=_HELM_S)
+        maps = {name: each["data"] for name, each in store.of_kind("ConfigMap").items()}
+        secrets = {"acme-keys": secret("acme", HASH), "batch-keys": secret("batch", BATCH_HASH)}
+        program = merged(values)["image"]["haproxy"]
+        try:
+            with Lab() as lab:
+                service = ray_service(list(store.objects.values()))
+                nodes = RenderedNodes(lab, service, Stored(secrets, maps), program)
+                try:
+                    print(f"started in {nodes.start():.0f} s")
+                    yield Release(helm, store, nodes, values)
+                finally:
+                    print(logs(nodes.pods))
+        except CannotMakeMachines as reason:
+            pytest.skip(f"no machines can be made here: {reason}")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_the_pods_are_the_three_of_the_chart_and_all_are_ready(release: Release) -> None:
+    nodes = release.nodes
+    assert [each.labels["ray.io/group"] for each in nodes.pods] == [
+        "headgroup", "gateways", "cpu",
+    ]  # fmt: skip
+    assert all(each.passes("livenessProbe") for each in nodes.pods)
+    assert nodes.endpoints() == nodes.workers
+
+
+def test_gateways_and_models_are_where_their_groups_are(release: Release) -> None:
+    nodes = release.nodes
+    (gateways,), (cpu,) = nodes.of_group("gateways"), nodes.of_group("cpu")
+    assert set(nodes.replicas("gateway", "gateway").values()) == {gateways.ip}
+    for model in ("quick", "slow"):
+        assert set(nodes.replicas(f"model-{model}", "model").values()) == {cpu.ip}
+
+
+@pytest.mark.parametrize("model", ["quick", "slow"])
+@pytest.mark.parametrize("key", [KEY, BATCH_KEY], ids=["acme", "batch"])
+def test_a_tenants_key_gets_an_answer_at_every_endpoint(release, model: str, key: str) -> None:
+    for url in release.nodes.urls():
+        answer = infer(url, model, IDS, **bearer(key))
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["outputs"][0]["data"] == [sum(IDS)]
+
+
+def test_another_key_and_none_are_401(release: Release) -> None:
+    for url in release.nodes.urls():
+        said = [infer(url, "quick", IDS, **headers) for headers in ({}, bearer(new_key()[0]))]
+        assert [answer.status_code for answer in said] == [401, 401]
+
+
+def test_every_port_that_a_pod_monitor_asks_has_metrics(release: Release) -> None:
+    asked = [
+        f"{pod.url}:{pod.ports[endpoint['port']]}{endpoint.get('path', '/metrics')}"
+        for monitor in release.store.of_kind("PodMonitor").values()
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]
+        if endpoint["port"] != OF_THE_AUTOSCALER
+        for pod in release.nodes.pods
+        if selects(monitor["spec"]["selector"], pod.pod)
+    ]
+    assert len(asked) == 5, asked
+    assert {url: httpx.get(url).status_code for url in asked} == dict.fromkeys(asked, 200)
+
+
+def frames(release: Release, model: str) -> dict[str, float]:
+    """Counters of the gateway's channel to the model's replicas."""
+    (pod,) = release.nodes.of_group("gateways")
+    text = httpx.get(f"{pod.url}:{pod.ports['gateway-0']}/metrics").text
+    rows = [line for line in text.splitlines() if line.startswith("headrace_channel_")]
+    return {row.split("{")[0]: float(row.split()[-1]) for row in rows if f'model="{model}"' in row}
+
+
+@pytest.mark.parametrize("model", ["quick", "slow"])
+def test_requests_travel_on_the_channel_from_pod_to_pod(release: Release, model: str) -> None:
+    def sent() -> float:
+        return frames(release, model)["headrace_channel_sent_frames_total"]
+
+    before = sent()
+    for _ in range(5):
+        infer(release.nodes.urls()[0], model, IDS, **bearer(KEY))
+    until(lambda: sent() >= before + 5, 10, "five frames were sent")
+    assert frames(release, model)["headrace_channel_connections"] == 1
+
+
+def test_every_process_is_the_pods_user_and_writes_nothing_but_its_volumes(release) -> None:
+    for pod in release.nodes.pods:
+        users = pod.machine.run("ps", "axo", "uid,args").stdout.splitlines()[1:]
+        ray = [line.split()[0] for line in users if "ray" in line]
+        assert len(ray) > 3
+        assert set(ray) == {"1000"}
+        with pytest.raises(subprocess.CalledProcessError, match="exit status 1"):
+            pod.run("touch", "/etc/x")
+        assert "/dev/shm" not in pod.log, "the object store has no room where it ought to be"
+
+
+def test_haproxy_is_the_images_program_with_what_the_pods_say(release: Release) -> None:
+    for pod in release.nodes.workers:
+        written = pod.run("cat", "/tmp/haproxy-serve/haproxy.cfg").stdout
+        assert "# corrected by headrace-haproxy" in written
+        assert f"bind 0.0.0.0:{pod.ports['serve']}" in written
+
+
+def _changed(release: Release, change: Callable[[], None], ms: int, what: str) -> None:
+    """One model alone, under load: `quick` takes `ms` afterwards."""
+    nodes, before = release.nodes, release.service
+    quick, slow = (nodes.replicas(f"model-{m}", "model") for m in ("quick", "slow"))
+    gateways = nodes.replicas("gateway", "gateway")
+    change()
+    old, new = before["spec"], release.service["spec"]
+    assert {name for name in new if old[name] != new[name]} == {"serveConfigV2"}
+    load = [SteadyLoad(nodes.urls(), m, callers=4, headers=bearer(KEY)) for m in ("quick", "slow")]
+    with nodes.probed() as probes, load[0], load[1]:
+        time.sleep(_SETTLE_S)
+        put_at = time.monotonic()
+        nodes.put(release.service)
+        until(lambda: not nodes.replicas("model-quick", "model").keys() & quick, _CHANGE_S, what)
+        nodes.until_it_runs()
+        took_s = time.monotonic() - put_at
+        time.sleep(_SETTLE_S)
+    longest_s = max(o.took_s for each in load for o in each.outcomes)
+    print(f"{what}: {took_s:.1f} s, answered {[each.answered for each in load]}, failed "
+          f"{[len(each.failures) for each in load]}, longest {longest_s:.2f} s, "
+          f"readiness probes {len(probes)}, failed {probes.count(False)}")  # fmt: skip
+    assert [each.reasons() for each in load] == [{}, {}]
+    assert all(each.answered > 100 for each in load)
+    assert nodes.replicas("model-slow", "model") == slow
+    assert nodes.replicas("gateway", "gateway") == gateways
+    assert ms <= release.served_ms() < ms + 40
+
+
+def test_an_upgrade_of_one_model_under_load_fails_nothing_and_touches_no_other(release) -> None:
+    assert release.served_ms() < AFTER_MS
+    _changed(release, lambda: release.upgrade(AFTER_MS), AFTER_MS, "helm upgrade")
+
+
+def test_a_rollback_under_load_fails_nothing_either(release: Release) -> None:
+    assert release.served_ms() >= AFTER_MS, "the upgrade comes first"
+    _changed(release, release.rollback, BEFORE_MS, "helm rollback")
+
+
+def test_a_key_that_is_added_to_its_secret_is_valid_without_a_restart(release: Release) -> None:
+    nodes = release.nodes
+    gateways, (key, hashed) = nodes.replicas("gateway", "gateway"), new_key()
+    url = nodes.urls()[0]
+    assert infer(url, "quick", IDS, **bearer(key)).status_code == 401
+    added = {**nodes.stored.secrets, "acme-keys": secret("acme", HASH, hashed)}
+    for pod in nodes.pods:
+        pod.publish(Stored(added, nodes.stored.config_maps))
+    until(lambda: infer(url, "quick", IDS, **bearer(key)).status_code == 200, 10, "the new key")
+    assert infer(url, "quick", IDS, **bearer(KEY)).status_code == 200
+    assert nodes.replicas("gateway", "gateway") == gateways
+
+
+def test_this_machine_has_nothing_of_the_pods(release: Release) -> None:
+    assert not Path(TENANTS_PATH).exists()
+    assert not Path("/usr/local/bin/headrace-haproxy").exists()
