@@ -97,10 +97,16 @@ class RenderedNodes:
         status = {name: app["status"] for name, app in self.applications().items()}
         return status == dict.fromkeys((a["name"] for a in config["applications"]), "RUNNING")
 
-    def replicas(self, app: str, deployment: str) -> dict[str, str]:
-        """Addresses of the nodes of those that run, by replica's id."""
-        listed = self.applications()[app]["deployments"][deployment]["replicas"]
-        return {r["replica_id"]: r["node_ip"] for r in listed if r["state"] == "RUNNING"}
+    def replicas(self) -> dict[str, set[tuple[str, int]]]:
+        """Of every `application/deployment`: its processes, by their node's address and their pid
+        there."""
+        return {
+            f"{name}/{each}": {
+                (r["node_ip"], r["pid"]) for r in deployment["replicas"] if r["state"] == "RUNNING"
+            }
+            for name, app in self.applications().items()
+            for each, deployment in app["deployments"].items()
+        }
 
     @property
     def pods(self) -> list[PodNode]:
