@@ -52,7 +52,8 @@ def node_types(cluster: Object) -> dict[str, Any]:
 
 
 def resource_complaints(cluster: Object) -> Iterator[str]:
-    """A pod has the devices that Ray counts there, and a MIG profile has its resource."""
+    """A pod has the devices that Ray counts there, and a MIG profile has its resource. What models
+    take would leave gateways no room on their own pods, whichever comes first."""
     known = node_types(cluster)
     for group in cluster["workerGroupSpecs"]:
         name, limits = group["groupName"], _ray_container(group)["resources"]["limits"]
@@ -71,8 +72,9 @@ def resource_complaints(cluster: Object) -> Iterator[str]:
                 yield f"{name} must have one MIG device alone"
             if profile != device and counted.get(resource) != 1:
                 yield f"{name} must have the custom resource {resource}"
-    if known["headgroup"]["resources"].get("CPU") or known["headgroup"]["resources"].get("GPU"):
-        yield "the head must have no CPU and no GPU for work"
+    for name in ("headgroup", "gateways"):
+        if known[name]["resources"].get("CPU") or known[name]["resources"].get("GPU"):
+            yield f"{name} must have no CPU and no GPU for work"
 
 
 def environment_complaints(

@@ -8,7 +8,7 @@ import pytest
 
 from autoscaling.mig.gpus import GPUS
 from deployments.tools.plan.manifests import Workers
-from tests.kube.chart import cluster_of, objects
+from tests.kube.chart import cluster_of, objects, serve_config_of
 from tests.kube.ray_rules import node_types
 
 MODEL = {"device": {"runtime": "synthetic"}}
@@ -64,17 +64,18 @@ def test_whole_gpus_labels_priority_and_idle_time_reach_the_autoscaler() -> None
     assert (known["priority"], known["idle_timeout_s"]) == (3, 60.0)
 
 
-def test_gateways_find_the_nodes_made_for_them() -> None:
-    cluster = cluster_of(
-        objects(
-            {
-                "models": MODEL,
-                "workerGroups": [CPU],
-                "gateway": {"replicas": 5, "replicas_per_node": 2},
-            }
-        )
+def test_gateways_find_the_nodes_made_for_them_and_models_none_there() -> None:
+    found = objects(
+        {
+            "models": MODEL,
+            "workerGroups": [CPU],
+            "gateway": {"replicas": 5, "replicas_per_node": 2},
+        }
     )
-    known = node_types(cluster)["gateways"]
+    known = node_types(cluster_of(found))["gateways"]
     assert (known["min_workers"], known["max_workers"]) == (3, 3)
-    assert known["resources"]["CPU"] == 2
     assert known["labels"] == {"headrace.io/role": "gateway"}
+    assert known["resources"]["CPU"] == 0
+    gateway, _, model = serve_config_of(found)["applications"]
+    asked = [each["deployments"][0]["ray_actor_options"]["num_cpus"] for each in (gateway, model)]
+    assert asked == [0, 0.5]

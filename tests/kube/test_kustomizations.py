@@ -64,7 +64,7 @@ def test_the_small_cluster_has_no_autoscaler_and_little_of_everything(
     assert cluster["enableInTreeAutoscaling"] is False
     types = node_types(cluster)
     assert {name: each["resources"]["CPU"] for name, each in types.items()} == {
-        "headgroup": 0, "gateways": 1, "cpu": 1,
+        "headgroup": 0, "gateways": 0, "cpu": 1,
     }  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def test_a_gateways_line_has_its_label_and_the_heads_name(gateways: Object) -> N
     (words,) = gateways["spec"]["containers"][0]["args"]
     assert f" --address={HEAD}:6379 " in words
     assert " --labels=headrace.io/role=gateway " in words
-    assert " --num-cpus=1 " in words
+    assert " --num-cpus=0 " in words
 
 
 def test_a_mig_groups_resource_survives_the_shell(plain: Values) -> None:

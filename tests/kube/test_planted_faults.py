@@ -59,6 +59,10 @@ def the_head_takes_work(found: list[Object]) -> None:
     cluster_of(found)["headGroupSpec"]["rayStartParams"]["num-cpus"] = "2"
 
 
+def the_gateways_pods_take_work(found: list[Object]) -> None:
+    cluster_of(found)["workerGroupSpecs"][0]["rayStartParams"]["num-cpus"] = "1"
+
+
 def a_variable_is_left_out(found: list[Object]) -> None:
     container(found)["env"] = [
         each for each in container(found)["env"] if each["name"] != "RAY_worker_niceness"
@@ -125,7 +129,8 @@ IN_BUILT_INS = [
     (a_deployment_setting_is_misspelt, "serve: serveConfigV2: gateway/gateway has num_replica"),
     (a_mig_group_leaves_counting_to_ray, "resources: mig has"),
     (a_pod_has_two_mig_devices, "resources: mig must have one MIG device alone"),
-    (the_head_takes_work, "resources: the head must have no CPU"),
+    (the_head_takes_work, "resources: headgroup must have no CPU"),
+    (the_gateways_pods_take_work, "resources: gateways must have no CPU"),
     (a_variable_is_left_out, "environment: gateways: RAY_worker_niceness is None"),
     (a_container_may_become_root, "security: RayService/demo-headrace cpu"),
     (a_folder_of_the_host_is_mounted, "volume tmp is a hostPath"),

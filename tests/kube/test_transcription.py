@@ -15,7 +15,6 @@ from tests.kube.test_value_sets import built, same
 CHANCES = 60
 _GATEWAY: dict[str, list[Any]] = {
     "replicas": [1, 2, 7],
-    "num_cpus": [0, 0.25, 1, 2],
     "replicas_per_node": [1, 3],
     "port": [80, 8000],
     "ingress": ["auto", "haproxy", "proxy"],

@@ -41,8 +41,8 @@ that runs before an installation (`check.enabled`). */}}
 
 {{- define "headrace.checkGateways" -}}
 {{- $gateway := include "headrace.gateway" . | fromJson -}}
-{{- if gt $gateway.node_cpus (float64 .Values.gateways.cpu) }}
-{{- fail (printf "gateways.cpu is %v; %v gateways of %v CPUs on each node need %v" .Values.gateways.cpu $gateway.per_node $gateway.num_cpus $gateway.node_cpus) }}
+{{- if gt (float64 $gateway.num_cpus) 0.0 }}
+{{- fail (printf "gateway.num_cpus is %v; must be left out: gateways have pods of their own, of gateways.cpu CPUs" $gateway.num_cpus) }}
 {{- end }}
 {{- range $name, $value := $gateway.labels }}
 {{- if and (not (regexMatch "^(!|in\\()" $value)) (ne $value (dig $name "" $.Values.gateways.rayLabels)) }}

@@ -5,6 +5,7 @@
 {{- dict "serve" $gateway.port "metrics" 8080 | toJson -}}
 {{- end }}
 
+{{/* Without CPUs for Ray: gateways need none of them, and what does need some goes elsewhere. */}}
 {{- define "headrace.gatewayGroup" -}}
 {{- $gateway := include "headrace.gateway" . | fromJson -}}
 {{- $ports := include "headrace.ports" . | fromJson -}}
@@ -16,7 +17,7 @@
   minReplicas: {{ int64 $gateway.nodes }}
   maxReplicas: {{ int64 $gateway.nodes }}
   rayStartParams:
-    num-cpus: {{ int64 $gateway.node_cpus | quote }}
+    num-cpus: "0"
     num-gpus: "0"
     object-store-memory: {{ include "headrace.objectStoreBytes" .Values.gateways | quote }}
   labels:

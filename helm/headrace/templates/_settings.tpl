@@ -34,7 +34,6 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "per_node" $per_node
   "nodes" (divf $replicas $per_node | ceil)
   "num_cpus" $num_cpus
-  "node_cpus" (mulf $num_cpus $per_node | ceil)
   "labels" (dig "labels" dict $g)
   "port" (dig "port" $d.port $g)
   "metrics_port" (dig "metrics_port" $d.metrics_port $g)
