@@ -31,7 +31,7 @@ from tests.kube.operator_pods import TOKEN_KEY, head_name, head_pod, worker_pods
 _DASHBOARD_PORT = 8265
 _APPLICATIONS = "/api/serve/applications/"
 _ANSWER_S = 30.0
-_HEAD_S, _RUNS_S = 60.0, 120.0
+_HEAD_S, _RUNS_S = 40.0, 60.0
 _PROBE_S = 5.0
 
 
@@ -90,12 +90,15 @@ class RenderedNodes:
 
     def until_it_runs(self) -> float:
         """Seconds until every application of the list runs, and none besides."""
-        return until(self._runs, _RUNS_S, "every application runs")
-
-    def _runs(self) -> bool:
         config = yaml.safe_load(self.service["spec"]["serveConfigV2"])
-        status = {name: app["status"] for name, app in self.applications().items()}
-        return status == dict.fromkeys((a["name"] for a in config["applications"]), "RUNNING")
+        all_run = dict.fromkeys((each["name"] for each in config["applications"]), "RUNNING")
+        try:
+            return until(lambda: self._statuses() == all_run, _RUNS_S, "every application runs")
+        except AssertionError as late:
+            raise AssertionError(f"{late}: {self._statuses()}") from late
+
+    def _statuses(self) -> dict[str, str]:
+        return {name: app["status"] for name, app in self.applications().items()}
 
     def replicas(self) -> dict[str, set[tuple[str, int]]]:
         """Of every `application/deployment`: its processes, by their node's address and their pid
