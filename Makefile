@@ -81,8 +81,9 @@ fuzz: dev
 integration: dev
 	$(BIN)/python -m pytest -m 'integration and not vllm' tests/integration
 
-# Three Ray nodes in namespaces of this machine, and what their faults cost. As root, or as a user who
-# may make namespaces (`make test-cluster AS='unshare --map-root-user --net --mount'`).
+# Three Ray nodes in namespaces of this machine: what their faults cost, and the chart's own pods. As
+# root, or as a user who may make namespaces (`make test-cluster AS='unshare --map-root-user --net
+# --mount'`), whom the chart's pods, which are another user's, leave out.
 test-cluster: kube
 	$(AS) $(BIN)/python -m pytest -m cluster tests/cluster
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.machines import CHECKOUT, Lab
+from tests.cluster.machines import CHECKOUT, CannotMakeMachines, Lab
 from tests.cluster.pod_mounts import OWN, files_folder, publish, script
 from tests.cluster.ray_nodes import PATIENCE, Node
 from tests.kube.chart import Object
@@ -89,6 +89,13 @@ def as_user(pod: Object, container: Object) -> list[str]:
     return [*words, "--"]
 
 
+def check_user(user: int, uid_map: str) -> None:
+    """Raises CannotMakeMachines where a process with that `/proc/self/uid_map` cannot become it."""
+    rows = [[int(word) for word in line.split()] for line in uid_map.splitlines()]
+    if not any(first <= user < first + count for first, _, count in rows):
+        raise CannotMakeMachines(f"only root of this machine may become the pods' user {user}")
+
+
 class PodNode(Node):
     """A pod whose first container runs Ray. `names`: addresses of the cluster's Services by name,
     as its DNS would tell them."""
@@ -98,6 +105,8 @@ class PodNode(Node):
     ) -> None:
         self.pod, self._stored = pod, stored
         self.container = pod["spec"]["containers"][0]
+        user = pod["spec"]["securityContext"]["runAsUser"]
+        check_user(user, Path("/proc/self/uid_map").read_text())
         machine = lab.machine(pod["metadata"]["name"])
         hosts = {"localhost": "127.0.0.1", machine.name: machine.ip, **names}
         machine.run("ip", "route", "add", "default", "via", machine.address.nobody.ip)

@@ -6,7 +6,6 @@ What that proves and what not: docs/kubernetes.md.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -91,8 +90,6 @@ class Release:
 @pytest.fixture(scope="module")
 def release() -> Iterator[Release]:
     """The nodes run when it is there; what their containers said is shown where they do not."""
-    if os.geteuid() != 0 or len(Path("/proc/self/uid_map").read_text().splitlines()) > 1:
-        pytest.skip("THE CHART IS NOT RUN: only root of this machine may be the pods' user")
     pytest.importorskip("helm_python", reason="THE CHART IS NOT RUN: `make kube` brings Helm")
     values = values_of(VALUES)
     with helm_and_store() as (helm, store):
@@ -110,7 +107,7 @@ def release() -> Iterator[Release]:
                 finally:
                     print(logs(nodes.pods))
         except CannotMakeMachines as reason:
-            pytest.skip(f"no machines can be made here: {reason}")
+            pytest.skip(f"THE CHART IS NOT RUN: {reason}")
 
 
 def bearer(key: str) -> dict[str, str]:
