@@ -62,6 +62,7 @@ def _explained(error: Exception) -> int | None:
         ("deployments.tools.control", "ServerRefused", 1),
         ("deployments.tools.operator", "OperatorRefused", 1),
         ("deployments.cluster.dashboard", "ClusterError", 1),
+        ("deployments.tools.kube.api", "KubernetesError", 1),
         ("deployments.settings.reference", "CannotVerify", 2),
         ("runtimes.errors", "LoadError", 1),
     ):

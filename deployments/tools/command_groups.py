@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
+from deployments.tools.command_line import Duration
 from deployments.tools.plan.commands import plan as plan
 
 _FILE = click.Path(path_type=Path)
@@ -33,7 +35,7 @@ def new() -> None:
 
 @click.group()
 def cluster() -> None:
-    """Ray clusters of one node or many (docs/cluster.md)."""
+    """Ray clusters of one node or many (docs/cluster.md), and what runs on Kubernetes."""
 
 
 @cluster.command()
@@ -65,3 +67,66 @@ def check(file: Path | None, address: str | None, as_json: bool) -> None:
     from deployments.tools.cluster import check as ask
 
     sys.exit(ask(file, address, as_json))
+
+
+_namespace = click.option(
+    "-n", "--namespace", metavar="NAMESPACE", help="The release's; unset, the context's own."
+)
+_context = click.option(
+    "--context", metavar="CONTEXT", help="Of the kubeconfig; unset, its current."
+)
+_release = click.option(
+    "--release", metavar="RELEASE", help="Which one, where the namespace has several."
+)
+
+
+@cluster.command()
+@click.argument("release", required=False)
+@_namespace
+@_context
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+def status(release: str | None, namespace: str | None, context: str | None, as_json: bool) -> None:
+    """Show a release on Kubernetes: its pods, where they run, what each waits for.
+
+    Reads with your kubeconfig; needs the extra `k8s` (docs/kubernetes.md).
+    """
+    from deployments.tools.kube.commands import status as show
+
+    sys.exit(show(release, namespace, context, as_json=as_json))
+
+
+@cluster.command()
+@click.argument("target", required=False, metavar="[POD|GROUP|MODEL]")
+@_namespace
+@_context
+@_release
+def why(
+    target: str | None, namespace: str | None, context: str | None, release: str | None
+) -> None:
+    """Say of each thing on Kubernetes that is not well what it waits for, and what would help."""
+    from deployments.tools.kube.commands import why as explain
+
+    sys.exit(explain(target, namespace, context, release))
+
+
+@cluster.command()
+@click.argument("target", metavar="MODEL|gateway|head|GROUP|POD")
+@_namespace
+@_context
+@_release
+@click.option("--since", type=Duration(), help="Only what is younger: 90s, 10m, 2h, 1d.")
+@click.option("--tail", type=click.IntRange(1), help="Only so many last lines of each pod.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("-p", "--previous", is_flag=True, help="Of containers before their last restart.")
+def logs(
+    target: str, namespace: str | None, context: str | None, release: str | None, **options: Any
+) -> None:
+    """Print what the pods of a model, of gateways or of the head printed, merged, by pod.
+
+    A model's pods are those of the groups that its replicas fit in.
+    """
+    from deployments.tools.kube.commands import logs as show
+    from deployments.tools.kube.merged_logs import LogOptions
+
+    since_s = options.pop("since")
+    sys.exit(show(target, namespace, context, release, LogOptions(since_s=since_s, **options)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -33,6 +33,19 @@ class Replicas(click.ParamType[int | None]):
         if not (isinstance(value, int) or str(value).isdecimal()):
             self.fail(f"{value!r} is no number of replicas; must be 0 or more, or auto", param, ctx)
         return int(value)
+
+
+class Duration(click.ParamType[int]):
+    """`90s`, `10m`, `2h` or `1d`, in seconds; a bare number is seconds."""
+
+    name = "DURATION"
+    _UNITS: ClassVar = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        number, unit = (value[:-1], value[-1:]) if value[-1:] in self._UNITS else (value, "s")
+        if not (number.isdecimal() and int(number) > 0):
+            self.fail(f"{value!r} is no time; must be like 90s, 10m, 2h or 1d", param, ctx)
+        return int(number) * self._UNITS[unit]
 
 
 def function(module: str, name: str) -> Callable[..., Any]:
