@@ -162,15 +162,17 @@ class Host:
 
     def _until_ready(self) -> None:
         began = time.monotonic()
-        names = list(self._settings.models)
-        limit_s = max(m.replicas.start_timeout_s for m in self._settings.models.values())
+        needed = {n: m for n, m in self._settings.models.items() if not m.optional}
+        limit_s = max(m.replicas.start_timeout_s for m in needed.values())
         while not self._stop.is_set():
             say("progress", models=self._cluster.progress())
-            for name, reason in self._cluster.cannot_start(names).items():
+            for name, reason in self._cluster.cannot_start(list(needed)).items():
                 raise StartFailed(f"model {name} cannot start: {reason}")
             if self._cluster.ready(self._settings.gateway.replicas):
                 say("progress", models=self._cluster.progress())
-                message = ready_message(self._url(), self._cluster.descriptions())
+                found = self._cluster.descriptions()
+                late = self._settings.models.keys() - needed - {each.name for each in found}
+                message = ready_message(self._url(), found, late)
                 say("ready", message=message, seconds=time.monotonic() - began)
                 return
             if time.monotonic() - began > limit_s:

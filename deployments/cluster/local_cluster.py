@@ -78,7 +78,7 @@ class LocalCluster:
         return [row for each in progress for row in _progress_rows(each)]
 
     def ready(self, gateways: int) -> bool:
-        """Whether every model is hot, at every gateway."""
+        """Whether every model that is not optional is hot, at every gateway."""
         try:
             if httpx.get(self._ready_url, timeout=_READY_ANSWER_S).status_code != 200:
                 return False
@@ -89,7 +89,7 @@ class LocalCluster:
     def _all_see_all(self, gateways: int) -> bool:
         raw = ray.get(self._registry.status.remote())
         seen = [g["models"] for g in raw["gateways"].values()]
-        names = raw["view"].declared
+        names = raw["view"].declared - raw["view"].optional
         return len(seen) >= gateways and all(
             name in models and models[name]["replicas"] > 0 for models in seen for name in names
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from deployments.contract.description import ModelDescription
@@ -27,10 +27,15 @@ def _post(url: str, body: dict[str, Any]) -> str:
     return f"curl -s {shlex.quote(url)} -H 'content-type: application/json' -d {text}"
 
 
-def ready_message(url: str, descriptions: Iterable[ModelDescription]) -> str:
-    """The last thing `serve` prints before it serves: where, and one line to try."""
+def ready_message(
+    url: str, descriptions: Iterable[ModelDescription], late: Collection[str] = ()
+) -> str:
+    """The last thing `serve` prints before it serves: where, and one line to try. `late`: optional
+    models that are not ready yet."""
     found = list(descriptions)
     lines = [f"ready: {url} ({', '.join(each.name for each in found)})"]
+    if late:
+        lines.append(f"not ready yet, and optional: {', '.join(sorted(late))}")
     if found:
         lines += ["try:", f"  {try_line(found[0], url)}"]
     return "\n".join(lines)

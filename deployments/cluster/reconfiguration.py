@@ -65,6 +65,7 @@ class Reconfiguration:
             return {"error": new}
         changes = changes_between(self.settings, new)
         touched = [*changes["added"], *changes["restarted"], *changes["updated"]]
+        touched = [name for name in touched if not new.models[name].optional]
         self._put(new)
         failed = self._cluster.settle(new, touched, self._stop)
         if not failed:

@@ -167,9 +167,12 @@ def _model_application(name: str, model: ModelSettings, gateway: GatewaySettings
 def _replicas(group: str, model: ModelSettings, gateways: int) -> dict[str, Any]:
     """Of a group, "" where there are none."""
     replicas = model.replicas
+    # Serve says that an application runs while the autoscaler adds replicas, and not before those
+    # have started that Serve's own list wants.
+    least = 0 if model.optional else replicas.least
     return {
         "name": model_deployment(group),
-        "autoscaling_config": bounds(replicas.least, replicas.most),
+        "autoscaling_config": bounds(least, replicas.most),
         "max_surge_percent": replicas.surge_percent,
         "ray_actor_options": _actor_options(replicas),
         "graceful_shutdown_timeout_s": _drain_s(model, gateways),

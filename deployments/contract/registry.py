@@ -40,10 +40,11 @@ class PoolEntry:
 @dataclass(frozen=True, slots=True)
 class ModelOutline:
     """What is known of a model before any replica of it is ready. `fallback`: who stands in until
-    then, "": nobody. `runtime`: as in its settings."""
+    then, "": nobody. `runtime`: as in its settings. `optional`: nothing waits for it."""
 
     fallback: str = ""
     runtime: str = ""
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ class ReplicaProgress:
 @dataclass(frozen=True, slots=True)
 class View:
     """What a gateway routes by. `declared` includes models that are not ready, `fallbacks` names
-    what stands in for such, as far as known. `pool`: who serves a model in the shared pool. Not
-    `complete`: what is here is true, and more may be."""
+    what stands in for such, as far as known, `optional` those that nobody waits for. `pool`: who
+    serves a model in the shared pool. Not `complete`: what is here is true, and more may be."""
 
     revision: int
     models: dict[str, ModelDescription]
@@ -75,6 +76,7 @@ class View:
     complete: bool = True
     fallbacks: dict[str, str] = field(default_factory=dict)
     pool: dict[str, tuple[PoolMember, ...]] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -141,6 +143,10 @@ class Registry:
             return ()
         profiles = {group.digest: group.profile for group in live.groups}
         return {live.digest: live.profile, **profiles}.get(digest, ())
+
+    def serves(self, name: str) -> bool:
+        """Whether an anchor of any generation has announced it and has not gone."""
+        return any(each == name for each, _ in self.entries)
 
     def _may_be(self, name: str) -> bool:
         """Whether a model is declared, or may be: until Serve's list is known, whoever is there."""
@@ -229,6 +235,7 @@ class Registry:
             self.complete,
             {name: outline.fallback for name, outline in self.outlines.items()},
             self._pool_members(),
+            frozenset(name for name, outline in self.outlines.items() if outline.optional),
         )
 
     def _pool_members(self) -> dict[str, tuple[PoolMember, ...]]:

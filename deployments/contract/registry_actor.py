@@ -95,6 +95,9 @@ class RegistryActor:
         self._wake()
         return generation
 
+    async def serves(self, name: str) -> bool:
+        return self._registry.serves(name)
+
     async def announce(self, description: ModelDescription, tokenizer: bytes) -> None:
         self._registry.announce(description, tokenizer, clock())
         self._wake()

@@ -15,16 +15,18 @@ from deployments.contract.registry import ModelOutline, ReplicaProgress
 
 
 class ModelStatus(TypedDict):
-    """state: declared | starting | ready | asleep | failed; asleep: it answers, by waking. The rest
-    sums over all gateways; rows_by_bucket: waiting rows by the upper edge of their length interval,
-    tokens; engines: of a model that generates, by replica, the sequences that run and wait in it
-    and the share of its cache in use; ejected: replicas that a gateway leaves out as slow; profile:
-    where the model's costs come from; start_s: seconds of each phase of its latest start."""
+    """state: declared | starting | ready | asleep | failed; asleep: it answers, by waking.
+    optional: readiness does without it. The rest sums over all gateways; rows_by_bucket: waiting
+    rows by the upper edge of their length interval, tokens; engines: of a model that generates, by
+    replica, the sequences that run and wait in it and the share of its cache in use; ejected:
+    replicas that a gateway leaves out as slow; profile: where the model's costs come from; start_s:
+    seconds of each phase of its latest start."""
 
     name: str
     version: str
     runtime: str
     state: str
+    optional: bool
     replicas_ready: int
     replicas: int
     waiting_rows: int
@@ -98,6 +100,7 @@ def _model(
         name=name,
         version=live.version if live else "",
         runtime=outline.runtime,
+        optional=outline.optional,
         state=_state(live is not None and ready > 0, any(s.get("asleep") for s in seen), phases),
         replicas_ready=ready,
         replicas=target,

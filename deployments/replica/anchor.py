@@ -3,7 +3,8 @@
 A model as root would be an ingress (an HTTP server of its own, no custom router), so the root is
 this idle actor. Its constructor begins a generation, waits for a replica that has its own settings,
 of whichever group, and announces what that replica says of itself: so Serve stops the old anchor
-only when the new version is hot, and the application runs when the model does. Of a model that
+only when the new version is hot, and the application runs when the model does. An optional model's
+application runs at once, unless a version of it serves that would end with that. Of a model that
 sleeps it announces what was stored when a replica last ran, and asks nobody. Then it renews the
 lease, announces what groups come up besides, and withdraws all when it goes. The autoscaler hears
 whether anything is known of the model: where not, a replica must run first. It is never on a
@@ -52,11 +53,14 @@ class ModelAnchor:
         self._generation: int = await self._registry.begin.remote(self._name, outline)
         self._described.start()
         self._tasks.append(loop.create_task(self._tell_autoscaler()))
-        await self._described.changed.wait()
-        await self._announce()
+        if not args["settings"].get("optional") or await self._registry.serves.remote(self._name):
+            await self._described.changed.wait()
+            await self._announce()
         self._tasks.append(loop.create_task(self._keep()))
 
     async def _keep(self) -> None:
+        if not self._described.known:
+            await self._described.changed.wait()
         while True:
             try:
                 if await self._has_changed(LEASE_S / 4) or not await self._registry.renew.remote(
@@ -104,4 +108,5 @@ class ModelAnchor:
 
 
 def _outline(written: dict[str, Any]) -> ModelOutline:
-    return ModelOutline(written.get("fallback") or "", written["runtime"])
+    fallback, optional = written.get("fallback") or "", written.get("optional", False)
+    return ModelOutline(fallback, written["runtime"], optional)

@@ -1,7 +1,9 @@
 """How a model's replica starts and goes, whatever it runs, and what the registry hears of it.
 
 A constructor loads, warms and profiles before it returns, so a replica that runs is hot; which
-phase it is in, how far, and why it failed, the registry hears. A replica whose device or engine
+phase it is in, how far, and why it failed, the registry hears. Serve gives an application up whose
+replicas failed three times; those of an optional model end late, so that whoever waits for all
+applications has long gone on. A replica whose device or engine
 hangs ends its process (`os._exit`): Serve replaces it, and gateways retry what it had.
 """
 
@@ -35,6 +37,7 @@ from deployments.settings.load import settings_digest
 from deployments.settings.made import cache_dir
 
 HUNG_EXIT_CODE = 70
+_OPTIONAL_ENDS_S = 600.0
 _COLD_S = 1.0  # what fetching and converting take at least; looking what is there takes less
 logger = logging.getLogger("headrace.replica")
 
@@ -66,7 +69,18 @@ class ModelReplica:
             )
         except Exception as fault:
             await self._progress.failed(fault)
+            if self._settings.optional:
+                await self._end_late()
             raise
+
+    async def _end_late(self) -> None:
+        """Then Serve starts another, which tries again."""
+        logger.error(
+            "an optional model cannot start; nothing waits for it, and it is tried again in %g s",
+            _OPTIONAL_ENDS_S,
+            extra={"model": self._name},
+        )
+        await asyncio.sleep(_OPTIONAL_ENDS_S)
 
     async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:
         """The description of the loaded and warm model, and its tokeniser's bytes."""

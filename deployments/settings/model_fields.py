@@ -167,6 +167,12 @@ class ModelFields(Section):
         description="Whether a tenant's request waits for the answer to an identical one of its "
         "own that is under way, instead of running too.",
     )
+    optional: bool = Field(
+        default=False,
+        description="Whether the server is ready without this model, which is started all the "
+        "same: an upgrade on Kubernetes does not wait for it, and until it is ready its requests "
+        "get 503 or go to `fallback`. Of one model at least this must be false.",
+    )
     fallback: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         default=None,
         examples=["minilm-small"],

@@ -132,6 +132,13 @@ class Settings(TenantsSettings):
     def _names_exist(self) -> Settings:
         if not self.models:
             raise wrong("declares no model; must have at least one", "models")
+        if all(model.optional for model in self.models.values()):
+            first = next(iter(self.models))
+            raise wrong(
+                "is true, as it is of all other models; must be false of one at least, which "
+                "readiness waits for",
+                "models", first, "optional",
+            )  # fmt: skip
         if self.gateway.tenants_path is not None and self.tenants:
             raise wrong("must be left out: gateway.tenants_path says where they are", "tenants")
         for name, model in self.models.items():

@@ -147,7 +147,7 @@ class Decider:
 
     def targets(self) -> dict[str, int]:
         """By "application/deployment"; what is decided but only observed is not in it."""
-        targets = {
+        targets = self._least() | {
             directory_key(name, group.name): group.target
             for name, decision in self.decisions.models.items()
             if not decision.observed
@@ -156,6 +156,20 @@ class Decider:
         if self.document.settings.pool is not None and self.decisions.models:
             targets[POOL_DIRECTORY] = self.decisions.pool.replicas
         return targets
+
+    def _least(self) -> dict[str, int]:
+        """Of groups that Serve lets have fewer replicas than their settings do: an optional
+        model's, which it starts with none."""
+        least = {
+            directory_key(name, group.name): group.min
+            for name, terms in self.document.settings.models.items()
+            for group in terms.groups
+        }
+        return {
+            key: number
+            for key, number in least.items()
+            if key in self.seen.observed and self.seen.observed[key].target < number
+        }
 
     def outlooks(self) -> dict[str, ModelOutlook]:
         return self._outlooks

@@ -82,8 +82,12 @@ class Pages:
             if d.name not in waiting
         ]
         return ready + [
-            ModelState(name, "", False, "declared but not ready yet") for name in sorted(waiting)
+            ModelState(name, "", False, self._why_not_ready(name)) for name in sorted(waiting)
         ]
+
+    def _why_not_ready(self, name: str) -> str:
+        optional = ", and nothing waits for it: it is optional"
+        return "declared but not ready yet" + optional * self._models.is_optional(name)
 
     def _ready(self, exchange: Exchange, route: Route) -> Page:
         if self._models.draining:
@@ -91,7 +95,9 @@ class Pages:
             return 503, metadata.server_ready(False, states)
         ready = self._models.all_ready
         waiting = [s for s in self._states() if not s.ready]
-        return (200 if ready else 503), metadata.server_ready(ready, [] if ready else waiting)
+        if ready:  # what came later answers for itself
+            waiting = [s for s in waiting if self._models.is_optional(s.name)]
+        return (200 if ready else 503), metadata.server_ready(ready, waiting)
 
     def _model_metadata(self, exchange: Exchange, route: Route) -> Page:
         assert route.model is not None

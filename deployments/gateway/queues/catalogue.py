@@ -98,6 +98,7 @@ class Catalogue:
         self._gone_at: dict[str, float] = {}
         self._declared: frozenset[str] = frozenset()
         self._fallbacks: dict[str, str] = {}
+        self._optional: frozenset[str] = frozenset()
         self._awaited: set[str] | None = None
         self._all_known = False
         self._adopting: dict[str, _Adopting] = {}
@@ -198,9 +199,13 @@ class Catalogue:
 
     @property
     def all_ready(self) -> bool:
-        """Every model that was declared when this gateway started has been ready, when asked."""
+        """Every model that was declared when this gateway started, and is not optional, has been
+        ready, when asked."""
         if self._awaited:
             self._awaited = {name for name in self._awaited if not self.ready(name)}
+            if not self._awaited and self._optional.intersection(self.waiting_for):
+                names = ", ".join(sorted(self._optional.intersection(self.waiting_for)))
+                logger.warning("ready without models that are optional: %s", names)
         return self._awaited is not None and not self._awaited and not self.draining
 
     @property
@@ -211,6 +216,15 @@ class Catalogue:
     def waiting_for(self) -> list[str]:
         """Declared models that are not ready."""
         return sorted(name for name in self._declared if not self.ready(name))
+
+    def is_optional(self, name: str) -> bool:
+        """Whether readiness does without it."""
+        return name in self._optional
+
+    @property
+    def declared(self) -> frozenset[str]:
+        """Models that ought to exist, ready or not."""
+        return self._declared
 
     @property
     def served(self) -> dict[str, ServedModel]:
@@ -249,11 +263,12 @@ class Catalogue:
             declared, live = declared | self._declared, {**self._live, **live}
         self._declared = declared
         self._fallbacks = view.fallbacks if view.complete else {**self._fallbacks, **view.fallbacks}
+        self._optional = view.optional if view.complete else self._optional | view.optional
         self._all_known = self._all_known or view.complete
         if self._awaited is None and declared and view.complete:
             self._awaited = set(declared)
-        elif self._awaited is not None:
-            self._awaited &= declared
+        if self._awaited is not None:
+            self._awaited &= declared - self._optional
         for name in [n for n in self._served if n not in declared]:
             self._served.pop(name).close()
             self._ways.pop(name, None)

@@ -224,7 +224,9 @@ class GatewayTelemetry:
             )
             for name, m in self._models.served.items()
         )
-        return GatewayLevels(models, self._pool.statistics(), self._models.frozen)
+        known = self._models
+        ready = {(name, known.is_optional(name)): known.ready(name) for name in known.declared}
+        return GatewayLevels(models, self._pool.statistics(), known.frozen, ready)
 
 
 def _span_writer(otlp_endpoint: str | None) -> SpanWriter | None:

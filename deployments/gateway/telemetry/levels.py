@@ -55,11 +55,13 @@ class ModelLevels:
 
 @dataclass(frozen=True, slots=True)
 class GatewayLevels:
-    """`frozen`: whether the controllers of all models are."""
+    """`frozen`: whether the controllers of all models are. `ready`: of every declared model,
+    whether it answers, by its name and whether it is optional."""
 
     models: tuple[ModelLevels, ...] = ()
     preprocess: TurnStatistics | None = None
     frozen: bool = False
+    ready: Mapping[tuple[str, bool], bool] = field(default_factory=dict)
 
 
 class TokenRates:

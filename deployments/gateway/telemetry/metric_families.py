@@ -143,6 +143,9 @@ TOKENS = Scope(FLOW_LABELS, lambda s: s.recorded.generation.totals())
 FALLBACKS = Scope(("model", "fallback"), lambda s: s.recorded.fallbacks.items())
 PREPROCESS = Scope((), _preprocess)
 MODEL = Scope(("model",), lambda s: [((m.model,), m) for m in s.levels.models])
+DECLARED = Scope(("model", "optional"), lambda s: [
+    ((model, str(optional).lower()), int(ready))
+    for (model, optional), ready in s.levels.ready.items()])
 CORE = Scope(("model",), lambda s: [((m.model,), m.core) for m in s.levels.models])
 FLOW = Scope(FLOW_LABELS, _flows)
 BATCH_ENDS = Scope(("model", "end"), lambda s: [
@@ -216,6 +219,7 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     histogram("time_per_output_token_seconds", FLOW_LABELS,
               "Mean time between an answer's further tokens.", lambda r: r.generation.tpot),
 
+    gauge("model_ready", DECLARED, "Whether a declared model answers: 1, or 0.", _itself),
     gauge("queue_rows", CORE, "Rows that wait.", lambda c: c.waiting_rows),
     gauge("queue_late_rows", CORE, "Rows that wait and are past their deadline.",
           lambda c: c.late_rows),

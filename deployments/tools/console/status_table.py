@@ -105,7 +105,7 @@ def _cells(model: ModelStatus) -> list[Text]:
         Text(model["name"], style="bold"),
         Text(model["version"]),
         Text(model["runtime"]),
-        Text(model["state"], style=colour),
+        Text(model["state"] + " (optional)" * model["optional"], style=colour),
         Text(f"{model['replicas_ready']}/{model['replicas']}"),
         Text(str(model["waiting_rows"])),
         Text(str(model["late_rows"])),

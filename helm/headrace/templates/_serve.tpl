@@ -116,7 +116,7 @@ read text. */}}
 {{- $replicas := dig "replicas" dict $settings -}}
 {{- $times := include "headrace.times" (dict "root" .root "settings" $settings) | fromJson -}}
 {{- $count := dig "count" 1 $replicas -}}
-{{- $least := dig "min" $count $replicas -}}
+{{- $least := ternary 0 (dig "min" $count $replicas) (dig "optional" false $settings) -}}
 {{- $most := dig "max" (maxf $count (dig "min" 1 $replicas)) $replicas -}}
 {{- $options := dict
   "num_cpus" (dig "num_cpus" $d.replicas.num_cpus $replicas)

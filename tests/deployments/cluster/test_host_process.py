@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deployments.cluster import orphaned_processes, ports, server_files
-from deployments.cluster.host_process import Host
+from deployments.cluster.host_process import Host, StartFailed
 from deployments.cluster.server_files import ProcessMark, ServerState
 from deployments.settings.tree import Settings
 
@@ -117,3 +117,39 @@ def test_files_are_kept_while_a_process_does_not_end(host, monkeypatch):
     server_files.write(host._state("", ""), host._states)
     host._end()
     assert [state.server_id for state in server_files.known(host._port, host._states)] == [host._id]
+
+
+class Starting:
+    """A cluster whose models in `failed` cannot start, and which is ready when the others are."""
+
+    def __init__(self, failed: dict[str, str], host: Host) -> None:
+        self.failed, self.host, self.logs = failed, host, "logs"
+
+    def progress(self):
+        return []
+
+    def cannot_start(self, names):
+        return {name: why for name, why in self.failed.items() if name in names}
+
+    def ready(self, gateways):
+        return True
+
+    def descriptions(self):
+        return []
+
+
+def two_models(host: Host, **second) -> Host:
+    models = {"m": {"runtime": "synthetic"}, "extra": {"runtime": "synthetic", **second}}
+    host._settings = Settings.model_validate({"models": models})
+    host._cluster = Starting({"extra": "no such file"}, host)
+    return host
+
+
+def test_a_start_does_without_an_optional_model_and_says_so(host, capsys):
+    two_models(host, optional=True)._until_ready()
+    assert "not ready yet, and optional: extra" in capsys.readouterr().out
+
+
+def test_a_start_ends_with_a_model_that_is_not_optional(host):
+    with pytest.raises(StartFailed, match="model extra cannot start: no such file"):
+        two_models(host)._until_ready()

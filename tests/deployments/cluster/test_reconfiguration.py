@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import json
+import threading
+
 from deployments.cluster.reconfiguration import (
+    Reconfiguration,
     changes_between,
     taken_back,
     without,
@@ -59,3 +63,31 @@ def test_tenants_are_published_whole():
     )
     published = parse_tenants(tenants_text(settings), "published")
     assert (published.tenants, published.controllers) == (settings.tenants, settings.controllers)
+
+
+class Cluster:
+    """Settles at once; `settled`: what was waited for, call by call."""
+
+    def __init__(self, failed: dict[str, str]) -> None:
+        self.failed, self.settled = failed, []
+
+    def publish_tenants(self, text): ...
+
+    def publish_scaling(self, text): ...
+
+    def put(self, config): ...
+
+    def settle(self, settings, changed, stop):
+        self.settled.append(list(changed))
+        return {name: why for name, why in self.failed.items() if name in changed}
+
+
+def test_nothing_waits_for_an_optional_model_that_a_file_brings(tmp_path):
+    file = tmp_path / "settings.yaml"
+    broken = FAST | {"optional": True}
+    file.write_text(json.dumps({"models": {"a": FAST, "b": FAST, "broken": broken}}))
+    cluster = Cluster({"broken": "no such file"})
+    live = Reconfiguration(settings({"a": FAST}), cluster, tmp_path, threading.Event())
+    assert live.apply({"path": str(file)})["added"] == ["b", "broken"]
+    assert cluster.settled == [["b"]]
+    assert "broken" in live.settings.models

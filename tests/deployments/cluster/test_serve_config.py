@@ -339,3 +339,12 @@ def test_the_pools_replicas_import_what_its_models_run_on(config) -> None:
 def test_the_number_of_the_pools_replicas_changes_while_they_run(config, change, kind) -> None:
     changed = kinds(config(POOLED), config(POOLED, change))
     assert changed == {"headrace-pool": kind, "headrace-tenants": "restarted"}
+
+
+def test_serve_itself_starts_no_replica_of_an_optional_model(config):
+    text = FILE + "\n"
+    optional = text.replace("runtime: synthetic\n", "runtime: synthetic\n    optional: true\n")
+    optional = optional.replace("models:\n", "models:\n  other: {runtime: synthetic}\n")
+    found = by_name(config(optional))
+    assert between(found["model-device"]["deployments"][0]) == (0, 2)
+    assert between(found["model-other"]["deployments"][0]) == (1, 1)

@@ -267,3 +267,22 @@ def test_a_replica_that_starts_hears_what_others_of_its_settings_have_measured(
     )
     registry.announce(description(generation=2, digest="whole", groups=(group,)), b"", 10.0)
     assert registry.profile("device", "d-cpu") == ((1, 8, 0.7),)
+
+
+def test_an_anchor_says_whether_its_model_is_optional(registry: Registry) -> None:
+    registry.begin("device", 1.0, ModelOutline(optional=True))
+    assert registry.view().optional == {"device"}
+    registry.begin("device", 2.0, ModelOutline())
+    assert registry.view().optional == frozenset()
+
+
+def test_a_model_serves_from_its_announcement_until_its_last_anchor_goes(
+    registry: Registry, description: Describe
+) -> None:
+    assert not registry.serves("device")
+    registry.announce(description(generation=1), b"", 0.0)
+    registry.announce(description(generation=2), b"", 0.0)
+    registry.withdraw("device", 1)
+    assert registry.serves("device")
+    registry.withdraw("device", 2)
+    assert not registry.serves("device")

@@ -63,6 +63,12 @@ def test_rows_leases_and_drift_are_sums_over_gateways(raw: dict[str, Any]) -> No
     )  # fmt: skip
 
 
+def test_a_model_that_readiness_does_without_is_marked(raw: dict[str, Any]) -> None:
+    raw["outlines"]["b"] = ModelOutline(optional=True)
+    optional, device = server_status(raw, TARGETS)["models"]
+    assert (optional["optional"], device["optional"]) == (True, False)
+
+
 def test_a_server_is_frozen_once_every_gateway_is(raw: dict[str, Any]) -> None:
     assert not server_status(raw, TARGETS)["frozen"]
     raw["gateways"]["g0"]["frozen"] = True

@@ -264,6 +264,26 @@ async def test_draining_refuses_the_new_and_finishes_what_runs(stand: Stand) -> 
     assert data(await running) == [1]
 
 
+async def test_a_ready_server_names_the_optional_models_that_it_is_ready_without(
+    stand: Stand,
+) -> None:
+    stand.models._declared |= {"extra", "later"}
+    stand.models._optional = frozenset({"extra"})
+    ready = await ask(stand.app, "GET", "/readyz")
+    assert (ready.status, json.loads(ready.body)) == (
+        200,
+        {
+            "ready": True,
+            "waiting": {
+                "extra": "declared but not ready yet, and nothing waits for it: it is optional"
+            },
+        },
+    )
+    page = (await ask(stand.app, "GET", "/metrics")).body.decode()
+    assert 'headrace_model_ready{gateway="gateway-0",model="extra",optional="true"} 0.0' in page
+    assert 'headrace_model_ready{gateway="gateway-0",model="device",optional="false"} 1.0' in page
+
+
 async def test_a_withdrawn_model_refuses_what_waits_and_finishes_what_runs(stand: Stand) -> None:
     held = await fill(stand)
     waiting = send(stand, 1)

@@ -8,7 +8,8 @@ import pytest
 
 from autoscaling.types import StartReading, State
 from deployments.contract.scaling import actor_name
-from deployments.replica.startup import tell_autoscaler
+from deployments.replica.startup import ModelReplica, tell_autoscaler
+from deployments.settings.model import ModelSettings
 
 
 class Actor:
@@ -36,3 +37,22 @@ def test_nobody_that_hears_it_is_no_fault_of_the_replica(monkeypatch, fault) -> 
 
     monkeypatch.setattr(actor_name, "running", nobody)
     tell_autoscaler("m", "", ())
+
+
+class Failing(ModelReplica):
+    """A replica whose model cannot start, as far as that is told."""
+
+    def __init__(self, optional: bool) -> None:
+        self._name, self._settings = "m", ModelSettings(runtime="synthetic", optional=optional)
+
+
+async def test_a_replica_of_an_optional_model_ends_late_and_says_why(monkeypatch, caplog) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr("deployments.replica.startup.asyncio.sleep", sleep)
+    await Failing(optional=True)._end_late()
+    assert slept == [600.0]
+    assert "an optional model cannot start; nothing waits for it" in caplog.text

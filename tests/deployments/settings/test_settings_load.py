@@ -197,6 +197,14 @@ def test_no_models_at_all_are_refused(tmp_path: Path) -> None:
     ]
 
 
+def test_a_server_of_optional_models_alone_is_refused(tmp_path: Path) -> None:
+    text = "models:\n  a: {runtime: synthetic, optional: true}\n"
+    assert mistakes(tmp_path, text) == [
+        "2: models.a.optional: is true, as it is of all other models; must be false of one at "
+        "least, which readiness waits for"
+    ]
+
+
 def test_all_mistakes_come_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
     found = mistakes(
         tmp_path,

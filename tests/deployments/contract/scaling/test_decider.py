@@ -305,3 +305,14 @@ def test_a_document_comes_back_as_it_was_sent():
     sent = ScalingDocument(terms, (PoolModel("a", "k", args),))
     assert document.parse(sent.text()) == sent
     assert document.parse(sent.text()).text() == sent.text()
+
+
+def test_what_serve_starts_with_none_gets_its_least_at_once():
+    decider = Decider(0.0, 1000)
+    observed = replace(ONE, name="observed", policy=PolicySettings(mode=Mode.OBSERVE))
+    decider.reconfigure(settings(FIXED, ONE, observed), 0.0)
+    none = Observed(0, 0)
+    serve = {"model-fixed/model": none, KEY: Observed(1, 1), "model-observed/model": none}
+    assert decider.exchange(serve, 1.0) == {"model-fixed/model": 2, "model-observed/model": 1}
+    decider.step(1.0)
+    assert decider.targets()["model-observed/model"] == 1

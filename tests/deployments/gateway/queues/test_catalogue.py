@@ -312,6 +312,43 @@ async def test_a_model_that_is_awaited_and_then_withdrawn_is_not_waited_for(
     assert following.catalogue.all_ready
 
 
+async def test_an_optional_model_is_not_waited_for_and_answers_for_itself(
+    following: Following, description: Describe, caplog: pytest.LogCaptureFixture
+) -> None:
+    await following.registry.tell(declared="device extra", optional=frozenset({"extra"}))
+    assert not following.catalogue.all_ready
+    following.run(description())
+    await following.registry.tell(description(), declared="extra", optional=frozenset({"extra"}))
+    assert following.catalogue.all_ready
+    assert "ready without models that are optional: extra" in caplog.text
+    assert following.catalogue.waiting_for == ["extra"]
+    with pytest.raises(errors.NotReady, match="extra is declared but not ready yet"):
+        following.catalogue.find("extra")
+    following.run(description(name="extra"))
+    await following.registry.tell(description(), description(name="extra"))
+    assert following.catalogue.ready("extra")
+
+
+async def test_a_model_is_waited_for_until_it_is_known_to_be_optional(
+    following: Following, description: Describe
+) -> None:
+    following.run(description())
+    await following.registry.tell(description(), declared="extra")
+    assert not following.catalogue.all_ready
+    await following.registry.tell(description(), declared="extra", optional=frozenset({"extra"}))
+    assert following.catalogue.all_ready
+
+
+async def test_a_registry_that_starts_anew_forgets_no_optional_model(
+    following: Following, description: Describe
+) -> None:
+    await following.registry.tell(declared="device extra", optional=frozenset({"extra"}))
+    await following.registry.tell(declared="device extra", complete=False)
+    assert following.catalogue.is_optional("extra")
+    await following.registry.tell(declared="device extra")
+    assert not following.catalogue.is_optional("extra")
+
+
 async def test_a_model_between_anchors_keeps_taking_requests_while_its_replicas_run(
     following: Following, description: Describe
 ) -> None:

@@ -16,6 +16,7 @@ MODEL: ModelStatus = {
     "version": "abc",
     "runtime": "openvino",
     "state": "ready",
+    "optional": False,
     "replicas_ready": 1,
     "replicas": 2,
     "waiting_rows": 7,
@@ -131,3 +132,9 @@ def test_a_model_that_generates_says_how_much_and_how_full_it_is() -> None:
     page = shown({**SNAPSHOT, "models": [model]})
     said = "chat generates: 812 tokens/s, 38% of the cache used, 5 running, 1 waiting in engines"
     assert said in page
+
+
+def test_a_model_that_readiness_does_without_says_so() -> None:
+    late = MODEL | {"state": "failed", "optional": True}
+    assert "failed (optional)" in shown(SNAPSHOT | {"models": [late]})
+    assert "optional" not in shown(SNAPSHOT)

@@ -177,3 +177,8 @@ def test_ready_message_names_the_models_and_one_line_to_try() -> None:
     assert lines[1] == "try:"
     assert lines[2].startswith(f"  curl -s {URL}/v2/models/m/infer")
     assert len(lines) == 3
+
+
+def test_ready_message_names_optional_models_that_are_not() -> None:
+    lines = ready_message(URL, [described()], {"z", "extra"}).splitlines()
+    assert lines[1] == "not ready yet, and optional: extra, z"
