@@ -9,6 +9,9 @@ import httpx
 import pytest
 from served import Server, patient, synthetic, total
 
+from deployments.cluster import server_files
+from deployments.cluster.dashboard import Dashboard, token_of
+from deployments.cluster.serve_rest import ServeRest
 from deployments.gateway.tenancy.tenants import new_key
 
 pytestmark = pytest.mark.integration
@@ -128,6 +131,21 @@ def test_a_new_model_that_cannot_load_is_left_out_and_harms_nobody(server):
     assert server.replicas("a") == pids
     assert [m["name"] for m in server.status()["models"]] == ["a", "b"]
     assert server.infer("c", [1]).status_code == 404
+
+
+def test_an_optional_model_that_cannot_load_holds_nothing_up(server):
+    added = apply(server, {"a": A, "b": B, "c": BROKEN | {"optional": True}})
+    assert (added.returncode, added.stdout) == (0, "added: c\n"), added.stderr
+    server.until(lambda: server.model_status("c")["state"] == "failed", 60)
+    # What KubeRay waits for, and what callers get.
+    state = server_files.find(server.port, server_files.state_folder(server.environ))
+    serve = ServeRest(Dashboard(state.dashboard_url, token_of(server.environ)))
+    assert serve.details()["applications"]["model-c"]["status"] == "RUNNING"
+    assert server.infer("c", [1]).status_code == 503
+    ready = httpx.get(f"{server.url}/readyz")
+    assert (ready.status_code, list(ready.json()["waiting"])) == (200, ["c"])
+    gone = apply(server, {"a": A, "b": B})
+    assert (gone.returncode, gone.stdout) == (0, "removed: c\n"), gone.stderr
 
 
 def test_a_change_that_cannot_load_leaves_the_model_as_it_was(server):

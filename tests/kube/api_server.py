@@ -35,6 +35,7 @@ _KINDS = {
     "apps/v1": {"daemonsets": "DaemonSet"},
     "batch/v1": {"jobs": "Job"},
     "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy", "ingresses": "Ingress"},
+    "resource.k8s.io/v1": {"resourceclaimtemplates": "ResourceClaimTemplate"},
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
     "ray.io/v1": {"rayservices": "RayService", "rayclusters": "RayCluster"},
     "gateway.networking.k8s.io/v1": {"httproutes": "HTTPRoute"},
@@ -56,6 +57,7 @@ class Store:
         self.previous_logs: dict[str, list[str]] = {}
         self.forbidden: set[tuple[str, str]] = set()  # verb, plural
         self.page: int | None = None  # of lists, whatever was asked for
+        self.version = "v1.36.0"
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
 
@@ -125,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, query = self._asked()
-        found = _discovery(path)
+        found = _discovery(path, self.store.version)
         if found is not None:
             self._answer(200, found)
             return
@@ -295,9 +297,9 @@ def _concerns(at: Key, each: Object, asked: Key, query: dict[str, list[str]]) ->
     return all(labels.get(pair[0]) == pair[-1] for pair in pairs)
 
 
-def _discovery(path: str) -> Any:
+def _discovery(path: str, version: str) -> Any:
     if path == "/version":
-        return {"major": "1", "minor": "36", "gitVersion": "v1.36.0"}
+        return {"major": "1", "minor": version.split(".")[1], "gitVersion": version}
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":

@@ -5,7 +5,7 @@ the autoscaler's own derivation, and the environment of its pods beside what Hea
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,28 @@ def node_types(cluster: Object) -> dict[str, Any]:
     return found
 
 
-def resource_complaints(cluster: Object) -> Iterator[str]:
+def claimed(objects: Sequence[Object]) -> dict[str, int]:
+    """Devices of a claim, by its template."""
+    return {
+        each["metadata"]["name"]: sum(
+            request["exactly"]["count"] for request in each["spec"]["spec"]["devices"]["requests"]
+        )
+        for each in objects
+        if each["kind"] == "ResourceClaimTemplate"
+    }
+
+
+def resource_complaints(cluster: Object, claims: Mapping[str, int]) -> Iterator[str]:
     """A pod has the devices that Ray counts there, and a MIG profile has its resource. What models
-    take would leave gateways no room on their own pods, whichever comes first."""
+    take would leave gateways no room on their own pods, whichever comes first. `claims`: as
+    `claimed`."""
     known = node_types(cluster)
     for group in cluster["workerGroupSpecs"]:
         name, limits = group["groupName"], _ray_container(group)["resources"]["limits"]
         devices = {k: int(v) for k, v in limits.items() if k.startswith("nvidia.com/")}
+        for claim in group["template"]["spec"].get("resourceClaims", ()):
+            template = claim["resourceClaimTemplateName"]
+            devices[template] = claims.get(template, 0)
         counted = known[name]["resources"]
         if counted.get("GPU", 0) != sum(devices.values()):
             yield f"{name} has {devices}, and Ray counts {counted.get('GPU', 0)} GPUs"

@@ -8,11 +8,12 @@ import pytest
 
 from autoscaling.mig.gpus import GPUS
 from deployments.tools.plan.manifests import Workers
-from tests.kube.chart import cluster_of, objects, serve_config_of
+from tests.kube.chart import Object, cluster_of, objects, serve_config_of
 from tests.kube.ray_rules import node_types
 
 MODEL = {"device": {"runtime": "synthetic"}}
 CPU = {"name": "cpu", "cpu": 4, "memory": "4Gi"}
+PROFILE = "device.attributes['gpu.nvidia.com'].profile == '1g.10gb+me'"
 
 
 @pytest.mark.parametrize(
@@ -79,3 +80,46 @@ def test_gateways_find_the_nodes_made_for_them_and_models_none_there() -> None:
     gateway, _, model = serve_config_of(found)["applications"]
     asked = [each["deployments"][0]["ray_actor_options"]["num_cpus"] for each in (gateway, model)]
     assert asked == [0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("device", "claimed", "name"),
+    [
+        (
+            {"migProfile": "1g.10gb+me"},
+            {
+                "deviceClassName": "mig.nvidia.com",
+                "count": 1,
+                "selectors": [{"cel": {"expression": PROFILE}}],
+            },
+            "demo-headrace-claims-1g-10gb-me",
+        ),
+        (
+            {"gpus": 2},
+            {"deviceClassName": "gpu.nvidia.com", "count": 2},
+            "demo-headrace-claims-gpus-2",
+        ),
+    ],
+)
+def test_a_pod_may_claim_its_device_which_ray_counts_all_the_same(
+    device: dict[str, object], claimed: dict[str, object], name: str
+) -> None:
+    group = {"name": "claims", "cpu": 2, "memory": "12Gi", **device}
+    plugin, claims = (
+        objects({"models": MODEL, "workerGroups": [CPU, group | {"devices": each}]})
+        for each in ("plugin", "dra")
+    )
+    (template,) = [each for each in claims if each["kind"] == "ResourceClaimTemplate"]
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"] == claimed | {"allocationMode": "ExactCount"}
+    assert template["metadata"]["name"] == name
+    spec = cluster_of(claims)["workerGroupSpecs"][2]["template"]["spec"]
+    assert spec["resourceClaims"] == [{"name": "device", "resourceClaimTemplateName": name}]
+    assert spec["containers"][0]["resources"]["limits"].keys() == {"cpu", "memory"}
+    assert spec["containers"][0]["resources"]["claims"] == [{"name": "device"}]
+    assert spec["tolerations"][0]["key"] == "nvidia.com/gpu"
+    assert node_types(cluster_of(claims)) == node_types(cluster_of(plugin))
+
+
+def test_without_claims_no_template_is_made(plain_objects: list[Object]) -> None:
+    assert "ResourceClaimTemplate" not in {each["kind"] for each in plain_objects}

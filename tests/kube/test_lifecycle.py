@@ -75,3 +75,18 @@ def test_an_installation_that_the_check_refuses_makes_no_cluster(
     with pytest.raises(helm_python.HelmError, match="demo-headrace-check"):
         helm.install(CHART, RELEASE, plain | NO_SUCH_FALLBACK, timeout=_WAIT_S)
     assert store.of_kind("RayService") == {}
+
+
+def test_claims_of_devices_are_refused_by_a_server_that_has_none(
+    server: tuple[Any, Store], plain: Values
+) -> None:
+    import helm_python
+
+    helm, store = server
+    mig = {"name": "claims", "cpu": 2, "memory": "12Gi", "migProfile": "1g.18gb", "devices": "dra"}
+    claims = plain | {"workerGroups": [*plain["workerGroups"], mig]}
+    store.version = "v1.33.4"
+    with pytest.raises(helm_python.HelmError, match=r"needs Kubernetes 1\.34") as refused:
+        helm.install(CHART, RELEASE, claims, timeout=_WAIT_S)
+    assert "this is v1.33.4" in str(refused.value)
+    assert store.objects == {}

@@ -122,6 +122,12 @@ def a_volume_is_not_declared(found: list[Object]) -> None:
     container(found)["volumeMounts"].append({"name": "models", "mountPath": "/models"})
 
 
+def a_pod_claims_by_a_template_that_is_not_there(found: list[Object]) -> None:
+    claim = {"name": "device", "resourceClaimTemplateName": "nowhere"}
+    pod(found, 1)["spec"]["resourceClaims"] = [claim]
+    container(found, 1)["resources"]["claims"] = [{"name": "device"}]
+
+
 IN_BUILT_INS = [
     (an_environment_value_is_a_number, "schema: RayService/demo-headrace gateways: 1.31"),
     (a_budget_has_a_bound_that_cannot_be_worked_out, "minAvailabel"),
@@ -143,6 +149,7 @@ IN_BUILT_INS = [
     (a_monitor_asks_a_port_that_is_not_there, "asks port metric"),
     (a_route_leads_to_another_service, "wiring: HTTPRoute sends requests to demo-headrace"),
     (a_volume_is_not_declared, "volume models is mounted or declared"),
+    (a_pod_claims_by_a_template_that_is_not_there, "claims by nowhere, which is not there"),
 ]
 IN_CRDS = [
     (a_field_of_the_service_is_misspelt, "serveConfigV3"),

@@ -24,6 +24,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "workerGroups[0] (cpu) has both migProfile and gpus",
     ),
     (
+        {"workerGroups": [GROUP | {"devices": "dra"}]},
+        "workerGroups[0] (cpu) has devices: dra and no device to claim",
+    ),
+    (
         {"workerGroups": [GROUP | {"minReplicas": 3, "maxReplicas": 2}]},
         "workerGroups[0] (cpu) has maxReplicas 2, below minReplicas 3",
     ),

@@ -25,7 +25,7 @@ def complaints(objects: Sequence[Object], values: Values, crds: Crds | None) -> 
         ("schema", lambda: _of_schemas(found, crds)),
         ("kuberay", lambda: kuberay.refusals(service)),
         ("serve", lambda: ray_rules.serve_complaints(service)),
-        ("resources", lambda: ray_rules.resource_complaints(cluster)),
+        ("resources", lambda: ray_rules.resource_complaints(cluster, ray_rules.claimed(found))),
         ("environment", lambda: ray_rules.environment_complaints(cluster, gateway, program)),
         ("drain", lambda: ray_rules.drain_complaints(service)),
         ("security", lambda: _of_security(found)),
@@ -43,13 +43,19 @@ def _of_schemas(objects: list[Object], crds: Crds | None) -> Iterator[str]:
             elif crds is not None:
                 yield from (f"{name}: {said}" for said in crds.complaints(each))
         else:
-            yield from (f"{name}: {said}" for said in built_ins.complaints(each))
+            yield from (f"{name}: {said}" for said in built_ins.complaints(each, _versions(each)))
     for each in objects:
         if each["kind"] == "RayService":
             for name, template in pods(each):
                 versions = built_ins.VERSIONS if not _has_image_volume(template) else ("1.37",)
                 pod = as_pod(template)
                 yield from (f"{name}: {said}" for said in built_ins.complaints(pod, versions))
+
+
+def _versions(each: Object) -> tuple[str, ...]:
+    """Claims of devices came with 1.34; the chart refuses them on older ones."""
+    claims = each["kind"] == "ResourceClaimTemplate"
+    return tuple(v for v in built_ins.VERSIONS if v >= "1.34" or not claims)
 
 
 def _is_custom(each: Object) -> bool:

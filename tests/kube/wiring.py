@@ -25,6 +25,24 @@ def complaints(objects: Sequence[Object]) -> Iterator[str]:
     for name, template in templates.items():
         yield from _of_template(name, template)
     yield from _of_services(objects)
+    yield from _of_claims(objects, templates)
+
+
+def _of_claims(objects: Sequence[Object], templates: Mapping[str, Object]) -> Iterator[str]:
+    """Claims of devices are made of templates that are there, and taken by the container."""
+    there = {e["metadata"]["name"] for e in objects if e["kind"] == "ResourceClaimTemplate"}
+    for name, template in templates.items():
+        claims = template["spec"].get("resourceClaims", ())
+        for each in claims:
+            if each["resourceClaimTemplateName"] not in there:
+                yield f"{name} claims by {each['resourceClaimTemplateName']}, which is not there"
+        taken = {
+            claim["name"]
+            for container in template["spec"]["containers"]
+            for claim in container["resources"].get("claims", ())
+        }
+        if taken != {each["name"] for each in claims}:
+            yield f"{name} declares other claims than its containers take"
 
 
 def _selectors(each: Object) -> Iterator[Mapping[str, Any]]:

@@ -61,6 +61,14 @@ that runs before an installation (`check.enabled`). */}}
 {{- if and $group.migProfile $group.gpus }}
 {{- fail (printf "workerGroups[%d] (%s) has both migProfile and gpus; a pod has one MIG device or whole GPUs" $position $group.name) }}
 {{- end }}
+{{- if eq "dra" (default "plugin" $group.devices) }}
+{{- if not (or $group.migProfile $group.gpus) }}
+{{- fail (printf "workerGroups[%d] (%s) has devices: dra and no device to claim; must have migProfile or gpus" $position $group.name) }}
+{{- end }}
+{{- if semverCompare "<1.34.0-0" $.Capabilities.KubeVersion.Version }}
+{{- fail (printf "workerGroups[%d] (%s) has devices: dra, which needs Kubernetes 1.34 (resource.k8s.io/v1); this is %s" $position $group.name $.Capabilities.KubeVersion.Version) }}
+{{- end }}
+{{- end }}
 {{- if and $group.maxReplicas (lt (int64 $group.maxReplicas) (int64 (default 0 $group.minReplicas))) }}
 {{- fail (printf "workerGroups[%d] (%s) has maxReplicas %v, below minReplicas %v" $position $group.name $group.maxReplicas $group.minReplicas) }}
 {{- end }}

@@ -32,6 +32,7 @@ because neither KubeRay nor Ray counts every profile. */}}
 {{- define "headrace.workerGroup" -}}
 {{- $group := .group -}}
 {{- $device := dict -}}
+{{- $claim := include "headrace.claimTemplate" . -}}
 {{- $resources := deepCopy (default dict $group.resources) -}}
 {{- $gpus := 0 -}}
 {{- if $group.migProfile }}
@@ -42,6 +43,7 @@ because neither KubeRay nor Ray counts every profile. */}}
 {{- $_ := set $device "nvidia.com/gpu" $group.gpus }}
 {{- $gpus = $group.gpus }}
 {{- end }}
+{{- if $claim }}{{ $device = dict }}{{ end }}
 {{- $ports := include "headrace.ports" .root | fromJson -}}
 {{- $least := default 0 $group.minReplicas -}}
 - groupName: {{ $group.name }}
@@ -66,8 +68,17 @@ because neither KubeRay nor Ray counts every profile. */}}
     {{- toYaml . | nindent 4 }}
   {{- end }}
   template:
-    {{- $pod := dict "root" .root "component" (printf "group-%s" $group.name) "node" $group "device" $device "ports" $ports "head" false }}
+    {{- $pod := dict "root" .root "component" (printf "group-%s" $group.name) "node" $group "device" $device "claim" $claim "ports" $ports "head" false }}
     {{- include "headrace.rayPod" $pod | nindent 4 }}
+{{- end }}
+
+{{/* Name of the template that a group's claims are made of, "" of a group without. The device stands
+in it: a template cannot be changed, and another device means other pods anyway. */}}
+{{- define "headrace.claimTemplate" -}}
+{{- if eq "dra" (default "plugin" .group.devices) -}}
+{{- $device := default (printf "gpus-%v" .group.gpus) .group.migProfile -}}
+{{- printf "%s-%s-%s" (include "headrace.fullname" .root) .group.name ($device | replace "." "-" | replace "+" "-") -}}
+{{- end -}}
 {{- end }}
 
 {{/* What models ask for by name: mig_1g_18gb of 1g.18gb. */}}

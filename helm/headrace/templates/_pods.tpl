@@ -39,7 +39,7 @@ imagePullSecrets:
 
 {{/* One Ray node. Of a dict: root, component, node (cpu, memory, objectStore, nodeSelector,
 tolerations, affinity, runtimeClassName, priorityClassName, env), device (resource name to number),
-ports (name to number), head. */}}
+claim (a ResourceClaimTemplate, in the device's place), ports (name to number), head. */}}
 {{- define "headrace.rayPod" -}}
 {{- $values := .root.Values -}}
 {{- $node := .node -}}
@@ -76,9 +76,14 @@ spec:
   affinity:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- if or $node.tolerations .device }}
+  {{- with .claim }}
+  resourceClaims:
+    - name: device
+      resourceClaimTemplateName: {{ . }}
+  {{- end }}
+  {{- if or $node.tolerations .device .claim }}
   tolerations:
-    {{- if .device }}
+    {{- if or .device .claim }}
     - key: nvidia.com/gpu
       operator: Exists
       effect: NoSchedule
@@ -109,6 +114,10 @@ spec:
           {{- range $name, $count := $.device }}
           {{ $name }}: {{ $count | quote }}
           {{- end }}
+        {{- end }}
+        {{- if .claim }}
+        claims:
+          - name: device
         {{- end }}
       ports:
         {{- range $name, $port := .ports }}
