@@ -1,5 +1,5 @@
 """The command line's work on one model, without a server: `verify`, `record`, `fingerprint`,
-`profile`.
+`profile`; and on the files of all of them, `stage`.
 
 The work is done elsewhere and imported when it is asked for, so that `--help` stays instant.
 """
@@ -71,6 +71,22 @@ def fingerprint(model: str, file: Path | None, write: bool) -> None:
 
 
 @click.command()
+@click.argument("file", type=FILE)
+@click.option(
+    "--convert",
+    is_flag=True,
+    help="Also convert what backends convert, by loading each model that needs no GPU.",
+)
+def stage(file: Path, convert: bool) -> None:
+    """Bring the models' files of FILE to this node's cache, before a replica needs them.
+
+    What is there already is not fetched again; what was cut is resumed. Safe beside replicas that
+    start. Relative paths are looked for below $HEADRACE_SOURCES, else beside FILE.
+    """
+    call("deployments.tools.stage", "stage", file, convert=convert)
+
+
+@click.command()
 @click.argument("model", required=False)
 @_file_of_model
 @click.option(
@@ -125,4 +141,4 @@ def profile(
         )
 
 
-COMMANDS = (verify, record, fingerprint, profile)
+COMMANDS = (verify, record, fingerprint, profile, stage)

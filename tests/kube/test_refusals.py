@@ -70,6 +70,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"tenantFiles": {"existingSecrets": ["keys"]}}, "gateway.tenants_path is missing"),
     ({"gateway": {"tenants_path": "/etc/tenants"}}, "tenantFiles is empty"),
+    (
+        {"prewarm": {"enabled": True, "artifacts": "fetch"}},
+        "prewarm.artifacts is fetch and cache.type emptyDir, which a node's pods do not share",
+    ),
     ({"storage": {"type": "image"}}, "storage.image.reference is missing"),
     (
         {"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}},

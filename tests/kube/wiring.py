@@ -77,11 +77,12 @@ def _of_monitor(name: str, spec: Object, templates: Mapping[str, Object]) -> Ite
 
 
 def _of_template(name: str, template: Object) -> Iterator[str]:
-    volumes = {each["name"] for each in template["spec"].get("volumes", ())}
-    for container in template["spec"]["containers"]:
-        mounted = {each["name"] for each in container.get("volumeMounts", ())}
-        for missing in mounted ^ volumes:
-            yield f"{name}: volume {missing} is mounted or declared, not both"
+    spec = template["spec"]
+    volumes = {each["name"] for each in spec.get("volumes", ())}
+    containers = [*spec.get("initContainers", ()), *spec["containers"]]
+    mounted = {m["name"] for each in containers for m in each.get("volumeMounts", ())}
+    for missing in mounted ^ volumes:
+        yield f"{name}: volume {missing} is mounted or declared, not both"
     if not name.startswith("RayService"):
         return
     metadata = template.get("metadata", {})

@@ -101,6 +101,9 @@ that runs before an installation (`check.enabled`). */}}
 {{- end }}
 
 {{- define "headrace.checkFiles" -}}
+{{- if and .Values.prewarm.enabled (ne .Values.prewarm.artifacts "none") (ne .Values.cache.type "hostPath") }}
+{{- fail (printf "prewarm.artifacts is %s and cache.type %s, which a node's pods do not share; cache.type must be hostPath" .Values.prewarm.artifacts .Values.cache.type) }}
+{{- end }}
 {{- if and (include "headrace.hasTenantFiles" .) (not (dig "tenants_path" "" .Values.gateway)) }}
 {{- fail "gateway.tenants_path is missing; tenantFiles are mounted there" }}
 {{- end }}

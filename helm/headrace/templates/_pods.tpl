@@ -182,6 +182,29 @@ spec:
   emptyDir:
     medium: Memory
     sizeLimit: {{ add 64 (include "headrace.objectStoreMib" .node) }}Mi
+{{- include "headrace.nodeVolumes" .root | nindent 0 }}
+{{- if include "headrace.hasTenantFiles" .root }}
+- name: tenants
+  projected:
+    sources:
+      {{- if $values.tenantFiles.config }}
+      - configMap:
+          name: {{ include "headrace.fullname" .root }}-tenants
+      {{- end }}
+      {{- range $values.tenantFiles.existingSecrets }}
+      - secret:
+          name: {{ . }}
+      {{- end }}
+      {{- range $values.tenantFiles.externalSecrets }}
+      - secret:
+          name: {{ .name }}
+      {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* A node's cache and the models, which Ray's pods and those that prepare a node have alike. */}}
+{{- define "headrace.nodeVolumes" -}}
+{{- $values := .Values -}}
 - name: cache
   {{- if eq $values.cache.type "hostPath" }}
   hostPath:
@@ -205,30 +228,13 @@ spec:
 {{- if eq $values.storage.type "pvc" }}
 - name: models
   persistentVolumeClaim:
-    claimName: {{ default (printf "%s-models" (include "headrace.fullname" .root)) $values.storage.pvc.existingClaim }}
+    claimName: {{ default (printf "%s-models" (include "headrace.fullname" .)) $values.storage.pvc.existingClaim }}
     readOnly: true
 {{- else if eq $values.storage.type "image" }}
 - name: models
   image:
     reference: {{ $values.storage.image.reference }}
     pullPolicy: {{ $values.image.pullPolicy }}
-{{- end }}
-{{- if include "headrace.hasTenantFiles" .root }}
-- name: tenants
-  projected:
-    sources:
-      {{- if $values.tenantFiles.config }}
-      - configMap:
-          name: {{ include "headrace.fullname" .root }}-tenants
-      {{- end }}
-      {{- range $values.tenantFiles.existingSecrets }}
-      - secret:
-          name: {{ . }}
-      {{- end }}
-      {{- range $values.tenantFiles.externalSecrets }}
-      - secret:
-          name: {{ .name }}
-      {{- end }}
 {{- end }}
 {{- end }}
 

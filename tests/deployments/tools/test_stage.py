@@ -1,0 +1,157 @@
+"""`headrace stage`: files come to the node's cache once, whoever asks and how often."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from file_server import FileServer, serving
+
+from deployments.cli import main
+from deployments.replica.artifacts.local_model import local_file
+from runtimes.errors import LoadError
+
+CONTENT = b"weights" * 1000
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("HEADRACE_SOURCES", raising=False)
+    (tmp_path / "there.onnx").write_bytes(CONTENT)
+    return tmp_path
+
+
+def onnx(source: str, **more: Any) -> dict[str, Any]:
+    return {"runtime": "onnxruntime", "source": source, **more}
+
+
+def run(folder: Path, models: dict[str, Any], *options: str) -> Result:
+    (folder / "settings.yaml").write_text(yaml.safe_dump({"models": models}))
+    arguments = ["stage", str(folder / "settings.yaml"), *options]
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+
+def lines(answer: Result) -> list[str]:
+    """Without the seconds."""
+    return [line.rpartition(" (")[0] for line in answer.stdout.splitlines()]
+
+
+def test_what_lies_on_the_node_is_verified_where_it_lies(folder: Path) -> None:
+    source = f"file://{folder}/there.onnx#sha256={DIGEST}"
+    answer = run(
+        folder, {"a": onnx(source), "b": onnx("there.onnx"), "c": {"runtime": "synthetic"}}
+    )
+    assert answer.exit_code == 0
+    assert lines(answer) == ["a: was there", "b: was there", "c: has no files"]
+
+
+def test_paths_are_relative_to_where_a_nodes_models_lie(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "models").mkdir()
+    (folder / "models" / "elsewhere.onnx").write_bytes(CONTENT)
+    models = {"a": onnx("elsewhere.onnx")}
+    assert run(folder, models).exit_code == 1
+    monkeypatch.setenv("HEADRACE_SOURCES", str(folder / "models"))
+    assert run(folder, models).exit_code == 0
+
+
+def test_a_model_that_cannot_be_had_holds_up_no_other(folder: Path) -> None:
+    wrong = f"file://{folder}/there.onnx#sha256={'0' * 64}"
+    answer = run(folder, {"a": onnx("missing.onnx"), "b": onnx(wrong), "c": onnx("there.onnx")})
+    assert answer.exit_code == 1
+    assert lines(answer) == ["c: was there"]
+    assert "a: cannot be staged: " in answer.stderr
+    assert "missing.onnx" in answer.stderr
+    assert DIGEST in answer.stderr
+    assert answer.stderr.endswith("2 of 3 models are not staged\n")
+
+
+def test_what_lies_elsewhere_is_fetched_once_and_found_by_replicas(folder: Path) -> None:
+    with serving(FileServer(CONTENT)) as server:
+        source = f"{server.url()}#sha256={DIGEST}"
+        assert lines(run(folder, {"a": onnx(source)})) == ["a: fetched"]
+        assert lines(run(folder, {"a": onnx(source)})) == ["a: was there"]
+        assert len(server.asked) == 1
+        found = local_file(source, folder / "cache" / "headrace", lambda *_: None)
+    assert found.read_bytes() == CONTENT
+
+
+def test_a_cut_fetch_goes_on_where_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.replica.artifacts.fetch.time.sleep", lambda seconds: None)
+    with serving(FileServer(CONTENT, cuts=[3000])) as server:
+        assert run(folder, {"a": onnx(f"{server.url()}#sha256={DIGEST}")}).exit_code == 0
+        assert server.asked[1] == "bytes=3000-"
+
+
+def test_two_at_once_fetch_once(folder: Path) -> None:
+    with serving(FileServer(CONTENT)) as server:
+        models = {"a": onnx(f"{server.url()}#sha256={DIGEST}")}
+        (folder / "settings.yaml").write_text(yaml.safe_dump({"models": models}))
+        from deployments.tools.stage import stage
+
+        codes: list[int] = []
+        threads = [
+            threading.Thread(
+                target=lambda: codes.append(stage(folder / "settings.yaml", convert=False))
+            )
+            for _ in range(2)
+        ]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert (codes, len(server.asked)) == ([0, 0], 1)
+
+
+def test_every_groups_files_are_staged_and_told_once(folder: Path) -> None:
+    groups = [{"name": "gpu", "num_gpus": 1}, {"name": "cpu", "runtime": "openvino"}]
+    answer = run(folder, {"a": onnx("there.onnx", replicas={"groups": groups})})
+    assert lines(answer) == ["a: was there"]
+
+
+class Loading:
+    """A backend that notes what is done with it."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault, self.done = fault, []
+
+    def load(self) -> None:
+        self.done.append("load")
+        if self.fault:
+            raise LoadError(self.fault)
+
+    def close(self) -> None:
+        self.done.append("close")
+
+
+@pytest.mark.parametrize(("fault", "code"), [("", 0), ("no graph", 1)])
+def test_converting_loads_a_model_and_lets_it_go(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str, code: int
+) -> None:
+    backend = Loading(fault)
+    monkeypatch.setattr("deployments.tools.stage.catalog.create", lambda settings: backend)
+    answer = run(folder, {"a": onnx("there.onnx")}, "--convert")
+    assert (answer.exit_code, backend.done) == (code, ["load", "close"])
+    assert lines(answer) == (["a: was there, converted"] if not fault else [])
+    assert fault in answer.stderr
+
+
+def test_what_needs_a_gpu_is_left_to_its_replicas(folder: Path) -> None:
+    models = {"a": onnx("there.onnx", replicas={"num_gpus": 1})}
+    answer = run(folder, models, "--convert")
+    assert lines(answer) == ["a: was there, needs a GPU: its first replica converts it"]
+    assert answer.exit_code == 0
+
+
+def test_wrong_settings_are_said_before_anything_is_fetched(folder: Path) -> None:
+    answer = run(folder, {"a": {"runtime": "onnxruntime"}})
+    assert answer.exit_code == 2
+    assert "models.a.source" in answer.stderr
