@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from served import Server, patient, synthetic, total
 
@@ -139,7 +140,9 @@ def test_an_optional_model_that_cannot_load_holds_nothing_up(server):
     server.until(lambda: server.model_status("c")["state"] == "failed", 60)
     # What KubeRay waits for, and what callers get.
     state = server_files.find(server.port, server_files.state_folder(server.environ))
-    serve = ServeRest(Dashboard(state.dashboard_url, token_of(server.environ)))
+    (pid,) = server.replicas("a")
+    token = token_of(psutil.Process(pid).environ())
+    serve = ServeRest(Dashboard(state.dashboard_url, token))
     assert serve.details()["applications"]["model-c"]["status"] == "RUNNING"
     assert server.infer("c", [1]).status_code == 503
     ready = httpx.get(f"{server.url}/readyz")
