@@ -9,6 +9,7 @@ from deployments.settings.gateway import GatewaySettings
 from tests.kube import built_ins, kuberay, ray_rules, wiring
 from tests.kube.chart import Object, Values, cluster_of, merged, ray_service, settings_of
 from tests.kube.crds import Crds
+from tests.kube.hardening import weaknesses
 from tests.kube.pods import as_pod, insecurities, pods
 
 Layer = tuple[str, Callable[[], Iterator[str]]]
@@ -71,4 +72,5 @@ def _has_image_volume(template: Object) -> bool:
 def _of_security(objects: list[Object]) -> Iterator[str]:
     for each in objects:
         for name, template in pods(each):
-            yield from (f"{name}: {said}" for said in insecurities(template))
+            for said in (*insecurities(template), *weaknesses(name, template)):
+                yield f"{name}: {said}"
