@@ -9,7 +9,7 @@ LOCKED := $(PIP) install --quiet --no-deps --require-hashes
 OWN := $(PIP) install --quiet --no-deps --no-build-isolation --editable .
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev quick digits-example llm-example vllm serve prometheus dashboard lint types test test-cluster test-vllm kube test-kube lock audit sbom oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
+.PHONY: install dev quick digits-example llm-example vllm serve prometheus dashboard lint types test test-cluster test-vllm kube test-kube lock audit sbom image-steps oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -104,7 +104,7 @@ dashboard: prometheus
 
 # Helm's engine keeps what an API server said of itself, and would do so below the home folder.
 test-kube: kube prometheus
-	KUBECACHEDIR=out/kube $(BIN)/python -m pytest -n auto -m kube tests/kube
+	KUBECACHEDIR=out/kube $(BIN)/python -m pytest -n auto -m kube tests/kube tests/image
 
 # requirements/*.lock of pyproject.toml; `make lock UPGRADE=--upgrade` takes the newest it allows.
 UPGRADE ?=
@@ -119,6 +119,11 @@ audit: kube
 sbom: kube
 	$(BIN)/python -m deployments.tools.supply_chain bill out/sbom
 	$(BIN)/python -m deployments.tools.supply_chain.notices > out/sbom/third-party-notices.txt
+
+# The Dockerfile's steps for processors in a plain folder, out/image, without an engine for
+# containers, and a Ray node in what comes of them; as root, with debootstrap.
+image-steps: kube
+	$(BIN)/python -m tests.image cpu out/image --ray
 
 test: lint types unit integration test-kube
 

@@ -17,7 +17,8 @@ PYTHON = "3.11"
 HEADER = "# Written by `make lock`; what it is for: docs/decisions/0023-locks-with-hashes.md\n"
 _PLAIN = ("--generate-hashes", "--no-annotate", "--no-header", "--no-emit-index-url")
 _EVERYWHERE = ("--universal", "--python-version", PYTHON)
-_CUDA = ("--python-platform", "x86_64-manylinux_2_28", "--python-version", PYTHON)
+# Debian 12 has glibc 2.36.
+_CUDA = ("--python-platform", "x86_64-manylinux_2_36", "--python-version", PYTHON)
 _NO_TORCH = "torch ; python_version < '3'\n"
 
 

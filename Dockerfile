@@ -1,0 +1,88 @@
+# Images of Headrace, docs/container-image.md:
+#   docker build --target cpu --tag headrace:0.1.0 .           OpenVINO and ONNX Runtime
+#   docker build --target cuda --tag headrace:0.1.0-cuda .     torch, ONNX Runtime, TensorRT and vLLM
+#                                                              for NVIDIA's GPUs, linux/amd64 alone
+#
+# Debian 12 has Python 3.11, the one that all tests run on. A tag may be moved; its digest not:
+#   docker buildx imagetools inspect debian:12.15-slim --format '{{.Manifest.Digest}}'
+#   docker build --build-arg BASE=debian:12.15-slim@sha256:... --target cpu .
+ARG BASE=debian:12.15-slim
+
+# What runs: Python, and what KubeRay's probes and commands are made of. No shell of this image's
+# needs a password, so nothing in it may raise its rights.
+FROM ${BASE} AS system
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends \
+        bash ca-certificates grep python-is-python3 python3 wget \
+    && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log /var/cache/ldconfig \
+    && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp \
+        --shell /usr/sbin/nologin headrace \
+    && install --directory --owner 10001 --group 10001 /var/cache/headrace \
+    && find / -xdev -type f -perm /6000 -exec chmod ug-s '{}' +
+
+# What builds it. Packages go to /image/usr/local, thus where Debian's Python looks for them without
+# a word of the environment's: KubeRay starts Ray by a login shell, which sets a PATH of its own.
+FROM system AS build
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends python3-pip \
+    && rm -rf /var/lib/apt/lists/*
+ENV PIP_NO_CACHE_DIR=1 PIP_BREAK_SYSTEM_PACKAGES=1 PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+COPY requirements/build.lock requirements/
+RUN python3 -m pip install --no-deps --require-hashes -r requirements/build.lock
+
+FROM build AS build-cpu
+COPY requirements/runtime.lock requirements/stores.lock requirements/example.lock requirements/
+RUN python3 -m pip install --root /image --ignore-installed --no-deps --require-hashes \
+        -r requirements/runtime.lock -r requirements/stores.lock -r requirements/example.lock
+COPY . .
+RUN python3 -m pip install --root /image --no-deps --no-build-isolation . \
+    && mkdir -p /image/usr/local/share/doc/headrace \
+    && PYTHONPATH=/image/usr/local/lib/python3.11/dist-packages \
+        python3 -S -m deployments.tools.supply_chain.notices \
+        > /image/usr/local/share/doc/headrace/third-party-notices.txt
+
+FROM build AS build-cuda
+COPY requirements/cuda.lock requirements/
+RUN python3 -m pip install --root /image --ignore-installed --no-deps --require-hashes \
+        -r requirements/build.lock -r requirements/cuda.lock
+COPY . .
+RUN python3 -m pip install --root /image --no-deps --no-build-isolation . \
+    && mkdir -p /image/usr/local/share/doc/headrace \
+    && PYTHONPATH=/image/usr/local/lib/python3.11/dist-packages \
+        python3 -S -m deployments.tools.supply_chain.notices \
+        > /image/usr/local/share/doc/headrace/third-party-notices.txt
+
+# All that both have. USER: Ray asks for the user's name, which a pod's runAsUser may not have.
+FROM system AS runtime
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="Headrace" \
+      org.opencontainers.image.description="Many models behind one length-bucketing router on Ray Serve" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+ENV LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 USER=headrace
+WORKDIR /opt/headrace
+EXPOSE 8000
+# KubeRay probes Ray, and `headrace serve` answers /readyz; which of them it is, an image can't know.
+HEALTHCHECK NONE
+CMD ["headrace", "--help"]
+
+FROM runtime AS cpu
+COPY --from=build-cpu /image/usr/local /usr/local
+USER 10001:10001
+
+# Triton, which torch and vLLM compile kernels with, calls a C compiler with Python's headers. The
+# driver's own libraries come from the node; ONNX Runtime finds the rest by LD_LIBRARY_PATH.
+FROM runtime AS cuda
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev \
+    && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log \
+    && find / -xdev -type f -perm /6000 -exec chmod ug-s '{}' +
+COPY --from=build-cuda /image/usr/local /usr/local
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    LD_LIBRARY_PATH=/usr/local/lib/python3.11/dist-packages/nvidia/cu13/lib:/usr/local/lib/python3.11/dist-packages/nvidia/cudnn/lib
+USER 10001:10001
