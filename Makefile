@@ -79,7 +79,7 @@ fuzz: dev
 
 # One after the other: each starts a Ray of its own.
 integration: dev
-	$(BIN)/python -m pytest -m 'integration and not vllm' tests/integration
+	$(BIN)/python -m pytest -m 'integration and not vllm' tests/integration --durations 25
 
 # Three Ray nodes in namespaces of this machine: what their faults cost, and the chart's own pods. As
 # root, or as a user who may make namespaces (`make test-cluster AS='unshare --map-root-user --net

@@ -156,8 +156,13 @@ def status_of(server: Server) -> int:
         return 0
 
 
-@pytest.mark.parametrize("title", ["", "ray::HAProxyManager"], ids=["haproxy", "its manager"])
-def test_when_haproxy_is_killed_the_port_is_back_within_two_seconds(server, title):
+# Serve looks at HAProxy's manager more often than at HAProxy, for whose successor it takes 30 s.
+@pytest.mark.parametrize(
+    ("title", "successors"),
+    [("ray::HAProxyManager", 2), ("", 1)],
+    ids=["its manager, until Serve has another", "itself"],
+)
+def test_when_haproxy_is_killed_the_port_is_back_within_two_seconds(server, title, successors):
     before = haproxies(server)
     killed = server.named(title)[0] if title else psutil.Process(min(before))
     killed.kill()
@@ -171,11 +176,11 @@ def test_when_haproxy_is_killed_the_port_is_back_within_two_seconds(server, titl
         if status == 200:
             last, longest_s = time.monotonic(), max(longest_s, time.monotonic() - last)
         stood_in.update(haproxies(server) - before)
-        return status == 200 and len(stood_in) > 1 and len(haproxies(server)) == 1
+        return status == 200 and len(stood_in) >= successors and len(haproxies(server)) == 1
 
     began = time.monotonic()
     server.until(serves_as_before, 90)
     whole_s = time.monotonic() - began
-    print(f"longest without an answer {longest_s:.2f} s; Serve's own after {whole_s:.0f} s")
+    print(f"longest without an answer {longest_s:.2f} s; the last of them after {whole_s:.0f} s")
     assert statuses <= {0, 200}
     assert longest_s < patient(2.0)
