@@ -15,6 +15,7 @@ else outlive a node that did not end in order, and hold its port. Standard libra
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import select
@@ -23,12 +24,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
 LONGEST_S = 180.0
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 _LOOKS_S = 0.1
 _NODE_S = 1.0  # until it is noticed that the node process is gone
 _TAKEN_OVER_S = 60.0  # that its last requests may take once a newer HAProxy has the port
@@ -115,9 +117,10 @@ def leave_watcher(program: str, arguments: Sequence[str], files: Files) -> None:
     """Called by the process that becomes HAProxy: a process of its own that outlives it."""
     with open(files.config, encoding="utf-8") as file:
         config = file.read()
-    before = _number(files.current)
+    with _locked(files.current):
+        before = _number(files.current)
+        _write(files.current, str(os.getpid()))
     watched = Watched(os.getpid(), _parent(os.getppid()), config, before)
-    _write(files.current, str(watched.pid))
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -146,13 +149,19 @@ def _watch(watched: Watched, program: str, arguments: Sequence[str], files: File
         os.dup2(null, sys.stdin.fileno())
         os.dup2(null, sys.stdout.fileno())
         if not _serves_then_ends(watched):
-            if _is_newest(watched, files):
-                _write(files.current, str(watched.before))
+            _give_way(watched, files)
         elif _is_newest(watched, files) and _runs(watched.node):
             _stand_in(watched, [program, *arguments], files)
         code = 0
     finally:
         os._exit(code)
+
+
+def _give_way(watched: Watched, files: Files) -> None:
+    """To the one before: a HAProxy that could not start is nobody's successor."""
+    with _locked(files.current):
+        if _is_newest(watched, files):
+            _write(files.current, str(watched.before))
 
 
 def _serves_then_ends(watched: Watched) -> bool:
@@ -196,7 +205,7 @@ def _stand_in(watched: Watched, command: list[str], files: Files) -> None:
         _write(files.process, str(process.pid))
         while process.poll() is None and _is_wanted(watched, files, ends):
             time.sleep(_LOOKS_S)
-        was_killed = process.returncode is not None and process.returncode < 0
+        was_killed = process.returncode in _KILLED
         if process.returncode is None:
             _finish(process, taken_over=not _is_newest(watched, files))
 
@@ -259,6 +268,15 @@ def _number(path: str) -> int:
 
 
 def _write(path: str, text: str) -> None:
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
+    made = f"{path}.{os.getpid()}"
+    with open(made, "w", encoding="utf-8") as file:
         file.write(text)
-    os.replace(f"{path}.new", path)
+    os.replace(made, path)
+
+
+@contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Alone with it, of all that read it before they write it."""
+    with open(f"{path}.lock", "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
