@@ -54,7 +54,7 @@ MOST_REPLICAS = 2
 MOST_ROWS = 4  # a batch, so that it is short beside the SLO and one replica does for the calm
 HOT_S, LOOKS_S = 120.0, 1.0
 LEAST_FASTER = 5.0
-LLM_CAPACITY = 3.0  # one sequence at a time
+LLM_SPIKE_S = 120.0  # its engine starts for longer than the others' spikes last
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class Piece:
     length: int
     output: int = 0
     slo_s: float = 1.0
+    spike_s: float = SPIKE_S
     kinds: tuple[str, ...] = KINDS
 
     def request(self, url: str, name: str) -> Callable[[Planned], bytes]:
@@ -89,8 +90,8 @@ def pieces(load_s: float) -> dict[str, Piece]:
     llm = llm | {"options": llm["options"] | {"max_num_seqs": 1}}
     return {
         DEVICE: Piece(device, 50.0, 24),
-        MINILM: Piece(minilm, 45.0, 128),
-        LLM: Piece(llm, LLM_CAPACITY, 24, output=32, kinds=(COLD, STAGED, SPARE)),
+        MINILM: Piece(minilm, 40.0, 128),
+        LLM: Piece(llm, 4.5, 24, output=128, spike_s=LLM_SPIKE_S, kinds=(COLD, STAGED, SPARE)),
     }
 
 
@@ -163,7 +164,7 @@ def spiked(name: str, piece: Piece, kind: str) -> Spike:
     settings = settings_of(name, piece, kind)
     calm_s = SPARE_CALM_S if kind == SPARE else CALM_S
     calm = scenario_of(piece, CALM_SHARE, calm_s, settings)
-    spike = scenario_of(piece, SPIKE_SHARE, SPIKE_S, settings)
+    spike = scenario_of(piece, SPIKE_SHARE, piece.spike_s, settings)
     with headrace(settings, name=f"spike-{name}-{kind}", home=home) as running:
         until_hot(running)
         if kind == COLD:
@@ -185,7 +186,7 @@ def by_bin(ends: Sequence[PlayedRequest], piece: Piece) -> Spike:
         at = int(end.planned.at_s / BIN_S)
         offered[at] += 1
         kept[at] += end.ok and end.latency_s <= piece.slo_s
-    bins = range(round(SPIKE_S / BIN_S))
+    bins = range(round(piece.spike_s / BIN_S))
     kept_at, offered_at = (tuple(each[at] for at in bins) for each in (kept, offered))
     return Spike("", "", 0, kept_at, offered_at, {})
 
