@@ -53,7 +53,7 @@ class Store:
     def __init__(self) -> None:
         self.objects: dict[Key, Object] = {}
         self.events: list[tuple[int, str, Key, Object]] = []
-        self.logs: dict[str, list[str]] = {}  # by pod, each line with its time
+        self.logs: dict[str, list[str]] = {}  # by pod or POD/CONTAINER, each line with its time
         self.previous_logs: dict[str, list[str]] = {}
         self.forbidden: set[tuple[str, str]] = set()  # verb, plural
         self.page: int | None = None  # of lists, whatever was asked for
@@ -191,10 +191,14 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, listed | {"metadata": metadata})
 
     def _log(self, name: str, query: dict[str, list[str]]) -> None:
-        """Each line with its time. A pod without any waits to start, in the kubelet's words."""
+        """Each line with its time: of a pod's first container by its name, of another by both.
+        What has none waits to start, in the kubelet's words."""
         previous = query.get("previous") == ["true"]
-        lines = (self.store.previous_logs if previous else self.store.logs).get(name)
         (container,) = query["container"]
+        pod = self.store.of_kind("Pod")[name]
+        first = pod["spec"]["containers"][0]["name"]
+        whose = name if container == first else f"{name}/{container}"
+        lines = (self.store.previous_logs if previous else self.store.logs).get(whose)
         if lines is None:
             said = f'container "{container}" in pod "{name}" is waiting to start: ContainerCreating'
             self._answer(400, _status(400, "BadRequest", said))

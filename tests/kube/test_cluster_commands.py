@@ -20,6 +20,7 @@ from tests.deployments.tools.kube.kube_objects import (
     NAMESPACE,
     THEN,
     Object,
+    container_status,
     event,
     mig_limits,
     pod,
@@ -179,6 +180,25 @@ def test_previous_logs_are_those_before_the_restart(store: Store) -> None:
     store.logs["cpu-0"] = ["2026-11-22T11:00:02Z after"]
     store.previous_logs["cpu-0"] = ["2026-11-22T11:00:01Z before"]
     assert run("logs", "cpu-0", "--previous").output == "cpu-0 | before\n"
+
+
+def test_an_init_container_that_fails_is_what_the_log_shows(store: Store) -> None:
+    """As the chart's prewarm pods have one, which brings models' files."""
+    ended = {"terminated": {"reason": "Error", "exitCode": 1, "finishedAt": THEN}}
+    back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": BACK_OFF}}
+    status = waiting("PodInitializing") | {
+        "initContainerStatuses": [container_status(back_off, "artifacts", lastState=ended)]
+    }
+    labels = {"ray.io/group": "", "app.kubernetes.io/component": "prewarm"}
+    put(store, pod("prewarm-0", "", status=status, labels=labels))
+    put(store, pod("prewarm-1", "", labels=labels))
+    store.logs["prewarm-0/artifacts"] = ["2026-11-22T11:00:01Z no such model"]
+    store.logs["prewarm-1"] = ["2026-11-22T11:00:02Z a line"]
+    answer = run("logs", "prewarm")
+    assert answer.output.splitlines() == [
+        "prewarm-0/artifacts | no such model", "prewarm-1 | a line",
+    ]  # fmt: skip
+    assert "kubectl logs prewarm-0 -c artifacts --previous" in run("why", "prewarm-0").output
 
 
 def test_a_pod_without_logs_costs_the_others_nothing(store: Store) -> None:

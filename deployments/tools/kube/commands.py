@@ -59,8 +59,8 @@ def logs(
     pods = [pod for pod in snapshot.pods if pod["metadata"]["name"] in {row.pod for row in made}]
     if not pods:
         raise KubernetesError(f"{target} has no pods; `headrace cluster why {target}`")
-    failed = merged(api, pods, options, click.echo, lambda said: click.echo(said, err=True))
-    return int(failed == len(pods))
+    had = merged(api, pods, options, click.echo, lambda said: click.echo(said, err=True))
+    return int(not had)
 
 
 def _chosen(

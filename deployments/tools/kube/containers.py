@@ -1,4 +1,5 @@
-"""What a pod's containers wait for, from their states and from the kubelet's events.
+"""What a pod's containers wait for, from their states and from the kubelet's events, and which of
+them have logs.
 
 Sources: kubelet `images/types.go` (ErrImagePull, ImagePullBackOff, InvalidImageName,
 ErrImageNeverPull), `container/sync_result.go` (CrashLoopBackOff, CreateContainerConfigError),
@@ -40,6 +41,28 @@ _PULL_MENDS = (
         "the node cannot reach or trust the registry: its network, proxy or certificates",
     ),
 )
+
+
+def first(pod: Object) -> str:
+    """KubeRay takes it for Ray's."""
+    return str(pod["spec"]["containers"][0]["name"])
+
+
+def with_logs(pod: Object, *, previous: bool = False) -> list[str]:
+    """Containers that have printed, or may have: those that run or have ended, and init containers,
+    before the others, while the pod's first one does not run. Where there is none, the first: asked
+    for its log, the kubelet says what it waits for. `previous`: those that ended before."""
+    status = pod.get("status", {})
+    init, others = status.get("initContainerStatuses") or (), status.get("containerStatuses") or ()
+    runs = any(each["name"] == first(pod) and "running" in each["state"] for each in others)
+    asked = others if runs else (*init, *others)
+    return [each["name"] for each in asked if _has_log(each, previous)] or [first(pod)]
+
+
+def _has_log(status: Any, previous: bool) -> bool:
+    if "terminated" in (status.get("lastState") or {}):
+        return True
+    return not previous and bool({"running", "terminated"} & status["state"].keys())
 
 
 def cause(pod: Object, told: Sequence[Object]) -> Cause | None:
@@ -134,7 +157,11 @@ def _crash(pod: Object, container: str, ended: Any, waiting: str) -> Cause:
         limit = _limit(pod, container)
         mend = "a larger memory of the group; objectStore, and so /dev/shm, counts in it"
         return Cause(Kind.CRASH, f"OOMKilled at {limit}", evidence, mend, since)
-    mend = f"headrace cluster logs {name_of(pod)} --previous"
+    mend = f"headrace cluster logs {name_of(pod)}"
+    if container != first(pod):
+        mend = f"kubectl logs {name_of(pod)} -c {container}"
+    if waiting:  # to be started again
+        mend += " --previous"
     return Cause(Kind.CRASH, f"{container} ended with exit code {code}", evidence, mend, since)
 
 

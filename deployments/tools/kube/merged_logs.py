@@ -1,8 +1,9 @@
-"""The logs of several pods as one, each line behind its pod's name.
+"""The logs of several pods' containers as one, each line behind its pod's name, and behind its
+container's where that is not the pod's first one: `mig-0 | …`, `prewarm-0/artifacts | …`.
 
 What is there already is put in order by the time that the kubelet wrote before each line; what is
-followed comes as it comes, a thread a pod. A pod whose log cannot be had costs one line on the
-other stream and nobody else's.
+followed comes as it comes, a thread a container. A log that cannot be had costs one line on the
+other stream, when it happens, and nobody else's.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from deployments.tools.kube import containers
 from deployments.tools.kube.types import Object, name_of
 
-_CONTAINER = 0  # KubeRay takes the first one for Ray's
 _WAITING = 10_000  # lines that may lie between the threads and the printer
 
 Say = Callable[[str], object]
-Stamped = tuple[str, str, str]  # time, pod, text
+Stamped = tuple[str, str, str]  # time, whose it is, text
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """since_s: only lines of the last seconds. tail: only so many of a pod's last lines."""
+    """since_s: only lines of the last seconds. tail: only so many of a container's last lines."""
 
     since_s: int | None = None
     tail: int | None = None
@@ -47,28 +48,38 @@ class Logs(Protocol):
     def log(self, pod: str, container: str, **options: Any) -> Iterator[bytes]: ...
 
 
-def merged(logs: Logs, pods: Sequence[Object], options: LogOptions, say: Say, warn: Say) -> int:
-    """Prints all lines; how many pods' logs could not be had."""
+def merged(logs: Logs, pods: Sequence[Object], options: LogOptions, say: Say, warn: Say) -> bool:
+    """Prints all lines; whether at least one log could be had."""
     failed: list[str] = []
-    streams = [_stamped(logs, pod, options, failed) for pod in pods]
+
+    def told(said: str) -> None:
+        failed.append(said)
+        warn(said)
+
+    streams = [
+        _stamped(logs, pod, container, options, told)
+        for pod in pods
+        for container in containers.with_logs(pod, previous=options.previous)
+    ]
     lines = _as_they_come(streams) if options.follow else heapq.merge(*streams)
-    for _, pod, text in lines:
-        say(f"{pod} | {text}")
-    for each in failed:
-        warn(each)
-    return len(failed)
+    for _, whose, text in lines:
+        say(f"{whose} | {text}")
+    return len(failed) < len(streams)
 
 
-def _stamped(logs: Logs, pod: Object, options: LogOptions, failed: list[str]) -> Iterator[Stamped]:
+def _stamped(
+    logs: Logs, pod: Object, container: str, options: LogOptions, warn: Say
+) -> Iterator[Stamped]:
     from deployments.tools.kube.api import KubernetesError
 
-    name, container = name_of(pod), pod["spec"]["containers"][_CONTAINER]["name"]
+    name = name_of(pod)
+    whose = name if container == containers.first(pod) else f"{name}/{container}"
     try:
         for line in logs.log(name, container, **options.of_api()):
             time, _, text = line.decode(errors="replace").partition(" ")
-            yield time, name, text
+            yield time, whose, text
     except KubernetesError as error:
-        failed.append(f"{name}: {error}")
+        warn(f"{whose}: {error}")
 
 
 def _as_they_come(streams: Sequence[Iterator[Stamped]]) -> Iterator[Stamped]:

@@ -141,6 +141,20 @@ def test_a_crash_loop_says_how_it_ended_last():
     assert found.mend == "headrace cluster logs p --previous"
 
 
+def test_a_crash_names_the_container_whose_log_says_why():
+    # an init container that fails ends, and waits to be tried again
+    ended = {"terminated": {"reason": "Error", "exitCode": 1, "finishedAt": THEN}}
+    back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": BACK_OFF}}
+    for state, mend in (
+        (ended, "kubectl logs p -c artifacts"),
+        (back_off, "kubectl logs p -c artifacts --previous"),
+    ):
+        init = container_status(state, "artifacts", lastState=ended)
+        status = waiting("PodInitializing") | {"initContainerStatuses": [init]}
+        found = cause_of(status=status)
+        assert (found.what, found.mend) == ("artifacts ended with exit code 1", mend)
+
+
 def test_a_container_killed_for_memory_names_its_limit():
     ended = {"reason": "OOMKilled", "exitCode": 137, "finishedAt": THEN}
     found = cause_of(status=waiting("CrashLoopBackOff", BACK_OFF, lastState={"terminated": ended}))
