@@ -263,6 +263,16 @@ def test_without_a_kubeconfig_it_says_where_it_looked(
     assert f"no kubeconfig at {tmp_path / 'nothing'}" in answer.output
 
 
+def test_a_context_is_no_pods_own_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kubernetes")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nothing"))
+    assert "no kubeconfig at" not in run("status").output
+    answer = run("status", "--context", "elsewhere")
+    assert answer.exit_code == 1
+    assert f"no kubeconfig at {tmp_path / 'nothing'}" in answer.output
+
+
 def test_a_server_that_does_not_answer_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,7 +170,7 @@ def _connect(context: str | None) -> tuple[Any, Any, str | None]:
         ) from None
     configuration = client.Configuration()
     path = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-    inside = "KUBERNETES_SERVICE_HOST" in os.environ
+    inside = "KUBERNETES_SERVICE_HOST" in os.environ and context is None
     try:
         if inside and not any(Path(each).is_file() for each in path.split(os.pathsep)):
             config.load_incluster_config(client_configuration=configuration)
