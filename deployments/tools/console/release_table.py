@@ -48,7 +48,7 @@ def show(
     target.print(_title(snapshot))
     target.print(table(rows, found, now))
     for each in found:
-        if each.state != "RUNNING":
+        if not each.runs:
             target.print(_application_line(each))
     for said in snapshot.unread:
         target.print(Text(said, style="yellow"))
@@ -136,7 +136,7 @@ def _cells(row: Row, models: str, now: datetime) -> Iterator[Text]:
 
 def _model(found: Application) -> str:
     count = f"{found.least}" if found.least == found.most else f"{found.least}-{found.most}"
-    state = "" if found.state == "RUNNING" else f" {found.state.lower() or 'not known yet'}"
+    state = "" if found.runs else f" {found.state.lower() or 'not known yet'}"
     return f"{found.model} x{count}{state}"
 
 

@@ -15,10 +15,9 @@ from typing import Any
 import yaml
 
 from deployments.contract.app_names import GATEWAY_APP, POOL_APP, is_model_app, model_name
-from deployments.tools.kube.types import Application, Object
+from deployments.tools.kube.types import CLUSTER_STATUSES, Application, Object
 
-_STATUSES = ("activeServiceStatus", "pendingServiceStatus")
-GATEWAY = "gateway"
+_GATEWAY = "gateway"
 
 
 def applications(service: Object) -> list[Application]:
@@ -56,14 +55,14 @@ def _application(
 def _named(application: str) -> str | None:
     """What its replicas are called here; None for those without any."""
     if application in (GATEWAY_APP, POOL_APP):
-        return GATEWAY if application == GATEWAY_APP else "pool"
+        return _GATEWAY if application == GATEWAY_APP else "pool"
     return model_name(application) if is_model_app(application) else None
 
 
 def _said(service: Object) -> Mapping[str, Any]:
     """By application: of the cluster that serves; of the next one, where none serves yet."""
     status = service.get("status", {})
-    for name in _STATUSES:
+    for name in CLUSTER_STATUSES:
         found = status.get(name, {}).get("applicationStatuses")
         if found:
             return found  # type: ignore[no-any-return]

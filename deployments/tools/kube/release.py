@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from deployments.tools.kube import events, pods
-from deployments.tools.kube.applications import GATEWAY, applications
+from deployments.tools.kube.applications import applications
 from deployments.tools.kube.types import (
+    CLUSTER_STATUSES,
     Application,
     Cause,
     Kind,
@@ -21,7 +22,6 @@ from deployments.tools.kube.types import (
 )
 
 _INSTANCE = "app.kubernetes.io/instance"
-_STATUSES = ("activeServiceStatus", "pendingServiceStatus")
 # KubeRay `utils/constant.go`; of Jobs and DaemonSets, Kubernetes' own.
 _NOT_CREATED = {"FailedToCreateWorkerPod", "FailedToCreateHeadPod", "FailedCreate"}
 _OF_SERVICE = {
@@ -29,13 +29,12 @@ _OF_SERVICE = {
     "FailedToUpdateServeApplications", "FailedToUpdateTargetCapacity",
     "FailedToCreateRayCluster", "FailedToUpdateRayCluster", "FailedToCreateService",
 }  # fmt: skip
-_RUNNING = "RUNNING"
 
 
 def clusters_of(service: Object) -> list[str]:
     """Names of its RayClusters: the one that serves, then the next one."""
     status = service.get("status", {})
-    found = [status.get(each, {}).get("rayClusterName") for each in _STATUSES]
+    found = [status.get(each, {}).get("rayClusterName") for each in CLUSTER_STATUSES]
     return list(dict.fromkeys(name for name in found if name))
 
 
@@ -57,7 +56,7 @@ def rows(snapshot: Snapshot) -> list[Row]:
 
 
 def not_running(snapshot: Snapshot) -> list[Application]:
-    return [each for each in applications(snapshot.service) if each.state != _RUNNING]
+    return [each for each in applications(snapshot.service) if not each.runs]
 
 
 def service_cause(snapshot: Snapshot) -> Cause | None:
@@ -87,8 +86,6 @@ def concerning(
     if models:
         groups = {group for each in models for group in each.groups}
         return [row for row in made if row.group in groups], models
-    if target in ("gateway", "gateways", "head"):
-        target = "gateways" if target == GATEWAY else target
     return [row for row in made if target in (row.pod, row.group)], []
 
 

@@ -13,6 +13,9 @@ from typing import Any
 
 Object = Mapping[str, Any]
 
+# Of a RayService's status: the cluster that serves, then the next one.
+CLUSTER_STATUSES = ("activeServiceStatus", "pendingServiceStatus")
+
 
 class Kind(StrEnum):
     """What a thing that is not well waits for, or suffers from."""
@@ -58,6 +61,10 @@ class Application:
     least: int
     most: int
     groups: tuple[str, ...]
+
+    @property
+    def runs(self) -> bool:
+        return self.state == "RUNNING"
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,7 @@ def test_a_model_is_the_pods_that_its_replicas_fit_in():
     assert of("minilm") == (["m", "n"], ["minilm"])
     assert of("head") == (["h"], [])
     assert of("gateway") == (["g"], ["gateway"])
+    assert of("gateways") == (["g"], [])
     assert of("mig") == (["m", "n"], [])
     assert of("c") == (["c"], [])
     assert of("nothing") == ([], [])
