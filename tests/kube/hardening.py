@@ -20,10 +20,16 @@ _LIMITS = {
 }
 
 
-def weaknesses(name: str, template: Object) -> Iterator[str]:
-    """`name`: where the template stands; the head of a RayService talks to the Kubernetes API."""
+def starts_pods(cluster: Object, template: Object) -> bool:
+    """Whether the template is of a RayCluster's head, and an autoscaler stands in it."""
+    is_head = template is cluster["headGroupSpec"]["template"]
+    return is_head and cluster.get("enableInTreeAutoscaling") is True
+
+
+def weaknesses(template: Object, *, starts_pods: bool = False) -> Iterator[str]:
+    """`starts_pods`: of a head whose autoscaler talks to the Kubernetes API."""
     spec = template["spec"]
-    if spec.get("automountServiceAccountToken") is not False and not name.endswith(" head"):
+    if spec.get("automountServiceAccountToken") is not False and not starts_pods:
         yield "CKV_K8S_38: a token of the Kubernetes API is mounted"
     if spec.get("securityContext", {}).get("runAsUser", 0) < _FIRST_FREE_USER:
         yield f"CKV_K8S_40: runs as a user below {_FIRST_FREE_USER}, who may be one of the node's"

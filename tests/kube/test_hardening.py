@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.kube.chart import Object, cluster_of
-from tests.kube.hardening import weaknesses
+from tests.kube.chart import Object, Values, cluster_of, objects
+from tests.kube.hardening import starts_pods, weaknesses
 from tests.kube.pods import pods
 
 Plant = Callable[[Object], None]
-NAME = "RayService/demo cpu"
 
 
 def first(template: Object) -> Object:
@@ -57,14 +56,31 @@ def a_root_to_write(template: Object) -> None:
 )
 def test_a_planted_weakness_is_found(plain_objects: list[Object], plant: Plant, check: str):
     template = cluster_of(plain_objects)["workerGroupSpecs"][1]["template"]
-    assert list(weaknesses(NAME, template)) == []
+    assert list(weaknesses(template)) == []
     plant(template)
-    (said,) = weaknesses(NAME, template)
+    (said,) = weaknesses(template)
     assert check in said
 
 
+def with_token(made: list[Object]) -> list[str]:
+    templates = dict(pair for each in made for pair in pods(each))
+    return [n for n, t in templates.items() if "automountServiceAccountToken" not in t["spec"]]
+
+
 def test_the_head_alone_may_have_a_token(plain_objects: list[Object]):
-    templates = dict(pair for each in plain_objects for pair in pods(each))
-    trusted = [n for n, t in templates.items() if "automountServiceAccountToken" not in t["spec"]]
-    assert trusted == ["RayService/demo-headrace head"]
-    assert list(weaknesses(trusted[0], templates[trusted[0]])) == []
+    assert with_token(plain_objects) == ["RayService/demo-headrace head"]
+    cluster = cluster_of(plain_objects)
+    head, *others = cluster["headGroupSpec"], *cluster["workerGroupSpecs"]
+    assert starts_pods(cluster, head["template"])
+    assert list(weaknesses(head["template"], starts_pods=True)) == []
+    assert not any(starts_pods(cluster, each["template"]) for each in others)
+
+
+def test_a_head_without_an_autoscaler_has_no_token(plain: Values):
+    made = objects(plain | {"autoscaler": {"enabled": False}})
+    assert with_token(made) == []
+    head = cluster_of(made)["headGroupSpec"]["template"]
+    assert head["spec"]["serviceAccountName"] == "demo-headrace"
+    a_token(head)
+    (said,) = weaknesses(head, starts_pods=starts_pods(cluster_of(made), head))
+    assert "CKV_K8S_38" in said

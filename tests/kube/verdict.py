@@ -9,7 +9,7 @@ from deployments.settings.gateway import GatewaySettings
 from tests.kube import built_ins, kuberay, ray_rules, wiring
 from tests.kube.chart import Object, Values, cluster_of, merged, ray_service, settings_of
 from tests.kube.crds import Crds
-from tests.kube.hardening import weaknesses
+from tests.kube.hardening import starts_pods, weaknesses
 from tests.kube.pods import as_pod, insecurities, pods
 
 Layer = tuple[str, Callable[[], Iterator[str]]]
@@ -29,7 +29,7 @@ def complaints(objects: Sequence[Object], values: Values, crds: Crds | None) -> 
         ("resources", lambda: ray_rules.resource_complaints(cluster, ray_rules.claimed(found))),
         ("environment", lambda: ray_rules.environment_complaints(cluster, gateway, program)),
         ("drain", lambda: ray_rules.drain_complaints(service)),
-        ("security", lambda: _of_security(found)),
+        ("security", lambda: _of_security(found, cluster)),
         ("wiring", lambda: wiring.complaints(found)),
     )
     return [f"{layer}: {each}" for layer, look in layers for each in look()]
@@ -69,8 +69,9 @@ def _has_image_volume(template: Object) -> bool:
     return any("image" in volume for volume in template["spec"]["volumes"])
 
 
-def _of_security(objects: list[Object]) -> Iterator[str]:
+def _of_security(objects: list[Object], cluster: Object) -> Iterator[str]:
     for each in objects:
         for name, template in pods(each):
-            for said in (*insecurities(template), *weaknesses(name, template)):
+            weak = weaknesses(template, starts_pods=starts_pods(cluster, template))
+            for said in (*insecurities(template), *weak):
                 yield f"{name}: {said}"

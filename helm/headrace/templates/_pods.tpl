@@ -51,7 +51,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  {{- if not .head }}
+  {{- if or (not .head) (not $values.autoscaler.enabled) }}
   serviceAccountName: {{ include "headrace.serviceAccount" .root }}
   automountServiceAccountToken: false
   {{- end }}
