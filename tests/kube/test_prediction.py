@@ -62,12 +62,31 @@ def test_waits_while_the_model_is_not_ready_and_prints_the_answer(
 
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [((401, b"who are you?"), "401: who are you?"), ((200, b"{}"), "an empty answer: {}")],
+    [
+        ((401, b"who are you?"), "401: who are you?"),
+        ((200, b"{}"), "an empty answer: {}"),
+        ((200, b'{"data": [], "model": "m"}'), "an empty answer: {'data': \\[]"),
+        ((200, b'{"choices": []}'), "an empty answer: {'choices': \\[]}"),
+        ((200, b'{"outputs": [], "model_name": "m"}'), "an empty answer: {'outputs': \\[]"),
+        ((200, b"[]"), "an empty answer: \\[]"),
+        ((200, b"<html>"), "the answer is no JSON: "),
+        ((200, b"\xff\xfe{"), "the answer is no JSON: "),
+    ],
 )
 def test_fails_on_another_answer(gateway: None, answer: tuple[int, bytes], said: str) -> None:
     ANSWERS.append(answer)
     with pytest.raises(SystemExit, match=said):
         runpy.run_path(str(SCRIPT))
+
+
+def test_it_gives_up_when_its_time_is_over(gateway: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, began = [0.0], time.monotonic()
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.append(now[-1] + seconds))
+    monkeypatch.setattr(time, "monotonic", lambda: began + now[-1])
+    ANSWERS.extend([(503, b"starting")] * 40)
+    with pytest.raises(SystemExit, match="no prediction within 270 s"):
+        runpy.run_path(str(SCRIPT))
+    assert len(ASKED) == 27
 
 
 @pytest.mark.parametrize(
