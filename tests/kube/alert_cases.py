@@ -85,6 +85,14 @@ def queue(values: str) -> dict[str, str]:
     return {of("queue_rows", DEVICE, gateway=each): values for each in ("a", "b")}
 
 
+def readiness(*values: str, optional: str = "false") -> dict[str, str]:
+    """As each gateway tells it."""
+    return {
+        of("model_ready", DEVICE, gateway=str(number), optional=optional): each
+        for number, each in enumerate(values)
+    }
+
+
 def gpu_memory(used_mib: int, free_mib: int) -> dict[str, str]:
     return {
         'DCGM_FI_DEV_FB_USED{Hostname="node-1",gpu="0"}': f"{used_mib}x60",
@@ -98,6 +106,7 @@ def gpus(*busy: float) -> dict[str, str]:
 
 
 _EJECTED = "Replica r#1 of device is left out because it is slow."
+_NOT_READY = "device has no replica that any gateway reaches: its requests are refused."
 _SILENT = "Replica r#1 of device says nothing and is given nothing."
 _FAST, _SLOW = "HeadraceSloBurnsFast", "HeadraceSloBurnsSlowly"
 
@@ -195,14 +204,16 @@ CASES = (
         {of("asleep", DEVICE): "1x40 0x20 1x60"},
     ),
     AlertCase(
-        "HeadraceModelIsNotReady", "refused", 20,
-        {of("requests_total", {**CHAT, "model": "other"}, outcome="not_ready"): "0+6x40"},
-        {"namespace": "serving", "tenant": "chat"},
-        "Requests of chat are refused because their model is not ready.",
+        "HeadraceModelIsNotReady", "it lost its replicas", 20, readiness("1x5 0x40", "1x5 0x40"),
+        {**DEVICE, "optional": "false"}, _NOT_READY,
     ),
     AlertCase(
-        "HeadraceModelIsNotReady", "while it started", 20,
-        {of("requests_total", {**CHAT, "model": "other"}, outcome="not_ready"): "0+6x3 18x40"},
+        "HeadraceModelIsNotReady", "an optional one never came", 20,
+        readiness("0x40", "0x40", optional="true"), {**DEVICE, "optional": "true"}, _NOT_READY,
+    ),
+    AlertCase("HeadraceModelIsNotReady", "while it started", 20, readiness("0x8 1x40", "0x8 1x40")),
+    AlertCase(
+        "HeadraceModelIsNotReady", "only to a gateway that starts", 20, readiness("1x40", "0x40")
     ),
     AlertCase(
         "HeadraceCopyBudgetIsSpent", "less than a batch takes", 80, copies("0.01x120", "0+1x120"),

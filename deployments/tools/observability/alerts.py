@@ -1,9 +1,10 @@
 """What somebody is told of without looking, beside broken promises (`slo`).
 
-By model, and by namespace where Prometheus adds one; gateways add up, or the worst one counts. Each
-alert is of something that a person can do something about, and lasts before it is said. A metric of
-what is not there (no GPU, no `hedge`) makes no alert. The GPUs' own are dcgm-exporter's, of all
-GPUs that it knows.
+By model (promises by tenant too, GPUs by GPU), and by namespace where Prometheus adds one; gateways
+add up, or the worst one counts; of whether a model is ready the best one, since others may be of a
+cluster that starts. Each alert is of something that a person can do something about, and lasts
+before it is said. A metric of what is not there (no GPU, no `hedge`) makes no alert. The GPUs' own
+are dcgm-exporter's, of all GPUs that it knows.
 """
 
 from __future__ import annotations
@@ -90,11 +91,11 @@ ALERTS = (
     ),
     Alert(
         "HeadraceModelIsNotReady",
-        'sum by (namespace, tenant) (rate(headrace_requests_total{outcome="not_ready"}[5m])) > 0',
-        "5m",
+        f"max by ({MODEL}, optional) (headrace_model_ready) == 0",
+        "10m",
         Severity.WARNING,
-        "Requests of {{ $labels.tenant }} are refused because their model is not ready.",
-        "`headrace status`: which model has no replica, and what it waits for.",
+        "{{ $labels.model }} has no replica that any gateway reaches: its requests are refused.",
+        "`headrace status`: what it waits for. On Kubernetes, `headrace cluster why`.",
     ),
     Alert(
         "HeadraceCopyBudgetIsSpent",
