@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import yaml
 
 from deployments.tools.observability.grafana import DASHBOARDS, dashboard_model
@@ -23,6 +24,25 @@ def test_neither_is_made_unless_asked_for(plain: Values) -> None:
 def test_the_rule_holds_the_alerts_as_they_are(plain: Values) -> None:
     (rule,) = [each for each in objects(plain | ON) if each["kind"] == "PrometheusRule"]
     assert rule["spec"] == rules()
+
+
+@pytest.mark.parametrize(
+    ("gateway", "is_open"),
+    [
+        ({}, False),
+        ({"haproxy_admin_host": "127.0.0.2"}, False),
+        ({"haproxy_admin_host": "::1"}, False),
+        ({"haproxy_admin_host": "0.0.0.0"}, True),
+        ({"haproxy_admin_host": "0.0.0.0", "ingress": "proxy"}, False),
+    ],
+)
+def test_scrapers_reach_haproxys_metrics_only_where_they_leave_its_node(
+    plain: Values, gateway: Values, is_open: bool
+) -> None:
+    found = objects(plain | {"gateway": plain.get("gateway", {}) | gateway})
+    (policy,) = [each for each in found if each["metadata"]["name"] == "demo-headrace-scrapers"]
+    (rule,) = policy["spec"]["ingress"]
+    assert (9101 in {each["port"] for each in rule["ports"]}) is is_open
 
 
 def test_runbooks_are_where_the_values_say(plain: Values) -> None:

@@ -11,12 +11,13 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
 {{- $replicas := dig "replicas" $d.replicas $g -}}
 {{- $per_node := dig "replicas_per_node" $d.replicas_per_node $g -}}
 {{- $num_cpus := dig "num_cpus" $d.num_cpus $g -}}
+{{- $admin_host := dig "haproxy_admin_host" $d.haproxy_admin_host $g -}}
 {{- $haproxy := dict
   "RAY_SERVE_HAPROXY_NBTHREAD" (dig "haproxy_threads" $d.haproxy_threads $g | int64)
   "RAY_SERVE_HAPROXY_STATS_PORT" (dig "haproxy_stats_port" $d.haproxy_stats_port $g | int64)
   "RAY_SERVE_HAPROXY_METRICS_PORT" (dig "haproxy_metrics_port" $d.haproxy_metrics_port $g | int64)
   "HEADRACE_HAPROXY_HOST" $host
-  "HEADRACE_HAPROXY_ADMIN_HOST" (dig "haproxy_admin_host" $d.haproxy_admin_host $g)
+  "HEADRACE_HAPROXY_ADMIN_HOST" $admin_host
   "HEADRACE_HAPROXY_HEADERS_S" (dig "limits" "body_timeout_s" $d.limits.body_timeout_s $g | ceil | int64)
   "HEADRACE_HAPROXY_MAX_REQUESTS" (dig "limits" "max_requests" $d.limits.max_requests $g | int64)
   "HEADRACE_HAPROXY_REPLAY" (ternary 1 0 (dig "replay" $d.replay $g))
@@ -37,6 +38,7 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "labels" (dig "labels" dict $g)
   "port" (dig "port" $d.port $g)
   "metrics_port" (dig "metrics_port" $d.metrics_port $g)
+  "haproxy_is_reached" (not (or $proxy (has $admin_host (list "localhost" "::1" "[::1]")) (hasPrefix "127." $admin_host)))
   "haproxy_metrics_port" (dig "haproxy_metrics_port" $d.haproxy_metrics_port $g)
   "host" $host
   "serve_host" (ternary $host $every $proxy)
