@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from tests.kube.chart import Values, objects
+from tests.kube.chart import ROOT, Values, objects
 
 GROUP = {"name": "cpu", "cpu": 4, "memory": "4Gi"}
 MODEL = {"runtime": "synthetic"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"models": {}}, "models declares no model"),
     ({"gateway": {"host": "127.0.0.1"}}, "gateway.host is 127.0.0.1, which nobody reaches"),
-    ({"gateway": {"labels": {"zone": "a"}}}, "gateway.labels wants zone: a"),
+    (
+        {"gateway": {"labels": {"zone": "a"}}},
+        "gateway.labels wants zone: a, which gateways.rayLabels does not have",
+    ),
     ({"gateway": {"num_cpus": 0.5}}, "gateway.num_cpus is 0.5; must be left out"),
     ({"gateway": {"num_cpus": None}}, "gateway.num_cpus is 1; must be left out"),
     ({"workerGroups": []}, "which a pod of none of workerGroups has"),
@@ -88,6 +92,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"ingress": {"type": "route"}}, "ingress.parentRefs is empty"),
 ]
+
+
+# Of the rows of docs/kubernetes.md's table, those that quote the chart: NAME is …, NAME wants ….
+QUOTED = re.compile(r"^\| `([a-z][\w.]* (?:is|wants) [^`]*)` \|", re.MULTILINE)
+
+
+def test_the_documentation_quotes_what_is_said() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    quoted = QUOTED.findall(page.partition("## Troubleshooting")[2])
+    assert len(quoted) >= 6
+    assert [each for each in quoted if not any(each in said for _, said in REFUSED)] == []
 
 
 @pytest.mark.parametrize(
