@@ -22,11 +22,12 @@ from loadtests.recordings.series_file import Recording
 _CONFIG = "global: {scrape_interval: 1h}\nscrape_configs: []\n"
 _KEEP = "--storage.tsdb.retention.time=100y"
 _MISSED = 2.5
+_BLOCKS_S = 300
 WINDOW = "30s"  # of rates: several scrapes
 
 
 class BlocksFailed(RuntimeError):
-    """promtool did not take the samples; says what it wrote."""
+    """promtool did not take the samples; says what it wrote, or that it did not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ def of_recording(recording: Recording, path: Path) -> Iterator[RecordedServer]:
 
 def _promtool(*arguments: str) -> None:
     command = [str(needed("promtool")), "tsdb", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_BLOCKS_S, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        raise BlocksFailed(f"`{' '.join(command)}` did not end within {_BLOCKS_S} s") from late
     if done.returncode:
         raise BlocksFailed(f"`{' '.join(command)}` failed: {done.stdout}{done.stderr}")
