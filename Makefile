@@ -112,6 +112,7 @@ lock: kube
 	$(BIN)/python -m deployments.tools.supply_chain lock $(UPGRADE)
 
 # Whether the registry still has what the locks name, and whether anybody knows a weakness in it.
+# The command ends with 1 where something is wrong, with 2 where packages could not be looked up.
 audit: kube
 	$(BIN)/python -m deployments.tools.supply_chain audit
 

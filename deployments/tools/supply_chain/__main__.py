@@ -30,7 +30,10 @@ def lock(upgrade: bool) -> None:
     click.echo(f"changed: {', '.join(changed) or 'none'}")
 
 
-@main.command(help="Compares the locks with what the registry has today.")
+@main.command(
+    help="Compares the locks with what the registry has today. Ends with 1 where something is "
+    "wrong, with 2 where nothing is but the weaknesses of some packages were not looked up."
+)
 def audit() -> None:
     with tempfile.TemporaryDirectory() as folder:
         locker = locking.Locker(Path(folder))
@@ -42,15 +45,18 @@ def audit() -> None:
     for each in [*found, *vulnerable]:
         click.echo(each)
     click.echo(auditing.summary(found, vulnerable, unheard))
-    sys.exit(1 if found or vulnerable else 0)
+    sys.exit(1 if found or vulnerable else 2 if unheard else 0)
 
 
 @main.command(help="Writes the bill of materials of each image, and notices of those licences.")
 @click.argument("folder", type=click.Path(path_type=Path))
 def bill(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for path in bills.write(folder):
-        click.echo(path)
+    try:
+        for path in bills.write(folder):
+            click.echo(path)
+    except bills.CannotList as why:
+        sys.exit(str(why))
 
 
 if __name__ == "__main__":

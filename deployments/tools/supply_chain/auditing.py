@@ -27,9 +27,10 @@ def of_registry(texts: Mapping[str, str], said: Iterable[str]) -> list[str]:
     found = sorted({line for line in said if " is yanked" in line})
     for each in SETS:
         now = {_key(package): package for package in parsed(texts[each.name])}
-        for package in parsed(each.path.read_text()):
-            wrong = _gone(package, now.get(_key(package)))
-            found += [f"{each.name}.lock: {complaint}" for complaint in wrong]
+        locked = {_key(package): package for package in parsed(each.path.read_text())}
+        wrong = [said for key, package in locked.items() for said in _gone(package, now.get(key))]
+        wrong += [_missing(package) for key, package in now.items() if key not in locked]
+        found += [f"{each.name}.lock: {complaint}" for complaint in wrong]
     return found
 
 
@@ -47,6 +48,11 @@ def _gone(package: Locked, now: Locked | None) -> Iterator[str]:
         yield f"{pinned}: the registry has no file any more with {', '.join(sorted(missing))}"
 
 
+def _missing(package: Locked) -> str:
+    where = f", {package.marker}" if package.marker else ""
+    return f"{package.name}=={package.version}{where} is needed and not there; run `make lock`"
+
+
 def vulnerabilities(folder: Path) -> tuple[list[str], set[Package]]:
     """What is known of the locks' packages, and the packages of which nothing could be heard."""
     known: list[str] = []
@@ -61,10 +67,13 @@ def vulnerabilities(folder: Path) -> tuple[list[str], set[Package]]:
 
 
 def _asked(lock: Path, path: Path) -> list[dict[str, Any]]:
-    """What pip-audit says of each package; nothing where it cannot be had."""
+    """What pip-audit says of each package; nothing where it cannot be had in time."""
     command = [uv(), "tool", "run", "--from", _PIP_AUDIT, "pip-audit", "--requirement", str(lock)]
     command += ["--no-deps", "--disable-pip", "--format", "json", "--output", str(path)]
-    subprocess.run(command, capture_output=True, timeout=_AUDIT_S, check=False)
+    try:
+        subprocess.run(command, capture_output=True, timeout=_AUDIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return []
     if not path.exists():
         return []
     report: dict[str, Any] = json.loads(path.read_text())

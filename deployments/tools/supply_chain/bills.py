@@ -16,10 +16,11 @@ from typing import Any
 from deployments.tools.supply_chain.lock_sets import IMAGES, ROOT, Locked, locked
 
 SPECIFICATION = "1.6"
+_LIST_S = 300
 
 
 class CannotList(Exception):
-    """What cyclonedx-py said."""
+    """What cyclonedx-py said, or that it said nothing in time."""
 
 
 def write(folder: Path) -> Iterator[Path]:
@@ -31,11 +32,16 @@ def write(folder: Path) -> Iterator[Path]:
 
 
 def bill(packages: Sequence[Locked], image: str) -> dict[str, Any]:
-    """CycloneDX's document; the same for the same packages."""
+    """CycloneDX's document; the same for the same packages. Raises CannotList."""
     command = [_program(), "requirements", "-", "--pyproject", str(ROOT / "pyproject.toml")]
     command += ["--output-reproducible", "--sv", SPECIFICATION, "--validate"]
     lock = "".join(f"{each}\n" for each in packages)
-    done = subprocess.run(command, input=lock, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, input=lock, capture_output=True, text=True, timeout=_LIST_S, check=False
+        )
+    except subprocess.TimeoutExpired as late:
+        raise CannotList(f"cyclonedx-py did not end within {_LIST_S} s") from late
     if done.returncode:
         raise CannotList(done.stderr.strip())
     document: dict[str, Any] = json.loads(done.stdout)

@@ -19,11 +19,13 @@ _PLAIN = ("--generate-hashes", "--no-annotate", "--no-header", "--no-emit-index-
 _EVERYWHERE = ("--universal", "--python-version", PYTHON)
 # Debian 12 has glibc 2.36.
 _CUDA = ("--python-platform", "x86_64-manylinux_2_36", "--python-version", PYTHON)
+_RESOLVE_S = 600
 _NO_TORCH = "torch ; python_version < '3'\n"
 
 
 class CannotLock(Exception):
-    """What uv said: usually that no versions fit together, or that no registry answers."""
+    """What uv said: usually that no versions fit together, or that no registry answers in
+    time."""
 
 
 class Locker:
@@ -81,7 +83,12 @@ class Locker:
             more.write_text("\n".join(also))
             options = (str(more), *options)
         command = [uv(), "pip", "compile", *options, *_PLAIN, "--output-file", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, cwd=ROOT, timeout=_RESOLVE_S, check=False
+            )
+        except subprocess.TimeoutExpired as late:
+            raise CannotLock(f"uv had no answer for {path.stem} within {_RESOLVE_S} s") from late
         if done.returncode:
             raise CannotLock(done.stderr.strip())
         self.said += [line for line in done.stderr.splitlines() if line.startswith("warning")]
