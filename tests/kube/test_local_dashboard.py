@@ -18,8 +18,8 @@ import pytest
 
 from deployments.gateway.telemetry.metrics import GatewayMetrics
 from deployments.tools.observability import prometheus_binary
+from deployments.tools.observability.local_server import free_port
 from deployments.tools.observability.prometheus_api import Span, query_range
-from deployments.tools.observability.prometheus_server import free_port
 
 MODULE = "deployments.tools.observability.local_dashboard"
 _LIMIT_S = 30.0

@@ -13,17 +13,16 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
+from deployments.tools.observability import local_server
 from deployments.tools.observability.grafana import DASHBOARDS, dashboard_json
-from deployments.tools.observability.prometheus_server import HOST
+from deployments.tools.observability.local_server import HOST, LocalServer
 
 PLACE = "HEADRACE_GRAFANA"
-_STOP_S = 10.0
+_START_S = 120.0  # its first start writes a database
 
 
 def home() -> Path | None:
@@ -48,15 +47,17 @@ def write_dashboards(folder: Path) -> list[Path]:
     return paths
 
 
-@contextlib.contextmanager
-def running(installed: Path, folder: Path, port: int, prometheus: str) -> Iterator[str]:
-    """Its address. `folder`: for its settings and data, `folder/dashboards` has the dashboards."""
+def running(
+    installed: Path, folder: Path, port: int, prometheus: str
+) -> contextlib.AbstractContextManager[str]:
+    """Its address. `folder`: for its settings and data, `folder/dashboards` has the dashboards.
+    Entering it raises ServerFailed."""
     provisioning = _provisioned(folder, prometheus)
     program = installed / "bin" / "grafana"
-    command = [
+    command = (
         str(program if program.exists() else shutil.which("grafana") or program), "server",
         f"--homepath={installed}",
-    ]  # fmt: skip
+    )  # fmt: skip
     environ = {
         **os.environ,
         "GF_SERVER_HTTP_ADDR": HOST,
@@ -68,17 +69,12 @@ def running(installed: Path, folder: Path, port: int, prometheus: str) -> Iterat
         "GF_ANALYTICS_REPORTING_ENABLED": "false",
         "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
     }
-    with (folder / "grafana.log").open("wb") as log:
-        child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environ)
-    try:
-        yield f"http://{HOST}:{port}"
-    finally:
-        child.terminate()
-        try:
-            child.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+    log = folder / "grafana.log"
+    return local_server.running(
+        LocalServer(
+            "Grafana", command, port, "--grafana-port", "/api/health", log, _START_S, environ
+        )
+    )
 
 
 def _provisioned(folder: Path, prometheus: str) -> Path:

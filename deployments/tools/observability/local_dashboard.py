@@ -21,8 +21,9 @@ import yaml
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import load
 from deployments.tools.observability import grafana_server, page_server, prometheus_server
+from deployments.tools.observability.local_server import ServerFailed
 from deployments.tools.observability.prometheus_binary import NoPrometheus
-from deployments.tools.observability.prometheus_server import PrometheusFailed, ServerFolder
+from deployments.tools.observability.prometheus_server import ServerFolder
 from deployments.tools.observability.rules_file import rules_file
 from yaml_document.mistakes import DocumentErrors
 
@@ -86,7 +87,7 @@ def main(
             click.echo(f"scrapes     {', '.join([*found, *gpus])}")
             click.echo("Ctrl-C ends it.")
             _until_told()
-    except (NoPrometheus, PrometheusFailed, DocumentErrors, OSError) as error:
+    except (NoPrometheus, ServerFailed, DocumentErrors, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 

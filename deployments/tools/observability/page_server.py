@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from deployments.tools.observability.dashboard_page import html, span_of, window_of
 from deployments.tools.observability.grafana import DASHBOARDS
+from deployments.tools.observability.local_server import HOST
 from deployments.tools.observability.panel_figures import ask_all
 from deployments.tools.observability.prometheus_api import QueryFailed
-from deployments.tools.observability.prometheus_server import HOST
 from loadtests.report import page
 
 _MINUTES, _AGAIN_S = 15.0, 10

@@ -24,7 +24,7 @@ SHOWN = (
 
 
 def drawn() -> str:
-    """Raises NoPrometheus, PrometheusFailed, BlocksFailed and QueryFailed."""
+    """Raises NoPrometheus, ServerFailed, BlocksFailed and QueryFailed."""
     recording = series_file.read(war_room.RECORDING)
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from deployments.tools.observability.local_server import free_port
 from deployments.tools.observability.prometheus_api import Span
 from deployments.tools.observability.prometheus_binary import needed
-from deployments.tools.observability.prometheus_server import ServerFolder, free_port, running
+from deployments.tools.observability.prometheus_server import ServerFolder, running
 from deployments.tools.observability.rules_file import rules_file
 from loadtests.recordings.series_file import Recording
 
@@ -38,7 +39,7 @@ class RecordedServer:
 
 @contextlib.contextmanager
 def of_recording(recording: Recording, path: Path) -> Iterator[RecordedServer]:
-    """`path`: an empty folder. Raises NoPrometheus, PrometheusFailed and BlocksFailed."""
+    """`path`: an empty folder. Raises NoPrometheus, ServerFailed and BlocksFailed."""
     folder, at_s = ServerFolder(path), recording.at_s
     every_s = round((at_s[-1] - at_s[0]) / (len(at_s) - 1), 1)
     span = Span(at_s[0], at_s[0] + every_s * (len(at_s) - 1), every_s)

@@ -28,7 +28,7 @@ def of_registry(texts: Mapping[str, str], said: Iterable[str]) -> list[str]:
     for each in SETS:
         now = {_key(package): package for package in parsed(texts[each.name])}
         locked = {_key(package): package for package in parsed(each.path.read_text())}
-        wrong = [said for key, package in locked.items() for said in _gone(package, now.get(key))]
+        wrong = [line for key, package in locked.items() for line in _gone(package, now.get(key))]
         wrong += [_missing(package) for key, package in now.items() if key not in locked]
         found += [f"{each.name}.lock: {complaint}" for complaint in wrong]
     return found

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from deployments.settings.gateway import GatewaySettings
 from deployments.tools.observability import grafana_server, prometheus_binary
 from deployments.tools.observability.dashboard_page import span_of, window_of
 from deployments.tools.observability.local_dashboard import prometheus_config, targets, write_files
+from deployments.tools.observability.local_server import ServerFailed, free_port
 from deployments.tools.observability.prometheus_binary import NoPrometheus
 
 
@@ -75,18 +79,62 @@ def test_what_cannot_be_fetched_is_said_with_the_reason(
 def test_grafana_is_provisioned_with_our_dashboards_and_prometheus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a program in Grafana's place, which does nothing."""
-    program = tmp_path / "grafana" / "bin" / "grafana"
-    program.parent.mkdir(parents=True)
-    program.write_text("#!/bin/sh\nexec sleep 60\n")
-    program.chmod(0o755)
+    """By a program in Grafana's place, which says that it is well."""
+    in_grafanas_place(tmp_path / "grafana", _HEALTHY)
     monkeypatch.setenv(grafana_server.PLACE, str(tmp_path / "grafana"))
     folder, installed = tmp_path / "files", grafana_server.home()
     assert installed == tmp_path / "grafana"
     grafana_server.write_dashboards(folder / "dashboards")
-    with grafana_server.running(installed, folder, 3000, "http://127.0.0.1:9090") as url:
-        assert url == "http://127.0.0.1:3000"
+    port = free_port()
+    with grafana_server.running(installed, folder, port, "http://127.0.0.1:9090") as url:
+        assert url == f"http://127.0.0.1:{port}"
+        with urllib.request.urlopen(f"{url}/api/health", timeout=5.0) as answer:
+            assert answer.read() == b"well"
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"{url}/api/health", timeout=5.0)
     read = yaml.safe_load((folder / "provisioning/datasources/headrace.yaml").read_text())
     assert read["datasources"][0]["url"] == "http://127.0.0.1:9090"
     read = yaml.safe_load((folder / "provisioning/dashboards/headrace.yaml").read_text())
     assert len(list(Path(read["providers"][0]["options"]["path"]).glob("*.json"))) == 2
+
+
+def test_a_grafana_that_ends_at_once_says_what_it_wrote(tmp_path: Path) -> None:
+    in_grafanas_place(tmp_path / "grafana", "#!/bin/sh\necho no database >&2\nexit 1\n")
+    files = tmp_path / "files"
+    server = grafana_server.running(tmp_path / "grafana", files, free_port(), "http://127.0.0.1:1")
+    with pytest.raises(ServerFailed, match=r"Grafana did not start; .* ends with:\nno database"):
+        server.__enter__()
+
+
+def test_a_taken_port_of_grafana_is_said_in_a_sentence(tmp_path: Path) -> None:
+    in_grafanas_place(tmp_path / "grafana", _HEALTHY)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        server = grafana_server.running(
+            tmp_path / "grafana", tmp_path / "files", port, "http://127.0.0.1:1"
+        )
+        with pytest.raises(ServerFailed, match=f"port {port} is taken; .* --grafana-port"):
+            server.__enter__()
+
+
+_HEALTHY = f"""#!{sys.executable}
+import http.server, os
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/api/health" else 404)
+        self.end_headers()
+        self.wfile.write(b"well")
+
+address = os.environ["GF_SERVER_HTTP_ADDR"], int(os.environ["GF_SERVER_HTTP_PORT"])
+http.server.HTTPServer(address, Handler).serve_forever()
+"""
+
+
+def in_grafanas_place(installed: Path, text: str) -> None:
+    program = installed / "bin" / "grafana"
+    program.parent.mkdir(parents=True)
+    program.write_text(text)
+    program.chmod(0o755)
