@@ -73,11 +73,12 @@ class Builder:
             base, built = Built(self._debian(stage.base)), Built(root)
         _run(["cp", "--archive", "--reflink=auto", str(base.root), str(root)])
         for step in stage.steps:
-            print(
-                f"[{stage.name}] {step.instruction} {' '.join(step.value.split())[:100]}",
-                flush=True,
-            )
-            self._do(step, built)
+            named = f"[{stage.name}] {step.instruction} {' '.join(step.value.split())[:100]}"
+            print(named, flush=True)
+            try:
+                self._do(step, built)
+            except StepFailed as why:
+                raise StepFailed(f"{named}: {why}") from why
         return built
 
     def _debian(self, image: str) -> Path:
@@ -126,20 +127,21 @@ class Builder:
 
 def _in_chroot(built: Built, command: Sequence[str]) -> None:
     network = {name: os.environ[name] for name in _NETWORK if name in os.environ}
-    _run(entered(built, command, {**built.environment, **network, "HOME": "/root"}))
+    _run(entered(built, command), {**built.environment, **network, "HOME": "/root"})
 
 
-def entered(
-    built: Built, command: Sequence[str], environment: Mapping[str, str], mounts: str = _MOUNTS
-) -> list[str]:
-    """A command in the folder, as the stage's user, in namespaces that end with it."""
-    pairs = [f"{name}={value}" for name, value in environment.items()]
+def entered(built: Built, command: Sequence[str], mounts: str = _MOUNTS) -> list[str]:
+    """A command in the folder, as the stage's user, in namespaces that end with it.
+
+    It has the environment that this is started with, and whoever starts it gives it the stage's:
+    everybody may read a command line, and a registry's address may hold a password.
+    """
     inside = f"cd {shlex.quote(built.folder)} && exec {shlex.join(command)}"
     script = f"root={shlex.quote(str(built.root))}\n{mounts}"
     return [
         "unshare", "--mount", "--pid", "--ipc", "--fork", "--kill-child",
         "/bin/sh", "-ec", script, "sh",
-        f"--userspec={built.user}", "/usr/bin/env", "-i", *pairs, "/bin/sh", "-c", inside,
+        f"--userspec={built.user}", "/bin/sh", "-c", inside,
     ]  # fmt: skip
 
 
@@ -147,10 +149,11 @@ def _below(root: Path, path: str) -> Path:
     return root / path.lstrip("/")
 
 
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
-        raise StepFailed(f"{shlex.join(command)[-300:]}\n{(done.stdout + done.stderr)[-2000:]}")
+        said = (done.stdout + done.stderr)[-2000:]
+        raise StepFailed(f"{command[0]} ended with {done.returncode}\n{said}")
 
 
 def _remove(root: Path) -> None:

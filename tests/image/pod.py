@@ -29,9 +29,11 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """The command's end; its processes end with it. Raises subprocess.TimeoutExpired."""
     environment = {**built.environment, "HOME": "/tmp", **(more or {})}
-    inside = entered(built, command, environment, _MOUNTS.replace("{writable}", " ".join(WRITABLE)))
+    inside = entered(built, command, _MOUNTS.replace("{writable}", " ".join(WRITABLE)))
     isolated = [inside[0], "--net", *inside[1:]]
-    return subprocess.run(isolated, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return subprocess.run(
+        isolated, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
+    )
 
 
 def said(built: Built, script: str, timeout_s: float = 60) -> str:
