@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,8 @@ class RenderedNodes:
 
     @contextmanager
     def probed(self) -> Iterator[list[bool]]:
-        """Every readiness probe meanwhile, as often as kubelets ask: whether it passed."""
+        """Every readiness probe meanwhile, as often as kubelets ask: whether it passed. Raises, on
+        leaving, what kept a probe from being asked."""
         passed: list[bool] = []
         over = threading.Event()
 
@@ -140,13 +142,13 @@ class RenderedNodes:
             while not over.wait(_PROBE_S):
                 passed.extend(each.passes("readinessProbe") for each in self.workers)
 
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        try:
-            yield passed
-        finally:
-            over.set()
-            asking.join(_ANSWER_S)
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(ask)
+            try:
+                yield passed
+            finally:
+                over.set()
+            asking.result()
 
 
 def logs(pods: Sequence[PodNode]) -> str:

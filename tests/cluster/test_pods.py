@@ -25,7 +25,7 @@ STORED = Stored(
     {"keys": {"acme.yaml": "a: 1"}, "token": {"auth_token": "t0ken"}},
     {"more": {"b.yaml": "b: 2"}},
 )
-PROGRAM = Path("/usr/local/bin/headrace-haproxy")
+PROGRAM = Path("/usr/local/bin/headrace-of-a-test")  # this machine may have the real one
 TOKEN = {"name": "token", "key": "auth_token"}
 SOURCES = [{"secret": {"name": "keys"}}, {"configMap": {"name": "more"}}]
 SECURITY = {
@@ -167,7 +167,7 @@ def test_its_volumes_are_there_with_their_sizes_and_this_machine_has_none_of_the
     assert not Path("/var/cache/headrace-of-a-test").exists()
     assert not Path("/etc/headrace-of-a-test").exists()
     assert not Path(PROGRAM).exists()
-    assert out(pod, f"readlink {PROGRAM}").endswith("/bin/headrace-haproxy")
+    assert out(pod, f"readlink {PROGRAM}").endswith(f"/bin/{PROGRAM.name}")
 
 
 @pytest.mark.cluster

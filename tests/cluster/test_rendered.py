@@ -50,6 +50,7 @@ gateways: {{memory: 2Gi, objectStore: 128Mi}}
 workerGroups: [{{name: cpu, minReplicas: 1, cpu: 4, memory: 3Gi, objectStore: 128Mi}}]
 podMonitors: {{enabled: true}}
 """
+Changes = dict[Path, int | None]
 _HELM_S = 60
 _CHANGE_S = 60.0
 _SETTLE_S = 2.0
@@ -87,8 +88,21 @@ class Release:
         return min(float(answer.headers["x-service-time-ms"]) for answer in answers)
 
 
+def changes() -> Changes:
+    """When this machine's own files were changed, of the paths that pods have files at; a machine
+    with Headrace on it has some."""
+    paths = [Path(TENANTS_PATH), Path("/usr/local/bin/headrace-haproxy")]
+    return {path: path.lstat().st_mtime_ns if path.exists() else None for path in paths}
+
+
 @pytest.fixture(scope="module")
-def release() -> Iterator[Release]:
+def of_this_machine() -> Changes:
+    """Before any pod is started."""
+    return changes()
+
+
+@pytest.fixture(scope="module")
+def release(of_this_machine: Changes) -> Iterator[Release]:
     """The nodes run when it is there; what their containers said is shown where they do not."""
     pytest.importorskip("helm_python", reason="THE CHART IS NOT RUN: `make kube` brings Helm")
     values = values_of(VALUES)
@@ -184,7 +198,7 @@ def test_every_process_is_the_pods_user_and_writes_nothing_but_its_volumes(relea
         users = pod.machine.run("ps", "axo", "uid,args").stdout.splitlines()[1:]
         ray = [line.split()[0] for line in users if "ray" in line]
         assert len(ray) > 3
-        assert set(ray) == {"1000"}
+        assert set(ray) == {str(pod.pod["spec"]["securityContext"]["runAsUser"])}
         with pytest.raises(subprocess.CalledProcessError, match="exit status 1"):
             pod.run("touch", "/etc/x")
         assert "/dev/shm" not in pod.log, "the object store has no room where it ought to be"
@@ -221,6 +235,8 @@ def _changed(release: Release, change: Callable[[], None], ms: int, what: str) -
     print(f"{what}: {took_s:.1f} s, answered {[each.answered for each in load]}, failed "
           f"{[len(each.failures) for each in load]}, longest {longest_s:.2f} s, "
           f"readiness probes {len(probes)}, failed {probes.count(False)}")  # fmt: skip
+    assert probes, "nobody asked whether the workers were ready"
+    assert all(probes), probes
     assert [each.reasons() for each in load] == [{}, {}]
     assert all(each.answered > 100 for each in load)
     runs = nodes.replicas()
@@ -260,6 +276,5 @@ def test_a_key_that_is_added_to_its_secret_is_valid_without_a_restart(release: R
     assert nodes.replicas() == ran
 
 
-def test_this_machine_has_nothing_of_the_pods(release: Release) -> None:
-    assert not Path(TENANTS_PATH).exists()
-    assert not Path("/usr/local/bin/headrace-haproxy").exists()
+def test_this_machine_has_nothing_of_the_pods(of_this_machine: Changes, release: Release) -> None:
+    assert changes() == of_this_machine
