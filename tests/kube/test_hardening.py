@@ -43,17 +43,17 @@ def a_root_to_write(template: Object) -> None:
     first(template)["securityContext"]["readOnlyRootFilesystem"] = False
 
 
-@pytest.mark.parametrize(
-    ("plant", "check"),
-    [
-        (a_token, "CKV_K8S_38"),
-        (a_user_of_the_node, "CKV_K8S_40"),
-        (no_limit, "CKV_K8S_12"),
-        (no_request, "CKV_K8S_10"),
-        (the_latest, "CKV_K8S_14"),
-        (a_root_to_write, "CKV_K8S_22"),
-    ],
-)
+PLANTED = [
+    (a_token, "CKV_K8S_38"),
+    (a_user_of_the_node, "CKV_K8S_40"),
+    (no_limit, "CKV_K8S_12"),
+    (no_request, "CKV_K8S_10"),
+    (the_latest, "CKV_K8S_14"),
+    (a_root_to_write, "CKV_K8S_22"),
+]
+
+
+@pytest.mark.parametrize(("plant", "check"), PLANTED)
 def test_a_planted_weakness_is_found(plain_objects: list[Object], plant: Plant, check: str):
     template = cluster_of(plain_objects)["workerGroupSpecs"][1]["template"]
     assert list(weaknesses(template)) == []
