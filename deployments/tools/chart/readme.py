@@ -17,7 +17,8 @@ partition GPUs and mend what goes wrong: [docs/kubernetes.md](../../docs/kuberne
 
 `models`, `tenants`, `controllers`, `operators`, `scaling` and `gateway` are a settings file's own
 sections ([docs/settings.md](../../docs/settings.md)):
-`helm install NAME helm/headrace -f settings.yaml`.
+`helm install NAME helm/headrace -f settings.yaml -f pods.yaml --set image.repository=…`, where
+`pods.yaml` has the `workerGroups` that models run in.
 A value that must not be set is left out, never null.
 
 This page is written by `python -m deployments.tools.chart` from `values.yaml` and
