@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
 
 import pytest
+from followed_registry import Following
 
 
 @pytest.fixture
@@ -14,3 +17,15 @@ def said(
     """The log."""
     monkeypatch.setattr(logging.getLogger("headrace"), "propagate", True)
     return caplog
+
+
+@pytest.fixture
+async def following(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Following]:
+    monkeypatch.setattr("deployments.contract.replica_directory._DIRECTORIES", {})
+    monkeypatch.setattr("deployments.gateway.queues.catalogue._PAUSE_S", 0.0)
+    found = Following()
+    task = asyncio.create_task(found.catalogue.follow())
+    yield found
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
