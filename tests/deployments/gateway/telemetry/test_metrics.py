@@ -1,7 +1,5 @@
-"""Metrics: exact against prometheus_client, bounded in labels, and served on a port of its own."""
+"""Metrics: what requests and batches leave on the page, exact and bounded in labels."""
 
-import asyncio
-import logging
 import math
 import re
 from pathlib import Path
@@ -10,20 +8,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as openmetrics_families,
 )
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.contract.preprocess.tokenizer import CacheStatistics
-from deployments.gateway.http.request_start import sent_at_s, upstream_wait_s
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
-from deployments.gateway.telemetry.histograms import LATENCY_EDGES_S, HistogramTable, SquaresTable
+from deployments.gateway.telemetry.histograms import LATENCY_EDGES_S, SquaresTable
 from deployments.gateway.telemetry.label_names import LabelNames
 from deployments.gateway.telemetry.levels import GatewayLevels, ModelLevels
 from deployments.gateway.telemetry.metrics import GatewayMetrics
-from deployments.gateway.telemetry.metrics_server import MetricsServer
 from deployments.gateway.telemetry.sample_tables import (
     BATCH_STAGES,
     REQUEST_STAGES,
@@ -31,7 +27,6 @@ from deployments.gateway.telemetry.sample_tables import (
     BatchSample,
     RequestLabels,
     RequestTimes,
-    SampleLog,
 )
 from routers.cost.model import Coefficients, CostError
 from routers.types import ControllerSnapshot, FlowSnapshot, GroupSnapshot, ReplicaSnapshot, Snapshot
@@ -92,58 +87,6 @@ def samples(metrics):
 
 def value(metrics, name, **labels):
     return samples(metrics).get((name, *sorted(labels.items())))
-
-
-# ---- histograms ---------------------------------------------------------------------------
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.one_of(st.sampled_from([0.0, *LATENCY_EDGES_S, 61.0]), st.floats(0, 100))))
-def test_counts_and_sums_are_those_of_prometheus_client(values):
-    reference = Histogram("h", "h", buckets=LATENCY_EDGES_S, registry=None)
-    table = HistogramTable(LATENCY_EDGES_S)
-    number = table.series(("x",))
-    for observed in values:
-        reference.observe(observed)
-    table.add(np.full(len(values), number), np.array(values, dtype=np.float64))
-    expected = {(s.name, s.labels.get("le")): s.value for s in reference.collect()[0].samples}
-    if not values:
-        assert list(table) == []
-        return
-    ((_, counts, total),) = table
-    buckets = [v for (name, _), v in expected.items() if name == "h_bucket"]
-    assert counts == buckets
-    assert math.isclose(total, expected[("h_sum", None)], rel_tol=1e-9, abs_tol=1e-9)
-
-
-def test_what_was_not_observed_is_not_counted():
-    table = HistogramTable((1.0,))
-    number = table.series(("x",))
-    table.add(np.array([number, number]), np.array([math.nan, 0.5]))
-    assert list(table) == [(("x",), [1, 1], 0.5)]
-
-
-@pytest.mark.parametrize("count", [1, 2, 8, 9, 100])
-def test_series_keep_their_counts_while_the_table_grows(count):
-    table = HistogramTable((1.0,))
-    for index in range(count):
-        number = table.series((str(index),))
-        table.add(np.array([number]), np.array([2.0]))
-    assert [(key, counts) for key, counts, _ in table] == [
-        ((str(index),), [0, 1]) for index in range(count)
-    ]
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 7])
-def test_a_log_drains_every_row_once_and_in_order(count):
-    drained = []
-    log = SampleLog(2, 3, lambda rows: drained.extend(rows[:, 0].tolist()))
-    for index in range(count):
-        log.append(index, 0.0)
-    assert len(drained) + len(log) == count
-    log.drain()
-    log.drain()
-    assert drained == list(range(count))
 
 
 # ---- what requests and batches leave ------------------------------------------------------
@@ -386,114 +329,3 @@ def test_the_documentation_lists_exactly_the_metrics_there_are(metrics):
     served = set(re.findall(r"^# TYPE (headrace_\w+)", page, re.MULTILINE))
     text = Path(__file__).parents[4].joinpath("docs", "observability.md").read_text()
     assert set(re.findall(r"^\| `(headrace_\w+)`", text, re.MULTILINE)) == served
-
-
-# ---- x-request-start ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"t=1700000000.250", b"1700000000.250", b"t=1700000000250", b"1700000000250",
-        b"t=1700000000250000", b"1700000000250000000", b" t=1700000000.25 ",
-    ],
-)  # fmt: skip
-def test_seconds_milliseconds_micros_and_nanos_are_told_apart(header):
-    assert sent_at_s(header) == pytest.approx(1_700_000_000.25, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    "header",
-    [b"", b"t=", b"soon", b"nan", b"inf", b"-1700000000", b"0", b"17", b"1e300", b"1" * 33,
-     b"t=1700000000,1700000001", b"\xff"],
-)  # fmt: skip
-def test_nonsense_is_no_time(header):
-    assert sent_at_s(header) is None
-
-
-@pytest.mark.parametrize(
-    ("now", "expected"),
-    [
-        (1_700_000_000.0, 0.0), (1_700_000_000.5, 0.5), (1_700_003_600.0, 3600.0),
-        (1_700_003_600.1, None), (1_699_999_999.9, None),
-    ],
-)  # fmt: skip
-def test_a_wait_from_the_future_or_over_an_hour_is_left_out(now, expected):
-    assert upstream_wait_s(b"t=1700000000.000", now) == expected
-
-
-def test_no_header_is_no_wait():
-    assert upstream_wait_s(None, 1_700_000_000.0) is None
-
-
-# ---- the port -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def server():
-    made = MetricsServer("127.0.0.1", 0, lambda accept: (b"page " + accept.encode(), "text/x"))
-    made.start()
-    await made.listening()
-    yield made
-    await made.close()
-
-
-async def ask(server, request):
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(request)
-    answer = await reader.read()
-    writer.close()
-    return answer
-
-
-async def test_the_port_serves_the_page_with_what_the_scraper_accepts(server):
-    answer = await ask(server, b"GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\nAccept: text/x\r\n\r\n")
-    assert answer.startswith(b"HTTP/1.1 200 OK\r\ncontent-type: text/x\r\ncontent-length: 11\r\n")
-    assert answer.endswith(b"\r\n\r\npage text/x")
-
-
-@pytest.mark.parametrize(
-    ("request_line", "status"),
-    [
-        (b"HEAD /metrics HTTP/1.1", b"200"), (b"POST /metrics HTTP/1.1", b"405"),
-        (b"GET /other HTTP/1.1", b"404"), (b"rubbish", b"404"), (b"\xff\xfe", b"404"),
-    ],
-)  # fmt: skip
-async def test_other_requests_get_their_status(server, request_line, status):
-    answer = await ask(server, request_line + b"\r\n\r\n")
-    assert answer.split()[1] == status
-    assert b"page" not in answer
-
-
-async def test_a_head_that_is_too_long_is_hung_up_on(server):
-    with pytest.raises((ConnectionError, AssertionError)):
-        assert await ask(server, b"x" * 40_000)
-
-
-async def test_a_taken_port_is_tried_again_until_it_is_free_and_mentioned_once(server, caplog):
-    pauses, freed = [], asyncio.Event()
-
-    async def pause(seconds):
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            freed.set()
-            await server.close()
-
-    second = MetricsServer("127.0.0.1", server.port, lambda accept: (b"2", "t"), pause=pause)
-    with caplog.at_level(logging.WARNING, "headrace.metrics"):
-        second.start()
-        assert second.port is None
-        await second.listening()
-    assert freed.is_set()
-    assert len(pauses) == 3
-    assert len([r for r in caplog.records if "cannot be had" in r.message]) == 1
-    assert (await ask(second, b"GET /metrics HTTP/1.1\r\n\r\n")).endswith(b"2")
-    await second.close()
-
-
-async def test_closing_while_the_port_is_still_taken_ends_the_retries(server):
-    second = MetricsServer("127.0.0.1", server.port, lambda accept: (b"", "t"))
-    second.start()
-    await asyncio.sleep(0)
-    await second.close()
-    assert second.port is None
