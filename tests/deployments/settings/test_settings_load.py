@@ -7,38 +7,18 @@ import pickle
 from pathlib import Path
 
 import pytest
+from settings_files import DEVICE, HASH_1, HASH_2, mistakes, write
 
 from deployments.settings.load import (
     SettingsErrors,
     digest,
     dump,
     load,
-    load_tenants,
     parse,
-    parse_tenants,
-    tenants_text,
     with_address,
 )
 from yaml_document.document import MOST_BYTES
 from yaml_document.mistakes import Mistake
-
-HASH_1 = "sha256:" + "1" * 64
-HASH_2 = "sha256:" + "2" * 64
-DEVICE = "models:\n  device:\n    runtime: synthetic\n"
-
-
-def write(folder: Path, text: str, name: str = "some.yaml") -> Path:
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def mistakes(folder: Path, text: str) -> list[str]:
-    """`line: path: message` of each mistake in the text."""
-    path = write(folder, text)
-    with pytest.raises(SettingsErrors) as refused:
-        load(path)
-    return [str(each).removeprefix(f"{path}:") for each in refused.value.mistakes]
 
 
 def test_smallest_file_is_all_defaults(tmp_path: Path) -> None:
@@ -237,49 +217,6 @@ def test_all_mistakes_come_at_once_in_the_order_of_the_file(tmp_path: Path) -> N
     ]
 
 
-def test_a_key_in_the_place_of_its_hash_is_not_shown(tmp_path: Path) -> None:
-    (only,) = mistakes(tmp_path, DEVICE + "tenants: {a: {keys: [hr_secretsecret]}}\n")
-    assert "is a key; write its hash" in only
-    assert "secretsecret" not in only
-
-
-def test_a_gateway_that_is_open_has_no_tenants_with_keys(tmp_path: Path) -> None:
-    keys = f"tenants: {{a: {{keys: ['{HASH_1}']}}}}\n"
-    (only,) = mistakes(tmp_path, DEVICE + keys + "gateway: {auth: open}\n")
-    assert "gateway.auth: is open, yet tenant a has keys; must be required" in only
-    (only,) = mistakes(tmp_path, DEVICE + "gateway: {auth: closed}\n")
-    assert "gateway.auth" in only
-
-
-def test_an_emptied_list_of_keys_is_not_the_same_as_none(tmp_path: Path) -> None:
-    text = DEVICE + "tenants: {a: {keys: []}, b: {}}\n"
-    settings = load(write(tmp_path, text))
-    assert (settings.tenants["a"].keys, settings.tenants["b"].keys) == ((), None)
-    published = parse_tenants(tenants_text(settings), "published")
-    assert (published.tenants["a"].keys, published.tenants["b"].keys) == ((), None)
-
-
-def test_tenants_priorities_are_those_of_the_gateway(tmp_path: Path) -> None:
-    gateway = "gateway: {priorities: [gold, silver]}\n"
-    text = DEVICE + gateway + "tenants: {a: {priority: gold}}\n"
-    assert load(write(tmp_path, text)).tenants["a"].priority == "gold"
-    (only,) = mistakes(tmp_path, DEVICE + gateway + "tenants: {a: {priority: bulk}}\n")
-    assert only == "5: tenants.a.priority: is 'bulk'; must be one of gold, silver"
-
-
-def test_a_mistake_elsewhere_hides_no_unknown_priority(tmp_path: Path) -> None:
-    text = (
-        DEVICE
-        + "    retry: 1\ngateway: {priorities: [gold], port: 0}\ntenants: {a: {priority: x}}\n"
-    )
-    found = mistakes(tmp_path, text)
-    assert [each.split(": ")[1] for each in found] == [
-        "models.device.retry",
-        "gateway.port",
-        "tenants.a.priority",
-    ]
-
-
 def test_proxy_ingress_frees_haproxys_ports(tmp_path: Path) -> None:
     text = DEVICE + "gateway: {ingress: proxy, port: 8404, metrics_port: 9101}\n"
     assert load(write(tmp_path, text)).gateway.port == 8404
@@ -426,77 +363,3 @@ def test_version_follows_what_shapes_answers_alone(tmp_path: Path) -> None:
     assert digest(model_of(tmp_path, "admission: {codel: {mode: off}}"), "d1") == plain
     assert digest(model_of(tmp_path, "hedge: {mode: hedge}"), "d1") == plain
     assert digest(model_of(tmp_path, "replicas: {count: 2}"), "d1") == plain
-
-
-def test_tenants_may_have_a_file_of_their_own(tmp_path: Path) -> None:
-    path = write(tmp_path, "tenants: {a: {weight: 3, models: [anything]}}\n")
-    assert load_tenants(path).tenants["a"].weight == 3
-
-
-def test_tenants_of_a_whole_file_ignore_its_models(tmp_path: Path) -> None:
-    path = write(tmp_path, "models: {broken: 5}\ntenants: {a: {}}\n")
-    assert list(load_tenants(path).tenants) == ["a"]
-    assert not load_tenants(path).controllers.frozen
-    assert load_tenants(write(tmp_path, DEVICE)).tenants == {}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("tenant: {a: {}}\n", "tenant: unknown setting; did you mean tenants?"),
-        ("tenants:\n", "tenants: is empty; must be a mapping"),
-        ("gateway: {}\n", "tenants: is missing; must be a mapping"),
-        ("tenants: {a: {weight: -1}}\n", "tenants.a.weight: is -1"),
-        ("controllers: {frozen: true}\n", "tenants: is missing; must be a mapping"),
-        ("tenants: {}\ncontrollers: {frozen: 2}\n", "controllers.frozen: is 2"),
-        ("tenants: {a: {priority: gold}}\n", "tenants.a.priority: is 'gold'; must be one of"),
-        ("tenants: {a: {}, a: {}}\n", "tenants.a: is set twice, on lines 1 and 1"),
-    ],
-)
-def test_tenants_file_that_would_open_the_door_is_refused(
-    tmp_path: Path, text: str, expected: str
-) -> None:
-    with pytest.raises(SettingsErrors) as refused:
-        load_tenants(write(tmp_path, text))
-    assert expected in str(refused.value)
-
-
-def test_a_model_made_for_other_inputs_is_named_by_the_field_that_differs(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(b"")
-    (tmp_path / "tokenizer.json").write_text("{}")
-    (tmp_path / "preprocessing.json").write_text('{"tokenizer": "sha256:0"}')
-    (only,) = mistakes(tmp_path, "models:\n  a:\n    runtime: openvino\n    source: m.onnx\n")
-    assert only.startswith("4: models.a.source: ")
-    assert 'preprocessing.json: tokenizer is "sha256:0", the service does "sha256:44136fa' in only
-
-
-def test_what_a_model_must_agree_with_is_checked_where_it_stands(tmp_path: Path) -> None:
-    (tmp_path / "m.onnx").write_bytes(b"")
-    text = """models:
-  a:
-    runtime: openvino
-    source: m.onnx
-    accept:
-      against: torch:fp12
-      artifact: none.onnx
-      samples: 20
-"""
-    (only,) = mistakes(tmp_path, text)
-    assert only == "8: models.a.accept.samples: is 20; must be a whole number, 200 to 1000000"
-    against, artifact = mistakes(tmp_path, text.replace("samples: 20", "samples: 200"))
-    assert against.startswith("6: models.a.accept.against: 'torch:fp12' is no RUNTIME")
-    assert artifact == f"7: models.a.accept.artifact: no file or folder '{tmp_path / 'none.onnx'}'"
-
-
-def test_a_device_that_is_nothing_but_time_has_nothing_to_agree_with(tmp_path: Path) -> None:
-    (only,) = mistakes(tmp_path, "models:\n  a: {runtime: synthetic, accept: {max_abs: 1}}\n")
-    assert only == "2: models.a.accept: must be left out: a synthetic model has no artifact"
-
-
-@pytest.mark.parametrize(("accept", "asked"), [("{}", False), ("", False), ("{top1: 1}", True)])
-def test_an_empty_section_asks_for_no_agreement(tmp_path: Path, accept: str, asked: bool) -> None:
-    (tmp_path / "m.onnx").write_bytes(b"")
-    text = f"models:\n  a: {{runtime: openvino, source: m.onnx, accept: {accept}}}\n"
-    settings = load(write(tmp_path, text))
-    assert settings.models["a"].accept.required is asked
-    assert parse(dump(settings)) == settings
