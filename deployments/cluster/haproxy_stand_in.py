@@ -117,10 +117,13 @@ def leave_watcher(program: str, arguments: Sequence[str], files: Files) -> None:
     """Called by the process that becomes HAProxy: a process of its own that outlives it."""
     with open(files.config, encoding="utf-8") as file:
         config = file.read()
+    node = _parent(os.getppid())
+    if node <= 1:
+        return  # there is no node process: whoever started it ends it
     with _locked(files.current):
         before = _number(files.current)
         _write(files.current, str(os.getpid()))
-    watched = Watched(os.getpid(), _parent(os.getppid()), config, before)
+    watched = Watched(os.getpid(), os.pidfd_open(node), config, before)
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -133,13 +136,17 @@ def leave_watcher(program: str, arguments: Sequence[str], files: Files) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A HAProxy, the node process that it belongs to, what it was started with, and which was the
-    newest `before` it."""
+    """A HAProxy, a handle (pidfd) of the node process that it belongs to, what it was started with,
+    and which was the newest `before` it."""
 
     pid: int
     node: int
     config: str
     before: int
+
+    def has_node(self) -> bool:
+        """Also a process that ended and was not waited for is gone."""
+        return not select.select([self.node], [], [], 0)[0]
 
 
 def _watch(watched: Watched, program: str, arguments: Sequence[str], files: Files) -> NoReturn:
@@ -150,7 +157,7 @@ def _watch(watched: Watched, program: str, arguments: Sequence[str], files: File
         os.dup2(null, sys.stdout.fileno())
         if not _serves_then_ends(watched):
             _give_way(watched, files)
-        elif _is_newest(watched, files) and _runs(watched.node):
+        elif _is_newest(watched, files) and watched.has_node():
             _stand_in(watched, [program, *arguments], files)
         code = 0
     finally:
@@ -172,7 +179,7 @@ def _serves_then_ends(watched: Watched) -> bool:
         handle = os.pidfd_open(watched.pid)
         while not select.select([handle], [], [], _NODE_S if serves else _LOOKS_S)[0]:
             serves = serves or (address is not None and _process_at(address[2]) == watched.pid)
-            if not _runs(watched.node):
+            if not watched.has_node():
                 signal.pidfd_send_signal(handle, signal.SIGTERM)
         os.close(handle)
     return serves
@@ -211,7 +218,7 @@ def _stand_in(watched: Watched, command: list[str], files: Files) -> None:
 
 
 def _is_wanted(watched: Watched, files: Files, ends: float) -> bool:
-    return _is_newest(watched, files) and _runs(watched.node) and time.monotonic() < ends
+    return _is_newest(watched, files) and watched.has_node() and time.monotonic() < ends
 
 
 def _finish(process: subprocess.Popen[bytes], *, taken_over: bool) -> None:
@@ -246,19 +253,11 @@ def _running(path: str, argument: str) -> int | None:
     return None
 
 
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+    """0: it has none, or is gone."""
+    with suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8") as file:
         return int(file.read().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _number(path: str) -> int:

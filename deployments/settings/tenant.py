@@ -6,9 +6,15 @@ A weight is relative to the other tenants' in the same priority. Only hashes sta
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from yaml_document.section import Section, listed, wrong
 
@@ -51,6 +57,13 @@ class RateSettings(Section):
     )
 
 
+def _said(keys: object) -> object:
+    """A list whose lines were taken away lets nobody in; whoever means no list writes no `keys`."""
+    if keys is None:
+        raise wrong("is empty; must be a list of hashes, [] if nobody may be this tenant")
+    return keys
+
+
 class TenantSettings(Section):
     weight: float = Field(
         default=1,
@@ -88,8 +101,17 @@ class TenantSettings(Section):
         default=True,
         description="Whether models that record (`models.<name>.record`) may keep its requests.",
     )
-    keys: Annotated[tuple[KeyHash, ...], BeforeValidator(listed)] | None = Field(
+    keys: Annotated[
+        Annotated[tuple[KeyHash, ...], BeforeValidator(listed)] | None, BeforeValidator(_said)
+    ] = Field(
         default=None,
         description="Hashes of its keys, `sha256:` and 64 hex digits each. With an empty list "
         "nobody can be this tenant; unset, see `gateway.auth`.",
     )
+
+    @model_serializer(mode="wrap")
+    def _unset_keys_are_left_out(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        written: dict[str, Any] = write(self)
+        if self.keys is None:
+            written.pop("keys", None)
+        return written

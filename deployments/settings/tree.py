@@ -123,9 +123,13 @@ class Settings(TenantsSettings):
 
     @model_validator(mode="after")
     def _open_means_without_keys(self) -> Settings:
-        name = next((name for name, tenant in self.tenants.items() if tenant.keys), None)
+        name = next((n for n, each in self.tenants.items() if each.keys is not None), None)
         if self.gateway.auth == "open" and name is not None:
-            raise wrong(f"is open, yet tenant {name} has keys; must be required", "gateway", "auth")
+            raise wrong(
+                f"is open, yet tenant {name} has keys; must be required",
+                "gateway",
+                "auth",
+            )
         return self
 
     @model_validator(mode="after")

@@ -90,9 +90,11 @@ class Tenants:
             key: self._by_name[name] for name, given in declared.items() for key in given.keys or ()
         }
         self._default = self._by_name.get(DEFAULT_TENANT)
-        if auth == "open" and self._by_key:
-            raise ValueError("a tenant has keys, but gateway.auth is open; must be required")
         lists = any(given.keys is not None for given in declared.values())
+        if auth == "open" and lists:
+            raise ValueError(
+                "a tenant has a list of keys, but gateway.auth is open; must be required"
+            )
         self.need_keys = lists if auth is None else auth == "required"
 
     @property

@@ -181,6 +181,12 @@ def test_haproxy_does_not_outlive_its_node(node):
     assert node.files.running() is None
 
 
+def test_haproxy_ends_although_nobody_waited_for_its_node(node):
+    node.process.kill()
+    until(lambda: node.answer() == 0)
+    until(lambda: not runs(node.newest()))
+
+
 def test_a_haproxy_that_was_replaced_is_not_stood_in_for(node):
     before = node.newest()
     arguments = [sys.executable, "-m", haproxy_wrapper.__name__, "-db", "-f", str(node.config)]

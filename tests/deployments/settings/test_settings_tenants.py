@@ -23,11 +23,17 @@ def test_a_key_in_the_place_of_its_hash_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_a_gateway_that_is_open_has_no_tenants_with_keys(tmp_path: Path) -> None:
-    keys = f"tenants: {{a: {{keys: ['{HASH_1}']}}}}\n"
-    (only,) = mistakes(tmp_path, DEVICE + keys + "gateway: {auth: open}\n")
-    assert "gateway.auth: is open, yet tenant a has keys; must be required" in only
+    for keys in (f"['{HASH_1}']", "[]"):
+        tenants = f"tenants: {{a: {{keys: {keys}}}}}\n"
+        (only,) = mistakes(tmp_path, DEVICE + tenants + "gateway: {auth: open}\n")
+        assert "gateway.auth: is open, yet tenant a has keys; must be required" in only
     (only,) = mistakes(tmp_path, DEVICE + "gateway: {auth: closed}\n")
     assert "gateway.auth" in only
+
+
+def test_a_list_of_keys_whose_lines_were_taken_away_is_refused(tmp_path: Path) -> None:
+    (only,) = mistakes(tmp_path, DEVICE + "tenants: {a: {keys: }}\n")
+    assert "tenants.a.keys: is empty; must be a list of hashes, [] if nobody" in only
 
 
 def test_an_emptied_list_of_keys_is_not_the_same_as_none(tmp_path: Path) -> None:
