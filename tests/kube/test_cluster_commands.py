@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -282,6 +285,54 @@ def test_a_server_that_does_not_answer_is_not_waited_for(
     answer = run("status")
     assert (answer.exit_code, time.monotonic() - begun < 5) == (1, True)
     assert "http://127.0.0.1:1 does not answer" in answer.output
+
+
+@pytest.mark.parametrize(
+    "page", [b"<html>Log in</html>", b"[]", b'"hello"', b"null", b"", b"\xff"], ids=repr
+)
+def test_a_server_that_is_no_kubernetes_is_told_from_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: bytes
+) -> None:
+    pytest.importorskip("kubernetes")
+    with _always(page) as url:
+        _use(tmp_path, monkeypatch, url)
+        answer = run("status")
+    assert answer.exit_code == 1
+    assert f"{url} does not answer as Kubernetes does; is something between" in answer.output
+
+
+@contextmanager
+def _always(page: bytes) -> Iterator[str]:
+    """A server that answers 200 with this, whatever is asked."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(page)))
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize("text", ["some notes of mine\n", "- a\n- b\n", "7\n"])
+def test_a_file_that_is_no_kubeconfig_is_told_from_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    pytest.importorskip("kubernetes")
+    (tmp_path / "notes").write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "notes"))
+    answer = run("status")
+    assert answer.exit_code == 1
+    assert f"{tmp_path / 'notes'} is no kubeconfig: it must be a mapping" in answer.output
 
 
 def test_without_its_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

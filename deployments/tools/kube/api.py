@@ -94,12 +94,25 @@ class Kubernetes:
                     self.namespace, limit=_PAGE, _preload_content=False,
                     _request_timeout=_ANSWER, **more,
                 )  # fmt: skip
-                page = json.loads(answer.data)
+                page = self._page(answer.data)
             found += page.get("items") or []
-            token = page.get("metadata", {}).get("continue")
+            token = (page.get("metadata") or {}).get("continue")
             if not token:
                 return found
             more = {"_continue": token}
+
+    def _page(self, data: bytes) -> Object:
+        """A proxy between may answer 200 with a page of its own."""
+        try:
+            page = json.loads(data)
+        except ValueError:
+            page = None
+        if not isinstance(page, dict):
+            raise KubernetesError(
+                f"{self._server} does not answer as Kubernetes does; is something between, such "
+                "as a proxy that wants you to log in?"
+            )
+        return page
 
     def _optional(self, what: str, ask: Callable[..., Any], unread: list[str]) -> list[Object]:
         """What the table can do without; why it has to is noted in `unread`."""
@@ -196,6 +209,11 @@ def _unreadable(path: str, context: str | None, error: Exception) -> str:
         return f"no kubeconfig at {path}; $KUBECONFIG names another one"
     if context is not None and f"name {context} " in str(error):
         return f"the kubeconfig {path} has no context {context}; `kubectl config get-contexts`"
+    if isinstance(error, (AttributeError, KeyError, TypeError)):
+        return (
+            f"{path} is no kubeconfig: it must be a mapping with clusters, contexts and users; "
+            "`kubectl config view` shows one, $KUBECONFIG names another"
+        )
     return f"the kubeconfig {path} cannot be used: {_last(error)}"
 
 
