@@ -39,9 +39,7 @@ def plan_mig(file: Path, request: MigRequest, *, form: str, to: Path | None) -> 
     code: 1 where a replica has no place. Raises SettingsErrors and WrongRequest."""
     made = planned(load(file, here=False), request)
     if to is not None:
-        to.mkdir(parents=True, exist_ok=True)
-        for name, data in made.files.items():
-            (to / name).write_text(_text(name, data), encoding="utf-8")
+        _write(made, to)
     if form == "json":
         click.echo(mig_table.as_json(made))
     elif form == "yaml":
@@ -50,6 +48,16 @@ def plan_mig(file: Path, request: MigRequest, *, form: str, to: Path | None) -> 
     else:
         mig_table.show(made)
     return 0 if made.complete else 1
+
+
+def _write(made: MigPlan, to: Path) -> None:
+    """Raises WrongRequest."""
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        for name, data in made.files.items():
+            (to / name).write_text(_text(name, data), encoding="utf-8")
+    except OSError as error:
+        raise WrongRequest(f"--to: {to} cannot be written: {error.strerror or error}") from None
 
 
 def planned(settings: Settings, request: MigRequest) -> MigPlan:

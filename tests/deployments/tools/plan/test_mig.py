@@ -281,6 +281,7 @@ def test_no_replica_wants_a_slice(file):
         (("--usable", "1g.18gb=100"), "--usable: h100-80 has no profile 1g.18gb"),
         (("--gpu", "v100"), "'v100' is not one of"),
         (("--values", "nowhere.yaml"), "--values: nowhere.yaml cannot be read as YAML"),
+        (("--to", "/dev/null/x"), "--to: /dev/null/x cannot be written: Not a directory"),
     ],
 )
 def test_wrong_arguments_are_exit_code_2_with_what_would_be_right(file, words, sentence):
