@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 Labels = dict[str, str]
 DEVICE: Labels = {"namespace": "serving", "model": "device"}
 CHAT: Labels = {**DEVICE, "tenant": "chat"}
+TARGETS: Labels = {"namespace": "serving", "job": "serving/headrace-gateways"}
 GPU: Labels = {"Hostname": "node-1", "gpu": "0"}
 
 
@@ -85,6 +86,33 @@ def queue(values: str) -> dict[str, str]:
     return {of("queue_rows", DEVICE, gateway=each): values for each in ("a", "b")}
 
 
+def late(values: str) -> dict[str, str]:
+    """At each of two gateways."""
+    return {of("queue_late_rows", DEVICE, gateway=each): values for each in ("a", "b")}
+
+
+def told(*values: str) -> dict[str, str]:
+    """Whether its model is ready, as each gateway tells it while it is there."""
+    labels = {**TARGETS, "model": "device", "optional": "false"}
+    return {
+        of("model_ready", labels, gateway=str(number)): each for number, each in enumerate(values)
+    }
+
+
+def never_ready(values: str) -> dict[str, str]:
+    return {of("requests_total", {**CHAT, "model": "other"}, outcome="not_ready"): values}
+
+
+def cold_start(minutes: int) -> dict[str, str]:
+    """Requests arrive from the first minute on, a thousand each, and are answered after these."""
+    return {
+        **never_ready(f"0+1000x{minutes} {1000 * minutes}x60"),
+        **readiness(f"0x{minutes} 1x60"),
+        of("requests_total", CHAT, outcome="ok"): f"_x{minutes} 0+1000x60",
+        of("slo_kept_total", CHAT): f"_x{minutes} 0+1000x60",
+    }
+
+
 def readiness(*values: str, optional: str = "false") -> dict[str, str]:
     """As each gateway tells it."""
     return {
@@ -105,6 +133,7 @@ def gpus(*busy: float) -> dict[str, str]:
     return {name(number): f"{share}x60" for number, share in enumerate(busy)}
 
 
+_GONE = "No gateway of serving/headrace-gateways tells Prometheus anything any more."
 _EJECTED = "Replica r#1 of device is left out because it is slow."
 _NOT_READY = "device has no replica that any gateway reaches: its requests are refused."
 _SILENT = "Replica r#1 of device says nothing and is given nothing."
@@ -121,11 +150,18 @@ CASES = (
         "100% of chat's requests to device miss their promise: a month's budget lasts days.",
     ),
     AlertCase(
-        _FAST, "a model that was never ready", 70,
-        {of("requests_total", {**CHAT, "model": "other"}, outcome="not_ready"): "0+60x90"},
-        {**CHAT, "model": "other"},
-        "100% of chat's requests to other miss their promise: a month's budget lasts days.",
+        _FAST, "a model that lost its replicas", 70,
+        {
+            of("requests_total", CHAT, outcome="ok"): "0+60x40 2400x50",
+            of("slo_kept_total", CHAT): "0+60x40 2400x50",
+            of("requests_total", CHAT, outcome="not_ready"): "0x40 0+60x50",
+        },
+        CHAT,
+        "49.15% of chat's requests to device miss their promise: a month's budget lasts days.",
     ),
+    AlertCase(_FAST, "a model that was never ready", 70, never_ready("0+60x90")),
+    AlertCase(_FAST, "a cold start", 7, cold_start(7), also_quiet=("HeadraceModelIsNotReady",)),
+    AlertCase(_FAST, "after a cold start", 12, cold_start(7)),
     AlertCase(_FAST, "a twentieth is late", 70, answered(0.95, 90)),
     AlertCase(
         _FAST, "it has been well again for forty minutes", 110,
@@ -151,9 +187,43 @@ CASES = (
     ),
     AlertCase(_SLOW, "within the budget", 1560, answered(0.995, 1600)),
     AlertCase(
-        "HeadraceQueueGrows", "a flood", 63, queue("10x59 150x20"), DEVICE,
-        "300 rows wait for device, over three times the last hour's average.",
+        "HeadraceIsGone", "every process ended", 40, told("1x20 stale"), TARGETS, _GONE
     ),
+    AlertCase(
+        "HeadraceIsGone", "they vanished two hours ago", 160, told("1x20 _x200"), TARGETS, _GONE
+    ),
+    AlertCase("HeadraceIsGone", "one of two gateways", 40, told("1x20 stale", "1x90")),
+    AlertCase("HeadraceIsGone", "for the time of a restart", 26, told("1x20 stale _x2 0x40")),
+    AlertCase("HeadraceIsGone", "it was taken away yesterday", 260, told("1x20 stale")),
+    AlertCase("HeadraceIsGone", "it starts", 40, told("_x36 0x20")),
+    AlertCase("HeadraceIsGone", "it was never there", 40, {}),
+    AlertCase(
+        "HeadraceQueueGrows", "a flood", 63, queue("10x59 150x20"), DEVICE,
+        "300 rows wait for device, over three times the average of an hour before.",
+    ),
+    AlertCase(
+        "HeadraceQueueGrows", "a flood that stays for an hour", 178, queue("10x119 150x90"), DEVICE,
+        "300 rows wait for device, over three times the average of an hour before.",
+    ),
+    AlertCase(
+        "HeadraceQueueGrows", "a minute by a minute more", 190, queue("0x60 0+5x200"), DEVICE,
+        "1.29k rows wait for device, over three times the average of an hour before.",
+    ),
+    AlertCase(
+        "HeadraceRowsAreLate", "a backlog that stays for hours", 600,
+        {**queue("5000x700"), **late("512x700")}, DEVICE,
+        "1.024k rows for device wait past their deadline.",
+        also_quiet=("HeadraceQueueGrows",),
+    ),
+    AlertCase(
+        "HeadraceRowsAreLate", "a backlog that grows as fast as ever", 600,
+        {**queue("0+10x700"), **late("0+1x700")}, DEVICE,
+        "1.2k rows for device wait past their deadline.",
+        also_quiet=("HeadraceQueueGrows",),
+    ),
+    AlertCase("HeadraceRowsAreLate", "many wait, in time", 60, {**queue("500x90"), **late("0x90")}),
+    AlertCase("HeadraceRowsAreLate", "a burst", 60, late("0x54 200x4 0x60")),
+    AlertCase("HeadraceRowsAreLate", "a few", 60, late("3x90")),
     AlertCase("HeadraceQueueGrows", "always as many", 63, queue("150x90")),
     AlertCase("HeadraceQueueGrows", "few, if more than usual", 63, queue("1x59 4x20")),
     AlertCase("HeadraceQueueGrows", "for a moment", 63, queue("10x59 150 10x20")),

@@ -14,7 +14,7 @@ from deployments.gateway.telemetry.metrics import GatewayMetrics
 from deployments.gateway.telemetry.sample_tables import BatchSample, RequestLabels, RequestTimes
 from deployments.tools.observability import prometheus_binary
 from deployments.tools.observability.alerts import alerts, rule_groups
-from deployments.tools.observability.rules_file import annotations_of, rules_file
+from deployments.tools.observability.rules_file import annotations_of, rules, rules_file
 from tests.kube.alert_cases import CASES, AlertCase
 
 Promtool = Callable[..., subprocess.CompletedProcess[str]]
@@ -55,6 +55,14 @@ def test_promtool_finds_nothing_wrong_with_a_gateways_page(promtool: Promtool) -
 def test_every_alert_is_seen_to_fire_and_to_be_quiet() -> None:
     assert {case.alert for case in CASES if case.fires is not None} == set(_BY_NAME)
     assert {case.alert for case in CASES if case.fires is None} == set(_BY_NAME)
+
+
+def test_what_covers_days_is_evaluated_seldom_and_leaves_no_gaps() -> None:
+    """A sample is current for five minutes."""
+    groups = rules()["groups"]
+    days = [each for each in groups if "d])" in str([rule["expr"] for rule in each["rules"]])]
+    assert [each["name"] for each in days] == ["headrace-slo-days"]
+    assert 60 < 60 * int(days[0]["interval"].removesuffix("m")) < 300
 
 
 @pytest.mark.parametrize("days", [False, True], ids=["minutes", "days"])

@@ -3,8 +3,9 @@
 By model (promises by tenant too, GPUs by GPU), and by namespace where Prometheus adds one; gateways
 add up, or the worst one counts; of whether a model is ready the best one, since others may be of a
 cluster that starts. Each alert is of something that a person can do something about, and lasts
-before it is said. A metric of what is not there (no GPU, no `hedge`) makes no alert. The GPUs' own
-are dcgm-exporter's, of all GPUs that it knows.
+before it is said. A metric of what is not there (no GPU, no `hedge`) makes no alert, but
+that all gateways are gone does, by job. The GPUs' own are dcgm-exporter's, of all GPUs that it
+knows.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ MODEL = "namespace, model"
 _QUEUE = "headrace:queue_rows:sum"
 _FEWEST_ROWS = 10
 _FEWEST_BATCHES = 30
+_HOUR_BEFORE = f"avg_over_time({_QUEUE}[1h] offset 1h)"  # what waits now is no part of it
 
 
 def rule_groups() -> tuple[RuleGroup, ...]:
@@ -31,14 +33,34 @@ QUEUE_ROWS = RecordedSeries(_QUEUE, f"sum by ({MODEL}) (headrace_queue_rows)")
 
 ALERTS = (
     Alert(
+        "HeadraceIsGone",
+        "count by (namespace, job) (present_over_time(headrace_model_ready[3h])) unless "
+        "count by (namespace, job) (headrace_model_ready)",
+        "5m",
+        Severity.CRITICAL,
+        "No gateway of {{ $labels.job }} tells Prometheus anything any more.",
+        "Its pods or processes: are they there, and does Prometheus reach them (its page of "
+        "targets)? On Kubernetes, `headrace cluster status`.",
+    ),
+    Alert(
         "HeadraceQueueGrows",
-        f"{_QUEUE} > 3 * avg_over_time({_QUEUE}[1h]) and {_QUEUE} > {_FEWEST_ROWS}",
+        f"{_QUEUE} > 3 * ({_HOUR_BEFORE} or avg_over_time({_QUEUE}[1h])) "
+        f"and {_QUEUE} > {_FEWEST_ROWS}",
         "2m",
         Severity.WARNING,
-        "{{ $value | humanize }} rows wait for {{ $labels.model }}, over three times the last "
-        "hour's average.",
+        "{{ $value | humanize }} rows wait for {{ $labels.model }}, over three times the average "
+        "of an hour before.",
         "Arrivals by tenant (does one send more?), replicas (is one missing or left out?), batch "
         "times (are they longer than predicted?).",
+    ),
+    Alert(
+        "HeadraceRowsAreLate",
+        f"sum by ({MODEL}) (headrace_queue_late_rows) > {_FEWEST_ROWS}",
+        "10m",
+        Severity.WARNING,
+        "{{ $value | humanize }} rows for {{ $labels.model }} wait past their deadline.",
+        "Arrivals against answers, replicas, time by stage: more arrives than is served, or a "
+        "backlog does not shrink.",
     ),
     Alert(
         "HeadraceTailIsLong",

@@ -33,11 +33,7 @@ def rules_file(groups: Sequence[RuleGroup] = rule_groups()) -> str:
 
 
 def rules(groups: Sequence[RuleGroup] = rule_groups()) -> dict[str, Any]:
-    return {
-        "groups": [
-            {"name": group.name, "rules": [_rule(rule) for rule in group.rules]} for group in groups
-        ]
-    }
+    return {"groups": [_group(group) for group in groups]}
 
 
 def annotations_of(alert: Alert) -> dict[str, str]:
@@ -46,6 +42,11 @@ def annotations_of(alert: Alert) -> dict[str, str]:
         "description": alert.look_at,
         "runbook_url": f"{RUNBOOK}#{alert.name.lower()}",
     }
+
+
+def _group(group: RuleGroup) -> dict[str, Any]:
+    interval = {"interval": group.interval} if group.interval else {}
+    return {"name": group.name, **interval, "rules": [_rule(rule) for rule in group.rules]}
 
 
 def _rule(rule: RecordedSeries | Alert) -> dict[str, Any]:

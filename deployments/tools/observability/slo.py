@@ -11,6 +11,7 @@ Source: The Site Reliability Workbook (Google, 2018), chapter 5, "Multiwindow, M
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployments.contract import errors
@@ -35,7 +36,13 @@ class Burn:
 
 FAST = (Burn("1h", "5m", 14.4, 1.0), Burn("6h", "30m", 6.0, 6.0))
 SLOW = (Burn("1d", "2h", 3.0, 24.0), Burn("3d", "6h", 1.0, 72.0))
-WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
+HOURS = ("5m", "30m", "1h", "2h", "6h")
+DAYS = ("1d", "3d")
+# Between two evaluations of what covers days, which is dear and changes slowly. A minute less than
+# the five for which Prometheus takes a sample for current: a later one would leave gaps.
+DAYS_INTERVAL = "4m"
+# Requests before a model was first ready are those of `other`: `HeadraceModelIsNotReady`'s matter.
+_EVER_READY = 'model!="other"'
 
 
 def counted_outcomes() -> tuple[str, ...]:
@@ -61,14 +68,9 @@ def missed(window: str, chosen: str = "") -> str:
 
 
 def groups() -> tuple[RuleGroup, ...]:
-    recorded = [
-        RecordedSeries(f"headrace:requests_ended:rate{window}", ended(window)) for window in WINDOWS
-    ] + [
-        RecordedSeries(f"headrace:slo_missed:ratio_rate{window}", missed(window))
-        for window in WINDOWS
-    ]
     return (
-        RuleGroup("headrace-slo", tuple(recorded)),
+        RuleGroup("headrace-slo", _recorded(HOURS)),
+        RuleGroup("headrace-slo-days", _recorded(DAYS), DAYS_INTERVAL),
         RuleGroup(
             "headrace-slo-alerts",
             (
@@ -77,6 +79,18 @@ def groups() -> tuple[RuleGroup, ...]:
             ),
         ),
     )
+
+
+def _recorded(windows: Sequence[str]) -> tuple[RecordedSeries, ...]:
+    whole = [
+        RecordedSeries(f"headrace:requests_ended:rate{window}", ended(window, _EVER_READY))
+        for window in windows
+    ]
+    bad = [
+        RecordedSeries(f"headrace:slo_missed:ratio_rate{window}", missed(window, _EVER_READY))
+        for window in windows
+    ]
+    return (*whole, *bad)
 
 
 def _alert(

@@ -41,8 +41,11 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class RuleGroup:
+    """`interval`: between evaluations (`4m`); "", Prometheus's own."""
+
     name: str
     rules: tuple[RecordedSeries | Alert, ...]
+    interval: str = ""
 
 
 @dataclass(frozen=True, slots=True)
