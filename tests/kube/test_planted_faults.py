@@ -198,6 +198,8 @@ SLIPS: list[tuple[dict[str, Any], str]] = [
     ({"head": {"memory": "8GB"}}, "at '/head/memory'"),
     ({"image": {"digest": "latest"}}, "at '/image/digest'"),
     ({"networkPolicy": {"callers": []}}, "at '/networkPolicy/callers'"),
+    ({"networkPolicy": {"apiServer": []}}, "at '/networkPolicy/apiServer': minItems"),
+    ({"networkPolicy": {"apiServer": [{}]}}, "at '/networkPolicy/apiServer/0': minProperties"),
 ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kube.chart import ROOT, Values, objects
+from tests.kube.chart import ROOT, Values, cluster_of, objects
 
 GROUP = {"name": "cpu", "cpu": 4, "memory": "4Gi"}
 MODEL = {"runtime": "synthetic"}
@@ -34,6 +34,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"workerGroups": [GROUP | {"minReplicas": 3, "maxReplicas": 2}]},
         "workerGroups[0] (cpu) has maxReplicas 2, below minReplicas 3",
+    ),
+    (
+        {"autoscaler": {"enabled": False}},
+        "workerGroups[0] (cpu) has minReplicas 0; with autoscaler.enabled: false minReplicas must "
+        "be at least 1",
     ),
     (
         {"workerGroups": [GROUP | {"objectStore": "4Gi"}]},
@@ -87,6 +92,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {
             "upgrade": {"strategy": "NewClusterWithIncrementalUpgrade", "gatewayClassName": "g"},
             "autoscaler": {"enabled": False},
+            "workerGroups": [GROUP | {"minReplicas": 1}],
         },
         "the incremental upgrade needs the autoscaler",
     ),
@@ -116,3 +122,11 @@ def test_what_cannot_work_is_refused_with_a_sentence(given: dict[str, Any], said
     with pytest.raises(helm_python.HelmRenderError) as refused:
         objects(fine | given)
     assert said in str(refused.value)
+
+
+def test_pods_have_the_default_account_where_none_is_made() -> None:
+    fine: Values = {"models": {"device": MODEL}, "workerGroups": [GROUP]}
+    found = objects(fine | {"serviceAccount": {"create": False}})
+    assert "ServiceAccount" not in {each["kind"] for each in found}
+    for group in cluster_of(found)["workerGroupSpecs"]:
+        assert group["template"]["spec"]["serviceAccountName"] == "default"

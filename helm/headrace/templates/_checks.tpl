@@ -72,6 +72,10 @@ that runs before an installation (`check.enabled`). */}}
 {{- if and $group.maxReplicas (lt (int64 $group.maxReplicas) (int64 (default 0 $group.minReplicas))) }}
 {{- fail (printf "workerGroups[%d] (%s) has maxReplicas %v, below minReplicas %v" $position $group.name $group.maxReplicas $group.minReplicas) }}
 {{- end }}
+{{- $least := default 0 $group.minReplicas | int64 }}
+{{- if and (not $.Values.autoscaler.enabled) (lt $least 1) }}
+{{- fail (printf "workerGroups[%d] (%s) has minReplicas %d; with autoscaler.enabled: false minReplicas must be at least 1, for nothing would start a pod" $position $group.name $least) }}
+{{- end }}
 {{- if ge (include "headrace.objectStoreMib" $group | int64) (include "headrace.mib" $group.memory | int64) }}
 {{- fail (printf "workerGroups[%d] (%s) has memory %s, which its objectStore takes already" $position $group.name $group.memory) }}
 {{- end }}

@@ -37,7 +37,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{- define "headrace.serviceAccount" -}}
-{{- default (include "headrace.fullname" .) .Values.serviceAccount.name -}}
+{{- default (ternary (include "headrace.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end }}
 
 {{/* MiB of a quantity in Mi or Gi, which is all that the schema lets through. */}}
