@@ -200,6 +200,15 @@ SLIPS: list[tuple[dict[str, Any], str]] = [
     ({"networkPolicy": {"callers": []}}, "at '/networkPolicy/callers'"),
     ({"networkPolicy": {"apiServer": []}}, "at '/networkPolicy/apiServer': minItems"),
     ({"networkPolicy": {"apiServer": [{}]}}, "at '/networkPolicy/apiServer/0': minProperties"),
+    ({"image": {"repository": "registry:5000/headrace:1"}}, "at '/image/repository'"),
+    ({"runAsUser": 1000}, "at '/runAsUser': minimum"),
+    ({"runAsUser": 2147483648}, "at '/runAsUser': maximum"),
+    (
+        {"workerGroups": [{"name": "g", "cpu": 1, "memory": "1Gi", "resources": {"CPU": 9}}]},
+        "at '/workerGroups/0/resources/CPU'",
+    ),
+    ({"commonLabels": {"app.kubernetes.io/instance": "a"}}, "at '/commonLabels/app.kubernetes.io"),
+    ({"commonLabels": {"helm.sh/chart": "a"}}, "at '/commonLabels/helm.sh"),
 ]
 
 

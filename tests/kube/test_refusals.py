@@ -96,7 +96,33 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         },
         "the incremental upgrade needs the autoscaler",
     ),
+    (
+        {
+            "upgrade": {
+                "strategy": "NewClusterWithIncrementalUpgrade",
+                "gatewayClassName": "g",
+                "stepPercent": 60,
+                "maxSurgePercent": 50,
+            }
+        },
+        "upgrade.stepPercent is 60, above upgrade.maxSurgePercent 50",
+    ),
     ({"ingress": {"type": "route"}}, "ingress.parentRefs is empty"),
+    ({"gateway": {"port": 8265}}, "gateway.port takes port 8265, which Ray has in every pod"),
+    (
+        {"gateway": {"metrics_port": 8079, "replicas_per_node": 2}},
+        "gateway.metrics_port takes port 8080",
+    ),
+    ({"gateway": {"haproxy_metrics_port": 44217}}, "gateway.haproxy_metrics_port takes port 44217"),
+    ({"gateway": {"haproxy_stats_port": 6379}}, "gateway.haproxy_stats_port takes port 6379"),
+    (
+        {"workerGroups": [GROUP | {"maxReplicas": 2, "minAvailable": 2}]},
+        "workerGroups[0] (cpu) has minAvailable 2 and at most 2 pods",
+    ),
+    (
+        {"gateway": {"replicas": 2}, "gateways": {"minAvailable": 2}},
+        "gateways.minAvailable is 2, and there are 2 of their pods",
+    ),
 ]
 
 
@@ -122,6 +148,20 @@ def test_what_cannot_work_is_refused_with_a_sentence(given: dict[str, Any], said
     with pytest.raises(helm_python.HelmRenderError) as refused:
         objects(fine | given)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("release", "name"), [("team.a.prod", "team.a.prod-headrace"), ("1team", "1team-headrace")]
+)
+def test_a_release_that_kuberay_refuses_needs_another_name(release: str, name: str) -> None:
+    import helm_python
+
+    fine: Values = {"models": {"device": MODEL}, "workerGroups": [GROUP]}
+    with pytest.raises(helm_python.HelmRenderError) as refused:
+        objects(fine, release)
+    assert f"would be called {name}, which KubeRay refuses" in str(refused.value)
+    assert "set fullnameOverride" in str(refused.value)
+    assert objects(fine | {"fullnameOverride": "team"}, release)
 
 
 def test_pods_have_the_default_account_where_none_is_made() -> None:

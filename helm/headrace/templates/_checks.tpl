@@ -8,7 +8,9 @@ that runs before an installation (`check.enabled`). */}}
 {{- if or (hasPrefix "127." $gateway.host) (has $gateway.host (list "localhost" "::1")) }}
 {{- fail (printf "gateway.host is %s, which nobody reaches from outside of a pod; must be left out" $gateway.host) }}
 {{- end }}
+{{- include "headrace.checkName" . }}
 {{- include "headrace.checkGateways" . }}
+{{- include "headrace.checkPorts" . }}
 {{- include "headrace.checkGroups" . }}
 {{- include "headrace.checkDrain" . }}
 {{- include "headrace.checkHead" . }}
@@ -18,6 +20,9 @@ that runs before an installation (`check.enabled`). */}}
 {{- end }}
 {{- if and (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") (not .Values.autoscaler.enabled) }}
 {{- fail "autoscaler.enabled is false; the incremental upgrade needs the autoscaler" }}
+{{- end }}
+{{- if and (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") (gt (int64 .Values.upgrade.stepPercent) (int64 .Values.upgrade.maxSurgePercent)) }}
+{{- fail (printf "upgrade.stepPercent is %v, above upgrade.maxSurgePercent %v, which KubeRay refuses; must not be above it" .Values.upgrade.stepPercent .Values.upgrade.maxSurgePercent) }}
 {{- end }}
 {{- if and (eq .Values.ingress.type "route") (not .Values.ingress.parentRefs) }}
 {{- fail "ingress.parentRefs is empty; an HTTPRoute belongs to a Gateway" }}
@@ -39,10 +44,43 @@ that runs before an installation (`check.enabled`). */}}
 {{- end }}
 {{- end }}
 
+{{- define "headrace.checkName" -}}
+{{- $name := include "headrace.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
+{{- fail (printf "The release would be called %s, which KubeRay refuses: it must be small letters, digits and hyphens, a letter first; set fullnameOverride" $name) }}
+{{- end }}
+{{- end }}
+
+{{/* Every pod of Ray has one network, and Ray's own ports are taken in each. */}}
+{{- define "headrace.checkPorts" -}}
+{{- $gateway := include "headrace.gateway" . | fromJson -}}
+{{- $taken := list "6379" "8080" "8265" "10001" "44217" "44227" "52365" -}}
+{{- $ports := dict "port" (list $gateway.port) "metrics_port" list -}}
+{{- range $position := until (int $gateway.per_node) }}
+{{- $_ := set $ports "metrics_port" (append $ports.metrics_port (add $gateway.metrics_port $position)) }}
+{{- end }}
+{{- if eq $gateway.ingress "haproxy" }}
+{{- $_ := set $ports "haproxy_metrics_port" (list $gateway.haproxy_metrics_port) }}
+{{- $_ := set $ports "haproxy_stats_port" (list $gateway.haproxy_stats_port) }}
+{{- end }}
+{{- range $setting, $each := $ports }}
+{{- range $each }}
+{{- if has (int64 . | toString) $taken }}
+{{- fail (printf "gateway.%s takes port %d, which Ray has in every pod; must be another one than %s" $setting (int64 .) (join ", " $taken)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "headrace.checkGateways" -}}
 {{- $gateway := include "headrace.gateway" . | fromJson -}}
 {{- if gt (float64 $gateway.num_cpus) 0.0 }}
 {{- fail (printf "gateway.num_cpus is %v; must be left out: gateways have pods of their own, of gateways.cpu CPUs" $gateway.num_cpus) }}
+{{- end }}
+{{- if ge (int64 .Values.gateways.minAvailable) (int64 $gateway.nodes) }}
+{{- if gt (int64 .Values.gateways.minAvailable) 0 }}
+{{- fail (printf "gateways.minAvailable is %v, and there are %v of their pods; must be below that, or no node could be drained" .Values.gateways.minAvailable $gateway.nodes) }}
+{{- end }}
 {{- end }}
 {{- range $name, $value := $gateway.labels }}
 {{- if and (not (regexMatch "^(!|in\\()" $value)) (ne $value (dig $name "" $.Values.gateways.rayLabels)) }}
@@ -75,6 +113,10 @@ that runs before an installation (`check.enabled`). */}}
 {{- $least := default 0 $group.minReplicas | int64 }}
 {{- if and (not $.Values.autoscaler.enabled) (lt $least 1) }}
 {{- fail (printf "workerGroups[%d] (%s) has minReplicas %d; with autoscaler.enabled: false minReplicas must be at least 1, for nothing would start a pod" $position $group.name $least) }}
+{{- end }}
+{{- $most := default (max $least 1) $group.maxReplicas | int64 }}
+{{- if ge (default 0 $group.minAvailable | int64) $most }}
+{{- fail (printf "workerGroups[%d] (%s) has minAvailable %v and at most %d pods; must be below that, or no node could be drained" $position $group.name $group.minAvailable $most) }}
 {{- end }}
 {{- if ge (include "headrace.objectStoreMib" $group | int64) (include "headrace.mib" $group.memory | int64) }}
 {{- fail (printf "workerGroups[%d] (%s) has memory %s, which its objectStore takes already" $position $group.name $group.memory) }}

@@ -40,6 +40,7 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "metrics_port" (dig "metrics_port" $d.metrics_port $g)
   "haproxy_is_reached" (not (or $proxy (has $admin_host (list "localhost" "::1" "[::1]")) (hasPrefix "127." $admin_host)))
   "haproxy_metrics_port" (dig "haproxy_metrics_port" $d.haproxy_metrics_port $g)
+  "haproxy_stats_port" (dig "haproxy_stats_port" $d.haproxy_stats_port $g)
   "host" $host
   "serve_host" (ternary $host $every $proxy)
   "ingress" (ternary "proxy" "haproxy" $proxy)
