@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.kube.chart import ROOT, Values, cluster_of, objects
+from tests.kube.chart import ROOT, Values, cluster_of, objects, ray_service
 
 GROUP = {"name": "cpu", "cpu": 4, "memory": "4Gi"}
 MODEL = {"runtime": "synthetic"}
+INSTANCE = "app.kubernetes.io/instance"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"models": {}}, "models declares no model"),
     ({"gateway": {"host": "127.0.0.1"}}, "gateway.host is 127.0.0.1, which nobody reaches"),
@@ -170,3 +171,38 @@ def test_pods_have_the_default_account_where_none_is_made() -> None:
     assert "ServiceAccount" not in {each["kind"] for each in found}
     for group in cluster_of(found)["workerGroupSpecs"]:
         assert group["template"]["spec"]["serviceAccountName"] == "default"
+
+
+@pytest.mark.parametrize("name", ["on", "yes", "true", "null", "n"])
+def test_texts_that_yaml_reads_as_something_else_stay_texts(name: str) -> None:
+    values: Values = {
+        "models": {"device": MODEL},
+        "workerGroups": [GROUP | {"name": name, "priorityClassName": "123"}],
+        "fullnameOverride": name,
+        "auth": {"existingSecret": "123"},
+        "serviceAccount": {"name": "0123"},
+        "storage": {"type": "pvc", "path": "/mo dels: x", "pvc": {"existingClaim": "1e3"}},
+        "observability": {"rules": {"enabled": True, "runbook": "https://a.example/b: #c"}},
+    }
+    found = objects(values, "123")
+    assert ray_service(found)["metadata"]["name"] == name
+    assert all(each["metadata"]["labels"][INSTANCE] == "123" for each in found)
+    cluster = cluster_of(found)
+    assert cluster["authOptions"]["secretName"] == "123"
+    (_, group) = cluster["workerGroupSpecs"]
+    assert group["groupName"] == name
+    pod = group["template"]["spec"]
+    assert pod["priorityClassName"] == "123"
+    assert pod["serviceAccountName"] == "0123"
+    assert "/mo dels: x" in [each["mountPath"] for each in pod["containers"][0]["volumeMounts"]]
+    claims = [each["persistentVolumeClaim"] for each in pod["volumes"] if each["name"] == "models"]
+    assert claims == [{"claimName": "1e3", "readOnly": True}]
+    (rules,) = (each for each in found if each["kind"] == "PrometheusRule")
+    books = [
+        rule["annotations"]["runbook_url"]
+        for group in rules["spec"]["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+    assert books
+    assert all(book.startswith("https://a.example/b: #c#") for book in books)

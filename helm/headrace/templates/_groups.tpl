@@ -46,7 +46,7 @@ because neither KubeRay nor Ray counts every profile. */}}
 {{- if $claim }}{{ $device = dict }}{{ end }}
 {{- $ports := include "headrace.ports" .root | fromJson -}}
 {{- $least := default 0 $group.minReplicas -}}
-- groupName: {{ $group.name }}
+- groupName: {{ $group.name | quote }}
   replicas: {{ $least }}
   minReplicas: {{ $least }}
   maxReplicas: {{ default (max $least 1) $group.maxReplicas }}

@@ -12,7 +12,7 @@
 {{/* What objects are selected by; `component` is added by each. Never changes. */}}
 {{- define "headrace.selector" -}}
 app.kubernetes.io/name: headrace
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{/* Of objects outside of Ray's pod templates: a version there would roll the cluster. */}}

@@ -32,7 +32,7 @@ seccompProfile:
 {{- with .Values.image.pullSecrets -}}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -52,7 +52,7 @@ metadata:
   {{- end }}
 spec:
   {{- if or (not .head) (not $values.autoscaler.enabled) }}
-  serviceAccountName: {{ include "headrace.serviceAccount" .root }}
+  serviceAccountName: {{ include "headrace.serviceAccount" .root | quote }}
   automountServiceAccountToken: false
   {{- end }}
   enableServiceLinks: false
@@ -63,10 +63,10 @@ spec:
   securityContext:
     {{- include "headrace.podSecurity" .root | nindent 4 }}
   {{- with $node.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with $node.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with $node.nodeSelector }}
   nodeSelector:
@@ -110,7 +110,7 @@ spec:
         {{- range list "requests" "limits" }}
         {{ . }}:
           cpu: {{ $node.cpu | quote }}
-          memory: {{ $node.memory }}
+          memory: {{ $node.memory | quote }}
           {{- range $name, $count := $.device }}
           {{ $name }}: {{ $count | quote }}
           {{- end }}
@@ -137,7 +137,7 @@ spec:
           value: /var/cache/headrace
         {{- if ne $values.storage.type "none" }}
         - name: HEADRACE_SOURCES
-          value: {{ $values.storage.path }}
+          value: {{ $values.storage.path | quote }}
         {{- end }}
         {{- with $values.env }}
         {{- toYaml . | nindent 8 }}
@@ -164,12 +164,12 @@ spec:
   mountPath: /var/cache/headrace
 {{- if ne .Values.storage.type "none" }}
 - name: models
-  mountPath: {{ .Values.storage.path }}
+  mountPath: {{ .Values.storage.path | quote }}
   readOnly: true
 {{- end }}
 {{- if include "headrace.hasTenantFiles" . }}
 - name: tenants
-  mountPath: {{ .Values.gateway.tenants_path }}
+  mountPath: {{ .Values.gateway.tenants_path | quote }}
   readOnly: true
 {{- end }}
 {{- end }}
@@ -193,11 +193,11 @@ spec:
       {{- end }}
       {{- range $values.tenantFiles.existingSecrets }}
       - secret:
-          name: {{ . }}
+          name: {{ . | quote }}
       {{- end }}
       {{- range $values.tenantFiles.externalSecrets }}
       - secret:
-          name: {{ .name }}
+          name: {{ .name | quote }}
       {{- end }}
 {{- end }}
 {{- end }}
@@ -208,7 +208,7 @@ spec:
 - name: cache
   {{- if eq $values.cache.type "hostPath" }}
   hostPath:
-    path: {{ $values.cache.hostPath }}
+    path: {{ $values.cache.hostPath | quote }}
     type: DirectoryOrCreate
   {{- else if eq $values.cache.type "ephemeral" }}
   ephemeral:
@@ -216,24 +216,24 @@ spec:
       spec:
         accessModes: [ReadWriteOnce]
         {{- with $values.cache.storageClassName }}
-        storageClassName: {{ . }}
+        storageClassName: {{ . | quote }}
         {{- end }}
         resources:
           requests:
-            storage: {{ $values.cache.size }}
+            storage: {{ $values.cache.size | quote }}
   {{- else }}
   emptyDir:
-    sizeLimit: {{ $values.cache.size }}
+    sizeLimit: {{ $values.cache.size | quote }}
   {{- end }}
 {{- if eq $values.storage.type "pvc" }}
 - name: models
   persistentVolumeClaim:
-    claimName: {{ default (printf "%s-models" (include "headrace.fullname" .)) $values.storage.pvc.existingClaim }}
+    claimName: {{ default (printf "%s-models" (include "headrace.fullname" .)) $values.storage.pvc.existingClaim | quote }}
     readOnly: true
 {{- else if eq $values.storage.type "image" }}
 - name: models
   image:
-    reference: {{ $values.storage.image.reference }}
+    reference: {{ $values.storage.image.reference | quote }}
     pullPolicy: {{ $values.image.pullPolicy }}
 {{- end }}
 {{- end }}
