@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kube.chart import Object, Values, cluster_of, objects, ray_service
+from tests.kube.chart import SECTIONS, Object, Values, cluster_of, objects, ray_service
 from tests.kube.crds import Crds
 from tests.kube.verdict import complaints
 
@@ -209,6 +209,13 @@ SLIPS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"commonLabels": {"app.kubernetes.io/instance": "a"}}, "at '/commonLabels/app.kubernetes.io"),
     ({"commonLabels": {"helm.sh/chart": "a"}}, "at '/commonLabels/helm.sh"),
+    *(
+        ({name: None}, f"missing property '{name}'")
+        for name in (*SECTIONS, "networkPolicy", "observability", "drainSeconds", "gateways")
+    ),
+    ({"gateways": {"rayLabels": None}}, "at '/gateways': missing property 'rayLabels'"),
+    ({"networkPolicy": {"callers": None}}, "at '/networkPolicy': missing property 'callers'"),
+    ({"observability": {"rules": None}}, "at '/observability': missing property 'rules'"),
 ]
 
 

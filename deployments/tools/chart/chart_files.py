@@ -56,7 +56,22 @@ def values_schema(values: str) -> dict[str, Any]:
     for path, text in comments(values).items():
         if path[0] not in sections:
             _at(own, path)["description"] = text
+    _require(own, yaml.safe_load(values))
     return own
+
+
+def _require(schema: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """That what a template reads is there: a name with nothing behind it takes the default away.
+    Texts, lists and mappings that are empty anyway may be left empty, as may further mappings."""
+    needed = set(schema.get("required", ()))
+    for name, default in defaults.items():
+        each = schema["properties"][name]
+        if "properties" in each and default:
+            _require(each, default)
+            needed.add(name)
+        elif default and not isinstance(default, dict | list):
+            needed.add(name)
+    schema["required"] = sorted(needed)
 
 
 def _at(schema: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
