@@ -114,6 +114,55 @@ def test_a_model_that_no_request_fits_has_no_test_and_the_notes_say_so() -> None
     assert "`helm test` has nothing to ask" in rendered(values)["NOTES.txt"]
 
 
+def test_an_optional_model_is_asked_last() -> None:
+    models = {"a": {"runtime": "synthetic", "optional": True}, "b": {"runtime": "synthetic"}}
+    values: Values = {"models": models, "workerGroups": GROUPS}
+    assert "/v2/models/b/infer" in rendered(values)["tests/predict.yaml"]
+    only: Values = {"models": {"a": models["a"]}, "workerGroups": GROUPS}
+    assert "/v2/models/a/infer" in rendered(only)["tests/predict.yaml"]
+
+
+KEYS: Values = {"keys": ["sha256:" + "a" * 64]}
+
+
+@pytest.mark.parametrize(
+    ("given", "needed"),
+    [
+        ({}, False),
+        ({"tenants": {"acme": {}}}, False),
+        ({"tenants": {"acme": KEYS}}, True),
+        ({"tenants": {"acme": {"keys": []}}}, True),
+        ({"tenants": {"acme": KEYS, "default": {}}}, False),
+        ({"gateway": {"auth": "required"}}, True),
+        ({"gateway": {"auth": "required"}, "tenants": {"default": {}}}, False),
+        (
+            {
+                "gateway": {"tenants_path": "/etc/tenants"},
+                "tenantFiles": {"config": {"tenants": {"acme": KEYS}}},
+            },
+            True,
+        ),
+        (
+            {
+                "gateway": {"tenants_path": "/etc/tenants"},
+                "tenantFiles": {"existingSecrets": ["acme"]},
+            },
+            True,
+        ),
+    ],
+)
+def test_no_pod_asks_without_the_key_that_it_needs(given: Values, needed: bool) -> None:
+    values: Values = {"models": {"m": {"runtime": "synthetic"}}, "workerGroups": GROUPS} | given
+    texts = rendered(values)
+    assert ("kind: Pod\n" in texts["tests/predict.yaml"]) is not needed
+    assert ("-H 'authorization: Bearer KEY'" in texts["NOTES.txt"]) is needed
+    assert ("set test.existingSecret" in texts["NOTES.txt"]) is needed
+    assert ("-test\n" in texts["networkpolicies.yaml"]) is not needed
+    with_key = rendered(values | {"test": {"existingSecret": "acme"}})
+    assert "kind: Pod\n" in with_key["tests/predict.yaml"]
+    assert "helm -n serving test demo" in with_key["NOTES.txt"]
+
+
 def test_the_notes_name_layouts_and_the_token(plain: Values) -> None:
     layouts = {"configs": {"mine": [{"devices": "all", "mig-enabled": False}]}}
     notes = rendered(plain | {"migLayouts": layouts, "auth": {"existingSecret": "token"}})[

@@ -5,8 +5,9 @@
 {{- else if .Values.test.path }}
 {{- $found = dict "path" .Values.test.path "body" .Values.test.body }}
 {{- else }}
-{{- range $name, $model := .Values.models }}
-{{- if not $found }}
+{{- range $optional := list false true }}
+{{- range $name, $model := $.Values.models }}
+{{- if and (not $found) (eq $optional (dig "optional" false $model)) }}
 {{- $task := dig "task" "tensors" $model }}
 {{- if eq $task "embed" }}
 {{- $found = dict "path" "/v1/embeddings" "body" (dict "model" $name "input" "The river turns the wheel.") }}
@@ -19,5 +20,27 @@
 {{- end }}
 {{- end }}
 {{- end }}
+{{- end }}
 {{- toJson $found -}}
+{{- end }}
+
+{{/* "true" where who comes without a key is refused, as gateways see it (docs/settings.md,
+`gateway.auth`). Secrets with tenants have the hashes of their keys. */}}
+{{- define "headrace.needsKey" -}}
+{{- $tenants := .Values.tenants -}}
+{{- $fromFiles := dig "tenants_path" "" .Values.gateway -}}
+{{- if $fromFiles }}{{ $tenants = default dict (dig "tenants" dict (default dict .Values.tenantFiles.config)) }}{{ end -}}
+{{- $auth := default "" (dig "auth" "" .Values.gateway) -}}
+{{- $needed := eq $auth "required" -}}
+{{- if and $fromFiles (ne $auth "open") (or .Values.tenantFiles.existingSecrets .Values.tenantFiles.externalSecrets) }}{{ $needed = true }}{{ end -}}
+{{- range $tenants }}
+{{- if and (kindIs "map" .) (hasKey . "keys") (ne $auth "open") }}{{ $needed = true }}{{ end }}
+{{- end }}
+{{- if and $needed (not (hasKey $tenants "default")) }}true{{ end -}}
+{{- end }}
+
+{{/* What the pod of `helm test` asks: the above, but for where it lacks the key that it needs. */}}
+{{- define "headrace.tested" -}}
+{{- $lacks := and (include "headrace.needsKey" .) (not .Values.test.existingSecret) -}}
+{{- ternary "{}" (include "headrace.prediction" .) (not (empty $lacks)) -}}
 {{- end }}
