@@ -8,7 +8,7 @@ from tests.kube.chart import ROOT, rendered, values_of
 
 BASE = ROOT / "k8s" / "base"
 _FILES = ("rayservice.yaml", "networkpolicies.yaml", "serviceaccount.yaml")
-_HELMS = ("app.kubernetes.io/managed-by", "helm.sh/chart", "namespace: serving")
+_HELMS = ("app.kubernetes.io/managed-by", "helm.sh/chart", 'namespace: "serving"')
 _WRITTEN = (
     "# Written by `python -m tests.kube.kustomize_base` from helm/headrace and values.yaml here.\n"
 )
