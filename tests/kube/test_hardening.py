@@ -77,7 +77,8 @@ def test_the_head_alone_may_have_a_token(plain_objects: list[Object]):
 
 
 def test_a_head_without_an_autoscaler_has_no_token(plain: Values):
-    made = objects(plain | {"autoscaler": {"enabled": False}})
+    groups = [group | {"minReplicas": 1} for group in plain["workerGroups"]]
+    made = objects(plain | {"autoscaler": {"enabled": False}, "workerGroups": groups})
     assert with_token(made) == []
     head = cluster_of(made)["headGroupSpec"]["template"]
     assert head["spec"]["serviceAccountName"] == "demo-headrace"

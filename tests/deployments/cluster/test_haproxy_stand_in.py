@@ -23,10 +23,11 @@ from deployments.cluster import haproxy, haproxy_wrapper, ports
 from deployments.cluster.haproxy_stand_in import Files, takes_over, with_gateways
 
 # A node's process that starts what it is told on its input, as a manager's child: HAProxy's
-# grandparent. Ends with its input.
+# grandparent. The manager writes the exit code to the file named first. Ends with its input.
 NODE = """
 import subprocess, sys
-manager = 'import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)'
+manager = 'import pathlib, subprocess, sys; code = subprocess.run(sys.argv[2:]).returncode'
+manager += '; pathlib.Path(sys.argv[1]).write_text(str(code))'
 for line in sys.stdin:
     subprocess.Popen([sys.executable, '-c', manager, *line.split()])
 """
@@ -53,10 +54,14 @@ class Node:
     def files(self) -> Files:
         return Files(str(self.config))
 
-    def start_haproxy(self) -> None:
-        assert self.process.stdin
-        command = [sys.executable, "-m", haproxy_wrapper.__name__, "-db", "-f", str(self.config)]
-        print(*command, file=self.process.stdin, flush=True)
+    @property
+    def exit_code(self) -> Path:
+        """Of the HAProxy that ended last."""
+        return self.config.with_name("exit-code")
+
+    def start_haproxy(self, *arguments: object) -> None:
+        command = [sys.executable, "-m", haproxy_wrapper.__name__, "-db", "-f", self.config]
+        print(self.exit_code, *command, *arguments, file=self.process.stdin, flush=True)
 
     def newest(self) -> int:
         return int(Path(self.files.current).read_text())
@@ -189,8 +194,7 @@ def test_haproxy_ends_although_nobody_waited_for_its_node(node):
 
 def test_a_haproxy_that_was_replaced_is_not_stood_in_for(node):
     before = node.newest()
-    arguments = [sys.executable, "-m", haproxy_wrapper.__name__, "-db", "-f", str(node.config)]
-    print(*arguments, "-sf", before, file=node.process.stdin, flush=True)
+    node.start_haproxy("-sf", before)
     until(lambda: node.newest() != before)
     until(lambda: not runs(before))
     assert node.answer() == 200
@@ -201,7 +205,8 @@ def test_a_haproxy_that_could_not_start_is_not_stood_in_for(node):
     serves, written = node.newest(), node.config.read_text()
     node.config.write_text(written + "nonsense\n")
     node.start_haproxy()
-    until(lambda: node.newest() != serves)
+    until(node.exit_code.exists)
+    assert node.exit_code.read_text() == "1"
     until(lambda: node.newest() == serves)
     assert node.files.running() is None
     assert node.answer() == 200
