@@ -138,7 +138,10 @@ def kill_cluster(server: Server) -> list[psutil.Process]:
     # Ray's agents rename themselves, and carry their server's id all the same.
     for agent in ("ray::DashboardAgent", "ray::RuntimeEnvAgent"):
         server.until(lambda agent=agent: bool(server.named(agent)), 30)
-    for process in (raylet, *server.named("ray::HAProxyManager"), server.host()):
+    of_haproxy = [p for p in server.processes() if " -db -f " in describe(p)]
+    watchers = [p for p in of_haproxy if p.name() != "haproxy"]
+    assert watchers
+    for process in (*watchers, raylet, *server.named("ray::HAProxyManager"), server.host()):
         process.kill()
     assert server.wait() == 1
     assert "SIGKILL" in server.output
