@@ -163,8 +163,10 @@ def status_of(server: Server) -> int:
     ids=["its manager, until Serve has another", "itself"],
 )
 def test_when_haproxy_is_killed_the_port_is_back_within_two_seconds(server, title, successors):
+    server.until(lambda: len(haproxies(server)) == 1, 30)
+    time.sleep(1.0)  # until its watcher has seen it serve
     before = haproxies(server)
-    killed = server.named(title)[0] if title else psutil.Process(min(before))
+    killed = server.named(title)[0] if title else psutil.Process(max(before))
     killed.kill()
     last, longest_s, stood_in = time.monotonic(), 0.0, set[int]()
     statuses: set[int] = set()
