@@ -36,6 +36,7 @@ _NODE_S = 1.0  # until it is noticed that the node process is gone
 _TAKEN_OVER_S = 60.0  # that its last requests may take once a newer HAProxy has the port
 _GATEWAY = re.compile(r"^ *server SERVE_REPLICA_", re.MULTILINE)
 _ADMIN = re.compile(r"^( *stats socket )(\S+)(.*)$", re.MULTILINE)
+_STATE = re.compile(r"^ *load-server-state-from-file .*\n", re.MULTILINE)
 _FRAME = re.compile(r"^ *(?:bind|stats|maxconn|chroot|user|group) .*$", re.MULTILINE)
 
 
@@ -203,8 +204,7 @@ def _is_newest(watched: Watched, files: Files) -> bool:
 def _stand_in(watched: Watched, command: list[str], files: Files) -> None:
     """Until there is a newer HAProxy, the node process is gone, `LONGEST_S` are over, or one ended
     by itself: that would happen again."""
-    config = _ADMIN.sub(lambda m: f"{m[1]}{_beside(m[2])}{m[3]}", watched.config, count=1)
-    _write(files.stand_in, config)
+    _write(files.stand_in, stand_ins(watched.config))
     ends = time.monotonic() + LONGEST_S
     was_killed = True
     while was_killed and _is_wanted(watched, files, ends):
@@ -215,6 +215,13 @@ def _stand_in(watched: Watched, command: list[str], files: Files) -> None:
         was_killed = process.returncode in _KILLED
         if process.returncode is None:
             _finish(process, taken_over=not _is_newest(watched, files))
+
+
+def stand_ins(config: str) -> str:
+    """With an admin socket of its own, and without what the gateways were like at the last change
+    of them: one that was just starting then would have to prove itself first."""
+    config = _STATE.sub("", config)
+    return _ADMIN.sub(lambda m: f"{m[1]}{_beside(m[2])}{m[3]}", config, count=1)
 
 
 def _is_wanted(watched: Watched, files: Files, ends: float) -> bool:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from deployments.cluster import haproxy, haproxy_wrapper, ports
-from deployments.cluster.haproxy_stand_in import Files, takes_over, with_gateways
+from deployments.cluster.haproxy_stand_in import Files, stand_ins, takes_over, with_gateways
 
 # A node's process that starts what it is told on its input, as a manager's child: HAProxy's
 # grandparent. The manager writes the exit code to the file named first. Ends with its input.
@@ -249,6 +249,11 @@ def test_without_a_stand_in_nothing_is_taken_over(tmp_path):
     files = Files(str(tmp_path / "haproxy.cfg"))
     assert with_gateways(NEW, files) == NEW
     assert takes_over(["-db", "-sf", "7"], files) == ["-db", "-sf", "7"]
+
+
+def test_a_stand_in_takes_its_gateways_for_up_whatever_they_were_when_they_changed():
+    state = "defaults\n    load-server-state-from-file global\n"
+    assert stand_ins(NEW + state) == FRAME.format(admin="/run/2", host="::") + "defaults\n"
 
 
 def test_a_number_that_another_process_has_now_is_nobody(stood_in):
