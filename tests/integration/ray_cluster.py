@@ -45,6 +45,8 @@ class Cluster:
             RAY_API_SERVER_ADDRESS=f"http://{HERE}:{self.ports['dashboard']}",
             RAY_SERVE_FALLBACK_PROXY_HTTP_PORT=str(self.ports["fallback"]),
             RAY_SERVE_FALLBACK_PROXY_GRPC_PORT=str(self.ports["fallback_g"]),
+            # One node: no HAProxy of another has to hear first that a replica goes.
+            RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="1",
             PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         )  # fmt: skip
         tests = str(CHECKOUT / "tests" / "integration")
