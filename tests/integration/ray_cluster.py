@@ -133,6 +133,20 @@ class Cluster:
                     found.append(process)
         return found
 
+    def listening(self, name: str = "") -> dict[int, str]:
+        """Addresses by port, of processes called `name` or of all. A process may end while it is
+        looked at: of a HAProxy that Serve has just replaced, of a driver."""
+        found = {}
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if name in ("", process.name()):
+                    found |= {
+                        connection.laddr.port: connection.laddr.ip
+                        for connection in process.net_connections(kind="tcp")
+                        if connection.status == psutil.CONN_LISTEN
+                    }
+        return found
+
     def replicas(self, title: str) -> set[int]:
         """Pids of replicas by how their application and deployment begin: `model-a:model`."""
         begins = f"ray::ServeReplica:{title}"

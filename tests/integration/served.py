@@ -197,8 +197,12 @@ class Server:
 
     def host(self) -> psutil.Process:
         return next(
-            p for p in self.processes() if "deployments.cluster.host_process" in p.cmdline()
+            p for p in self.processes() if "deployments.cluster.host_process" in describe(p)
         )
+
+    def called(self, name: str) -> list[psutil.Process]:
+        """Processes that the kernel knows by that name, such as `haproxy`."""
+        return [p for p in self.processes() if _name(p) == name]
 
     def named(self, title: str) -> list[psutil.Process]:
         """Processes whose command line begins with `title`, such as `ray::ServeReplica:gateway`."""
@@ -380,6 +384,14 @@ def listens(port: int) -> bool:
 def describe(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _name(process: psutil.Process) -> str:
+    """Empty when it has just ended."""
+    try:
+        return process.name()
     except psutil.Error:
         return ""
 

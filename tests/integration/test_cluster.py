@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import subprocess
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from ray_cluster import HERE, THERE, Cluster, until
 from served import HEADRACE, patient
@@ -45,20 +43,6 @@ def test_a_node_started_with_what_is_printed_can_serve(cluster):
     assert not [each for each in told["findings"] if each["topic"] in ("environment", "wrapper")]
 
 
-def bound_by_haproxy(cluster: Cluster) -> dict[int, str]:
-    """Addresses by port. A HAProxy that Serve has just replaced may end while it is looked at."""
-    found = {}
-    for process in cluster.processes():
-        with contextlib.suppress(psutil.Error):
-            if process.name() == "haproxy":
-                found |= {
-                    connection.laddr.port: connection.laddr.ip
-                    for connection in process.net_connections(kind="tcp")
-                    if connection.status == psutil.CONN_LISTEN
-                }
-    return found
-
-
 def test_serve_runs_haproxy_where_the_settings_say(cluster):
     cluster.put_plain_app()
     gateway = cluster.gateway
@@ -67,7 +51,7 @@ def test_serve_runs_haproxy_where_the_settings_say(cluster):
         gateway["haproxy_stats_port"]: gateway["haproxy_admin_host"],
         gateway["haproxy_metrics_port"]: gateway["haproxy_admin_host"],
     }
-    until(lambda: bound_by_haproxy(cluster) == wanted, 10)
+    until(lambda: cluster.listening("haproxy") == wanted, 10)
 
 
 def test_a_replicas_rank_on_its_node_is_known(cluster):
@@ -91,12 +75,7 @@ def said(address: tuple[str, int], request: bytes) -> bytes:
 
 def own_port(cluster: Cluster) -> int:
     """Of the replica's own server, which callers are not meant to find."""
-    (port,) = {
-        connection.laddr.port
-        for process in cluster.processes()
-        for connection in process.net_connections(kind="tcp")
-        if connection.status == psutil.CONN_LISTEN and 30_000 <= connection.laddr.port <= 31_000
-    }
+    (port,) = {port for port in cluster.listening() if 30_000 <= port <= 31_000}
     return port
 
 

@@ -145,7 +145,7 @@ def test_a_killed_gateway_is_back_within_seconds(server):
 
 def haproxies(server: Server) -> set[int]:
     """The one that Serve started, and a stand-in."""
-    return {each.pid for each in server.processes() if each.name() == "haproxy"}
+    return {each.pid for each in server.called("haproxy")}
 
 
 def status_of(server: Server) -> int:

@@ -22,7 +22,7 @@ def test_requests_are_answered_without_haproxy(server):
     assert (answer.status_code, total(answer)) == (200, 6)
     assert answer.headers.get_list("x-request-id") == ["mine"]
     assert server.infer("nobody", [1]).status_code == 404
-    assert not [p for p in server.processes() if p.name() == "haproxy"]
+    assert server.called("haproxy") == []
     with server.load("device") as load:
         server.until(lambda: load.answered > 100, 20)
     assert load.failures == []

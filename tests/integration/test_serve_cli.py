@@ -134,12 +134,13 @@ def test_the_host_stops_when_its_terminal_is_gone(serve):
 def kill_cluster(server: Server) -> list[psutil.Process]:
     """Kills the host; what is left of its server, HAProxy included."""
     # In an order in which nobody is left who would end HAProxy while the cluster falls apart.
-    (raylet,) = [p for p in server.processes() if p.name() == "raylet"]
+    (raylet,) = server.called("raylet")
     # Ray's agents rename themselves, and carry their server's id all the same.
     for agent in ("ray::DashboardAgent", "ray::RuntimeEnvAgent"):
         server.until(lambda agent=agent: bool(server.named(agent)), 30)
     of_haproxy = [p for p in server.processes() if " -db -f " in describe(p)]
-    watchers = [p for p in of_haproxy if p.name() != "haproxy"]
+    haproxies = server.called("haproxy")
+    watchers = [p for p in of_haproxy if p not in haproxies]
     assert watchers
     for process in (*watchers, raylet, *server.named("ray::HAProxyManager"), server.host()):
         process.kill()
