@@ -1,19 +1,22 @@
 """A RayService on machines of a `Lab`: what KubeRay's operator does of it, and nothing else.
 
 The head's pod first; once it is ready, `serveConfigV2` as JSON to the dashboard; workers join when
-they can. Later changes are PUT as they are, where they start no other cluster. Callers reach the
-workers that are ready, as through the Service of KubeRay's making.
+they can. A worker whose container ends has a successor: beside Ray's autoscaler a pod's restart
+policy is Never, and the operator makes another pod. (A raylet gives its agents 15 s to start, which
+many at once on few processors can miss.) Later changes are PUT as they are, where they start no
+other cluster. Callers reach the workers that are ready, as through the Service of KubeRay's making.
 Source: kuberay v1.7, `rayservice_controller.go` (reconcileServe, updateServeDeployment),
-`utils/dashboardclient/dashboard_httpclient.go`.
+`raycluster_controller.go` (shouldDeletePod), `utils/dashboardclient/dashboard_httpclient.go`.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +50,7 @@ class RenderedNodes:
         own = {self.cluster_name: {TOKEN_KEY: self.token}}
         self.stored = Stored({**stored.secrets, **own}, stored.config_maps)
         self.workers: list[PodNode] = []
+        self.replaced: list[str] = []  # what their containers said
 
     def start(self) -> float:
         """Seconds until every application runs and every worker is ready."""
@@ -59,15 +63,27 @@ class RenderedNodes:
         )
         until(lambda: self.head.passes("readinessProbe"), _HEAD_S, "the head is ready")
         self.put(self.service)
-        names = {head_name(self.service, self.cluster_name): self.head.ip}
         for pod in worker_pods(self.service, self.cluster_name):
-            self.workers.append(self._started(pod, names))
+            self.workers.append(self._worker(pod))
         self.until_it_runs()
-        until(lambda: self.endpoints() == self.workers, _RUNS_S, "every worker is ready")
+        until(self._all_ready, _RUNS_S, "every worker is ready")
         return time.monotonic() - began
 
     def _started(self, pod: Object, names: dict[str, str]) -> PodNode:
         return PodNode(self._lab, pod, self.stored, names, self._program)
+
+    def _worker(self, pod: Object) -> PodNode:
+        return self._started(pod, {head_name(self.service, self.cluster_name): self.head.ip})
+
+    def replace_ended(self) -> None:
+        """Workers whose container has ended, each by a pod of another name."""
+        for place, worker in enumerate(self.workers):
+            if worker.process.poll() is not None:
+                self.replaced.append(said(worker))
+                worker.machine.kill()
+                pod = copy.deepcopy(worker.pod)
+                pod["metadata"]["name"] += f"-{len(self.replaced)}"
+                self.workers[place] = self._worker(pod)
 
     def put(self, service: Object) -> None:
         """A RayService that has changed, of which nothing may start another cluster."""
@@ -94,9 +110,17 @@ class RenderedNodes:
         config = yaml.safe_load(self.service["spec"]["serveConfigV2"])
         all_run = dict.fromkeys((each["name"] for each in config["applications"]), "RUNNING")
         try:
-            return until(lambda: self._statuses() == all_run, _RUNS_S, "every application runs")
+            return until(lambda: self._run(all_run), _RUNS_S, "every application runs")
         except AssertionError as late:
             raise AssertionError(f"{late}: {self._statuses()}") from late
+
+    def _run(self, wanted: dict[str, str]) -> bool:
+        self.replace_ended()
+        return self._statuses() == wanted
+
+    def _all_ready(self) -> bool:
+        self.replace_ended()
+        return self.endpoints() == self.workers
 
     def _statuses(self) -> dict[str, str]:
         return {name: app["status"] for name, app in self.applications().items()}
@@ -115,6 +139,10 @@ class RenderedNodes:
     @property
     def pods(self) -> list[PodNode]:
         return [self.head, *self.workers]
+
+    def logs(self) -> str:
+        """What the containers of all pods have said, those that were replaced included."""
+        return "\n".join([*self.replaced, *map(said, self.pods)])
 
     def endpoints(self) -> list[PodNode]:
         """Pods that the Service leads to now."""
@@ -151,6 +179,5 @@ class RenderedNodes:
             asking.result()
 
 
-def logs(pods: Sequence[PodNode]) -> str:
-    """What the containers of all have said."""
-    return "\n".join(f"--- {each.name}\n{each.log}" for each in pods)
+def said(pod: PodNode) -> str:
+    return f"--- {pod.name}\n{pod.log}"

@@ -21,7 +21,7 @@ from deployments.gateway.tenancy.tenants import new_key
 from tests.cluster.machines import CannotMakeMachines, Lab
 from tests.cluster.pod_nodes import Stored
 from tests.cluster.ray_nodes import until
-from tests.cluster.rendered_nodes import RenderedNodes, logs
+from tests.cluster.rendered_nodes import RenderedNodes
 from tests.cluster.steady_load import SteadyLoad, infer
 from tests.kube.api_server import Store
 from tests.kube.chart import CHART, RELEASE, Object, merged, ray_service, values_of
@@ -116,10 +116,10 @@ def release(of_this_machine: Changes) -> Iterator[Release]:
                 service = ray_service(list(store.objects.values()))
                 nodes = RenderedNodes(lab, service, Stored(secrets, maps), program)
                 try:
-                    print(f"started in {nodes.start():.0f} s")
+                    print(f"started in {nodes.start():.0f} s, {len(nodes.replaced)} replaced")
                     yield Release(helm, store, nodes, values)
                 finally:
-                    print(logs(nodes.pods))
+                    print(nodes.logs())
         except CannotMakeMachines as reason:
             pytest.skip(f"THE CHART IS NOT RUN: {reason}")
 

@@ -57,3 +57,31 @@ def test_what_failed_meanwhile_comes_first(monkeypatch):
 
     with pytest.raises(AssertionError, match="meanwhile"):
         fail_meanwhile()
+
+
+class Ended:
+    """A worker whose container has ended, or still runs."""
+
+    def __init__(self, name: str, code: int | None) -> None:
+        self.pod = {"metadata": {"name": name}}
+        self.name, self.log, self.process, self.machine = name, f"{name} said", self, self
+        self._code = code
+
+    def poll(self) -> int | None:
+        return self._code
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_a_worker_that_has_ended_has_a_successor_of_another_name(monkeypatch):
+    ended, runs = Ended("gateways-0", 1), Ended("cpu-1", None)
+    nodes = object.__new__(RenderedNodes)
+    nodes.workers, nodes.replaced = [ended, runs], []
+    monkeypatch.setattr(nodes, "_worker", lambda pod: Ended(pod["metadata"]["name"], None))
+    nodes.replace_ended()
+    assert ended.killed
+    assert [each.name for each in nodes.workers] == ["gateways-0-1", "cpu-1"]
+    assert nodes.replaced == ["--- gateways-0\ngateways-0 said"]
+    nodes.replace_ended()
+    assert [each.name for each in nodes.workers] == ["gateways-0-1", "cpu-1"]
