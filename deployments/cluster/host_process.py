@@ -9,7 +9,6 @@ told by SIGTERM or when its standard input closes (the command line is gone). Ra
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import signal
@@ -17,11 +16,13 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from deployments.cluster import orphaned_processes, ports, server_files
 from deployments.cluster.control_socket import ControlSocket, Handler
+from deployments.cluster.event_lines import EventLines
 from deployments.cluster.manual_target import ManualTarget
 from deployments.cluster.ray_env import apply_environment
 from deployments.cluster.ready_message import ready_message
@@ -33,6 +34,7 @@ from deployments.settings.sources import FOLDER
 from deployments.settings.tree import Settings
 
 _POLL_S = 0.2
+_LOST_S = 2.0  # for requests in flight, then for each process, when the cluster falls apart
 logger = logging.getLogger("headrace.host")
 
 
@@ -40,21 +42,16 @@ class StartFailed(Exception):
     """The start cannot succeed; the message is for the user."""
 
 
-def say(event: str, **fields: Any) -> None:
-    """One JSON line to the command line, if it still listens."""
-    try:
-        # One write a line: lines come from several threads.
-        sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - stays open to the end
+class ClusterLost(Exception):
+    """Ray's own part of the cluster ended; the message is for the user."""
 
 
 class Host:
     """`settings` are those of `path`, with paths as written there and the command line's overrides
-    applied."""
+    applied. `say`: tells the command line of an event, with its fields, and waits for nobody."""
 
-    def __init__(self, settings: Settings, path: Path) -> None:
+    def __init__(self, settings: Settings, path: Path, say: Callable[..., None]) -> None:
+        self._say = say
         self._settings = settings
         self._path = path.absolute()
         self._port = settings.gateway.port
@@ -64,6 +61,7 @@ class Host:
         self._began = time.time()
         self._stop = threading.Event()
         self._is_ready = False
+        self._term_s = orphaned_processes.TERM_S
         self._logs: LogSocket | None = None
         self._cluster: Any = None
 
@@ -74,17 +72,17 @@ class Host:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=self._until_parent_leaves, daemon=True).start()
         if refusal := self._clear_the_way():
-            say("failed", message=refusal)
+            self._say("failed", message=refusal)
             return 1
         try:
             self._start()
             self._serve_until_stopped()
-        except StartFailed as failed:
-            say("failed", message=str(failed))
+        except (StartFailed, ClusterLost) as failed:
+            self._say("failed", message=str(failed))
             return 1
         except Exception as fault:
             logger.exception("the host failed")
-            say("failed", message=f"{type(fault).__name__}: {fault}")
+            self._say("failed", message=f"{type(fault).__name__}: {fault}")
             return 1
         finally:
             self._end()
@@ -103,7 +101,7 @@ class Host:
         try:
             for state in known:
                 if sentence := orphaned_processes.clear(state, self._states):
-                    say("log", message=sentence)
+                    self._say("log", message=sentence)
         except TimeoutError as error:
             return str(error)
         return ports.refusal(self._settings.gateway)
@@ -117,7 +115,7 @@ class Host:
         folder = server_files.make_run_folder(self._port)
         server_files.write(self._state("", ""), folder)
         apply_environment(self._settings.gateway, folder, self._own(folder))
-        say("phase", name="ray", message="starting Ray")
+        self._say("phase", name="ray", message="starting Ray")
         from deployments.cluster.local_cluster import LocalCluster
 
         self._cluster = LocalCluster(self._port)
@@ -127,7 +125,7 @@ class Host:
             self._state(self._cluster.address, self._cluster.dashboard_url), self._states
         )
         self._live = Reconfiguration(self._settings, self._cluster, self._path.parent, self._stop)
-        say("phase", name="deploy", message="deploying")
+        self._say("phase", name="deploy", message="deploying")
         self._live.start()
 
     def _make_folders(self) -> None:
@@ -138,7 +136,7 @@ class Host:
 
     def _own(self, folder: Path) -> dict[str, str]:
         """What this start adds to the cluster's environment."""
-        self._logs = LogSocket(folder / "log.sock", lambda line: say("log", message=line))
+        self._logs = LogSocket(folder / "log.sock", lambda line: self._say("log", message=line))
         return {
             orphaned_processes.VARIABLE: self._id,
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.any_free()),
@@ -165,15 +163,16 @@ class Host:
         needed = {n: m for n, m in self._settings.models.items() if not m.optional}
         limit_s = max(m.replicas.start_timeout_s for m in needed.values())
         while not self._stop.is_set():
-            say("progress", models=self._cluster.progress())
+            self._check_cluster()
+            self._say("progress", models=self._cluster.progress())
             for name, reason in self._cluster.cannot_start(list(needed)).items():
                 raise StartFailed(f"model {name} cannot start: {reason}")
             if self._cluster.ready(self._settings.gateway.replicas):
-                say("progress", models=self._cluster.progress())
+                self._say("progress", models=self._cluster.progress())
                 found = self._cluster.descriptions()
                 late = self._settings.models.keys() - needed - {each.name for each in found}
                 message = ready_message(self._url(), found, late)
-                say("ready", message=message, seconds=time.monotonic() - began)
+                self._say("ready", message=message, seconds=time.monotonic() - began)
                 return
             if time.monotonic() - began > limit_s:
                 raise StartFailed(
@@ -193,7 +192,15 @@ class Host:
         with ControlSocket(self._port, self._handlers()):
             self._until_ready()
             self._is_ready = True
-            self._stop.wait()
+            while not self._stop.wait(_POLL_S):
+                self._check_cluster()
+
+    def _check_cluster(self) -> None:
+        if lost := self._cluster.lost():
+            raise ClusterLost(
+                f"Ray's {lost}, has ended, and what is left cannot serve on; "
+                f"Ray's own logs are in {self._cluster.logs}"
+            )
 
     def _handlers(self) -> dict[str, Handler]:
         return {
@@ -234,25 +241,38 @@ class Host:
         self._end_processes()
         if self._logs is not None:
             self._logs.close()
-        say("stopped")
+        self._say("stopped")
 
     def _end_cluster(self) -> None:
-        if self._cluster is not None:
-            say("phase", name="drain", message="draining")
-            self._cluster.drain(self._settings.gateway.drain_s)
-            say("phase", name="stop", message="stopping Ray")
-            self._cluster.close()
+        if self._cluster is None:
+            return
+        self._say("phase", name="drain", message="draining")
+        drain_s = self._settings.gateway.drain_s
+        if self._cluster.lost():
+            self._term_s = _LOST_S
+            _at_most(_LOST_S, self._cluster.drain, min(drain_s, _LOST_S))
+            return
+        self._cluster.drain(drain_s)
+        self._say("phase", name="stop", message="stopping Ray")
+        self._cluster.close()
 
     def _end_processes(self) -> None:
         """Of what Ray does not end itself: HAProxy, and agents that have not heard of its end. The
         files are kept when one does not end: a later `headrace stop` needs them."""
         try:
-            orphaned_processes.end(self._id)
+            orphaned_processes.end(self._id, self._term_s)
         except TimeoutError as error:
-            say("log", message=str(error))
+            self._say("log", message=str(error))
             return
         server_files.remove_run_folder(self._port, self._id)
         server_files.remove(self._port, self._states, self._id)
+
+
+def _at_most(limit_s: float, call: Callable[[float], object], argument: float) -> None:
+    """Without what is left of it after the limit: it may wait for a process that is gone."""
+    caller = threading.Thread(target=call, args=(argument,), daemon=True)
+    caller.start()
+    caller.join(limit_s)
 
 
 def _already_served(port: int, pid: int) -> str:
@@ -268,6 +288,14 @@ def main() -> int:
     parser.add_argument("--port", type=int)
     parser.add_argument("--host")
     args = parser.parse_args()
+    events = EventLines(sys.stdout.fileno())
+    try:
+        return _serve(args, events.say)
+    finally:
+        events.close()
+
+
+def _serve(args: argparse.Namespace, say: Callable[..., None]) -> int:
     try:
         written = load(args.settings, absolute=False)
         settings = with_address(written, host=args.host, port=args.port)
@@ -275,7 +303,7 @@ def main() -> int:
         say("failed", message=str(wrong))
         return 2
     logs.configure(settings.gateway.log.level, settings.gateway.log.format)
-    return Host(settings, args.settings).run()
+    return Host(settings, args.settings, say).run()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import httpx
+import psutil
 import ray
 from ray import serve
 
@@ -20,6 +21,7 @@ from deployments.cluster import ports
 from deployments.cluster.dashboard import Dashboard, token_of
 from deployments.cluster.differences import by_name
 from deployments.cluster.manual_target import ManualTarget, set_target
+from deployments.cluster.ray_processes import RayProcesses
 from deployments.cluster.serve_rest import ANSWER_S, ServeRest
 from deployments.contract import tenants_store
 from deployments.contract.app_names import is_model_app, model_app, model_name
@@ -50,6 +52,7 @@ class LocalCluster:
             log_to_driver=False,
             logging_level=logging.WARNING,
         )
+        self._processes = RayProcesses(psutil.Process().children())
         self.address = str(context.address_info["gcs_address"])
         self.dashboard_url = f"http://{context.dashboard_url}"
         self.logs = f"{context.address_info['session_dir']}/logs"
@@ -159,6 +162,10 @@ class LocalCluster:
             if all(g.get("draining") and g.get("inflight", 0) == 0 for g in gateways):
                 return
             time.sleep(_POLL_S / 2)
+
+    def lost(self) -> str | None:
+        """Which of Ray's own processes has ended; None while it is a cluster."""
+        return self._processes.ended()
 
     def close(self) -> None:
         self._dashboard.close()

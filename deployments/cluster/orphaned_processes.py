@@ -21,7 +21,7 @@ from deployments.cluster import server_files
 from deployments.cluster.server_files import ServerState
 
 VARIABLE = "HEADRACE_SERVER_ID"
-_TERM_S = 5.0  # a raylet and its workers need a second or two to end in order
+TERM_S = 5.0  # a raylet and its workers need a second or two to end in order
 _KILL_S = 30.0  # for all rounds: what ends may have started others meanwhile
 _POLL_S = 0.05
 
@@ -44,7 +44,7 @@ def _carried(process: psutil.Process) -> str:
         return ""
 
 
-def end(server_id: str, term_s: float = _TERM_S, kill_s: float = _KILL_S) -> list[str]:
+def end(server_id: str, term_s: float = TERM_S, kill_s: float = _KILL_S) -> list[str]:
     """Ends all that carry the id: asks once, then kills until none is left; the names of those that
     it met. Raises TimeoutError when some remain after `term_s + kill_s`."""
     names: dict[int, str] = {}
@@ -66,11 +66,12 @@ def end(server_id: str, term_s: float = _TERM_S, kill_s: float = _KILL_S) -> lis
 def _wait(processes: Sequence[psutil.Process], limit_s: float) -> None:
     """Until none of them runs, or the limit. A zombie counts as ended: its parent may never ask."""
     deadline = time.monotonic() + limit_s
-    while any(_runs(process) for process in processes) and time.monotonic() < deadline:
+    while any(runs(process) for process in processes) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
 
-def _runs(process: psutil.Process) -> bool:
+def runs(process: psutil.Process) -> bool:
+    """A zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:

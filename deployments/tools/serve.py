@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -75,8 +76,12 @@ def _show(text: str, *, err: bool) -> None:
 
 
 def _ask_to_stop(child: subprocess.Popen[str]) -> None:
-    if child.poll() is None:
+    """When the host has ended, nothing is left but to show what it said, where nobody may read."""
+    code = child.poll()
+    if code is None:
         child.send_signal(signal.SIGTERM)
+    else:
+        os._exit(code if code >= 0 else 1)
 
 
 def _events(lines: IO[str]) -> Any:

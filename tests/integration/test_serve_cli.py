@@ -131,6 +131,19 @@ def test_the_host_stops_when_its_terminal_is_gone(serve):
     assert not listens(server.port)
 
 
+def test_the_host_ends_all_when_rays_control_store_ends(serve):
+    server = serve({"device": synthetic()}).start()
+    (killed,) = server.called("gcs_server")
+    killed.kill()
+    began = time.monotonic()
+    assert server.wait() == 1
+    print(f"ended after {time.monotonic() - began:.1f} s")
+    assert time.monotonic() - began < patient(10)
+    assert f"(gcs_server), process {killed.pid}, has ended" in plain(server.output)
+    assert server.processes() == []
+    assert not [port for port in server.gateway.values() if listens(port)]
+
+
 def kill_cluster(server: Server) -> list[psutil.Process]:
     """Kills the host; what is left of its server, HAProxy included."""
     # In an order in which nobody is left who would end HAProxy while the cluster falls apart.

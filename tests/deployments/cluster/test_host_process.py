@@ -5,17 +5,32 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 
 import pytest
 
-from deployments.cluster import orphaned_processes, ports, server_files
-from deployments.cluster.host_process import Host, StartFailed
+from deployments.cluster import host_process, orphaned_processes, ports, server_files
+from deployments.cluster.host_process import ClusterLost, Host, StartFailed
 from deployments.cluster.server_files import ProcessMark, ServerState
 from deployments.settings.tree import Settings
 
 KILLED = ProcessMark(os.getpid(), 1.0)  # a pid that the system gave away again
+
+
+class Said:
+    """What a host told its command line."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def __call__(self, event: str, **fields: object) -> None:
+        self.messages.append(str(fields.get("message", "")))
+
+
+def said(host: Host) -> str:
+    return "\n".join(host._say.messages)
 
 
 @pytest.fixture
@@ -27,7 +42,7 @@ def host(tmp_path, monkeypatch) -> Host:
     gateway = {name: ports.any_free() for name in names}
     models = {"m": {"runtime": "synthetic"}}
     settings = Settings.model_validate({"models": models, "gateway": gateway})
-    return Host(settings, Path("settings.yaml"))
+    return Host(settings, Path("settings.yaml"), Said())
 
 
 def write_state(host: Host, mark: ProcessMark, server_id: str = "") -> None:
@@ -47,7 +62,7 @@ def test_the_state_of_a_dead_server_is_no_hindrance(host):
     assert host._clear_the_way() is None
 
 
-def test_what_a_killed_server_left_is_ended_and_said(host, capsys):
+def test_what_a_killed_server_left_is_ended_and_said(host):
     server_id = uuid.uuid4().hex
     write_state(host, KILLED, server_id)
     environ = os.environ | {orphaned_processes.VARIABLE: server_id}
@@ -58,11 +73,11 @@ def test_what_a_killed_server_left_is_ended_and_said(host, capsys):
     finally:
         left.kill()
         left.wait()
-    assert "ended a process that a killed server left" in capsys.readouterr().out
+    assert "ended a process that a killed server left" in said(host)
 
 
 def test_a_start_is_refused_while_a_process_of_a_killed_server_does_not_end(host, monkeypatch):
-    def never(server_id):
+    def never(server_id, *limit_s):
         raise TimeoutError("processes 7 of a killed server do not end")
 
     write_state(host, KILLED, "some")
@@ -92,14 +107,44 @@ def test_a_server_that_starts_is_shown_and_takes_no_changes_yet(host, change):
     assert handlers[change]({}) == {"added": ["m"]}
 
 
+class LostCluster:
+    """Whose processes have ended: a request to them hangs."""
+
+    logs = "logs"
+
+    def __init__(self) -> None:
+        self.waits = threading.Event()
+
+    def lost(self) -> str:
+        return "node process (raylet), process 7"
+
+    def drain(self, limit_s: float) -> None:
+        self.waits.wait()
+
+
+def test_a_lost_cluster_is_said_and_nothing_waits_for_it(host, monkeypatch):
+    ended = []
+    monkeypatch.setattr(orphaned_processes, "end", lambda found, limit_s: ended.append(found))
+    monkeypatch.setattr(host_process, "_LOST_S", 0.01)
+    host._cluster = LostCluster()
+    with pytest.raises(ClusterLost, match=r"Ray's node process \(raylet\), process 7, has ended"):
+        host._check_cluster()
+    host._end()
+    host._cluster.waits.set()
+    assert ended == [host._id]
+
+
 class FallenCluster:
+    def lost(self) -> None:
+        return None
+
     def drain(self, limit_s: float) -> None:
         raise RuntimeError("the controller is gone")
 
 
 def test_processes_and_files_go_although_the_cluster_does_not_end_in_order(host, monkeypatch):
     ended = []
-    monkeypatch.setattr(orphaned_processes, "end", ended.append)
+    monkeypatch.setattr(orphaned_processes, "end", lambda found, limit_s: ended.append(found))
     server_files.write(host._state("", ""), host._states)
     server_files.make_run_folder(host._port)
     host._cluster = FallenCluster()
@@ -110,7 +155,7 @@ def test_processes_and_files_go_although_the_cluster_does_not_end_in_order(host,
 
 
 def test_files_are_kept_while_a_process_does_not_end(host, monkeypatch):
-    def never(server_id):
+    def never(server_id, *limit_s):
         raise TimeoutError("processes 7 of a killed server do not end")
 
     monkeypatch.setattr(orphaned_processes, "end", never)
@@ -134,6 +179,9 @@ class Starting:
     def ready(self, gateways):
         return True
 
+    def lost(self):
+        return None
+
     def descriptions(self):
         return []
 
@@ -145,9 +193,9 @@ def two_models(host: Host, **second) -> Host:
     return host
 
 
-def test_a_start_does_without_an_optional_model_and_says_so(host, capsys):
+def test_a_start_does_without_an_optional_model_and_says_so(host):
     two_models(host, optional=True)._until_ready()
-    assert "not ready yet, and optional: extra" in capsys.readouterr().out
+    assert "not ready yet, and optional: extra" in said(host)
 
 
 def test_a_start_ends_with_a_model_that_is_not_optional(host):

@@ -3,6 +3,8 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
+import signal
 
 import pytest
 
@@ -29,3 +31,32 @@ class FullDisk(io.StringIO):
 def test_a_full_disk_under_the_log_does_not_end_the_server(event, monkeypatch):
     monkeypatch.setattr("sys.stderr", FullDisk())
     host._say({"event": event, "message": "said"})
+
+
+class Child:
+    """The host's process: it runs (None) or has ended with `code`."""
+
+    def __init__(self, code: int | None) -> None:
+        self._code, self.signals = code, []
+
+    def poll(self) -> int | None:
+        return self._code
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+@pytest.mark.parametrize(("code", "left_with"), [(0, 0), (1, 1), (-9, 1)])
+def test_who_asks_again_when_the_host_has_ended_does_not_wait_for_the_output(
+    code, left_with, monkeypatch
+):
+    left = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    host._ask_to_stop(Child(code))
+    assert left == [left_with]
+
+
+def test_who_asks_first_asks_the_host(monkeypatch):
+    child = Child(None)
+    host._ask_to_stop(child)
+    assert child.signals == [signal.SIGTERM]
