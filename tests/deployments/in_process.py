@@ -263,7 +263,7 @@ class Stand:
         self.run_replicas(name, list(channel.cores))
 
     def run_replicas(self, name: str, ids: list[str]) -> None:
-        digest = self.models._served[name].description.digest
+        digest = self.models._served[name].announced.digest
         self.books[name].update(
             [RunningReplica(i, (("digest", digest), ("group", self._group_of[i]))) for i in ids]
         )

@@ -289,7 +289,7 @@ class Catalogue:
             return
         if begun is not None:
             self._adopting.pop(name).task.cancel()
-        if served is not None and served.description == description:
+        if served is not None and served.announced == description:
             self._adopted(description)
             return
         task = asyncio.get_running_loop().create_task(self._until_served(description))
@@ -339,6 +339,7 @@ class Catalogue:
             description, tokenizer, way.channel, way.directories, self._identity, self._on_batch
         )
         served.queue.on_crossing = lambda: self.on_crossing()
+        served.on_live = lambda: self.on_change()
 
     async def _tokenizer(self, d: ModelDescription) -> TextTokenizer | None:
         if not d.tokenizer_digest or d.task == "tensors":

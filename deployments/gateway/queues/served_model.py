@@ -1,14 +1,17 @@
 """One model as a gateway sees it: its description, queue, channel to the replicas, tokeniser.
 
 Lives from the model's first announcement until it is no longer declared; a new version of the same
-kind replaces the description and keeps the queue. One queue serves the replicas of all its groups.
-Only replicas of the announced version get work;
-rows that were parsed for an earlier one go to them only if both take and give the same tensors.
+kind replaces the description and keeps the queue, as soon as as many of its replicas run as of the
+one before: Serve changes replicas few at a time, and the first new one would get the work of all.
+One queue serves the replicas of all its groups. Only replicas of one version, the live one, get
+work; rows that were parsed for an earlier one go to them only if both take and give the same
+tensors.
 Whether its queue is of batches or of streams is known here, and by those who submit to it.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +36,7 @@ from deployments.settings.groups import POOL_GROUP
 from routers.settings import DispatcherSettings
 
 _CALL_MARGIN_S = 5.0
+logger = logging.getLogger("headrace.gateway")
 
 
 def terms(d: ModelDescription) -> VersionTerms:
@@ -49,8 +53,8 @@ def terms(d: ModelDescription) -> VersionTerms:
 
 
 class ServedModel:
-    """`channel`: to the model's replicas. `on_batch(name, record)` hears of every finished
-    batch."""
+    """`channel`: to the model's replicas. `on_batch(name, record)` hears of every finished batch,
+    `on_live` of an announced version that goes live later than it was announced."""
 
     def __init__(
         self,
@@ -63,6 +67,8 @@ class ServedModel:
     ) -> None:
         self.description = description
         self.tokenizer = tokenizer
+        self.on_live: Callable[[], None] = lambda: None
+        self._next: tuple[ModelDescription, TextTokenizer | None] | None = None
         self.channel = channel
         self._identity = identity
         self._measured = description
@@ -115,9 +121,38 @@ class ServedModel:
         reuse = self.description.reuse
         return self._reuse if reuse.cache_bytes or reuse.coalesce else None
 
+    @property
+    def announced(self) -> ModelDescription:
+        """The live version's, or the one's that will be."""
+        return self.description if self._next is None else self._next[0]
+
     def replace(self, description: ModelDescription, tokenizer: TextTokenizer | None) -> None:
-        """A new version is live: what waits is queued again by its settings, or refused where the
-        version's tensors are others."""
+        """A new version is announced, of which replicas may still be missing."""
+        self._next = (description, tokenizer)
+        if not self._changes_over():
+            logger.info(
+                "a new version waits for as many replicas as the live one has",
+                extra={"model": description.name, "version": description.version},
+            )
+
+    def _changes_over(self) -> bool:
+        """Whether the announced version went live, for which it has enough replicas."""
+        if self._next is None or self._own(self._next[0]) < self._own(self.description):
+            return False
+        description, tokenizer = self._next
+        self._next = None
+        self._make_live(description, tokenizer)
+        return True
+
+    def _own(self, d: ModelDescription) -> int:
+        """Replicas of that version that run; the pool's are any version's."""
+        digests = d.group_digests()
+        own = (r for r in self._running if r.group() != POOL_GROUP)
+        return sum(r.digest() == digests.get(r.group()) for r in own)
+
+    def _make_live(self, description: ModelDescription, tokenizer: TextTokenizer | None) -> None:
+        """What waits is queued again by the new version's settings, or refused where the version's
+        tensors are others."""
         known = self.description
         self._measured = with_profiles_of(self._measured, description)
         self.description = description
@@ -132,7 +167,7 @@ class ServedModel:
             self.queue.retune(self._settings())  # the replicas are the same: another group is up
         else:
             self.queue.adopt(self._settings(), own)
-        self._replicas_changed(self._running)
+        self._use_replicas()
 
     def freeze(self, frozen: bool) -> None:
         """Stops all that learns in the model's core, or lets it go on; what waits stays."""
@@ -176,6 +211,12 @@ class ServedModel:
 
     def _replicas_changed(self, running: tuple[RunningReplica, ...]) -> None:
         self._running = running
+        if self._changes_over():
+            self.on_live()
+        else:
+            self._use_replicas()
+
+    def _use_replicas(self) -> None:
         d, live = self.description, self._live()
         if isinstance(self.queue, BatchQueue):
             self._use_pool(live)

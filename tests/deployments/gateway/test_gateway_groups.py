@@ -97,4 +97,6 @@ async def test_replicas_that_a_group_had_before_get_nothing(stand: Stand) -> Non
     served_model.replace(
         replace(served_model.description, groups=(replace(fast, digest="newer"), slow)), None
     )
+    stand.run_replicas("device", ["device-slow-0"])
+    stand.run_replicas("device", ["device-fast-0", "device-slow-0"])
     assert served_model.queue.calls.reached == ["device-slow-0"]
