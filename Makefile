@@ -9,7 +9,7 @@ LOCKED := $(PIP) install --quiet --no-deps --require-hashes
 OWN := $(PIP) install --quiet --no-deps --no-build-isolation --editable .
 FILE ?= examples/minilm.yaml
 
-.PHONY: install dev quick digits-example llm-example vllm serve prometheus dashboard lint types test test-cluster test-vllm kube test-kube lock audit sbom image-steps oracles check-oracles unit fuzz coverage integration bench compare gpu-check wheel clean
+.PHONY: install dev quick digits-example llm-example vllm serve prometheus dashboard lint types test test-cluster test-vllm kube test-kube lock audit sbom image-steps oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check wheel clean
 
 install: $(VENV)/.installed
 dev: $(VENV)/.dev
@@ -57,7 +57,7 @@ types: dev
 
 # As many processes as processors: these share nothing.
 unit: dev
-	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm and not kube'
+	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm and not kube and not chaos'
 
 # The inner loop, in less than a minute on two processors. Left to `make test`: mypy, what simulates
 # minutes, trains, compiles or loads a real backend, and everything with processes of its own.
@@ -68,10 +68,10 @@ quick: dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q -n auto -m 'not integration and not vllm and not slow' $(QUICK) $(NOT_QUICK:%=--ignore=%)
+	$(BIN)/python -m pytest -q -n auto -m 'not integration and not vllm and not chaos and not slow' $(QUICK) $(NOT_QUICK:%=--ignore=%)
 
 coverage: dev
-	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm and not kube' --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm and not kube and not chaos' --cov --cov-report=term:skip-covered
 
 # 100,000 cases of what may come on a connection between a gateway and a replica: six tests' 17,000.
 fuzz: dev
@@ -79,7 +79,11 @@ fuzz: dev
 
 # One after the other: each starts a Ray of its own.
 integration: dev
-	$(BIN)/python -m pytest -m 'integration and not vllm' tests/integration --durations 25
+	$(BIN)/python -m pytest -m 'integration and not vllm' tests/integration tests/chaos --durations 25
+
+# Every process killed, asked to end, and hanging for a minute, under light load and at the peak.
+chaos: dev
+	$(BIN)/python -m pytest -rP -m chaos tests/chaos
 
 # Three Ray nodes in namespaces of this machine: what their faults cost, and the chart's own pods. As
 # root, or as a user who may make namespaces (`make test-cluster AS='unshare --map-root-user --net

@@ -1,0 +1,101 @@
+"""What callers notice when a process of a server with two gateways and two replicas is killed,
+asked to end, or hangs. `make chaos` runs every process and every fault, CI those without marks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from signal import SIGKILL, SIGSTOP, SIGTERM
+
+import pytest
+from process_faults import FOUND, LOADS, Fault, FaultCost, cost_of, measured
+from served import Server, synthetic
+
+from tests.cluster.steady_load import Outcome
+
+HANGS_S = 60.0
+QUICK = [
+    Fault("a gateway", SIGKILL),
+    Fault("a gateway", SIGSTOP, hangs_s=12.0),
+    Fault("a replica", SIGKILL, load="peak"),
+    Fault("a replica", SIGSTOP, hangs_s=12.0),
+    Fault("the model's anchor", SIGSTOP, hangs_s=8.0),
+    Fault("the registry", SIGSTOP, hangs_s=8.0),
+    Fault("Serve's controller", SIGKILL),
+    Fault("Serve's controller", SIGSTOP, hangs_s=8.0),
+    Fault("HAProxy's manager", SIGSTOP, hangs_s=8.0),
+]
+EVERY = [
+    Fault(process, number, load, HANGS_S if number is SIGSTOP else 0.0)
+    for process in FOUND
+    for number in (SIGKILL, SIGTERM, SIGSTOP)
+    for load in LOADS
+]
+# Of those whose own connections end with it, at most what each caller had under way.
+ENDS_CONNECTIONS = {"HAProxy", "HAProxy's manager"}
+WHOLE = {"state": "ready", "replicas_ready": 2, "leases": 0, "drift": 0, "waiting_rows": 0}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    model = synthetic(options={"base_ms": 20}) | {"replicas": {"count": 2}}
+    made = Server(tmp_path_factory.mktemp("chaos"), {"steady": model}, gateway={"replicas": 2})
+    try:
+        yield made.start()
+    finally:
+        left = made.end()
+    assert not left
+
+
+def until_whole(server: Server) -> None:
+    """All processes are there again, and hold nothing."""
+    server.until(lambda: all(FOUND[process](server) for process in FOUND), 60)
+    server.until(lambda: len(FOUND["a gateway"](server)) == 2, 60)
+    server.until(lambda: len(server.gateway_urls()) == 2, 60)
+    server.until(lambda: WHOLE.items() <= server.model_status("steady").items(), 60)
+
+
+def check(fault: Fault, cost: FaultCost) -> None:
+    in_flight = LOADS[fault.load].callers if fault.process in ENDS_CONNECTIONS else 0
+    assert cost.refused == 0, cost
+    assert cost.lost <= in_flight, cost
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("fault", QUICK, ids=str)
+def test_a_fault_costs_no_more_than_what_was_in_flight_on_what_ended(server, fault):
+    cost = measured(server, fault, 5.0)
+    print(cost)
+    until_whole(server)
+    check(fault, cost)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("fault", EVERY, ids=str)
+def test_every_fault_of_every_process(server, fault):
+    cost = measured(server, fault, 20.0)
+    print(cost)
+    until_whole(server)
+    check(fault, cost)
+
+
+def outcome(sent_s: float, ended_s: float, reason: str = "") -> Outcome:
+    return Outcome("http://here", sent_s, ended_s, reason)
+
+
+def test_a_cost_is_counted_from_the_fault_on():
+    outcomes = [
+        outcome(0.0, 3.0),
+        outcome(4.0, 5.5),
+        outcome(5.0, 8.0),
+        outcome(5.0, 5.1, "ReadError"),
+        outcome(6.0, 6.1, "503 full"),
+    ]
+    cost = cost_of("x", outcomes, at=5.0)
+    assert (cost.answered, cost.lost, cost.refused) == (3, 1, 1)
+    assert (cost.gap_s, cost.longest_s, cost.slow_s) == (2.5, 3.0, 3.0)
+    assert cost.reasons == ("503 full", "ReadError")
+
+
+def test_a_name_says_how_long_it_hangs():
+    named = str(Fault("HAProxy", SIGSTOP, hangs_s=60.0))
+    assert named == "HAProxy: SIGSTOP for 60 s, light load"
