@@ -35,6 +35,7 @@ ORDER = (
     "scaling_spike",
     "scale_to_zero",
     "scaling_churn",
+    "model_changes",
 )
 APART = ("compare", "generation", "nodes")  # need `make compare`, `make vllm`, or to be root
 # In virtual time; these import the core, and so live with its tests.
