@@ -47,12 +47,15 @@ class ModelOutline:
     optional: bool = False
 
 
+STARTED = ("ready", "failed")  # phases of a start that is over
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaProgress:
     """How far one replica of a model has come: phase (staging … ready | failed), fraction 0..1.
     `passed`: the phases before it, so that a short one is not lost between two looks. `spent`: the
     seconds of each of them, in the same order; the first is the process, from its beginning until
-    the replica's own code runs."""
+    the replica's own code runs. `digest`: of the settings it was started with."""
 
     model: str
     replica: str
@@ -61,6 +64,7 @@ class ReplicaProgress:
     detail: str = ""
     passed: tuple[str, ...] = ()
     spent: tuple[tuple[str, float], ...] = ()
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,15 @@ class Registry:
     def serves(self, name: str) -> bool:
         """Whether an anchor of any generation has announced it and has not gone."""
         return any(each == name for each, _ in self.entries)
+
+    def loading_beside(self, name: str, digest: str) -> int:
+        """Replicas started with these settings that load, while another version is live; 0 where
+        none is, or this one."""
+        live = self.view().models.get(name)
+        if live is None or digest in live.group_digests().values():
+            return 0
+        told = [p for p in self.progress.values() if (p.model, p.digest) == (name, digest)]
+        return sum(p.phase not in STARTED for p in told)
 
     def _may_be(self, name: str) -> bool:
         """Whether a model is declared, or may be: until Serve's list is known, whoever is there."""

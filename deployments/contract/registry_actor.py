@@ -126,6 +126,10 @@ class RegistryActor:
         """As the registry's, for a replica that starts beside others."""
         return self._registry.profile(name, digest)
 
+    async def loading_beside(self, name: str, digest: str) -> int:
+        """As the registry's, for a replica that is ready before others of its version."""
+        return self._registry.loading_beside(name, digest)
+
     async def report(self, progress: ReplicaProgress) -> None:
         self._registry.report(progress)
 

@@ -31,6 +31,7 @@ from deployments.replica.artifacts.local_model import local_model
 from deployments.replica.channel_server import ChannelServer, LeaseCore
 from deployments.replica.describe import version
 from deployments.replica.local_settings import settings_here
+from deployments.replica.siblings import LONGEST_WAIT_S, together
 from deployments.replica.startup_progress import StartupProgress, process_age_s, took
 from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
 from deployments.settings.load import settings_digest
@@ -56,7 +57,11 @@ class ModelReplica:
         self._group: str = args.get("group", "")
         self._settings = settings_here(args["settings"], context.world_size)
         self._progress = StartupProgress(
-            self._name, context.replica_id.unique_id, registry().report.remote, process_age_s()
+            self._name,
+            context.replica_id.unique_id,
+            registry().report.remote,
+            process_age_s(),
+            digest=settings_digest(args["settings"]),
         )
         self._progress.tell("starting", 0.0)
         backend_env.set_compiler_cache(cache_dir())
@@ -96,6 +101,8 @@ class ModelReplica:
         self._progress.tell("ready", 1.0)
         tell_autoscaler(self._name, self._group, self._progress.spent())
         logger.info("ready: %s", took(self._progress.spent()), extra={"model": self._name})
+        longest_s = min(sum(seconds for _, seconds in self._progress.spent()), LONGEST_WAIT_S)
+        await together(self._name, settings_digest(args["settings"]), longest_s)
 
     async def _drain(self) -> None:
         """A constructor that failed has let nobody in."""

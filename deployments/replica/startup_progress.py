@@ -24,7 +24,8 @@ logger = logging.getLogger("headrace.replica")
 
 class StartupProgress:
     """`model`: its name; `replica`: this replica's id; `report` sends a `ReplicaProgress`.
-    `before_s`: what had passed before this was made, 0: nothing that belongs to the start."""
+    `before_s`: what had passed before this was made, 0: nothing that belongs to the start;
+    `digest`: of the settings that it was started with."""
 
     def __init__(
         self,
@@ -33,11 +34,13 @@ class StartupProgress:
         report: Callable[[ReplicaProgress], Any],
         before_s: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
+        digest: str = "",
     ) -> None:
         self._model = model
         self._replica = replica
         self._report = report
         self._clock = clock
+        self._digest = digest
         self._spent: dict[str, float] = {PROCESS: before_s} if before_s else {}
         self._phase, self._since = "", clock()
 
@@ -48,7 +51,14 @@ class StartupProgress:
         passed = tuple(name for name in self._spent if name != PROCESS)
         return self._report(
             ReplicaProgress(
-                self._model, self._replica, phase, fraction, detail, passed, self.spent()
+                self._model,
+                self._replica,
+                phase,
+                fraction,
+                detail,
+                passed,
+                self.spent(),
+                self._digest,
             )
         )
 

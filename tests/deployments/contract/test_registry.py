@@ -185,6 +185,28 @@ def test_progress_is_kept_by_replica_and_failures_until_the_next_try(registry: R
     assert not registry.progress
 
 
+def loads(replica: str, digest: str, phase: str = "warming") -> ReplicaProgress:
+    return ReplicaProgress("device", replica, phase, 0.5, digest=digest)
+
+
+def test_who_loads_beside_a_new_version_is_known_until_that_is_live(
+    registry: Registry, description: Describe
+) -> None:
+    for each in (loads("r1", "new"), loads("r2", "new"), loads("r3", "live")):
+        registry.report(each)
+    assert registry.loading_beside("device", "new") == 0  # nothing is live: nobody waits
+    registry.announce(description(digest="live"), b"", 0.0)
+    assert registry.loading_beside("device", "new") == 2
+    assert registry.loading_beside("device", "live") == 0
+    registry.report(loads("r1", "new", "ready"))
+    registry.report(loads("r2", "new", "failed"))
+    assert registry.loading_beside("device", "new") == 0
+    registry.report(loads("r4", "new", "staging"))
+    assert registry.loading_beside("device", "new") == 1
+    registry.announce(description(digest="new", generation=2), b"", 0.0)
+    assert registry.loading_beside("device", "new") == 0
+
+
 def test_notes_of_progress_are_bounded(registry: Registry) -> None:
     for index in range(3000):
         registry.report(ReplicaProgress("device", f"r{index}", "staging", 0.0))
