@@ -51,7 +51,7 @@ class Cluster:
         )  # fmt: skip
         tests = str(CHECKOUT / "tests" / "integration")
         self.environ["PYTHONPATH"] += os.pathsep + tests
-        self.nodes: list[subprocess.Popen[bytes]] = []
+        self.nodes: list[Node] = []
 
     def write(self, folder: Path, models: dict[str, Any], **sections: Any) -> Path:
         """A settings file for this cluster's gateways."""
@@ -82,15 +82,11 @@ class Cluster:
         self.until_nodes(1)
 
     def start(self, *arguments: str, **own: str) -> None:
-        log = (self.folder / f"ray-{len(self.nodes)}.log").open("wb")
-        self.nodes.append(
-            subprocess.Popen(
-                [*RAY, "start", "--block", "--num-cpus=4", "--object-store-memory=80000000",
-                 "--min-worker-port=0", "--max-worker-port=0",
-                 f"--dashboard-agent-listen-port={free_port()}", *arguments],
-                env=self.environ | own, stdout=log, stderr=log, start_new_session=True,
-            )
-        )  # fmt: skip
+        command = [*RAY, "start", "--block", "--num-cpus=4", "--object-store-memory=80000000",
+                   "--min-worker-port=0", "--max-worker-port=0",
+                   f"--dashboard-agent-listen-port={free_port()}", *arguments]  # fmt: skip
+        log = self.folder / f"ray-{len(self.nodes)}.log"
+        self.nodes.append(Node(command, self.environ | own, log))
 
     def rest(self, method: str, path: str, body: Any = None) -> httpx.Response:
         return httpx.request(
@@ -100,6 +96,8 @@ class Cluster:
 
     def until_nodes(self, count: int) -> None:
         def alive() -> bool:
+            for node in self.nodes:
+                node.start_if_ended()
             nodes = self.rest("GET", "/nodes?view=summary").json()["data"]["summary"]
             return sum(each["raylet"].get("state") == "ALIVE" for each in nodes) == count
 
@@ -161,12 +159,34 @@ class Cluster:
         """At once: a node that is asked to end lets its replicas finish for half a minute."""
         for node in reversed(self.nodes):
             node.kill()
-            node.wait()
         while left := self.processes():
             for process in left:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             psutil.wait_procs(left, timeout=1)
+
+
+class Node:
+    """`ray start --block`. A raylet ends by itself where its agents are not there within 15 s,
+    which a busy machine can miss: whoever supervises nodes starts them anew."""
+
+    def __init__(self, command: list[str], env: dict[str, str], log: Path) -> None:
+        self._command, self._env, self._log = command, env, log
+        self._process = self._started()
+
+    def start_if_ended(self) -> None:
+        if self._process.poll() is not None:
+            self._process = self._started()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                self._command, env=self._env, stdout=log, stderr=log, start_new_session=True
+            )
 
 
 def until(condition: Any, limit_s: float) -> None:
