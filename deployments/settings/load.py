@@ -237,7 +237,10 @@ def _mistakes_between_sections(document: Document) -> list[Mistake]:
         mistakes += explain(error, TenantsSettings, document.mistake)
     given = {name: tenant for name, tenant in tenants.items() if isinstance(tenant, dict)}
     if isinstance(models, dict) and models:
-        wanted = {name: _listed(tenant.get("models")) for name, tenant in given.items()}
+        wanted: dict[tuple[str | int, ...], list[Any]] = {
+            ("tenants", name, "models"): _listed(tenant.get("models"))
+            for name, tenant in given.items()
+        }
         mistakes += [document.mistake(*each) for each in dangling(wanted, models)]
     if (priorities := _priorities(document.data.get("gateway"))) is not None:
         ranks = {name: tenant.get("priority") for name, tenant in given.items()}

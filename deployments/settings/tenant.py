@@ -1,7 +1,7 @@
-"""One tenant's settings: its share, its priority, its limits and the hashes of its keys.
+"""One tenant's settings: its share, its priority, its limits and its keys.
 
-A weight is relative to the other tenants' in the same priority. Only hashes stand here, never keys
-(`headrace key new` makes both). Who a caller is, is decided in `gateway/tenancy/tenants.py`.
+A weight is relative to the other tenants' in the same priority. What a key
+is, `key` says. Who a caller is, is decided in `gateway/tenancy/tenants.py`.
 """
 
 from __future__ import annotations
@@ -9,52 +9,17 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
     model_serializer,
 )
 
+from deployments.settings.key import KeySettings, RateSettings
 from yaml_document.section import Section, listed, wrong
 
 NAME = r"[A-Za-z0-9]([-A-Za-z0-9._]{0,61}[A-Za-z0-9])?"
 DEFAULT_TENANT = "default"
-
-
-def _key_hash(value: str) -> str:
-    digest = value.removeprefix("sha256:")
-    if value.startswith("sha256:") and len(digest) == 64 and set(digest) <= set("0123456789abcdef"):
-        return value
-    if value.startswith("hr_"):
-        # The value is not echoed: it may be a live key.
-        raise wrong("is a key; write its hash, which `headrace key new` prints beside the key")
-    raise wrong("must be sha256: followed by 64 digits of lower-case hex")
-
-
-KeyHash = Annotated[str, AfterValidator(_key_hash)]
-
-
-class RateSettings(Section):
-    requests_per_s: float | None = Field(
-        default=None,
-        gt=0,
-        le=10_000_000,
-        description="Requests a second, over all gateways; unset, no bound.",
-    )
-    tokens_per_s: float | None = Field(
-        default=None,
-        gt=0,
-        le=10_000_000_000,
-        description="Tokens a second (lengths of rows), over all gateways; unset, no bound.",
-    )
-    burst_s: float = Field(
-        default=1,
-        gt=0,
-        le=3600,
-        description="What was left unused for so many seconds may be used at once, at every "
-        "gateway.",
-    )
 
 
 def _said(keys: object) -> object:
@@ -95,18 +60,21 @@ class TenantSettings(Section):
         description="Longest row it may send, in tokens; unset, what the model accepts.",
     )
     models: Annotated[tuple[str, ...], BeforeValidator(listed)] | None = Field(
-        default=None, description="Models it may use; unset, all of them."
+        default=None,
+        description="Models it may use; unset, all of them. An adapter is named by itself, "
+        "`model:adapter`, or `model:*` for all that a model has.",
     )
     record: bool = Field(
         default=True,
         description="Whether models that record (`models.<name>.record`) may keep its requests.",
     )
     keys: Annotated[
-        Annotated[tuple[KeyHash, ...], BeforeValidator(listed)] | None, BeforeValidator(_said)
+        Annotated[tuple[KeySettings, ...], BeforeValidator(listed)] | None, BeforeValidator(_said)
     ] = Field(
         default=None,
-        description="Hashes of its keys, `sha256:` and 64 hex digits each. With an empty list "
-        "nobody can be this tenant; unset, see `gateway.auth`.",
+        description="Its keys, several of which are good at once: hashes (`sha256:` and 64 hex "
+        "digits), or mappings that say more of a key. With an empty list nobody can be this "
+        "tenant; unset, see `gateway.auth`.",
     )
 
     @model_serializer(mode="wrap")

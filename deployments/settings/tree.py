@@ -17,6 +17,7 @@ from deployments.settings import model_fields
 from deployments.settings import tenant as tenant_section
 from deployments.settings.capacity import CapacitySettings
 from deployments.settings.gateway import GatewaySettings
+from deployments.settings.key import OperatorKeySettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.record import shared
 from deployments.settings.reuse import astray
@@ -54,10 +55,11 @@ class ControllerSettings(Section):
 
 
 class OperatorSettings(Section):
-    keys: Annotated[tuple[tenant_section.KeyHash, ...], BeforeValidator(listed)] = Field(
+    keys: Annotated[tuple[OperatorKeySettings, ...], BeforeValidator(listed)] = Field(
         default=(),
-        description="Hashes of the keys that open the gateways' `/admin/status` and "
-        "`/admin/controllers` (`headrace key new`); without one they are closed.",
+        description="Keys that open what gateways say of the server and `/admin/...` "
+        "(docs/security.md), and run no model: hashes, or mappings that say more of a key; "
+        "without one `/admin/...` is closed.",
     )
 
 
@@ -81,34 +83,30 @@ class TenantsSettings(Section):
 
     @model_validator(mode="after")
     def _keys_tell_tenants_apart(self) -> TenantsSettings:
+        if self.tenants.get(DEFAULT_TENANT, TenantSettings()).keys:
+            raise wrong(
+                "has keys, but default is who calls without one; must be another tenant's",
+                "tenants", DEFAULT_TENANT, "keys",
+            )  # fmt: skip
         owner: dict[str, str] = {}
-        for name, tenant in self.tenants.items():
-            if name == DEFAULT_TENANT and tenant.keys:
+        for at, who, key in self.all_keys():
+            if key.hash in owner:
+                raise wrong(f"is a key of {owner[key.hash]} already; must belong to one, once", *at)
+            if key.kid in owner:
                 raise wrong(
-                    "has keys, but default is who calls without one; must be another tenant's",
-                    "tenants",
-                    name,
-                    "keys",
-                )
-            for position, key in enumerate(tenant.keys or ()):
-                if key in owner:
-                    raise wrong(
-                        f"is a key of tenant {owner[key]} already; must belong to one tenant, once",
-                        "tenants",
-                        name,
-                        "keys",
-                        position,
-                    )
-                owner[key] = name
-        for position, key in enumerate(self.operators.keys):
-            if key in owner:
-                raise wrong(
-                    f"is a key of tenant {owner[key]}; must be an operator's alone",
-                    "operators",
-                    "keys",
-                    position,
-                )
+                    f"is {key.kid}, as a key of {owner[key.kid]} is called; must be another",
+                    *at, "id",
+                )  # fmt: skip
+            owner[key.hash] = owner[key.kid] = who
         return self
+
+    def all_keys(self) -> Iterator[tuple[tuple[str | int, ...], str, OperatorKeySettings]]:
+        """Where each stands, whose it is ("tenant acme", "operators"), and the key itself."""
+        for name, tenant in self.tenants.items():
+            for position, key in enumerate(tenant.keys or ()):
+                yield ("tenants", name, "keys", position), f"tenant {name}", key
+        for position, operators in enumerate(self.operators.keys):
+            yield ("operators", "keys", position), "operators", operators
 
 
 class Settings(TenantsSettings):
@@ -152,7 +150,7 @@ class Settings(TenantsSettings):
                     "gateway.replay false",
                     "models", name, "retry",
                 )  # fmt: skip
-        wanted = {name: tenant.models or () for name, tenant in self.tenants.items()}
+        wanted = dict(_models_of_tenants(self.tenants))
         ranks = {name: tenant.priority for name, tenant in self.tenants.items()}
         leads = {n: {"fallback": m.fallback, "task": m.task} for n, m in self.models.items()}
         folders = {n: {"record": {"folder": m.record.folder}} for n, m in self.models.items()}
@@ -170,12 +168,24 @@ class Settings(TenantsSettings):
 Complaint = tuple[tuple[str | int, ...], str]
 
 
-def dangling(wanted: Mapping[str, Iterable[Any]], models: Collection[str]) -> Iterator[Complaint]:
-    """Path and sentence of every name in a tenant's `models` that no model has."""
-    for tenant, names in wanted.items():
+def dangling(
+    wanted: Mapping[tuple[str | int, ...], Iterable[Any]], models: Collection[str]
+) -> Iterator[Complaint]:
+    """Path and sentence of every name in a list of `models`, by the list's own path, that no model
+    has; of an adapter it is the model's that counts."""
+    for at, names in wanted.items():
         for position, name in enumerate(names):
-            if isinstance(name, str) and name not in models:
-                yield ("tenants", tenant, "models", position), _not_one_of(name, models)
+            if isinstance(name, str) and name.partition(":")[0] not in models:
+                yield (*at, position), _not_one_of(name, models)
+
+
+def _models_of_tenants(
+    tenants: Mapping[str, TenantSettings],
+) -> Iterator[tuple[tuple[str | int, ...], Iterable[str]]]:
+    for name, tenant in tenants.items():
+        yield ("tenants", name, "models"), tenant.models or ()
+        for position, key in enumerate(tenant.keys or ()):
+            yield ("tenants", name, "keys", position, "models"), key.models or ()
 
 
 def unpooled(scaling: CapacitySettings, models: Mapping[str, ModelSettings]) -> Iterator[Complaint]:

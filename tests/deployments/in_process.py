@@ -184,6 +184,7 @@ class StandingTenants:
     problem = None
     frozen = False
     operator_keys: frozenset[str] = frozenset()
+    age_s = 0.0
 
     def __init__(self, tenants: dict[str, Any], priorities: tuple[str, ...]) -> None:
         declared = {n: TenantSettings.model_validate(t) for n, t in tenants.items()}

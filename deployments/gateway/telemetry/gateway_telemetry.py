@@ -20,6 +20,7 @@ from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.request_context import Generated, RequestContext
 from deployments.gateway.telemetry.access_log import AccessLine, AccessLog
+from deployments.gateway.telemetry.key_uses import KeyUses
 from deployments.gateway.telemetry.levels import (
     GatewayLevels,
     ModelLevels,
@@ -57,6 +58,7 @@ class GatewayTelemetry:
         self._tracing = Tracing(_span_writer(tracing.otlp_endpoint), tracing.sample_ratio)
         self._access = AccessLog()
         self._token_rates = TokenRates()
+        self._keys = KeyUses()
         self._clients: dict[object, None] = {}
         self._server: MetricsServer | None = None
         if listen:
@@ -72,7 +74,9 @@ class GatewayTelemetry:
 
     def _declare(self) -> None:
         names = [*self._models.served, *self._models.waiting_for]
-        self._metrics.names.declare(names, self._tenants.current.names)
+        tenants = self._tenants.current
+        self._metrics.names.declare(names, tenants.names)
+        self._keys.declare(tenants.keys)
 
     def refresh(self) -> None:
         """Once a second: label names as settings have them now, records counted, lines settled."""
@@ -95,6 +99,10 @@ class GatewayTelemetry:
     def begin(self, headers: dict[bytes, bytes]) -> TraceContext:
         return self._tracing.begin(headers)
 
+    def used(self, key: str) -> None:
+        """A request came by a key of this id."""
+        self._keys.used(key, time.time())
+
     def arrived(self, context: RequestContext) -> None:
         assert context.caller is not None
         self._metrics.arrival(context.model, context.caller.tenant.name, context.caller.priority)
@@ -104,6 +112,8 @@ class GatewayTelemetry:
         total_s = time.perf_counter() - context.exchange.arrived
         caller, stages = context.caller, context.stages
         tenant, priority = (caller.tenant.name, caller.priority) if caller is not None else ("", "")
+        if caller is not None and caller.tenant.key:
+            self.used(caller.tenant.key)
         self._metrics.request(
             RequestLabels(
                 context.model, tenant, priority, context.protocol, context.outcome, context.reason
@@ -226,7 +236,10 @@ class GatewayTelemetry:
         )
         known = self._models
         ready = {(name, known.is_optional(name)): known.ready(name) for name in known.declared}
-        return GatewayLevels(models, self._pool.statistics(), known.frozen, ready)
+        return GatewayLevels(
+            models, self._pool.statistics(), known.frozen, ready, tuple(self._keys),
+            self._tenants.age_s,
+        )  # fmt: skip
 
 
 def _span_writer(otlp_endpoint: str | None) -> SpanWriter | None:

@@ -9,7 +9,7 @@ asked for). Seconds, rows, leases; `drift` is accounted - actual.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.preprocess.fair_thread_pool import TurnStatistics
 from deployments.gateway.queues.replica_link import LinkCounts
 from deployments.gateway.reuse.answer_reuse import ReuseLevels
+from deployments.gateway.telemetry.key_uses import KeyLabels, KeyUse
 from routers.cost.model import Coefficients, CostError
 from routers.types import Snapshot
 from runtimes.types import EngineLoad
@@ -56,12 +57,15 @@ class ModelLevels:
 @dataclass(frozen=True, slots=True)
 class GatewayLevels:
     """`frozen`: whether the controllers of all models are. `ready`: of every declared model,
-    whether it answers, by its name and whether it is optional."""
+    whether it answers, by its name and whether it is optional. `tenants_age_s`: since the tenants
+    in force were last found to be those that are to be."""
 
     models: tuple[ModelLevels, ...] = ()
     preprocess: TurnStatistics | None = None
     frozen: bool = False
     ready: Mapping[tuple[str, bool], bool] = field(default_factory=dict)
+    keys: Sequence[tuple[KeyLabels, KeyUse]] = ()
+    tenants_age_s: float = 0.0
 
 
 class TokenRates:

@@ -181,6 +181,11 @@ MODE = Scope(("model", "controller", "mode"), lambda s: [
 LEARNT = Scope(("model", "controller", "tenant", "priority"), _learnt_of_tenants)
 TEXT_CACHE = Scope(("model",), lambda s: [
     ((m.model,), m.text_cache) for m in s.levels.models if m.text_cache is not None])
+KEYS = Scope(("tenant", "key"), lambda s: s.levels.keys)
+KEYS_USED = Scope(("tenant", "key"), lambda s: [
+    (labels, use.last_s) for labels, use in s.levels.keys if use.last_s is not None])
+KEYS_ENDING = Scope(("tenant", "key"), lambda s: [
+    (labels, use.ends_s) for labels, use in s.levels.keys if use.ends_s is not None])
 REUSE = Scope(("model",), lambda s: [
     ((m.model,), m.reuse) for m in s.levels.models if m.reuse is not None])
 CACHE = Scope(("model",), lambda s: [
@@ -330,6 +335,12 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
     gauge("controller_tenant_value", LEARNT, "What it has learnt of a tenant.", _itself),
     gauge("controllers_frozen", GATEWAY, "1 while controllers are frozen, else 0.",
           lambda s: int(s.levels.frozen)),
+
+    counter("key_requests", KEYS, "Requests that came by a key.", lambda k: k.uses),
+    gauge("key_last_used_timestamp_seconds", KEYS_USED, "When a key was used last.", _itself),
+    gauge("key_expires_timestamp_seconds", KEYS_ENDING, "When a key ends.", _itself),
+    gauge("tenants_age_seconds", GATEWAY, "Since the tenants in force were last found current.",
+          lambda s: s.levels.tenants_age_s),
 
     gauge("preprocess_waiting_jobs", PREPROCESS, "Requests waiting for it.",
           lambda p: p.waiting_jobs),

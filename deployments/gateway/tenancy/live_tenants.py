@@ -3,17 +3,19 @@
 Either a file or folder on the gateway's node (a mounted ConfigMap and its Secrets, replaced by a
 rename or a switched link), or what was published in the cluster's store. Whichever it is: what
 cannot be used, or is gone, leaves the last good one in force and says why; nothing at all never
-means that everybody may come in.
+means that everybody may come in. Beside them, keys that were revoked open nothing, whatever the
+tenants say: revoking waits for no file and no deployment.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from deployments.gateway.tenancy.tenants import Tenants
+from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.settings.gateway import PRIORITIES
 from deployments.settings.load import SettingsErrors, load_tenants, parse_tenants, tenants_text
 from deployments.settings.tree import ControllerSettings, TenantsSettings
@@ -112,6 +114,7 @@ class LiveTenants:
     force and says why in `problem`; beside it whether controllers are `frozen`. Reading may take a
     while: call `refresh` from a thread. `priorities`, `auth`: the gateway's, which don't change
     while it runs. The first reading has nothing to fall back on, and raises SettingsErrors.
+    `revoked`: hashes of keys; where it raises, the last ones stay revoked.
     """
 
     def __init__(
@@ -119,8 +122,12 @@ class LiveTenants:
         source: TenantsSource,
         priorities: Sequence[str] = PRIORITIES,
         auth: str | None = None,
+        revoked: Callable[[], frozenset[str]] = frozenset,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
+        self._fetch_revoked, self._revoked = revoked, frozenset[str]()
+        self._clock, self._found_at = clock, clock()
         self._priorities = tuple(priorities)
         self._auth = auth
         self.current = Tenants({}, self._priorities)
@@ -128,23 +135,46 @@ class LiveTenants:
         self.frozen = False
         self.operator_keys: frozenset[str] = frozenset()
         self._settings = TenantsSettings()
+        self._look_for_revoked()
         self._seen = source.signature()
         self._read()
 
+    @property
+    def age_s(self) -> float:
+        return self._clock() - self._found_at
+
     def refresh(self) -> bool:
-        """Reads the source if it is another than last time; whether `current` was replaced."""
+        """Reads the source if it is another than last time, and what was revoked; whether `current`
+        was replaced."""
+        began = self._clock()
+        found, revoked = self._look_for_revoked()
         # Taken before it is read: a change in between is then seen next time.
         signature = self._source.signature()
+        if found and signature is not None:
+            self._found_at = began
         if signature is not None and signature == self._seen:
-            return False
+            if revoked:
+                self._take(self._settings)
+            return revoked
         self._seen = signature
         try:
             self._read()
         except SettingsErrors as error:
             self.problem = str(error)
-            return False
+            if revoked:
+                self._take(self._settings)
+            return revoked
         self.problem = None
         return True
+
+    def _look_for_revoked(self) -> tuple[bool, bool]:
+        """Whether what is revoked could be had, and whether it is other than it was."""
+        try:
+            revoked = self._fetch_revoked()
+        except Exception:  # whatever keeps the store from answering: the last ones stay revoked
+            return False, False
+        changed, self._revoked = revoked != self._revoked, revoked
+        return True, changed
 
     def publish_frozen(self, frozen: bool) -> None:
         """The controllers' switch, for all gateways, beside the tenants as they are published now.
@@ -156,14 +186,17 @@ class LiveTenants:
         self._source.replace(self._settings.model_copy(update={"controllers": switch}))
 
     def _read(self) -> None:
-        loaded = self._source.read(self._priorities)
+        self._take(self._source.read(self._priorities))
+
+    def _take(self, loaded: TenantsSettings) -> None:
+        table = KeyTable(loaded.operators.keys, self._revoked)
         try:
-            tenants = Tenants(loaded.tenants, self._priorities, self._auth)
+            tenants = Tenants(loaded.tenants, self._priorities, self._auth, table)
         except ValueError as wrong:
             raise SettingsErrors([Mistake("tenants", 0, "", str(wrong))]) from None
         if not self._source.may_open and self.current.need_keys and not tenants.need_keys:
             raise SettingsErrors([Mistake("tenants", 0, "", _OPENS)])
         self._settings = loaded
         self.current = tenants
-        self.operator_keys = frozenset(loaded.operators.keys)
+        self.operator_keys = frozenset(k.hash for k in loaded.operators.keys) - self._revoked
         self.frozen = loaded.controllers.frozen

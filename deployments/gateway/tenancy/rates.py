@@ -3,8 +3,8 @@
 A share of each of a tenant's rates, in a token bucket; `routers.admission.rate_share` says how
 large it is, given what the other gateways say of the same tenant each second. Requests are counted
 by their headers, tokens once lengths are known; what is refused later, or answered from a cache, is
-counted all the same. Tenants that are read again keep their levels. Nothing is said of tenants that
-nobody has asked for lately.
+counted all the same. A key may have rates of its own, which are asked first. Tenants that are read
+again keep their levels. Nothing is said of tenants that nobody has asked for lately.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from math import inf
 
 from deployments.contract import errors
 from deployments.gateway.tenancy.tenants import Tenant
-from deployments.settings.tenant import RateSettings
+from deployments.settings.key import RateSettings
 from routers.admission.rate_limit import Rate
 from routers.admission.rate_share import RateShare, RateUse
 
 RateReport = dict[str, list[float]]
-"""By tenant: requests asked for a second, requests passed, tokens asked for a second, tokens
-passed."""
+"""By tenant, or key that has rates: requests asked for a second, requests passed, tokens asked for
+a second, tokens passed."""
 
 _LEAST_ASKED_PER_S = 1e-3  # what decays below it says nothing any more
 
@@ -49,36 +49,39 @@ class Rates:
 
     def take_request(self, tenant: Tenant) -> None:
         """Counts one request. Raises OverOwnLimit."""
-        if tenant.rate.requests_per_s is None:
-            return
-        wait_s = self._take(self._limit(tenant).requests, 1)
-        if wait_s > 0.0:
-            raise errors.OverOwnLimit(
-                f"this tenant has used its rate of {tenant.rate.requests_per_s:g} requests a "
-                "second (rate.requests_per_s)",
-                retry_after_s=wait_s,
-                reason="request_rate",
-            )
+        for name, rate, whose in _rates_of(tenant):
+            if rate.requests_per_s is None:
+                continue
+            wait_s = self._take(self._limit(name, rate).requests, 1)
+            if wait_s > 0.0:
+                raise errors.OverOwnLimit(
+                    f"this {whose} has used its rate of {rate.requests_per_s:g} requests a "
+                    "second (rate.requests_per_s)",
+                    retry_after_s=wait_s,
+                    reason="request_rate",
+                )
 
     def take_tokens(self, tenant: Tenant, tokens: int) -> None:
         """Counts a request's tokens. Raises OverOwnLimit."""
-        if tenant.rate.tokens_per_s is None:
-            return
-        wait_s = self._take(self._limit(tenant).tokens, tokens)
-        if wait_s > 0.0:
-            raise errors.OverOwnLimit(
-                f"this tenant has used its rate of {tenant.rate.tokens_per_s:g} tokens a second "
-                "(rate.tokens_per_s)",
-                retry_after_s=wait_s,
-                reason="token_rate",
-            )
+        for name, rate, whose in _rates_of(tenant):
+            if rate.tokens_per_s is None:
+                continue
+            wait_s = self._take(self._limit(name, rate).tokens, tokens)
+            if wait_s > 0.0:
+                raise errors.OverOwnLimit(
+                    f"this {whose} has used its rate of {rate.tokens_per_s:g} tokens a second "
+                    "(rate.tokens_per_s)",
+                    retry_after_s=wait_s,
+                    reason="token_rate",
+                )
 
     def spend(self, tenant: Tenant, tokens: int) -> None:
         """Counts tokens that were given already: what is over the rate is owed."""
-        if tenant.rate.tokens_per_s is not None and tokens > 0:
-            limit, now = self._limit(tenant).tokens, self._clock()
-            limit.asks(tokens, now)
-            limit.take(tokens, now)
+        for name, rate, _ in _rates_of(tenant):
+            if rate.tokens_per_s is not None and tokens > 0:
+                limit, now = self._limit(name, rate).tokens, self._clock()
+                limit.asks(tokens, now)
+                limit.take(tokens, now)
 
     def report(self) -> RateReport:
         """What the other gateways are to hear of this one, as plain data."""
@@ -104,17 +107,25 @@ class Rates:
             share.take(amount, now)
         return wait_s
 
-    def _limit(self, tenant: Tenant) -> _TenantLimit:
-        kept, rate = self._kept.get(tenant.name), tenant.rate
+    def _limit(self, name: str, rate: RateSettings) -> _TenantLimit:
+        kept = self._kept.get(name)
         if kept is None:
             shares = [RateShare.equal(each, self._gateways, self._clock()) for each in _whole(rate)]
-            kept = self._kept[tenant.name] = _TenantLimit(rate, *shares)
+            kept = self._kept[name] = _TenantLimit(rate, *shares)
         elif kept.rate is not rate and kept.rate != rate:
             requests, tokens = _whole(rate)
             kept.rate = rate
             kept.requests.change(requests, self._clock())
             kept.tokens.change(tokens, self._clock())
         return kept
+
+
+def _rates_of(tenant: Tenant) -> tuple[tuple[str, RateSettings, str], ...]:
+    """Names to count by, rates, and whose they are; no tenant is named like a key here."""
+    own = tenant.name, tenant.rate, "tenant"
+    if tenant.key_rate is None:
+        return (own,)
+    return (f"key/{tenant.key}", tenant.key_rate, "key"), own
 
 
 def _whole(rate: RateSettings) -> tuple[Rate, Rate]:

@@ -7,7 +7,9 @@ empty one, unless the settings say it (`gateway.auth`). Where they are not, `x-t
 
 A key is 32 random bytes, so a plain SHA-256 of it is enough: that is what settings hold and what
 look-ups go by, and the time a look-up takes says nothing of the key. Keys are never stored, logged
-or shown again.
+or shown again. Which key it was, the tenant that comes of it says, narrowed to what the key may.
+Whether it is good at the moment is asked at each use, by the wall clock; unknown, revoked, expired
+or too early, all is answered alike. An operator's key is no tenant's, and runs no model.
 Rates are counted elsewhere (`deployments.gateway.tenancy.rates`).
 """
 
@@ -15,13 +17,15 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from deployments.contract.errors import BadRequest, Unauthorized
+from deployments.contract.errors import BadRequest, Forbidden, Unauthorized
 from deployments.settings.gateway import PRIORITIES
-from deployments.settings.tenant import DEFAULT_TENANT, RateSettings, TenantSettings
+from deployments.settings.key import KeySettings, OperatorKeySettings, RateSettings
+from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
 
 PREFIX = "hr_"
 RANDOM_BYTES = 32
@@ -42,7 +46,8 @@ def hash_key(key: str | bytes) -> str:
 class Tenant:
     """`priority`: its highest. `max_length` in tokens, None: the model's; `models` it may use,
     None: all; `max_queue_rows`: that may wait for one model at one gateway, 0: no bound; `record`:
-    whether models that record may keep its requests."""
+    whether models that record may keep its requests. `key`: the id of the key it came by, "" where
+    none was needed; `key_rate`: that key's own, None: no other than the tenant's."""
 
     name: str
     weight: float = 1.0
@@ -52,9 +57,19 @@ class Tenant:
     max_queue_rows: int = 0
     rate: RateSettings = field(default_factory=RateSettings)
     record: bool = True
+    key: str = ""
+    key_rate: RateSettings | None = None
 
-    def may_use(self, model: str) -> bool:
-        return self.models is None or model in self.models
+    def may_use(self, model: str, adapter: str = "") -> bool:
+        if self.models is None:
+            return True
+        if adapter:
+            return f"{model}:{adapter}" in self.models or f"{model}:*" in self.models
+        return model in self.models
+
+    def may_see(self, model: str) -> bool:
+        """Whether it is listed: it may be used, or an adapter of it."""
+        return self.models is None or any(name.partition(":")[0] == model for name in self.models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +82,33 @@ class Caller:
     rank: int
 
 
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What one key opens: `tenant` as it may be with it, None: an operator's. Good from `begins_s`
+    until before `ends_s`, seconds since the epoch."""
+
+    id: str
+    tenant: Tenant | None
+    begins_s: float
+    ends_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTable:
+    """Who has which keys beside the tenants' own lists. `operators`: theirs; `revoked`: hashes that
+    open nothing, whoever lists them; `wall`: seconds since the epoch."""
+
+    operators: Sequence[OperatorKeySettings] = ()
+    revoked: Collection[str] = ()
+    wall: Callable[[], float] = time.time
+
+
 class Tenants:
     """The tenants of one settings file. Immutable: a changed file makes a new one.
 
     `priorities`: the gateway's, the most urgent first; every tenant's is one of them. `auth`: the
-    gateway's. Raises ValueError for keys where it is open.
+    gateway's. `keys`: those that are not revoked, operators' first. Raises ValueError for keys
+    where it is open.
     """
 
     def __init__(
@@ -79,16 +116,23 @@ class Tenants:
         declared: Mapping[str, TenantSettings],
         priorities: Sequence[str] = PRIORITIES,
         auth: str | None = None,
+        table: KeyTable | None = None,
     ) -> None:
+        table = table or KeyTable()
+        self._wall = table.wall
         self._rank = {name: rank for rank, name in enumerate(priorities)}
         self._by_header = {name.encode(): name for name in priorities}
         middle = priorities[len(priorities) // 2]
         self._by_name = {name: _tenant(name, given, middle) for name, given in declared.items()}
         if not self._by_name:
             self._by_name = {DEFAULT_TENANT: Tenant(DEFAULT_TENANT, priority=middle)}
-        self._by_key = {
-            key: self._by_name[name] for name, given in declared.items() for key in given.keys or ()
-        }
+        self._by_key = {key.hash: _key(key, None) for key in table.operators}
+        for name, given in declared.items():
+            for key in given.keys or ():
+                self._by_key[key.hash] = _key(key, _narrowed(self._by_name[name], key))
+        for revoked in table.revoked:
+            self._by_key.pop(revoked, None)
+        self.keys = tuple(self._by_key.values())
         self._default = self._by_name.get(DEFAULT_TENANT)
         lists = any(given.keys is not None for given in declared.values())
         if auth == "open" and lists:
@@ -108,7 +152,8 @@ class Tenants:
     def identify(
         self, authorization: bytes | None, x_tenant: bytes | None, x_priority: bytes | None
     ) -> Caller:
-        """Header values as ASGI gives them, None where absent. Raises Unauthorized, BadRequest."""
+        """Header values as ASGI gives them, None where absent. Raises Unauthorized, BadRequest, and
+        Forbidden for an operator's key."""
         if self.need_keys:
             tenant = self._by_authorization(authorization)
         else:
@@ -130,13 +175,20 @@ class Tenants:
             if self._default is None:
                 raise Unauthorized("an API key is required: send `Authorization: Bearer <key>`")
             return self._default
-        scheme, _, key = authorization.strip().partition(b" ")
-        if scheme.lower() != b"bearer" or not key:
-            raise Unauthorized("the Authorization header must be `Bearer <key>`")
-        tenant = self._by_key.get(hash_key(key.strip()))
+        tenant = self.key(authorization).tenant
         if tenant is None:
-            raise Unauthorized("the API key is unknown")
+            raise Forbidden("this is an operator's key, which runs no model; send a tenant's key")
         return tenant
+
+    def key(self, authorization: bytes) -> Key:
+        """The key that a header names, if it is good at the moment. Raises Unauthorized."""
+        scheme, _, given = authorization.strip().partition(b" ")
+        if scheme.lower() != b"bearer" or not given:
+            raise Unauthorized("the Authorization header must be `Bearer <key>`")
+        key = self._by_key.get(hash_key(given.strip()))
+        if key is None or not key.begins_s <= self._wall() < key.ends_s:
+            raise Unauthorized("the API key is unknown, expired or revoked")
+        return key
 
     def _by_x_tenant(self, x_tenant: bytes | None) -> Tenant:
         if x_tenant is None:
@@ -162,6 +214,35 @@ def _tenant(name: str, given: TenantSettings, middle: str) -> Tenant:
     )
 
 
+def _key(given: OperatorKeySettings, tenant: Tenant | None) -> Key:
+    return Key(given.kid, tenant, given.begins_s, given.ends_s)
+
+
+def _narrowed(tenant: Tenant, key: KeySettings) -> Tenant:
+    """The tenant as it may be with this key."""
+    lengths = [each for each in (tenant.max_length, key.max_length) if each is not None]
+    return replace(
+        tenant,
+        models=_both(tenant.models, key.models),
+        max_length=min(lengths, default=None),
+        key=key.kid,
+        key_rate=key.rate,
+    )
+
+
+def _both(tenants: frozenset[str] | None, keys: Collection[str] | None) -> frozenset[str] | None:
+    """What two lists of models allow both. `model:*` of one allows each adapter of the other."""
+    if tenants is None or keys is None:
+        return tenants if keys is None else frozenset(keys)
+    own = frozenset(keys)
+    return frozenset(
+        name
+        for mine, others in ((tenants, own), (own, tenants))
+        for name in mine
+        if name in others or (":" in name and f"{name.partition(':')[0]}:*" in others)
+    )
+
+
 class KnownTenants(Protocol):
     """The tenants in force, and what an operator should know of where they come from."""
 
@@ -174,6 +255,10 @@ class KnownTenants(Protocol):
     @property
     def operator_keys(self) -> frozenset[str]:
         """Hashes."""
+
+    @property
+    def age_s(self) -> float:
+        """Since they were last found to be those that are to be in force."""
 
     def publish_frozen(self, frozen: bool) -> None:
         """The controllers' switch, for all gateways; blocks. Raises ValueError where it cannot."""

@@ -14,7 +14,7 @@ from math import inf
 
 from deployments.contract.errors import OverOwnLimit, whole_seconds
 from deployments.gateway.tenancy.rates import Rates
-from deployments.settings.tenant import RateSettings
+from deployments.settings.key import RateSettings
 from deployments.tools.simulate.sim_setup import SimSetup
 from loadtests.results.summary import Ending, MeasuredBatch, Summary
 from loadtests.traffic.plan import Planned, TrafficPlan

@@ -1,0 +1,60 @@
+"""Which keys are used: how often, when last, and when each ends.
+
+By a key's id, never the key. Only keys that are in force are counted, and at most `MOST_NAMED` of
+them by their own ids (the rest together as `other`), so that the number of series is bounded by the
+settings. Times are of the wall clock, seconds since the epoch; a key that was not used since the
+gateway started has 0 uses and no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+
+from deployments.gateway.telemetry.label_names import OTHER
+from deployments.gateway.tenancy.tenants import Key
+
+MOST_NAMED = 1000
+KeyLabels = tuple[str, str]
+"""Tenant ("" of an operator's) and id."""
+
+
+@dataclass(slots=True)
+class KeyUse:
+    """`ends_s`: None: never, or of several together."""
+
+    uses: int = 0
+    last_s: float | None = None
+    ends_s: float | None = None
+
+
+class KeyUses:
+    def __init__(self) -> None:
+        self._by_id: dict[str, tuple[KeyLabels, KeyUse]] = {}
+        self._declared: tuple[Key, ...] = ()
+
+    def declare(self, keys: tuple[Key, ...]) -> None:
+        """Those in force; what is known of them stays, all others are forgotten."""
+        if keys is self._declared:
+            return
+        before, self._declared = self._by_id, keys
+        rest = before.get("", (("", OTHER), KeyUse()))[1]
+        self._by_id = {}
+        for key in keys[:MOST_NAMED]:
+            labels = key.tenant.name if key.tenant is not None else "", key.id
+            known = before.get(key.id)
+            use = known[1] if known is not None and known[0] == labels else KeyUse()
+            use.ends_s = None if key.ends_s == inf else key.ends_s
+            self._by_id[key.id] = labels, use
+        if len(keys) > MOST_NAMED:
+            self._by_id[""] = ("", OTHER), rest
+
+    def used(self, key: str, wall_s: float) -> None:
+        found = self._by_id.get(key) or self._by_id.get("")
+        if found is not None:
+            found[1].uses += 1
+            found[1].last_s = wall_s
+
+    def __iter__(self) -> Iterator[tuple[KeyLabels, KeyUse]]:
+        return iter(list(self._by_id.values()))

@@ -1,0 +1,214 @@
+"""A key's life: several at once, from when until when, what for, and one answer to all others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments.contract.errors import Forbidden, OverOwnLimit, Unauthorized
+from deployments.gateway.tenancy.live_tenants import LiveTenants, PublishedTenants
+from deployments.gateway.tenancy.rates import Rates
+from deployments.gateway.tenancy.tenants import KeyTable, Tenant, Tenants, hash_key
+from deployments.settings.key import OperatorKeySettings, moment_s
+from deployments.settings.tree import TenantsSettings
+
+BEGINS, ENDS = "2027-01-01T00:00:00Z", "2027-02-01T00:00:00Z"
+
+
+def made(
+    *keys: dict[str, Any], wall_s: float = 0.0, revoked: tuple[str, ...] = (), **of: Any
+) -> Tenants:
+    """Tenant `a` with these keys, each of which is `hr_` and its id, and one operator's."""
+    listed = [{"hash": hash_key(f"hr_{key['id']}"), **key} for key in keys]
+    declared = TenantsSettings.model_validate({"tenants": {"a": {"keys": listed, **of}}}).tenants
+    operator = OperatorKeySettings(hash=hash_key("hr_operator"), id="root")
+    table = KeyTable([operator], [hash_key(f"hr_{each}") for each in revoked], lambda: wall_s)
+    return Tenants(declared, auth="required", table=table)
+
+
+def by(tenants: Tenants, key: str) -> Tenant:
+    return tenants.identify(f"Bearer hr_{key}".encode(), None, None).tenant
+
+
+def refusal(tenants: Tenants, key: str) -> str:
+    with pytest.raises(Unauthorized) as refused:
+        by(tenants, key)
+    return refused.value.message
+
+
+def test_several_keys_are_good_at_once_and_tell_their_ids() -> None:
+    tenants = made({"id": "old"}, {"id": "new"})
+    assert [by(tenants, key).key for key in ("old", "new")] == ["old", "new"]
+    assert {by(tenants, key).name for key in ("old", "new")} == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "good"),
+    [
+        (moment_s(BEGINS) - 0.001, False),
+        (moment_s(BEGINS), True),
+        (moment_s(ENDS) - 0.001, True),
+        (moment_s(ENDS), False),
+    ],
+)
+def test_a_key_is_good_from_its_begin_until_before_its_end(wall_s: float, good: bool) -> None:
+    tenants = made({"id": "k", "not_before": BEGINS, "expires": ENDS}, wall_s=wall_s)
+    if good:
+        assert by(tenants, "k").key == "k"
+    else:
+        refusal(tenants, "k")
+
+
+def test_unknown_expired_early_and_revoked_keys_are_answered_alike() -> None:
+    tenants = made(
+        {"id": "expired", "expires": BEGINS}, {"id": "early", "not_before": ENDS},
+        {"id": "revoked"}, wall_s=moment_s("2027-01-10T00:00:00Z"), revoked=("revoked",),
+    )  # fmt: skip
+    said = {refusal(tenants, key) for key in ("unknown", "expired", "early", "revoked")}
+    assert len(said) == 1
+
+
+def test_a_revoked_last_key_leaves_the_door_shut() -> None:
+    tenants = made({"id": "k"}, revoked=("k",))
+    assert tenants.need_keys
+    with pytest.raises(Unauthorized):
+        tenants.identify(None, b"a", None)
+
+
+def test_an_operators_key_runs_no_model_and_may_be_revoked() -> None:
+    with pytest.raises(Forbidden, match="runs no model"):
+        by(made({"id": "k"}), "operator")
+    refusal(made({"id": "k"}, revoked=("operator",)), "operator")
+
+
+@pytest.mark.parametrize(
+    ("tenants", "keys", "may"),
+    [
+        (None, None, {"m", "m:x", "n"}),
+        (["m"], None, {"m"}),
+        (None, ["m:x"], {"m:x"}),
+        (None, ["m:*"], {"m:x"}),
+        (["m", "n"], ["m", "m:x"], {"m"}),
+        (["m", "m:*"], ["m:x"], {"m:x"}),
+        (["m:x"], ["m:*", "n"], {"m:x"}),
+        (["m"], [], set()),
+    ],
+)
+def test_a_key_opens_what_it_and_its_tenant_both_may(
+    tenants: list[str] | None, keys: list[str] | None, may: set[str]
+) -> None:
+    key = {"id": "k"} | ({} if keys is None else {"models": keys})
+    found = by(made(key, **({} if tenants is None else {"models": tenants})), "k")
+    asked = ("m", "m:x", "n")
+    assert {name for name in asked if found.may_use(*name.split(":"))} == may
+
+
+def test_an_adapters_model_is_seen_and_not_run() -> None:
+    found = by(made({"id": "k", "models": ["m:x"]}), "k")
+    assert found.may_see("m")
+    assert not found.may_use("m")
+    assert not found.may_see("n")
+
+
+@pytest.mark.parametrize(
+    ("own", "keys", "least"), [(5, 3, 3), (3, 5, 3), (None, 4, 4), (4, None, 4)]
+)
+def test_the_shorter_of_two_longest_lengths_holds(
+    own: int | None, keys: int | None, least: int
+) -> None:
+    assert by(made({"id": "k", "max_length": keys}, max_length=own), "k").max_length == least
+
+
+def test_a_key_has_a_rate_of_its_own_within_its_tenants() -> None:
+    tenants = made(
+        {"id": "slow", "rate": {"requests_per_s": 1}}, {"id": "free"}, rate={"requests_per_s": 3}
+    )
+    rates = Rates(1, clock=lambda: 0.0)
+    rates.take_request(by(tenants, "slow"))
+    with pytest.raises(OverOwnLimit, match="this key has used its rate of 1"):
+        rates.take_request(by(tenants, "slow"))
+    for _ in range(2):  # what the key was refused is not its tenant's
+        rates.take_request(by(tenants, "free"))
+    with pytest.raises(OverOwnLimit, match="this tenant has used its rate of 3"):
+        rates.take_request(by(tenants, "free"))
+
+
+def test_tokens_are_counted_at_the_keys_rate_too() -> None:
+    tenant = by(made({"id": "k", "rate": {"tokens_per_s": 10}}), "k")
+    rates = Rates(1, clock=lambda: 0.0)
+    rates.spend(tenant, 15)
+    with pytest.raises(OverOwnLimit, match="this key has used its rate of 10 tokens"):
+        rates.take_tokens(tenant, 1)
+    assert set(rates.report()) == {"key/k"}
+
+
+# ---- of a running gateway ---------------------------------------------------------------------
+
+
+class Store:
+    """The cluster's: tenants and what is revoked, either of which may be away."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.revoked: frozenset[str] = frozenset()
+        self.away = False
+
+    def fetch(self) -> str:
+        return self._there(self.text)
+
+    def fetch_revoked(self) -> frozenset[str]:
+        return self._there(self.revoked)
+
+    def _there(self, found: Any) -> Any:
+        if self.away:
+            raise ConnectionError("gone")
+        return found
+
+
+def text_of(*ids: str) -> str:
+    keys = [{"id": each, "hash": hash_key(f"hr_{each}")} for each in ids]
+    return yaml.safe_dump({"tenants": {"a": {"keys": keys}}})
+
+
+def lively(store: Store, clock: list[float]) -> LiveTenants:
+    source = PublishedTenants(store.fetch)
+    return LiveTenants(source, revoked=store.fetch_revoked, clock=lambda: clock[0])
+
+
+def test_a_revoked_key_is_refused_at_the_next_look_whatever_the_tenants_say() -> None:
+    store, clock = Store(text_of("old", "new")), [0.0]
+    live = lively(store, clock)
+    store.revoked = frozenset({hash_key("hr_old")})
+    assert live.refresh()
+    refusal(live.current, "old")
+    assert by(live.current, "new").key == "new"
+    store.text = text_of("old", "new", "more")  # an older file is applied again
+    assert live.refresh()
+    refusal(live.current, "old")
+    assert not live.refresh()
+
+
+def test_a_key_is_revoked_beside_tenants_that_cannot_be_read() -> None:
+    store, clock = Store(text_of("old")), [0.0]
+    live = lively(store, clock)
+    store.text, store.revoked = "tenants: {a: {weight: -1}}", frozenset({hash_key("hr_old")})
+    assert live.refresh()
+    assert live.problem is not None
+    refusal(live.current, "old")
+
+
+def test_a_store_that_is_away_leaves_all_as_it_was_and_tells_its_age() -> None:
+    store, clock = Store(text_of("old", "new")), [0.0]
+    store.revoked = frozenset({hash_key("hr_old")})
+    live = lively(store, clock)
+    refusal(live.current, "old")
+    store.away, clock[0] = True, 40.0
+    assert not live.refresh()
+    refusal(live.current, "old")
+    assert by(live.current, "new").key == "new"
+    assert live.age_s == 40.0
+    store.away = False
+    live.refresh()
+    assert live.age_s == 0.0
