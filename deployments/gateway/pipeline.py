@@ -22,6 +22,7 @@ from deployments.contract.description import ModelDescription
 from deployments.gateway.generation import generate
 from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, unless_left
+from deployments.gateway.queues.catalogue import unknown_model
 from deployments.gateway.queues.core_loop import Demand, VersionTerms
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.queues.served_model import ServedModel
@@ -88,8 +89,8 @@ class Pipeline:
         # may have under way: HAProxy holds back as many, but there is one on every node, and
         # nobody has to come through it.
         services.check_open()
-        # 3. The model, when the URL names it: 404 and 503 before the body is read. A model that is
-        # not ready may name a cheaper one, which then takes its place.
+        # 3. The model, when the URL names it: 404 (also where the caller may not use it) and 503
+        # before the body is read. One that is not ready may name a cheaper one to take its place.
         selection = None if name is None else self._select(context, caller, name, version)
         # 4. Cheap refusals: malformed headers, the tenant's rate of requests, the declared size, a
         # queue that is full or has just rejected a request like this one.
@@ -106,7 +107,8 @@ class Pipeline:
         description = selection and selection.model.description
         call = await services.off_loop(caller, len(body), codec.decode, body, exchange, description)
         if selection is None:
-            selection = self._select(context, caller, call.model, None)
+            adapter = call.adapter if isinstance(codec, GenerationCodec) else ""
+            selection = self._select(context, caller, call.model, None, adapter)
             selection.check_room(demand_of(context, selection.promise))
         context.mark("parse")
         # 7. Answer, by the requested model or the cheaper one: a prompt's answer flows from there
@@ -172,10 +174,15 @@ class Pipeline:
         return _AnsweredRows(description, rows, context.reused.answers)
 
     def _select(
-        self, context: RequestContext, caller: Caller, name: str, version: str | None
+        self,
+        context: RequestContext,
+        caller: Caller,
+        name: str,
+        version: str | None,
+        adapter: str = "",
     ) -> ModelSelection:
-        if not caller.tenant.may_use(name):
-            raise errors.Forbidden("this tenant may not use this model", param="model")
+        if not caller.tenant.may_use(name, adapter):
+            raise unknown_model(f"{name}:{adapter}" if adapter else name)
         selection = ModelSelection(self._services.models, caller.tenant, name, version)
         context.model, context.promise = name, selection.promise
         self._services.watcher.arrived(context)

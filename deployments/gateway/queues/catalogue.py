@@ -138,9 +138,7 @@ class Catalogue:
                     f"whether there is a model {name[:_SHOWN]!r} is not known yet",
                     retry_after_s=_RETRY_AFTER_S,
                 )
-            raise errors.NotFound(
-                f"unknown model {name[:_SHOWN]!r}; GET /v1/models lists the models", param="model"
-            )
+            raise unknown_model(name)
         if version is not None and version != model.description.version:
             raise errors.NotFound(
                 f"model {name} has no version {version[:_SHOWN]!r}; "
@@ -349,6 +347,13 @@ class Catalogue:
             return served.tokenizer
         blob: bytes = await self._registry.blob.remote(d.tokenizer_digest)
         return TextTokenizer(blob, d.max_length, d.truncate, self._cache_bytes)
+
+
+def unknown_model(name: str) -> errors.NotFound:
+    """Also where the caller may not know of it: nobody is told what there is for others."""
+    return errors.NotFound(
+        f"unknown model {name[:_SHOWN]!r}; GET /v1/models lists the models", param="model"
+    )
 
 
 def _same_texts(a: ModelDescription, b: ModelDescription) -> bool:

@@ -29,7 +29,13 @@ DONE = b"data: [DONE]\n\n"
 
 @pytest.fixture
 async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
-    tenants = {"default": {}, "slow": {"rate": {"tokens_per_s": 10, "burst_s": 1}}}
+    tenants = {
+        "default": {},
+        "slow": {"rate": {"tokens_per_s": 10, "burst_s": 1}},
+        "plain": {"models": ["chat"]},
+        "sql": {"models": ["chat:sql"]},
+        "any": {"models": ["chat:*"]},
+    }
     async with standing({"device": SYNTHETIC}, tmp_path, tenants=tenants) as stand:
         yield stand
 
@@ -93,6 +99,40 @@ async def test_an_adapter_is_asked_of_the_model_it_belongs_to(
     assert asked.call.endpoint == "completions"
     engines.say(asked.lease_id, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
     await client.end()
+
+
+@pytest.mark.parametrize(
+    ("tenant", "model"),
+    [
+        ("plain", "chat:sql"),
+        ("sql", "chat"),
+        ("sql", "chat:law"),
+        ("any", "chat"),
+        ("sql", "x:sql"),
+    ],
+)
+async def test_an_adapter_that_a_tenant_does_not_have_is_as_one_that_is_not_there(
+    stand: Stand, engines: Played, tenant: str, model: str
+) -> None:
+    client = Client(stand, CHAT, chat() | {"model": model}, [(b"x-tenant", tenant.encode())])
+    error = await client.error()
+    assert client.status == 404
+    assert error["message"] == f"unknown model {model!r}; GET /v1/models lists the models"
+    assert not engines.begun
+
+
+@pytest.mark.parametrize(
+    ("tenant", "model"),
+    [("plain", "chat"), ("sql", "chat:sql"), ("any", "chat:law"), ("default", "chat:sql")],
+)
+async def test_an_adapter_that_a_tenant_has_reaches_the_engine(
+    stand: Stand, engines: Played, tenant: str, model: str
+) -> None:
+    client = Client(stand, CHAT, chat() | {"model": model}, [(b"x-tenant", tenant.encode())])
+    lease = await begun(engines)
+    engines.say(lease, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
+    await client.end()
+    assert client.status == 200
 
 
 async def test_a_request_that_does_not_say_how_much_gets_the_models_own_bound(
