@@ -23,8 +23,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 class ControlSocket:
-    """Context manager; handlers run on a thread a connection, those that change something one at a
-    time."""
+    """Context manager; handlers run on a thread a connection, those that change the list of models
+    or the tenants one at a time. Revoking a key waits for none of them."""
 
     def __init__(self, port: int, handlers: dict[str, Handler]) -> None:
         self._path = control_socket(port)

@@ -23,6 +23,7 @@ from typing import Any
 from deployments.cluster import orphaned_processes, ports, server_files
 from deployments.cluster.control_socket import ControlSocket, Handler
 from deployments.cluster.event_lines import EventLines
+from deployments.cluster.key_revocation import KeyRevocation
 from deployments.cluster.manual_target import ManualTarget
 from deployments.cluster.ray_env import apply_environment
 from deployments.cluster.ready_message import ready_message
@@ -124,6 +125,10 @@ class Host:
         server_files.write(
             self._state(self._cluster.address, self._cluster.dashboard_url), self._states
         )
+        self._keys = KeyRevocation(
+            self._cluster, server_files.revoked_keys(self._states), self._settings.gateway
+        )
+        self._keys.recall()
         self._live = Reconfiguration(self._settings, self._cluster, self._path.parent, self._stop)
         self._say("phase", name="deploy", message="deploying")
         self._live.start()
@@ -209,6 +214,8 @@ class Host:
             "diff": self._live.diff,
             "freeze": self._once_ready(self._live.freeze),
             "scale": self._scale,
+            "keys": lambda _: self._keys.listing(),
+            "revoke": self._keys.revoke,
         }
 
     def _once_ready(self, handler: Handler) -> Handler:

@@ -1,5 +1,8 @@
 """A local Ray cluster with Serve on it, as the host drives it: declarative, over Serve's REST.
 
+What is put is Serve's to carry out; the registry is only told of it, and asked how far it is. One
+that hangs costs a bounded wait and the progress, and keeps nobody from changing anything.
+
 Importing this module imports Ray: `ray_env.apply_environment` must have run before. Every call here
 blocks and belongs to the host's threads, never to a gateway.
 """
@@ -17,22 +20,24 @@ import psutil
 import ray
 from ray import serve
 
-from deployments.cluster import ports
-from deployments.cluster.dashboard import Dashboard, token_of
+from deployments.cluster import ports, serve_rest
+from deployments.cluster.dashboard import ClusterError, Dashboard, token_of
 from deployments.cluster.differences import by_name
 from deployments.cluster.manual_target import ManualTarget, set_target
 from deployments.cluster.ray_processes import RayProcesses
-from deployments.cluster.serve_rest import ANSWER_S, ServeRest
+from deployments.cluster.serve_rest import ServeRest
 from deployments.contract import tenants_store
 from deployments.contract.app_names import is_model_app, model_app, model_name
 from deployments.contract.description import ModelDescription
-from deployments.contract.registry import ReplicaProgress
+from deployments.contract.registry import ANSWER_S, ReplicaProgress
 from deployments.contract.registry_actor import NAMESPACE, registry
 from deployments.contract.scaling import store
 from deployments.settings.tree import Settings
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _POLL_S = 0.2
+_BRIEFLY_S = 2.0  # for what goes on without an answer
+logger = logging.getLogger("headrace.host")
 _READY_ANSWER_S = 0.5  # HAProxy lets a request wait while no gateway is up; progress must not
 _LOGICAL_CPUS = 1000  # all replicas share this one machine: nothing may wait for a place
 
@@ -57,12 +62,22 @@ class LocalCluster:
         self.dashboard_url = f"http://{context.dashboard_url}"
         self.logs = f"{context.address_info['session_dir']}/logs"
         self._ready_url = f"http://127.0.0.1:{port}/readyz"
-        self._dashboard = Dashboard(self.dashboard_url, token_of(), answer_s=ANSWER_S)
+        self._dashboard = Dashboard(self.dashboard_url, token_of(), answer_s=serve_rest.ANSWER_S)
         self._serve = ServeRest(self._dashboard)
         self._registry = registry()
 
     def publish_tenants(self, text: str) -> None:
         tenants_store.publish(text)
+
+    def published_tenants(self) -> str | None:
+        """The text that is in force."""
+        return tenants_store.fetch()
+
+    def revoke(self, key_hash: str) -> None:
+        tenants_store.revoke(key_hash)
+
+    def revoked(self) -> frozenset[str]:
+        return tenants_store.revoked()
 
     def publish_scaling(self, text: str) -> None:
         store.put(store.DOCUMENT, text)
@@ -71,13 +86,31 @@ class LocalCluster:
         """Failures noted before are forgotten: what is put now is tried anew. Raises ClusterError
         with Serve's words when it refuses the list."""
         names = [model_name(app) for app in by_name(config) if is_model_app(app)]
-        ray.get(self._registry.forget_failures.remote(names))
+        self._asked_if_there("forget_failures", names)
         self._serve.put(config)
-        ray.get(self._registry.refresh.remote())
+        self._asked_if_there("refresh")  # else it asks Serve by itself, once a second
+
+    def _asked(self, method: str, *args: Any, limit_s: float = ANSWER_S) -> Any:
+        """The registry's answer. Raises ClusterError where there is none in time."""
+        try:
+            return ray.get(getattr(self._registry, method).remote(*args), timeout=limit_s)
+        except ray.exceptions.GetTimeoutError:
+            raise ClusterError(
+                f"the registry does not answer within {limit_s:g} s: it hangs, or its machine "
+                "does; requests are served meanwhile"
+            ) from None
+
+    def _asked_if_there(self, method: str, *args: Any) -> Any:
+        """As `_asked`; None, and a line, where it hangs."""
+        try:
+            return self._asked(method, *args, limit_s=_BRIEFLY_S)
+        except ClusterError as silence:
+            logger.warning("%s (%s)", silence, method)
+            return None
 
     def progress(self) -> list[dict[str, Any]]:
         """For each replica that has said something: what it passed, then what it does."""
-        progress = ray.get(self._registry.progress.remote())
+        progress = self._asked_if_there("progress") or []
         return [row for each in progress for row in _progress_rows(each)]
 
     def ready(self, gateways: int) -> bool:
@@ -90,7 +123,9 @@ class LocalCluster:
         return gateways == 1 or self._all_see_all(gateways)
 
     def _all_see_all(self, gateways: int) -> bool:
-        raw = ray.get(self._registry.status.remote())
+        raw = self._asked_if_there("status")
+        if raw is None:
+            return False
         seen = [g["models"] for g in raw["gateways"].values()]
         names = raw["view"].declared - raw["view"].optional
         return len(seen) >= gateways and all(
@@ -98,12 +133,13 @@ class LocalCluster:
         )
 
     def descriptions(self) -> list[ModelDescription]:
-        view = ray.get(self._registry.status.remote())["view"]
+        view = self._asked("status")["view"]
         return [view.models[name] for name in sorted(view.models)]
 
     def status(self) -> dict[str, Any]:
         """What a `StatusSnapshot` has of models and gateways."""
-        found: dict[str, Any] = ray.get(self._registry.server_status.remote())
+        # It asks Serve and the autoscaler in turn.
+        found: dict[str, Any] = self._asked("server_status", limit_s=2 * ANSWER_S)
         return found
 
     def scale(self, target: ManualTarget) -> dict[str, Any]:
@@ -136,7 +172,7 @@ class LocalCluster:
     ) -> dict[str, str]:
         """Since they were put last; in a replica's own words, where it had any, or Serve's."""
         failed = {n: apps[model_app(n)][1] for n in names if _gave_up(apps, n)}
-        progress = ray.get(self._registry.progress.remote())
+        progress = self._asked_if_there("progress") or []
         return failed | {
             n.model: n.detail for n in progress if n.phase == "failed" and n.model in names
         }
@@ -152,16 +188,16 @@ class LocalCluster:
 
     def drain(self, limit_s: float) -> None:
         """New requests get 503 from now on; returns when none is in flight, or at the limit."""
-        try:
-            ray.get(self._registry.drain.remote(True), timeout=5)
-        except ray.exceptions.RayError:
-            return
         end = time.monotonic() + limit_s
-        while time.monotonic() < end:
-            gateways = ray.get(self._registry.status.remote())["gateways"].values()
-            if all(g.get("draining") and g.get("inflight", 0) == 0 for g in gateways):
-                return
-            time.sleep(_POLL_S / 2)
+        try:
+            self._asked("drain", True)
+            while time.monotonic() < end:
+                gateways = self._asked("status")["gateways"].values()
+                if all(g.get("draining") and g.get("inflight", 0) == 0 for g in gateways):
+                    return
+                time.sleep(_POLL_S / 2)
+        except (ray.exceptions.RayError, ClusterError) as silence:
+            logger.warning("the gateways were not told to drain, or say nothing of it: %s", silence)
 
     def lost(self) -> str | None:
         """Which of Ray's own processes has ended; None while it is a cluster."""

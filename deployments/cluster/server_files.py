@@ -193,6 +193,11 @@ def _state(data: dict[str, Any]) -> ServerState:
     return ServerState(**data | {"server": ProcessMark(**data["server"])})
 
 
+def revoked_keys(folder: Path) -> Path:
+    """Hashes of keys that were revoked on this machine, a line each: of all servers, for good."""
+    return folder / "revoked-keys"
+
+
 def run_folder(port: int) -> Path:
     return Path("/tmp") / f"headrace-{os.getuid()}-{port}"
 

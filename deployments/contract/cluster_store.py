@@ -20,3 +20,9 @@ def get(key: str) -> bytes | None:
     """None where nothing was put."""
     found = internal_kv._internal_kv_get(key.encode(), namespace=_NAMESPACE)
     return None if found is None else bytes(found)
+
+
+def names(prefix: str) -> list[str]:
+    """Of what was put under names that begin so."""
+    found = internal_kv._internal_kv_list(prefix.encode(), namespace=_NAMESPACE)
+    return [bytes(name).decode() for name in found]

@@ -1,7 +1,9 @@
 """The tenants in the cluster's own key-value store, where gateways on any node read them.
 
-The text of a tenants file, whole and valid: whoever publishes has checked it. Blocks for a round
-trip, see `cluster_store`.
+The text of a tenants file, whole and valid: whoever publishes has checked it. Beside it the hashes
+of keys that were revoked, a name each, so that nobody's writing takes back another's: what is
+published later does not bring such a key back. Neither needs the registry or Serve. Blocks for a
+round trip, see `cluster_store`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from deployments.contract import cluster_store
 
 _KEY = "tenants"
 _DEPLOYED = "tenants-deployed"
+_REVOKED = "revoked-key/"
 
 
 def publish(text: str) -> None:
@@ -29,3 +32,13 @@ def fetch() -> str | None:
     """None where nothing was published. Raises what Ray raises where the store does not answer."""
     found = cluster_store.get(_KEY)
     return None if found is None else found.decode()
+
+
+def revoke(key_hash: str) -> None:
+    """For good: no key is made twice."""
+    cluster_store.put(_REVOKED + key_hash, b"1")
+
+
+def revoked() -> frozenset[str]:
+    """Raises as `fetch`."""
+    return frozenset(name.removeprefix(_REVOKED) for name in cluster_store.names(_REVOKED))

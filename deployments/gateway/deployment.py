@@ -38,6 +38,8 @@ from deployments.settings.channel import channel_tls
 from deployments.settings.gateway import GatewaySettings
 
 _REFRESH_S = 1.0
+_TENANTS_S = 0.5  # a revoked key is refused this long afterwards, and a round trip
+_PUSH_ANSWER_S = 2.0
 _TENANTS_TRIES = 120
 _TENANTS_PAUSE_S = 0.5
 _COLLECT_AFTER = (10_000, 20, 100)  # net new objects; collections of the young, of the older
@@ -76,7 +78,9 @@ class Gateway:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._models.follow()),
+            loop.create_task(self._follow_tenants()),
             loop.create_task(self._every_second()),
+            loop.create_task(self._tell_registry()),
             loop.create_task(DemandReporter(self._uid, self._models, _tell_autoscaler).run()),
         ]
         strict_protocol.enforce(settings.limits.body_timeout_s)
@@ -86,20 +90,35 @@ class Gateway:
     def __serve_build_asgi_app__(self) -> fast_path.Wrapped:
         return fast_path.Wrapped(self._app)
 
-    async def _every_second(self) -> None:
-        """Takes up tenants and the controllers' switch when their file changed, pushes the snapshot
-        that `status` shows, and hears what others have passed of tenants' rates."""
+    async def _follow_tenants(self) -> None:
+        """Takes up tenants, what is revoked and the controllers' switch; waits for nothing but the
+        store that has them, not for the registry."""
         while True:
             try:
                 await asyncio.to_thread(self._tenants.refresh)
                 self._models.freeze(self._tenants.frozen)
-                self._telemetry.refresh()
-                said = {**self._telemetry.snapshot(), "rates": self._app.rates.report()}
-                self._app.rates.hear(await self._registry.push.remote(self._uid, said))
-            except asyncio.CancelledError:
-                raise
             except Exception:
-                logger.exception("refreshing failed, or the registry took no snapshot; going on")
+                logger.exception("the tenants cannot be looked at; going on with those there are")
+            await asyncio.sleep(_TENANTS_S)
+
+    async def _every_second(self) -> None:
+        while True:
+            try:
+                self._telemetry.refresh()
+            except Exception:
+                logger.exception("refreshing failed; going on")
+            await asyncio.sleep(_REFRESH_S)
+
+    async def _tell_registry(self) -> None:
+        """Pushes the snapshot that `status` shows, and hears what others have passed of tenants'
+        rates."""
+        while True:
+            try:
+                said = {**self._telemetry.snapshot(), "rates": self._app.rates.report()}
+                pushed = self._registry.push.remote(self._uid, said)
+                self._app.rates.hear(await asyncio.wait_for(pushed, _PUSH_ANSWER_S))
+            except Exception as fault:
+                logger.warning("the registry took no snapshot: %r; going on", fault)
             await asyncio.sleep(_REFRESH_S if not self._models.draining else _REFRESH_S / 10)
 
     async def __del__(self) -> None:
@@ -126,7 +145,8 @@ async def _first_tenants(path: str | None, gateway: GatewaySettings) -> LiveTena
         if await asyncio.to_thread(source.signature) is not None:
             break
         await asyncio.sleep(_TENANTS_PAUSE_S)
-    return await asyncio.to_thread(LiveTenants, source, gateway.priorities, gateway.auth)
+    revoked = tenants_store.revoked
+    return await asyncio.to_thread(LiveTenants, source, gateway.priorities, gateway.auth, revoked)
 
 
 def _published() -> PublishedTenants:

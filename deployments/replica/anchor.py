@@ -14,14 +14,16 @@ request's way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 from deployments.contract import description_store, logs
 from deployments.contract.app_names import directory_key
 from deployments.contract.loopback import keep_replica_calls_local
-from deployments.contract.registry import LEASE_S, ModelOutline
+from deployments.contract.registry import ANSWER_S, LEASE_S, ModelOutline
 from deployments.contract.registry_actor import registry
 from deployments.contract.replica_directory import directory_for
 from deployments.contract.scaling import actor_name
@@ -29,6 +31,7 @@ from deployments.replica.described_groups import DescribedGroups
 from deployments.replica.group_replicas import GroupReplicas
 
 _SAYS_S, _ANSWER_S = 5.0, 2.0
+_REGISTRY_S = 4 * ANSWER_S  # it may ask Serve first, and takes a tokeniser
 logger = logging.getLogger("headrace.anchor")
 
 
@@ -50,28 +53,42 @@ class ModelAnchor:
         loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
         outline = _outline(args["settings"])
-        self._generation: int = await self._registry.begin.remote(self._name, outline)
+        self._generation: int = await self._until_answered(
+            lambda: self._registry.begin.remote(self._name, outline)
+        )
         self._described.start()
         self._tasks.append(loop.create_task(self._tell_autoscaler()))
-        if not args["settings"].get("optional") or await self._registry.serves.remote(self._name):
+        if not args["settings"].get("optional") or await self._until_answered(
+            lambda: self._registry.serves.remote(self._name)
+        ):
             await self._described.changed.wait()
-            await self._announce()
+            await self._until_answered(self._announce)
         self._tasks.append(loop.create_task(self._keep()))
+
+    async def _until_answered(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """Asked again where the registry hangs: it may be replaced, or go on."""
+        while True:
+            try:
+                return await asyncio.wait_for(ask(), _REGISTRY_S)
+            except TimeoutError:
+                logger.warning("the registry does not answer", extra={"model": self._name})
 
     async def _keep(self) -> None:
         if not self._described.known:
             await self._described.changed.wait()
         while True:
             try:
-                if await self._has_changed(LEASE_S / 4) or not await self._registry.renew.remote(
-                    self._name, self._generation
-                ):
-                    await self._announce()
+                if await self._has_changed(LEASE_S / 4) or not await self._renewed():
+                    await asyncio.wait_for(self._announce(), _REGISTRY_S)
             except asyncio.CancelledError:
                 raise
             except Exception:
                 logger.exception("announcing failed; trying again", extra={"model": self._name})
                 await asyncio.sleep(LEASE_S / 10)
+
+    async def _renewed(self) -> bool:
+        asked = self._registry.renew.remote(self._name, self._generation)
+        return bool(await asyncio.wait_for(asked, ANSWER_S))
 
     async def _has_changed(self, within_s: float) -> bool:
         """Whether another group has been described by then."""
@@ -104,7 +121,9 @@ class ModelAnchor:
         for task in self._tasks:
             task.cancel()
         self._described.stop()
-        await self._registry.withdraw.remote(self._name, self._generation)
+        gone = self._registry.withdraw.remote(self._name, self._generation)
+        with contextlib.suppress(TimeoutError):  # then its lease runs out
+            await asyncio.wait_for(gone, _ANSWER_S)
 
 
 def _outline(written: dict[str, Any]) -> ModelOutline:

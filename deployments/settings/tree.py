@@ -24,6 +24,7 @@ from deployments.settings.reuse import astray
 from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
 from yaml_document.section import Section, listed, name_check, wrong
 
+_SHOWN = 80
 ModelName = Annotated[
     str,
     AfterValidator(
@@ -107,6 +108,15 @@ class TenantsSettings(Section):
                 yield ("tenants", name, "keys", position), f"tenant {name}", key
         for position, operators in enumerate(self.operators.keys):
             yield ("operators", "keys", position), "operators", operators
+
+    def key_called(self, name: str) -> tuple[str, OperatorKeySettings]:
+        """Whose it is, and the key, by its id or hash. Raises ValueError, which names those there
+        are."""
+        for _, who, key in self.all_keys():
+            if name in (key.kid, key.hash):
+                return who, key
+        known = ", ".join(key.kid for _, _, key in self.all_keys())
+        raise ValueError(f"no key is called {name[:_SHOWN]!r}; there are: {known or 'none'}")
 
 
 class Settings(TenantsSettings):

@@ -91,6 +91,7 @@ def test_the_store_of_the_cluster_takes_what_tenants_are_published_with():
     put = parameters(internal_kv._internal_kv_put)
     assert {"key", "value", "overwrite", "namespace"} <= put
     assert {"key", "namespace"} <= parameters(internal_kv._internal_kv_get)
+    assert {"prefix", "namespace"} <= parameters(internal_kv._internal_kv_list)
 
 
 def test_serves_controller_takes_one_policy_for_an_application_and_copies_its_numbers():

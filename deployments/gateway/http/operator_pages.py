@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from deployments.contract import errors
+from deployments.contract.registry import ANSWER_S
 from deployments.gateway.http.body import small_body
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols.types import Encoded
@@ -23,6 +24,7 @@ from deployments.gateway.tenancy.tenants import KnownTenants, hash_key
 
 _LIMITS = small_body("an operator's request may be")
 _BEARER = b"bearer "
+_STATUS_S = 2 * ANSWER_S  # it asks Serve and the autoscaler in turn
 
 
 class _Switch(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,11 +67,12 @@ class OperatorPages:
 
     async def _status(self, exchange: Exchange) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = await self._registry.server_status.remote()
+            asked = self._registry.server_status.remote()
+            found: dict[str, Any] = await asyncio.wait_for(asked, _STATUS_S)
         except Exception as fault:
             # Whatever keeps Ray from answering; the gateway itself goes on.
             raise errors.NotReady(
-                f"the registry does not answer: {fault}", retry_after_s=1.0
+                f"the registry does not answer: {fault!r}", retry_after_s=1.0
             ) from None
         return found
 

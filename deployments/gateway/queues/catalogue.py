@@ -19,7 +19,7 @@ from deployments.contract import errors
 from deployments.contract.app_names import POOL_DIRECTORY, directory_key, model_app
 from deployments.contract.description import GatewayIdentity, ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.contract.registry import View
+from deployments.contract.registry import ANSWER_S, View
 from deployments.contract.replica_directory import JoinedDirectories, directory_for
 from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.queues.pending_requests import BatchRecord
@@ -29,6 +29,7 @@ from deployments.gateway.queues.serve_handles import ServeChannel, follow_pool
 from deployments.gateway.queues.served_model import ServedModel
 
 _WATCH_S = 5.0
+_BLOB_S = 30.0  # some megabytes
 _HOLD_S = 30.0
 _RETRY_AFTER_S = 2.0
 _LONGEST_RETRY_S = 60.0
@@ -110,7 +111,8 @@ class Catalogue:
         try:
             while True:
                 try:
-                    view: View = await self._registry.watch.remote(revision, _WATCH_S)
+                    watched = self._registry.watch.remote(revision, _WATCH_S)
+                    view: View = await asyncio.wait_for(watched, _WATCH_S + ANSWER_S)
                 except Exception:
                     logger.exception("the registry did not answer; trying again")
                     await asyncio.sleep(_PAUSE_S)
@@ -345,7 +347,8 @@ class Catalogue:
         served = self._served.get(d.name)
         if served is not None and _same_texts(served.description, d):
             return served.tokenizer
-        blob: bytes = await self._registry.blob.remote(d.tokenizer_digest)
+        asked = self._registry.blob.remote(d.tokenizer_digest)
+        blob: bytes = await asyncio.wait_for(asked, _BLOB_S)
         return TextTokenizer(blob, d.max_length, d.truncate, self._cache_bytes)
 
 

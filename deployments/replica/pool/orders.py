@@ -76,7 +76,10 @@ class Announcements:
                 await asyncio.wait_for(self.changed.wait(), LEASE_S / 5)
 
     async def _tell(self) -> None:
-        await self._registry.hold.remote(self._replica, self._residents.members)
+        held = self._registry.hold.remote(self._replica, self._residents.members)
+        await asyncio.wait_for(held, ANSWER_S)
 
     async def withdraw(self) -> None:
-        await self._registry.hold.remote(self._replica, ())
+        gone = self._registry.hold.remote(self._replica, ())
+        with contextlib.suppress(TimeoutError):  # then its lease runs out
+            await asyncio.wait_for(gone, ANSWER_S)

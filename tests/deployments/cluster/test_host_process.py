@@ -91,6 +91,14 @@ class StartingCluster:
         return {"models": []}
 
 
+class Keys:
+    def listing(self) -> dict[str, object]:
+        return {"keys": []}
+
+    def revoke(self, request: dict[str, object]) -> dict[str, object]:
+        return {"revoked": request["key"]}
+
+
 @pytest.mark.parametrize("change", ["apply", "freeze"])
 def test_a_server_that_starts_is_shown_and_takes_no_changes_yet(host, change):
     class Reconfiguration:
@@ -99,10 +107,11 @@ def test_a_server_that_starts_is_shown_and_takes_no_changes_yet(host, change):
 
         freeze = diff = apply
 
-    host._cluster, host._live = StartingCluster(), Reconfiguration()
+    host._cluster, host._live, host._keys = StartingCluster(), Reconfiguration(), Keys()
     handlers = host._handlers()
     assert handlers["status"]({})["models"] == []
     assert "still starting" in handlers[change]({})["error"]
+    assert handlers["revoke"]({"key": "k"}) == {"revoked": "k"}  # that waits for nothing
     host._is_ready = True
     assert handlers[change]({}) == {"added": ["m"]}
 

@@ -111,3 +111,29 @@ async def test_it_tells_the_registry_whether_its_model_is_optional(starting):
     await run.begin(optional=True, fallback="small")
     assert run.registry.outlines == [ModelOutline("small", "synthetic", True)]
     await ModelAnchor.__del__(run.anchor)
+
+
+async def test_it_asks_a_registry_that_hangs_again(starting, monkeypatch):
+    monkeypatch.setattr(anchor, "_REGISTRY_S", 0.001)
+    run = starting(False)
+    run.groups.changed.set()
+    asked = {"begin": 0, "announce": 0}
+
+    def hangs_once(name: str) -> Method:
+        answers = getattr(run.registry, name)
+
+        class Hanging:
+            async def remote(self, *args: Any) -> Any:
+                asked[name] += 1
+                if asked[name] == 1:
+                    await asyncio.Event().wait()
+                return await answers.remote(*args)
+
+        return Hanging()  # type: ignore[return-value]
+
+    for name in asked:
+        setattr(run.registry, name, hangs_once(name))
+    await asyncio.wait_for(await run.begin(), 5)
+    assert asked == {"begin": 2, "announce": 2}
+    assert run.registry.announced == [7]
+    await ModelAnchor.__del__(run.anchor)

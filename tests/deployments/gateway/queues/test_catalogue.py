@@ -320,3 +320,24 @@ async def test_a_model_that_begins_to_generate_has_a_queue_of_the_other_kind(
         _ = served.batches
     await following.registry.tell(description(version="3"))
     assert following.catalogue.find("device").batches.waiting_rows == 0
+
+
+async def test_a_registry_that_hangs_is_asked_again_and_takes_nothing_away(
+    following: Following, description: Describe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following.run(description())
+    await following.registry.tell(description())
+    monkeypatch.setattr(catalogue, "_WATCH_S", 0.0)
+    monkeypatch.setattr(catalogue, "ANSWER_S", 0.001)
+    monkeypatch.setattr(catalogue, "_PAUSE_S", 0.0)
+    asked, answers = 0, following.registry.remote
+
+    async def remote(revision: int, timeout_s: float) -> Any:
+        nonlocal asked
+        asked += 1
+        return await answers(revision, timeout_s)
+
+    monkeypatch.setattr(following.registry, "remote", remote)
+    await following.registry.tell(description())  # ends the watch that had no limit
+    await until(lambda: asked >= 3)
+    assert following.catalogue.ready("device")

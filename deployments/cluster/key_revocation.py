@@ -1,0 +1,125 @@
+"""Which keys a server has, and the end of one of them, at once and for good.
+
+A path of its own: it takes no lock, asks neither the registry nor Serve, and waits for no `apply`
+that is under way. The hash goes into the cluster's store, where gateways look twice a second; and
+into a file of this machine, from which the next start takes it, so that a settings file that still
+lists the key does not bring it back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypedDict
+
+from deployments.settings.gateway import GatewaySettings
+from deployments.settings.key import OperatorKeySettings
+from deployments.settings.load import load_tenants, parse_tenants
+from deployments.settings.tree import TenantsSettings
+
+State = Literal["good", "early", "expired", "revoked"]
+
+
+class KeyRow(TypedDict):
+    """What may be told of a key. `owner`: "tenant NAME" or "operators"; `expires`, `not_before`: as
+    they were written."""
+
+    id: str
+    owner: str
+    state: State
+    expires: str | None
+    not_before: str | None
+    models: list[str] | None
+
+
+class Store(Protocol):
+    """What this needs of the cluster; each call may raise."""
+
+    def published_tenants(self) -> str | None: ...
+
+    def revoke(self, key_hash: str) -> None: ...
+
+    def revoked(self) -> frozenset[str]: ...
+
+
+class KeyRevocation:
+    """`file`: this machine's. Tenants are those published, or those at `gateway.tenants_path`."""
+
+    def __init__(
+        self,
+        store: Store,
+        file: Path,
+        gateway: GatewaySettings,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._file = file
+        self._gateway = gateway
+        self._wall = wall
+
+    def recall(self) -> None:
+        """What was revoked before this start stays so."""
+        for key_hash in self._remembered():
+            self._store.revoke(key_hash)
+
+    def listing(self) -> dict[str, Any]:
+        """{"keys": a `KeyRow` each}."""
+        return {"keys": key_rows(self._tenants(), self._store.revoked(), self._wall())}
+
+    def revoke(self, request: dict[str, Any]) -> dict[str, Any]:
+        """`request`: {"key": id or hash}. {"revoked": id, "owner": whose it was}, or {"error":
+        why}."""
+        try:
+            owner, key = self._tenants().key_called(request["key"])
+        except ValueError as unknown:
+            return {"error": str(unknown)}
+        self._store.revoke(key.hash)
+        if key.hash not in self._remembered():
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self._file.open("a", encoding="ascii") as file:
+                file.write(key.hash + "\n")
+        return {"revoked": key.kid, "owner": owner}
+
+    def _tenants(self) -> TenantsSettings:
+        """Raises SettingsErrors, a ValueError."""
+        if self._gateway.tenants_path is not None:
+            return load_tenants(self._gateway.tenants_path, self._gateway.priorities)
+        text = self._store.published_tenants()
+        if text is None:
+            raise ValueError("the server has published no tenants yet")
+        return parse_tenants(text, "the published tenants", self._gateway.priorities)
+
+    def _remembered(self) -> list[str]:
+        try:
+            return self._file.read_text(encoding="ascii").split()
+        except FileNotFoundError:
+            return []
+
+
+def key_rows(tenants: TenantsSettings, revoked: Collection[str], wall_s: float) -> list[KeyRow]:
+    """Of all keys, tenants' first."""
+    return [
+        {
+            "id": key.kid,
+            "owner": owner,
+            "state": _state(key, revoked, wall_s),
+            "expires": key.expires,
+            "not_before": key.not_before,
+            "models": _models(key),
+        }
+        for _, owner, key in tenants.all_keys()
+    ]
+
+
+def _models(key: OperatorKeySettings) -> list[str] | None:
+    models = getattr(key, "models", None)
+    return None if models is None else list(models)
+
+
+def _state(key: OperatorKeySettings, revoked: Collection[str], wall_s: float) -> State:
+    if key.hash in revoked:
+        return "revoked"
+    if wall_s >= key.ends_s:
+        return "expired"
+    return "early" if wall_s < key.begins_s else "good"
