@@ -61,6 +61,7 @@ def _explained(error: Exception) -> int | None:
         ("deployments.cluster.server_files", "NoServer", 1),
         ("deployments.tools.control", "ServerRefused", 1),
         ("deployments.tools.operator", "OperatorRefused", 1),
+        ("deployments.tools.tenants_file", "CannotEdit", 1),
         ("deployments.cluster.dashboard", "ClusterError", 1),
         ("deployments.tools.kube.api", "KubernetesError", 1),
         ("deployments.settings.reference", "CannotVerify", 2),

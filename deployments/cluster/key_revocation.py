@@ -9,28 +9,14 @@ lists the key does not bring it back.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Protocol
 
+from deployments.contract.key_list import key_rows
 from deployments.settings.gateway import GatewaySettings
-from deployments.settings.key import OperatorKeySettings
 from deployments.settings.load import load_tenants, parse_tenants
 from deployments.settings.tree import TenantsSettings
-
-State = Literal["good", "early", "expired", "revoked"]
-
-
-class KeyRow(TypedDict):
-    """What may be told of a key. `owner`: "tenant NAME" or "operators"; `expires`, `not_before`: as
-    they were written."""
-
-    id: str
-    owner: str
-    state: State
-    expires: str | None
-    not_before: str | None
-    models: list[str] | None
 
 
 class Store(Protocol):
@@ -95,31 +81,3 @@ class KeyRevocation:
             return self._file.read_text(encoding="ascii").split()
         except FileNotFoundError:
             return []
-
-
-def key_rows(tenants: TenantsSettings, revoked: Collection[str], wall_s: float) -> list[KeyRow]:
-    """Of all keys, tenants' first."""
-    return [
-        {
-            "id": key.kid,
-            "owner": owner,
-            "state": _state(key, revoked, wall_s),
-            "expires": key.expires,
-            "not_before": key.not_before,
-            "models": _models(key),
-        }
-        for _, owner, key in tenants.all_keys()
-    ]
-
-
-def _models(key: OperatorKeySettings) -> list[str] | None:
-    models = getattr(key, "models", None)
-    return None if models is None else list(models)
-
-
-def _state(key: OperatorKeySettings, revoked: Collection[str], wall_s: float) -> State:
-    if key.hash in revoked:
-        return "revoked"
-    if wall_s >= key.ends_s:
-        return "expired"
-    return "early" if wall_s < key.begins_s else "good"

@@ -31,6 +31,7 @@ from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.live_tenants import (
     LiveTenants,
     PublishedTenants,
+    RevokedKeys,
     TenantsPath,
     TenantsSource,
 )
@@ -145,7 +146,7 @@ async def _first_tenants(path: str | None, gateway: GatewaySettings) -> LiveTena
         if await asyncio.to_thread(source.signature) is not None:
             break
         await asyncio.sleep(_TENANTS_PAUSE_S)
-    revoked = tenants_store.revoked
+    revoked = RevokedKeys(tenants_store.revoked, tenants_store.revoke)
     return await asyncio.to_thread(LiveTenants, source, gateway.priorities, gateway.auth, revoked)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from deployments.tools.command_line import Duration
+from deployments.tools.command_line import Duration, port_of_server
 from deployments.tools.plan.commands import plan as plan
 
 _FILE = click.Path(path_type=Path)
@@ -20,17 +20,74 @@ _LAYERS = click.Choice(["image", "node", "config"])
 
 @click.group()
 def key() -> None:
-    """Tenants' keys."""
+    """Keys of tenants and of operators (docs/security.md)."""
+
+
+_url = click.option(
+    "--url",
+    metavar="URL",
+    help="Of a server's gateways, with an operator's key in $HEADRACE_OPERATOR_KEY.",
+)
 
 
 @key.command()
-def new() -> None:
+@click.option("--tenant", metavar="NAME", help="Whose it will be.")
+@click.option("--operator", is_flag=True, help="An operator's: it sees all, and runs no model.")
+@click.option("--id", "key_id", metavar="ID", help="What it is called; unset, by its hash.")
+@click.option("--expires", "lives_s", type=Duration(), help="It ends after: 12h, 90d.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="MODEL",
+    help="Only for this model, or `model:adapter`; repeatable.",
+)
+@click.option("--file", type=_FILE, help="Write its hash into this settings or tenants file.")
+def new(
+    tenant: str | None,
+    operator: bool,
+    key_id: str | None,
+    lives_s: int | None,
+    models: tuple[str, ...],
+    file: Path | None,
+) -> None:
     """Make a key; its hash goes into the settings, the key to the tenant."""
-    from deployments.gateway.tenancy.tenants import new_key
+    if operator and (tenant or models):
+        raise click.UsageError("an operator's key is no tenant's and runs no model")
+    if file is not None and not operator and tenant is None:
+        raise click.UsageError("--file needs --tenant NAME or --operator: whose key is it?")
+    from deployments.tools.keys import NewKey
+    from deployments.tools.keys import new as make
 
-    made, hashed = new_key()
-    click.echo(f"key:  {made}   (give it to the tenant; it is not stored)")
-    click.echo(f"hash: {hashed}   (put it under tenants.<name>.keys)")
+    sys.exit(make(NewKey(tenant, operator, key_id, lives_s, models), file))
+
+
+@key.command("list")
+@click.argument("file", type=_FILE, required=False)
+@port_of_server
+@_url
+def list_keys(file: Path | None, port: int | None, url: str | None) -> None:
+    """Show all keys of FILE, or of a running server: whose they are, until when, their state."""
+    from deployments.tools.keys import show
+
+    sys.exit(show(file, port, url))
+
+
+@key.command()
+@click.argument("name", metavar="ID")
+@click.option("--file", type=_FILE, help="Take it out of this settings or tenants file.")
+@port_of_server
+@_url
+def revoke(name: str, file: Path | None, port: int | None, url: str | None) -> None:
+    """End a key, by its id or hash: at a running server at once and for good.
+
+    With --file it is taken out of that file, and a server is told where --port or --url names it.
+    """
+    if port is not None and url is not None:
+        raise click.UsageError("--port and --url are two ways to a server; must be one of them")
+    from deployments.tools.keys import revoke as end
+
+    sys.exit(end(name, file, port, url))
 
 
 @click.group()

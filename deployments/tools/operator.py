@@ -8,6 +8,7 @@ from typing import Any
 import click
 import httpx
 
+from deployments.contract.key_list import KeyRow
 from deployments.contract.server_status import StatusSnapshot
 
 KEY = "HEADRACE_OPERATOR_KEY"
@@ -29,6 +30,17 @@ def freeze(frozen: bool, url: str) -> int:
     _ask("PUT", url, "/admin/controllers", json={"frozen": frozen})
     click.echo(f"controllers: {'frozen' if frozen else 'no longer frozen'}")
     return 0
+
+
+def keys(url: str) -> list[KeyRow]:
+    """Raises OperatorRefused."""
+    found: list[KeyRow] = _ask("GET", url, "/admin/keys")["keys"]
+    return found
+
+
+def revoke(name: str, url: str) -> dict[str, Any]:
+    """Raises OperatorRefused."""
+    return _ask("POST", url, "/admin/keys/revoke", json={"key": name})
 
 
 def _ask(method: str, url: str, path: str, **body: Any) -> dict[str, Any]:

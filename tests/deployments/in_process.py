@@ -193,6 +193,12 @@ class StandingTenants:
     def publish_frozen(self, frozen: bool) -> None:
         self.frozen = frozen
 
+    def key_rows(self) -> list[Any]:
+        return []
+
+    def revoke(self, name: str) -> tuple[str, str]:
+        raise ValueError(f"no key is called {name!r}")
+
     def refresh(self) -> bool:
         return False
 

@@ -1,16 +1,16 @@
-"""What an operator may ask of a running server through any gateway: its state, and the switch of
-its controllers.
+"""What an operator may ask of a running server through any gateway: its state, the switch of its
+controllers, its keys and their end.
 
 An operator's key is no tenant's: `operators.keys` of the settings holds their hashes, and without
 one these pages are closed to everybody. The switch is published for all gateways, beside the
-tenants, and holds until the next deployment says otherwise.
+tenants, and holds until the next deployment says otherwise; a revoked key stays revoked.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,12 +23,18 @@ from deployments.gateway.http.router import Route
 from deployments.gateway.tenancy.tenants import KnownTenants, hash_key
 
 _LIMITS = small_body("an operator's request may be")
+T = TypeVar("T")
 _BEARER = b"bearer "
+_STORE_S = 10.0
 _STATUS_S = 2 * ANSWER_S  # it asks Serve and the autoscaler in turn
 
 
 class _Switch(msgspec.Struct, forbid_unknown_fields=True):
     frozen: bool
+
+
+class _Revoked(msgspec.Struct, forbid_unknown_fields=True):
+    key: str
 
 
 class OperatorPages:
@@ -40,6 +46,8 @@ class OperatorPages:
         self._pages: dict[str, Callable[[Exchange], Any]] = {
             "admin_status": self._status,
             "admin_controllers": self._controllers,
+            "admin_keys": self._keys,
+            "admin_revoke": self._revoke,
         }
 
     def has(self, route: Route) -> bool:
@@ -77,18 +85,39 @@ class OperatorPages:
         return found
 
     async def _controllers(self, exchange: Exchange) -> dict[str, Any]:
-        body = await exchange.body(_LIMITS)
-        try:
-            switch = msgspec.json.decode(body, type=_Switch)
-        except msgspec.MsgspecError as wrong:
-            raise errors.BadRequest(f'must be {{"frozen": true}} or false: {wrong}') from None
-        try:
-            await asyncio.to_thread(self._tenants.publish_frozen, switch.frozen)
-        except ValueError as wrong:
-            raise errors.BadRequest(str(wrong)) from None
-        except Exception as fault:
-            # Whatever keeps the cluster's store from answering.
-            raise errors.NotReady(
-                f"the cluster's store does not answer: {fault}", retry_after_s=1.0
-            ) from None
+        switch = await _read(exchange, _Switch, '{"frozen": true} or false')
+        await _stored(self._tenants.publish_frozen, switch.frozen)
         return {"frozen": switch.frozen}
+
+    async def _keys(self, exchange: Exchange) -> dict[str, Any]:
+        return {"keys": self._tenants.key_rows()}
+
+    async def _revoke(self, exchange: Exchange) -> dict[str, Any]:
+        asked = await _read(exchange, _Revoked, '{"key": "its id or hash"}')
+        name, owner = await _stored(self._tenants.revoke, asked.key)
+        return {"revoked": name, "owner": owner}
+
+
+async def _read(exchange: Exchange, kind: type[T], must: str) -> T:
+    """Raises BadRequest."""
+    body = await exchange.body(_LIMITS)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as wrong:
+        raise errors.BadRequest(f"must be {must}: {wrong}") from None
+
+
+async def _stored(change: Callable[[Any], T], what: Any) -> T:
+    """Done off the loop. Raises BadRequest, and NotReady while the cluster's store does not
+    answer."""
+    try:
+        async with asyncio.timeout(_STORE_S):
+            return await asyncio.to_thread(change, what)
+    except ValueError as wrong:
+        raise errors.BadRequest(str(wrong)) from None
+    except Exception as fault:
+        # Whatever keeps the store from answering.
+        raise errors.NotReady(
+            f"the cluster's store does not answer: {fault!r}; it may still come about",
+            retry_after_s=1.0,
+        ) from None

@@ -34,6 +34,8 @@ _FIXED = {
     "/readyz": Route("ready", ("GET", "HEAD")),
     "/admin/status": Route("admin_status", ("GET",)),
     "/admin/controllers": Route("admin_controllers", ("PUT",)),
+    "/admin/keys": Route("admin_keys", ("GET",)),
+    "/admin/keys/revoke": Route("admin_revoke", ("POST",)),
     "/openapi.json": Route("openapi", ("GET", "HEAD")),
     "/docs": Route("docs", ("GET", "HEAD")),
     "/docs/swagger-ui.css": Route("docs_file", ("GET", "HEAD")),

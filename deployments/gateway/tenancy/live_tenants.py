@@ -12,9 +12,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from deployments.contract.key_list import KeyRow, key_rows
 from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.settings.gateway import PRIORITIES
 from deployments.settings.load import SettingsErrors, load_tenants, parse_tenants, tenants_text
@@ -109,12 +111,25 @@ class PublishedTenants:
         self._publish(tenants_text(tenants))
 
 
+def _nowhere(key_hash: str) -> None:
+    raise ValueError("keys cannot be revoked here")
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedKeys:
+    """Hashes of keys that open nothing any more, for all gateways; either may raise what the store
+    raises."""
+
+    fetch: Callable[[], frozenset[str]] = frozenset
+    add: Callable[[str], None] = _nowhere
+
+
 class LiveTenants:
     """`current` is always whole and valid: a source that cannot be used leaves the last good one in
     force and says why in `problem`; beside it whether controllers are `frozen`. Reading may take a
     while: call `refresh` from a thread. `priorities`, `auth`: the gateway's, which don't change
     while it runs. The first reading has nothing to fall back on, and raises SettingsErrors.
-    `revoked`: hashes of keys; where it raises, the last ones stay revoked.
+    `revoked`: where they cannot be had, the last ones stay so. `wall`: seconds since the epoch.
     """
 
     def __init__(
@@ -122,11 +137,13 @@ class LiveTenants:
         source: TenantsSource,
         priorities: Sequence[str] = PRIORITIES,
         auth: str | None = None,
-        revoked: Callable[[], frozenset[str]] = frozenset,
+        revoked: RevokedKeys | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._source = source
-        self._fetch_revoked, self._revoked = revoked, frozenset[str]()
+        self._revocations, self._revoked = revoked or RevokedKeys(), frozenset[str]()
+        self._wall = wall
         self._clock, self._found_at = clock, clock()
         self._priorities = tuple(priorities)
         self._auth = auth
@@ -170,7 +187,7 @@ class LiveTenants:
     def _look_for_revoked(self) -> tuple[bool, bool]:
         """Whether what is revoked could be had, and whether it is other than it was."""
         try:
-            revoked = self._fetch_revoked()
+            revoked = self._revocations.fetch()
         except Exception:  # whatever keeps the store from answering: the last ones stay revoked
             return False, False
         changed, self._revoked = revoked != self._revoked, revoked
@@ -185,11 +202,21 @@ class LiveTenants:
         switch = ControllerSettings(frozen=frozen)
         self._source.replace(self._settings.model_copy(update={"controllers": switch}))
 
+    def key_rows(self) -> list[KeyRow]:
+        return key_rows(self._settings, self._revoked, self._wall())
+
+    def revoke(self, name: str) -> tuple[str, str]:
+        """As `KnownTenants`; raises what the store raises besides."""
+        owner, key = self._settings.key_called(name)
+        self._revocations.add(key.hash)
+        self.refresh()
+        return key.kid, owner
+
     def _read(self) -> None:
         self._take(self._source.read(self._priorities))
 
     def _take(self, loaded: TenantsSettings) -> None:
-        table = KeyTable(loaded.operators.keys, self._revoked)
+        table = KeyTable(loaded.operators.keys, self._revoked, self._wall)
         try:
             tenants = Tenants(loaded.tenants, self._priorities, self._auth, table)
         except ValueError as wrong:

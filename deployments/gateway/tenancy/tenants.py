@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from deployments.contract.errors import BadRequest, Forbidden, Unauthorized
+from deployments.contract.key_list import KeyRow
 from deployments.settings.gateway import PRIORITIES
 from deployments.settings.key import KeySettings, OperatorKeySettings, RateSettings
 from deployments.settings.tenant import DEFAULT_TENANT, TenantSettings
@@ -262,3 +263,8 @@ class KnownTenants(Protocol):
 
     def publish_frozen(self, frozen: bool) -> None:
         """The controllers' switch, for all gateways; blocks. Raises ValueError where it cannot."""
+
+    def key_rows(self) -> list[KeyRow]: ...
+    def revoke(self, name: str) -> tuple[str, str]:
+        """Ends a key for all gateways, by its id or hash; its id and owner. Blocks. Raises
+        ValueError for one that is not there."""

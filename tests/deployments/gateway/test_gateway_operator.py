@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any
 import pytest
 from in_process import Answer, Stand, ask, standing
 
+from deployments.contract.errors import Unauthorized
 from deployments.gateway.app import assembled
-from deployments.gateway.tenancy.tenants import new_key
+from deployments.gateway.http import operator_pages
+from deployments.gateway.tenancy.live_tenants import LiveTenants, PublishedTenants, RevokedKeys
+from deployments.gateway.tenancy.tenants import hash_key, new_key
 
 KEY, HASH = new_key()
 BEARER = {"authorization": f"Bearer {KEY}"}
@@ -101,3 +105,50 @@ async def test_a_switch_that_says_something_else_is_refused(stand: Stand, body: 
     answer = await operate(stand, "PUT", "/admin/controllers", BEARER, body)
     assert answer.status == 400
     assert "frozen" in answer.body.decode()
+
+
+async def test_a_key_is_revoked_through_a_gateway(tmp_path: Path, actor: Actor) -> None:
+    store: set[str] = set()
+    text = f"tenants: {{acme: {{keys: [{{id: laptop, hash: '{hash_key('hr_a')}'}}]}}}}\n"
+    text += f"operators: {{keys: ['{HASH}']}}\n"
+    live = LiveTenants(
+        PublishedTenants(lambda: text), revoked=RevokedKeys(lambda: frozenset(store), store.add)
+    )
+    models = {"device": {"runtime": "synthetic", "options": {"base_ms": 0}}}
+    async with standing(models, tmp_path) as stand:
+        stand.app = assembled(
+            stand.settings, live, stand.models, stand.pool, stand.telemetry, actor
+        )
+        revoke = ("POST", "/admin/keys/revoke")
+        answer = await operate(stand, *revoke, BEARER, b'{"key": "gone"}')
+        assert (answer.status, "there are: laptop" in answer.body.decode()) == (400, True)
+        assert (await operate(stand, *revoke, {}, b'{"key": "laptop"}')).status == 401
+        answer = await operate(stand, *revoke, BEARER, b'{"key": "laptop"}')
+        assert json.loads(answer.body) == {"revoked": "laptop", "owner": "tenant acme"}
+        rows = json.loads((await operate(stand, "GET", "/admin/keys", BEARER)).body)["keys"]
+        assert {row["id"]: row["state"] for row in rows}["laptop"] == "revoked"
+        with pytest.raises(Unauthorized):
+            live.current.identify(b"Bearer hr_a", None, None)
+
+
+async def test_a_store_that_does_not_answer_is_503(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: object) -> None:
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(stand.tenants, "revoke", away)
+    answer = await operate(stand, "POST", "/admin/keys/revoke", BEARER, b'{"key": "k"}')
+    assert (answer.status, answer.header(b"retry-after")) == (503, b"1")
+
+
+async def test_a_registry_that_hangs_is_503_in_time(
+    stand: Stand, actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hangs() -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(operator_pages, "_STATUS_S", 0.001)
+    monkeypatch.setattr(actor, "remote", hangs)
+    answer = await operate(stand, "GET", "/admin/status", BEARER)
+    assert answer.status == 503

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from deployments.contract.errors import Forbidden, OverOwnLimit, Unauthorized
-from deployments.gateway.tenancy.live_tenants import LiveTenants, PublishedTenants
+from deployments.gateway.tenancy.live_tenants import LiveTenants, PublishedTenants, RevokedKeys
 from deployments.gateway.tenancy.rates import Rates
 from deployments.gateway.tenancy.tenants import KeyTable, Tenant, Tenants, hash_key
 from deployments.settings.key import OperatorKeySettings, moment_s
@@ -161,6 +161,9 @@ class Store:
     def fetch_revoked(self) -> frozenset[str]:
         return self._there(self.revoked)
 
+    def revoke(self, key_hash: str) -> None:
+        self.revoked |= {key_hash}
+
     def _there(self, found: Any) -> Any:
         if self.away:
             raise ConnectionError("gone")
@@ -174,7 +177,8 @@ def text_of(*ids: str) -> str:
 
 def lively(store: Store, clock: list[float]) -> LiveTenants:
     source = PublishedTenants(store.fetch)
-    return LiveTenants(source, revoked=store.fetch_revoked, clock=lambda: clock[0])
+    revoked = RevokedKeys(store.fetch_revoked, store.revoke)
+    return LiveTenants(source, revoked=revoked, clock=lambda: clock[0])
 
 
 def test_a_revoked_key_is_refused_at_the_next_look_whatever_the_tenants_say() -> None:
@@ -212,3 +216,12 @@ def test_a_store_that_is_away_leaves_all_as_it_was_and_tells_its_age() -> None:
     store.away = False
     live.refresh()
     assert live.age_s == 0.0
+
+
+def test_a_key_is_revoked_by_its_name_and_listed_so() -> None:
+    live = lively(Store(text_of("old", "new")), [0.0])
+    assert live.revoke("old") == ("old", "tenant a")
+    refusal(live.current, "old")
+    assert {row["id"]: row["state"] for row in live.key_rows()} == {"old": "revoked", "new": "good"}
+    with pytest.raises(ValueError, match="no key is called 'gone'; there are: old, new"):
+        live.revoke("gone")

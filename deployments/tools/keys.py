@@ -1,0 +1,111 @@
+"""`headrace key new | list | revoke`: keys of tenants and operators, in a file or a running server.
+
+A key is printed once, when it is made, and stands nowhere else: files hold its hash. Revoking at a
+running server holds at once and for good; in a file, from the next time that it is applied.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from deployments.cluster.server_files import find, state_folder
+from deployments.contract.key_list import KeyRow, key_rows
+from deployments.gateway.tenancy.tenants import new_key
+from deployments.tools import operator
+from deployments.tools.control import ask
+from deployments.tools.tenants_file import add_key, as_item, remove_key, tenants_of
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """`tenant`: None of an operator's, and where nobody said. `lives_s`: seconds from now on that
+    it is good, None: for ever."""
+
+    tenant: str | None = None
+    is_operators: bool = False
+    id: str | None = None
+    lives_s: int | None = None
+    models: tuple[str, ...] = ()
+
+    def settings(self, hashed: str, wall_s: float) -> dict[str, Any]:
+        said: dict[str, Any] = {"id": self.id, "hash": hashed}
+        if self.lives_s is not None:
+            ends = datetime.fromtimestamp(wall_s + self.lives_s, UTC)
+            said["expires"] = ends.isoformat(timespec="seconds").replace("+00:00", "Z")
+        if self.models:
+            said["models"] = list(self.models)
+        return {name: value for name, value in said.items() if value is not None}
+
+
+def new(wanted: NewKey, file: Path | None) -> int:
+    """Makes a key, and writes its hash into a file or says what to write. Raises SettingsErrors and
+    CannotEdit, before anything was shown."""
+    made, hashed = new_key()
+    settings = wanted.settings(hashed, time.time())
+    if file is not None:
+        add_key(file, wanted.tenant, settings)
+    who = "operator" if wanted.is_operators else "tenant"
+    click.echo(f"key:  {made}   (give it to the {who}; it is not stored)")
+    if file is not None:
+        click.echo(f"file: {file}   (has its hash; `headrace apply` puts it into force)")
+        return 0
+    place = "operators.keys" if wanted.is_operators else f"tenants.{wanted.tenant or '<name>'}.keys"
+    if set(settings) == {"hash"}:
+        click.echo(f"hash: {hashed}   (put it under {place})")
+    else:
+        click.echo(f"yaml: - {as_item(settings)}   (put it under {place})")
+    return 0
+
+
+def show(file: Path | None, port: int | None, url: str | None) -> int:
+    """Ids, owners, ends and states. Of a running server unless there is a file."""
+    if file is not None:
+        rows = key_rows(tenants_of(file), (), time.time())
+    elif url is not None:
+        rows = operator.keys(url)
+    else:
+        rows = ask(find(port, state_folder()).port, {"do": "keys"})["keys"]
+    if not rows:
+        click.echo("nobody has a key")
+    for line in _table(rows):
+        click.echo(line)
+    return 0
+
+
+def revoke(name: str, file: Path | None, port: int | None, url: str | None) -> int:
+    """Takes it out of the file, where one is given; and tells a running server, where one is named
+    or no file is."""
+    if file is not None:
+        owner = remove_key(file, name)
+        click.echo(f"{file}: {name} of {owner} is gone from it")
+    if url is not None:
+        _say(operator.revoke(name, url), url)
+    elif file is None or port is not None:
+        state = find(port, state_folder())
+        _say(ask(state.port, {"do": "revoke", "key": name}), f"port {state.port}")
+        if file is None:
+            click.echo(f"take it out of {state.settings_path} too, or of where it has its tenants")
+    return 0
+
+
+def _say(answer: dict[str, Any], where: str) -> None:
+    click.echo(f"{where}: {answer['revoked']} of {answer['owner']} opens nothing any more")
+
+
+def _table(rows: list[KeyRow]) -> list[str]:
+    cells = [("ID", "OWNER", "STATE", "EXPIRES", "MODELS")] if rows else []
+    for row in rows:
+        models = "all" if row["models"] is None else ", ".join(row["models"]) or "none"
+        shown = "-" if row["owner"] == "operators" else models
+        cells.append((row["id"], row["owner"], row["state"], row["expires"] or "never", shown))
+    widths = [max(len(each[column]) for each in cells) for column in range(5)] if cells else []
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]

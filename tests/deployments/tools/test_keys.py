@@ -1,0 +1,128 @@
+"""`headrace key`: what is printed once, what is written, and which server is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from deployments import cli
+from deployments.gateway.tenancy.tenants import hash_key
+from deployments.settings.key import moment_s
+from deployments.tools import keys, operator
+from deployments.tools.tenants_file import tenants_of
+
+HASH = "sha256:" + "1" * 64
+TENANTS = f"tenants:\n  acme:\n    keys:\n      - {{id: laptop, hash: '{HASH}', models: [m]}}\n"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.main, ["key", *arguments])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tenants.yaml"
+    path.write_text(TENANTS)
+    return path
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the host of the server on port 8000 is asked."""
+    asked: list[Any] = []
+    state = SimpleNamespace(port=8000, settings_path="/here.yaml")
+
+    def ask(port: int, request: dict[str, Any]) -> dict[str, Any]:
+        asked.append((port, request))
+        row = {"id": "k", "owner": "operators", "state": "good", "expires": None, "models": None}
+        return {"revoked": "laptop", "owner": "tenant acme", "keys": [row]}
+
+    monkeypatch.setattr(keys, "find", lambda port, folder: state)
+    monkeypatch.setattr(keys, "ask", ask)
+    return asked
+
+
+def test_a_key_with_a_life_comes_with_the_yaml_to_paste(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys.time, "time", lambda: moment_s("2027-01-01T00:00:00Z"))
+    done = run("new", "--tenant", "acme", "--id", "laptop", "--expires", "30d", "--model", "m:a")
+    assert done.exit_code == 0, done.output
+    key_line, yaml_line = done.stdout.splitlines()
+    text, _, place = yaml_line.removeprefix("yaml: ").partition("   ")
+    assert yaml.load(text, yaml.BaseLoader) == [
+        {"id": "laptop", "hash": hash_key(key_line.split()[1]), "expires": "2027-01-31T00:00:00Z",
+         "models": ["m:a"]}
+    ]  # fmt: skip
+    assert "tenants.acme.keys" in place
+
+
+def test_a_key_is_written_into_a_file_and_shown_once(file: Path) -> None:
+    done = run("new", "--tenant", "acme", "--id", "new", "--file", str(file))
+    assert done.exit_code == 0, done.output
+    made = done.stdout.split()[1]
+    assert made not in file.read_text()
+    _, key = tenants_of(file).key_called("new")
+    assert key.hash == hash_key(made)
+    again = run("new", "--tenant", "acme", "--id", "new", "--file", str(file))
+    assert again.exit_code == 1
+    assert "hr_" not in again.output  # a key that nobody knows of is not handed out
+    assert "is new, as a key of tenant acme is called" in again.output
+
+
+def test_an_operators_key_has_no_tenant(file: Path) -> None:
+    assert run("new", "--operator", "--tenant", "acme").exit_code == 2
+    assert run("new", "--file", str(file)).exit_code == 2
+    assert "operators.keys" in run("new", "--operator").stdout
+    assert run("new", "--operator", "--id", "root", "--file", str(file)).exit_code == 0
+    assert tenants_of(file).key_called("root")[0] == "operators"
+
+
+def test_keys_of_a_file_are_listed(file: Path) -> None:
+    header, only = run("list", str(file)).stdout.splitlines()
+    assert header.split() == ["ID", "OWNER", "STATE", "EXPIRES", "MODELS"]
+    assert only.split() == ["laptop", "tenant", "acme", "good", "never", "m"]
+    file.write_text("tenants: {acme: {}}\n")
+    assert run("list", str(file)).stdout == "nobody has a key\n"
+
+
+def test_keys_of_a_running_server_are_listed(told: list[Any]) -> None:
+    assert "operators" in run("list").stdout
+    assert told == [(8000, {"do": "keys"})]
+
+
+def test_a_key_is_revoked_at_the_server_unless_only_a_file_is_named(
+    file: Path, told: list[Any]
+) -> None:
+    done = run("revoke", "laptop")
+    assert "take it out of /here.yaml too" in done.stdout
+    asked = (8000, {"do": "revoke", "key": "laptop"})
+    assert told == [asked]
+    assert run("revoke", "laptop", "--file", str(file)).exit_code == 0
+    assert tenants_of(file).tenants["acme"].keys == ()
+    assert told == [asked]
+    file.write_text(TENANTS)
+    assert run("revoke", "laptop", "--file", str(file), "--port", "8000").exit_code == 0
+    assert told == [asked, asked]
+
+
+def test_a_key_is_revoked_through_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def answer(method: str, url: str, path: str, **body: Any) -> dict[str, Any]:
+        asked.append((method, path, body))
+        return {"revoked": "laptop", "owner": "tenant acme", "keys": []}
+
+    monkeypatch.setattr(operator, "_ask", answer)
+    assert (
+        "laptop of tenant acme opens nothing" in run("revoke", "laptop", "--url", "http://x").stdout
+    )
+    assert run("list", "--url", "http://x").stdout == "nobody has a key\n"
+    assert asked == [
+        ("POST", "/admin/keys/revoke", {"json": {"key": "laptop"}}),
+        ("GET", "/admin/keys", {}),
+    ]
+    assert run("revoke", "laptop", "--url", "http://x", "--port", "1").exit_code == 2
