@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import socketserver
+import struct
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from deployments.cluster.server_files import control_socket
+from deployments.contract import audit
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
+ASKER = "asker"  # in a request: who asks, whatever it says itself
 _CHANGES = ("apply", "diff", "freeze")
 _POLL_S = 0.05  # how soon it notices that it is being closed
 logger = logging.getLogger("headrace.host")
@@ -33,7 +37,8 @@ class ControlSocket:
 
         class Answer(socketserver.StreamRequestHandler):
             def handle(self) -> None:
-                answer = _answer(self.rfile.readline(), handlers, lock)
+                asker = _asker(self.request)
+                answer = _answer(self.rfile.readline(), handlers, lock, asker)
                 self.wfile.write(json.dumps(answer).encode() + b"\n")
 
         self._server = _Server(str(self._path), Answer)
@@ -50,10 +55,23 @@ class ControlSocket:
         self._path.unlink(missing_ok=True)
 
 
-def _answer(line: bytes, handlers: dict[str, Handler], lock: threading.Lock) -> dict[str, Any]:
+def _asker(connection: socket.socket) -> str:
+    """The user and process at the other end, by the system's word. Source: unix(7)."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return audit.user()  # the socket is its owner's alone
+    size = struct.calcsize("3i")
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    pid, uid, _ = struct.unpack("3i", found)
+    return f"{audit.user(uid)}, process {pid}"
+
+
+def _answer(
+    line: bytes, handlers: dict[str, Handler], lock: threading.Lock, asker: str = ""
+) -> dict[str, Any]:
     try:
         request = json.loads(line)
         handler = handlers[request["do"]]
+        request[ASKER] = asker
     except (ValueError, KeyError, TypeError):
         return {"error": "not a request this host knows"}
     try:

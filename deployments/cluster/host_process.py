@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.cluster import orphaned_processes, ports, server_files
+from deployments.cluster.change_audit import audited_handlers, digest_of
 from deployments.cluster.control_socket import ControlSocket, Handler
 from deployments.cluster.event_lines import EventLines
 from deployments.cluster.key_revocation import KeyRevocation
@@ -28,7 +29,8 @@ from deployments.cluster.manual_target import ManualTarget
 from deployments.cluster.ray_env import apply_environment
 from deployments.cluster.ready_message import ready_message
 from deployments.cluster.reconfiguration import Reconfiguration
-from deployments.contract import logs
+from deployments.contract import audit, logs
+from deployments.contract.audit import AUDIT_FILE, AuditLine
 from deployments.contract.logs import LOG_SOCKET, LogSocket
 from deployments.settings.load import SettingsErrors, load, with_address
 from deployments.settings.sources import FOLDER
@@ -129,9 +131,15 @@ class Host:
             self._cluster, server_files.revoked_keys(self._states), self._settings.gateway
         )
         self._keys.recall()
+        self._record("serve", after=digest_of(self._settings))
         self._live = Reconfiguration(self._settings, self._cluster, self._path.parent, self._stop)
         self._say("phase", name="deploy", message="deploying")
         self._live.start()
+
+    def _record(self, verb: str, after: str = "") -> None:
+        """Of what this process does itself."""
+        source = f"process {os.getpid()}"
+        audit.record(AuditLine(audit.user(), verb, str(self._path), source, after=after))
 
     def _make_folders(self) -> None:
         server_files.write(self._state("", ""), self._states)
@@ -147,6 +155,7 @@ class Host:
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.any_free()),
             "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.any_free()),
             LOG_SOCKET: str(self._logs.path),
+            AUDIT_FILE: str(server_files.audit_file(self._port, self._states)),
             FOLDER: str(self._path.parent),
         }
 
@@ -194,7 +203,8 @@ class Host:
     # ---- run --------------------------------------------------------------------------------
 
     def _serve_until_stopped(self) -> None:
-        with ControlSocket(self._port, self._handlers()):
+        handlers = audited_handlers(self._handlers(), lambda: self._live.settings)
+        with ControlSocket(self._port, handlers):
             self._until_ready()
             self._is_ready = True
             while not self._stop.wait(_POLL_S):
@@ -253,6 +263,7 @@ class Host:
     def _end_cluster(self) -> None:
         if self._cluster is None:
             return
+        self._record("stop")
         self._say("phase", name="drain", message="draining")
         drain_s = self._settings.gateway.drain_s
         if self._cluster.lost():

@@ -193,6 +193,16 @@ def _state(data: dict[str, Any]) -> ServerState:
     return ServerState(**data | {"server": ProcessMark(**data["server"])})
 
 
+def audit_file(port: int, folder: Path) -> Path:
+    """What was changed at the servers on a port; it outlives them."""
+    return folder / f"{port}.audit.jsonl"
+
+
+def commands_audit_file(folder: Path) -> Path:
+    """What this machine's command line changed elsewhere: in files, and at clusters."""
+    return folder / "commands.audit.jsonl"
+
+
 def revoked_keys(folder: Path) -> Path:
     """Hashes of keys that were revoked on this machine, a line each: of all servers, for good."""
     return folder / "revoked-keys"

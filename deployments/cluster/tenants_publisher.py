@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 
 from deployments.cluster.scaling_terms import scaling_document
-from deployments.contract import tenants_store
+from deployments.contract import audit, logs, tenants_store
+from deployments.contract.audit import AuditLine
 from deployments.contract.scaling import store
 from deployments.settings.load import parse, parse_tenants, settings_digest, tenants_text
 
@@ -33,4 +34,14 @@ class TenantsPublisher:
             tenants = parse_tenants(text, "tenants", given["priorities"])
         store.put(store.DOCUMENT, scaling.text())
         if given:
-            tenants_store.publish_deployed(tenants_text(tenants), settings_digest(given))
+            before, text = tenants_store.fetch() or "", tenants_text(tenants)
+            tenants_store.publish_deployed(text, settings_digest(given))
+            _record(audit.digest(before), audit.digest(tenants_store.fetch() or ""))
+
+
+def _record(before: str, after: str) -> None:
+    """On this process's standard error, which is where a cluster's logs come from."""
+    if before != after:
+        logs.configure_from_environment()
+        source = "Serve's list of applications"
+        audit.record(AuditLine("a deployment", "publish", "tenants", source, before, after))

@@ -32,7 +32,8 @@ _LONGEST_BYTES = 128 * 1024
 FIELDS = (
     "gateway", "model", "version", "replica", "tenant", "priority", "protocol", "request_id",
     "trace_id", "method", "path", "status", "outcome", "reason", "total_ms", "queue_wait_ms",
-    "rows", "batch_size", "bucket", "input_tokens", "output_tokens", "suppressed",
+    "rows", "batch_size", "bucket", "input_tokens", "output_tokens", "suppressed", "key_id",
+    "actor", "verb", "object", "source", "before", "after", "detail",
 )  # fmt: skip
 ROOT = "headrace"
 _LONGEST_TEXT = 8192

@@ -46,21 +46,22 @@ logger = logging.getLogger("headrace.gateway")
 
 
 class GatewayApp:
-    """`connection(client)` hears of every request's client address, for keep-alive counters.
-    `rates`: of tenants, for who exchanges them with other gateways."""
+    """`telemetry` hears of every request's client address, for keep-alive counters, and of refusals
+    that the pipeline did not see. `rates`: of tenants, for who exchanges them with others."""
 
     def __init__(
         self,
         services: GatewayServices,
         pages: Pages,
         operator: OperatorPages,
-        connection: Callable[[object], None],
+        telemetry: GatewayTelemetry,
     ) -> None:
         self.rates = services.rates
         self._pipeline = Pipeline(services)
         self._pages = pages
         self._operator = operator
-        self._connection = connection
+        self._connection = telemetry.connection
+        self._turned_away = telemetry.turned_away
         self._disconnects = DisconnectWatch()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,6 +79,7 @@ class GatewayApp:
         except errors.CallerLeft:
             pass  # nobody reads an answer
         except errors.HeadraceError as error:
+            self._turned_away(exchange, error)
             await exchange.reply(error.status, _shape(exchange.path)(error), error.headers())
         except Exception:
             request_id = exchange.request_id.decode("latin-1")
@@ -151,9 +153,9 @@ def assembled(
     services = GatewayServices(
         settings, tenants=tenants, models=models, pool=pool, watcher=telemetry
     )
-    pages = Pages(models, telemetry, settings.priorities)
-    operator = OperatorPages(registry, tenants)
-    return GatewayApp(services, pages, operator, telemetry.connection)
+    pages = Pages(models, telemetry, tenants, settings.priorities)
+    operator = OperatorPages(registry, tenants, telemetry.used)
+    return GatewayApp(services, pages, operator, telemetry)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

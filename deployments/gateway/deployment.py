@@ -14,7 +14,8 @@ from typing import Any
 
 from ray import serve
 
-from deployments.contract import tenants_store
+from deployments.contract import audit, tenants_store
+from deployments.contract.audit import AuditLine
 from deployments.contract.channel.sockets import client_tls
 from deployments.contract.description import GatewayIdentity
 from deployments.contract.loopback import keep_replica_calls_local
@@ -96,7 +97,12 @@ class Gateway:
         store that has them, not for the registry."""
         while True:
             try:
-                await asyncio.to_thread(self._tenants.refresh)
+                before = self._tenants.digest
+                if await asyncio.to_thread(self._tenants.refresh):
+                    audit.record(
+                        AuditLine(self._name, "take up", "tenants", self._tenants.origin,
+                                  before, self._tenants.digest)
+                    )  # fmt: skip
                 self._models.freeze(self._tenants.frozen)
             except Exception:
                 logger.exception("the tenants cannot be looked at; going on with those there are")

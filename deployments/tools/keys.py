@@ -7,6 +7,7 @@ running server holds at once and for good; in a file, from the next time that it
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import Any
 
 import click
 
-from deployments.cluster.server_files import find, state_folder
+from deployments.cluster.server_files import commands_audit_file, find, state_folder
+from deployments.contract import audit
+from deployments.contract.audit import AuditLine
 from deployments.contract.key_list import KeyRow, key_rows
 from deployments.gateway.tenancy.tenants import new_key
 from deployments.tools import operator
@@ -48,8 +51,10 @@ def new(wanted: NewKey, file: Path | None) -> int:
     CannotEdit, before anything was shown."""
     made, hashed = new_key()
     settings = wanted.settings(hashed, time.time())
+    owner = "operators" if wanted.is_operators else f"tenant {wanted.tenant}"
     if file is not None:
-        add_key(file, wanted.tenant, settings)
+        with _audited("key new", f"key {wanted.id or '?'} of {owner}", file):
+            add_key(file, wanted.tenant, settings)
     who = "operator" if wanted.is_operators else "tenant"
     click.echo(f"key:  {made}   (give it to the {who}; it is not stored)")
     if file is not None:
@@ -82,7 +87,8 @@ def revoke(name: str, file: Path | None, port: int | None, url: str | None) -> i
     """Takes it out of the file, where one is given; and tells a running server, where one is named
     or no file is."""
     if file is not None:
-        owner = remove_key(file, name)
+        with _audited("key revoke", f"key {audit.nameable(name)}", file):
+            owner = remove_key(file, name)
         click.echo(f"{file}: {name} of {owner} is gone from it")
     if url is not None:
         _say(operator.revoke(name, url), url)
@@ -92,6 +98,11 @@ def revoke(name: str, file: Path | None, port: int | None, url: str | None) -> i
         if file is None:
             click.echo(f"take it out of {state.settings_path} too, or of where it has its tenants")
     return 0
+
+
+def _audited(verb: str, what: str, file: Path) -> AbstractContextManager[object]:
+    line = AuditLine(audit.user(), verb, what, str(file.absolute()))
+    return audit.audited(line, commands_audit_file(state_folder()))
 
 
 def _say(answer: dict[str, Any], where: str) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,8 +17,13 @@ from deployments.cluster.differences import Difference
 from deployments.cluster.remote_cluster import RemoteCluster
 from deployments.cluster.serve_config import serve_config
 from deployments.cluster.serve_rest import ANSWER_S, ServeRest
-from deployments.settings.load import load
+from deployments.cluster.server_files import commands_audit_file, state_folder
+from deployments.contract import audit
+from deployments.contract.audit import AuditLine
+from deployments.settings.load import load, settings_digest
 from deployments.settings.tree import Settings
+
+_DIGITS = 12  # of a digest
 
 
 def build(path: Path) -> int:
@@ -32,7 +38,8 @@ def deploy(path: Path, address: str | None, *, wait: bool) -> int:
     config = serve_config(settings)
     cluster = _cluster(address)
     _say_later(cluster.heard_later(config))
-    _say(cluster.deploy(config))
+    with _audited("deploy", str(path), address, settings_digest(config)):
+        _say(cluster.deploy(config))
     if not wait:
         return 0
     limit_s = max(m.replicas.start_timeout_s for m in settings.models.values())
@@ -65,16 +72,26 @@ def status(address: str, *, as_json: bool) -> int:
 
 def freeze(frozen: bool, address: str) -> int:
     """Raises ClusterError."""
-    _cluster(address).freeze(frozen)
+    with _audited("freeze", f"controllers: {'frozen' if frozen else 'free'}", address):
+        _cluster(address).freeze(frozen)
     click.echo(f"controllers: {'frozen' if frozen else 'no longer frozen'}")
     return 0
 
 
 def stop(address: str) -> int:
     """Lets our applications finish what they have, and deletes them. Raises ClusterError."""
-    _cluster(address).remove(lambda line: click.echo(line, err=True))
+    with _audited("stop", "all applications", address):
+        _cluster(address).remove(lambda line: click.echo(line, err=True))
     click.echo("Headrace's applications are gone from the cluster")
     return 0
+
+
+def _audited(
+    verb: str, what: str, address: str | None, after: str = ""
+) -> AbstractContextManager[object]:
+    """On this machine; what the cluster itself says of it stands in its own logs."""
+    line = AuditLine(audit.user(), verb, what, address_of(address), after=after[:_DIGITS])
+    return audit.audited(line, commands_audit_file(state_folder()))
 
 
 def _cluster(address: str | None) -> RemoteCluster:

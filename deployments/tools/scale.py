@@ -15,7 +15,9 @@ import click
 from deployments.cluster import manual_target
 from deployments.cluster.manual_target import ManualTarget
 from deployments.cluster.ray_jobs import JobFailed
-from deployments.cluster.server_files import find, state_folder
+from deployments.cluster.server_files import commands_audit_file, find, state_folder
+from deployments.contract import audit
+from deployments.contract.audit import AuditLine
 from deployments.tools.cluster import jobs_of
 from deployments.tools.control import ServerRefused, ask
 
@@ -32,13 +34,15 @@ def here(target: ManualTarget, port: int | None) -> int:
 def there(target: ManualTarget, address: str) -> int:
     """On a cluster, by a job. Raises ClusterError and ServerRefused."""
     told = shlex.quote(json.dumps(asdict(target)))
-    with jobs_of(address) as jobs:
-        output = jobs.run(f"{_PYTHON} -m {manual_target.__name__} {told}", _JOB_S)
-    answer = manual_target.read(output)
-    if answer is None:
-        raise JobFailed("the job said nothing", output)
-    if "error" in answer:
-        raise ServerRefused(answer["error"])
+    line = AuditLine(audit.user(), "scale", str(target), address)
+    with audit.audited(line, commands_audit_file(state_folder())):
+        with jobs_of(address) as jobs:
+            output = jobs.run(f"{_PYTHON} -m {manual_target.__name__} {told}", _JOB_S)
+        answer = manual_target.read(output)
+        if answer is None:
+            raise JobFailed("the job said nothing", output)
+        if "error" in answer:
+            raise ServerRefused(answer["error"])
     return _say(target, answer)
 
 

@@ -189,6 +189,7 @@ def _last_line(node: yaml.Node) -> int:
     """Counted from 0; a block's own end mark is behind the comments that follow it."""
     if isinstance(node, yaml.ScalarNode):
         return node.end_mark.line - (node.style in ("|", ">"))
+    assert isinstance(node, yaml.CollectionNode)
     if node.flow_style or not node.value:
         return int(node.end_mark.line)
     last = node.value[-1]

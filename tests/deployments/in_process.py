@@ -30,12 +30,13 @@ from deployments.gateway.queues.replica_channel import ChannelListener
 from deployments.gateway.queues.replica_link import LinkCounts
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
-from deployments.gateway.tenancy.tenants import Tenants
+from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.replica import describe
 from deployments.replica.device import DeviceWorker
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.replica_core import ReplicaCore
 from deployments.settings.gateway import GatewaySettings
+from deployments.settings.key import OperatorKeySettings
 from deployments.settings.model import ModelSettings
 from deployments.settings.tenant import TenantSettings
 from runtimes import catalog
@@ -183,12 +184,18 @@ class StandingTenants:
 
     problem = None
     frozen = False
-    operator_keys: frozenset[str] = frozenset()
     age_s = 0.0
 
     def __init__(self, tenants: dict[str, Any], priorities: tuple[str, ...]) -> None:
-        declared = {n: TenantSettings.model_validate(t) for n, t in tenants.items()}
-        self.current = Tenants(declared, priorities)
+        self._declared = {n: TenantSettings.model_validate(t) for n, t in tenants.items()}
+        self._priorities = priorities
+        self.operators()
+
+    def operators(self, *hashes: str) -> None:
+        """Whose keys have these hashes."""
+        keys = [OperatorKeySettings.model_validate(each) for each in hashes]
+        table = KeyTable(keys)
+        self.current = Tenants(self._declared, self._priorities, table=table)
 
     def publish_frozen(self, frozen: bool) -> None:
         self.frozen = frozen

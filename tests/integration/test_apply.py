@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -201,6 +202,39 @@ def test_tenants_are_in_force_within_seconds_and_a_spoilt_file_changes_nothing(s
     apply(server, {"a": A, "b": B})
     server.until(lambda: server.infer("a", [1]).status_code == 200, 5)
     assert server.replicas("a") == pids
+
+
+def test_a_key_is_revoked_while_the_registry_hangs_and_an_apply_waits_for_it(server):
+    (leaked, leaked_hash), (kept, kept_hash) = new_key(), new_key()
+    tenants = {"acme": {"keys": [{"id": "leaked", "hash": leaked_hash}, kept_hash]}}
+    applied = apply(server, {"a": A, "b": B}, tenants=tenants)
+    assert applied.returncode == 0, applied.stderr
+    bearers = [{"authorization": f"Bearer {key}"} for key in (leaked, kept)]
+    server.until(lambda: server.infer("a", [1], headers=bearers[0]).status_code == 200, 5)
+    (registry,) = server.named("ray::RegistryActor")
+    file = server.write("more.yaml", {"a": A, "b": B, "c": C}, tenants=tenants)
+    with ThreadPoolExecutor(1) as pool:
+        registry.suspend()
+        try:
+            applying = pool.submit(server.headrace, "apply", str(file))
+            server.until(lambda: bool(server.named("ray::ServeReplica:model-c")), 60)
+            revoked = server.headrace("key", "revoke", "leaked")
+            began = time.monotonic()
+            assert revoked.returncode == 0, revoked.stderr
+            server.until(lambda: server.infer("a", [1], headers=bearers[0]).status_code == 401, 2)
+            print(f"refused {time.monotonic() - began:.2f} s after `headrace key revoke` returned")
+            assert not applying.done()
+            assert server.infer("a", [1], headers=bearers[1]).status_code == 200
+        finally:
+            registry.resume()
+        finished = applying.result(90)
+    assert finished.returncode == 0, finished.stderr  # of a file that has the key yet
+    assert server.infer("a", [1], headers=bearers[0]).status_code == 401
+    assert server.infer("a", [1], headers=bearers[1]).status_code == 200
+    listed = server.headrace("key", "list").stdout.splitlines()
+    assert ["leaked", "tenant", "acme", "revoked", "never", "all"] in [o.split() for o in listed]
+    apply(server, {"a": A, "b": B})
+    server.until(lambda: server.infer("a", [1]).status_code == 200, 5)
 
 
 def test_a_version_that_does_not_agree_with_its_reference_leaves_the_old_one_serving(server):

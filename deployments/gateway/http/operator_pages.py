@@ -14,17 +14,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from deployments.contract import errors
+from deployments.contract import audit, errors
+from deployments.contract.audit import AuditLine
 from deployments.contract.registry import ANSWER_S
+from deployments.gateway.http.access import reader_of
 from deployments.gateway.http.body import small_body
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.router import Route
-from deployments.gateway.tenancy.tenants import KnownTenants, hash_key
+from deployments.gateway.tenancy.tenants import KnownTenants
 
 _LIMITS = small_body("an operator's request may be")
 T = TypeVar("T")
-_BEARER = b"bearer "
 _STORE_S = 10.0
 _STATUS_S = 2 * ANSWER_S  # it asks Serve and the autoscaler in turn
 
@@ -38,12 +39,13 @@ class _Revoked(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OperatorPages:
-    """`registry`: the actor's handle."""
+    """`registry`: the actor's handle. `used` hears of each key that opened a page, by its id."""
 
-    def __init__(self, registry: Any, tenants: KnownTenants) -> None:
+    def __init__(self, registry: Any, tenants: KnownTenants, used: Callable[[str], None]) -> None:
+        self._used = used
         self._registry = registry
         self._tenants = tenants
-        self._pages: dict[str, Callable[[Exchange], Any]] = {
+        self._pages: dict[str, Callable[[Exchange, str], Any]] = {
             "admin_status": self._status,
             "admin_controllers": self._controllers,
             "admin_keys": self._keys,
@@ -54,26 +56,13 @@ class OperatorPages:
         return route.endpoint in self._pages
 
     async def answer(self, exchange: Exchange, route: Route) -> None:
-        """Raises Unauthorized, BadRequest and NotReady."""
-        self._admit(exchange.header(b"authorization"))
-        found = await self._pages[route.endpoint](exchange)
+        """Raises Unauthorized, Forbidden, BadRequest and NotReady."""
+        reader = reader_of(self._tenants.current, exchange, route.endpoint)
+        self._used(reader.key)
+        found = await self._pages[route.endpoint](exchange, reader.key)
         await exchange.reply(200, Encoded(msgspec.json.encode(found)))
 
-    def _admit(self, authorization: str | None) -> None:
-        known = self._tenants.operator_keys
-        if not known:
-            raise errors.Unauthorized(
-                "no operator has a key; operators.keys of the settings has them"
-            )
-        given = (authorization or "").encode("latin-1").strip()
-        if not given.lower().startswith(_BEARER):
-            raise errors.Unauthorized(
-                "an operator's key is required: `Authorization: Bearer <key>`"
-            )
-        if hash_key(given[len(_BEARER) :].strip()) not in known:
-            raise errors.Unauthorized("the key is no operator's")
-
-    async def _status(self, exchange: Exchange) -> dict[str, Any]:
+    async def _status(self, exchange: Exchange, key: str) -> dict[str, Any]:
         try:
             asked = self._registry.server_status.remote()
             found: dict[str, Any] = await asyncio.wait_for(asked, _STATUS_S)
@@ -84,18 +73,27 @@ class OperatorPages:
             ) from None
         return found
 
-    async def _controllers(self, exchange: Exchange) -> dict[str, Any]:
+    async def _controllers(self, exchange: Exchange, key: str) -> dict[str, Any]:
         switch = await _read(exchange, _Switch, '{"frozen": true} or false')
-        await _stored(self._tenants.publish_frozen, switch.frozen)
+        asked = f"controllers: {'frozen' if switch.frozen else 'free'}"
+        with audit.audited(_line(exchange, key, "freeze", asked)):
+            await _stored(self._tenants.publish_frozen, switch.frozen)
         return {"frozen": switch.frozen}
 
-    async def _keys(self, exchange: Exchange) -> dict[str, Any]:
+    async def _keys(self, exchange: Exchange, key: str) -> dict[str, Any]:
         return {"keys": self._tenants.key_rows()}
 
-    async def _revoke(self, exchange: Exchange) -> dict[str, Any]:
+    async def _revoke(self, exchange: Exchange, key: str) -> dict[str, Any]:
         asked = await _read(exchange, _Revoked, '{"key": "its id or hash"}')
-        name, owner = await _stored(self._tenants.revoke, asked.key)
+        line = _line(exchange, key, "revoke", f"key {audit.nameable(asked.key)}")
+        with audit.audited(line):
+            name, owner = await _stored(self._tenants.revoke, asked.key)
         return {"revoked": name, "owner": owner}
+
+
+def _line(exchange: Exchange, key: str, verb: str, what: str) -> AuditLine:
+    client = exchange.client[0] if exchange.client else "?"
+    return AuditLine(f"key {key}", verb, what, f"gateway, {client}")
 
 
 async def _read(exchange: Exchange, kind: type[T], must: str) -> T:

@@ -1,7 +1,7 @@
 """The pages about the server and its models: metadata, readiness, lists, metrics, documentation.
 
-Cheap, never queued, and open to everybody who can reach the gateway: of tenants they hold nothing
-but the names, which `/metrics` has as labels.
+Cheap and never queued. Who may read which, `access` says; of models a page shows what its reader
+may see, and to all others a model that is there is as one that is not.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from deployments.contract import errors
+from deployments.contract.description import ModelDescription
+from deployments.gateway.http.access import reader_of
 from deployments.gateway.http.body import small_body
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.protocols import metadata, openapi
 from deployments.gateway.http.protocols.metadata import ModelState
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.router import Route
-from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.queues.catalogue import Catalogue, unknown_model
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
+from deployments.gateway.tenancy.tenants import KnownTenants, Reader
 
 _INDEX_LIMITS = small_body("an index request may be")
 # Swagger UI, from a package that brings its files: clusters reach no CDN. The path is relative, for
@@ -45,41 +48,52 @@ class Pages:
     """`priorities`: the gateway's, which the OpenAPI document lists."""
 
     def __init__(
-        self, models: Catalogue, telemetry: GatewayTelemetry, priorities: Sequence[str]
+        self,
+        models: Catalogue,
+        telemetry: GatewayTelemetry,
+        tenants: KnownTenants,
+        priorities: Sequence[str],
     ) -> None:
+        self._tenants = tenants
         self._models = models
         self._telemetry = telemetry
         self._priorities = priorities
-        self._pages: dict[str, Callable[[Exchange, Route], Page]] = {
-            "server_metadata": lambda e, r: (200, metadata.server_metadata()),
+        self._pages: dict[str, Callable[[Exchange, Route, Reader], Page]] = {
+            "server_metadata": lambda *_: (200, metadata.server_metadata()),
             "model_metadata": self._model_metadata,
             "model_ready": self._model_ready,
-            "openai_models": lambda e, r: (200, metadata.openai_models(models.descriptions)),
+            "openai_models": lambda _, __, who: (200, metadata.openai_models(self._seen_by(who))),
             "openai_model": self._openai_model,
-            "live": lambda e, r: (200, metadata.live()),
+            "live": lambda *_: (200, metadata.live()),
             "ready": self._ready,
             "metrics": self._metrics,
             "openapi": self._openapi,
-            "docs": lambda e, r: (200, Encoded(_DOCS, _HTML)),
+            "docs": lambda *_: (200, Encoded(_DOCS, _HTML)),
             "docs_file": _docs_file,
         }
 
     async def answer(self, exchange: Exchange, route: Route) -> None:
-        """Raises NotFound for a model nobody declared."""
+        """Raises Unauthorized and Forbidden, and NotFound for a model that nobody declared or that
+        is not the reader's."""
+        who = reader_of(self._tenants.current, exchange, route.endpoint)
+        self._telemetry.used(who.key)
+        if route.model is not None and not who.may_see(route.model):
+            raise unknown_model(route.model)
         if route.endpoint == "repository_index":
             body = await exchange.body(_INDEX_LIMITS)
             only_ready = metadata.ready_only(body)
-            status, page = 200, metadata.repository_index(self._states(), only_ready=only_ready)
+            status, page = 200, metadata.repository_index(self._states(who), only_ready=only_ready)
         else:
-            status, page = self._pages[route.endpoint](exchange, route)
+            status, page = self._pages[route.endpoint](exchange, route, who)
         await exchange.reply(status, page, _RETRY_AFTER if status == 503 else None)
 
-    def _states(self) -> list[ModelState]:
-        waiting = set(self._models.waiting_for)
+    def _seen_by(self, who: Reader) -> list[ModelDescription]:
+        return [d for d in self._models.descriptions if who.may_see(d.name)]
+
+    def _states(self, who: Reader) -> list[ModelState]:
+        waiting = {name for name in self._models.waiting_for if who.may_see(name)}
         ready = [
-            ModelState(d.name, d.version, True)
-            for d in self._models.descriptions
-            if d.name not in waiting
+            ModelState(d.name, d.version, True) for d in self._seen_by(who) if d.name not in waiting
         ]
         return ready + [
             ModelState(name, "", False, self._why_not_ready(name)) for name in sorted(waiting)
@@ -89,22 +103,22 @@ class Pages:
         optional = ", and nothing waits for it: it is optional"
         return "declared but not ready yet" + optional * self._models.is_optional(name)
 
-    def _ready(self, exchange: Exchange, route: Route) -> Page:
+    def _ready(self, exchange: Exchange, route: Route, who: Reader) -> Page:
         if self._models.draining:
             states = [ModelState("", "", False, "the server is draining and takes no new requests")]
             return 503, metadata.server_ready(False, states)
         ready = self._models.all_ready
-        waiting = [s for s in self._states() if not s.ready]
+        waiting = [s for s in self._states(who) if not s.ready]
         if ready:  # what came later answers for itself
             waiting = [s for s in waiting if self._models.is_optional(s.name)]
         return (200 if ready else 503), metadata.server_ready(ready, waiting)
 
-    def _model_metadata(self, exchange: Exchange, route: Route) -> Page:
+    def _model_metadata(self, exchange: Exchange, route: Route, who: Reader) -> Page:
         assert route.model is not None
         model = self._models.find(route.model, route.version)
         return 200, metadata.model_metadata(model.description)
 
-    def _model_ready(self, exchange: Exchange, route: Route) -> Page:
+    def _model_ready(self, exchange: Exchange, route: Route, who: Reader) -> Page:
         assert route.model is not None
         try:
             self._models.find(route.model, route.version)
@@ -113,21 +127,21 @@ class Pages:
             ready = False
         return (200 if ready else 503), metadata.model_ready(route.model, ready)
 
-    def _openai_model(self, exchange: Exchange, route: Route) -> Page:
+    def _openai_model(self, exchange: Exchange, route: Route, who: Reader) -> Page:
         assert route.model is not None
         return 200, metadata.openai_model(self._models.find(route.model).description)
 
-    def _metrics(self, exchange: Exchange, route: Route) -> Page:
+    def _metrics(self, exchange: Exchange, route: Route, who: Reader) -> Page:
         body, content_type = self._telemetry.page(exchange.header(b"accept") or "")
         return 200, Encoded(body, content_type.encode())
 
-    def _openapi(self, exchange: Exchange, route: Route) -> Page:
+    def _openapi(self, exchange: Exchange, route: Route, who: Reader) -> Page:
         host = exchange.header(b"host") or "127.0.0.1"
-        document = openapi.document(self._models.descriptions, f"http://{host}", self._priorities)
+        document = openapi.document(self._seen_by(who), f"http://{host}", self._priorities)
         return 200, Encoded(document)
 
 
-def _docs_file(exchange: Exchange, route: Route) -> Page:
+def _docs_file(exchange: Exchange, route: Route, who: Reader) -> Page:
     """One of the router's names."""
     name = PurePosixPath(exchange.path).name
     body = _docs_file_bytes(name)

@@ -1,8 +1,10 @@
-"""A log line for each request that failed: by default those of status 500 and above.
+"""A log line for each request that failed, by default of status 500 and above, and for each that
+was not let in: 401, 403 and 429.
 
 Metrics count everything; lines are for finding one. A flood of refusals must not cost what it was
-refused to save, so at most `most_per_s` lines a second are written; the next line written says how
-many were left out. A request that gets no line costs two comparisons.
+refused to save, so at most `most_per_s` lines a second are written of either kind, so that those
+who are not let in hide no failure; the next line written says how many were left out. A request
+that gets no line costs two comparisons.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ logger = logging.getLogger("headrace.access")
 
 @dataclass(frozen=True, slots=True)
 class AccessLine:
-    """`request_id` as the caller sees it in the answer; never a body, a header or a key. Tokens are
-    those of a request that generates."""
+    """`request_id` as the caller sees it in the answer; never a body, a header or a key. `key_id`:
+    of the key it came by. Tokens are those of a request that generates."""
 
     request_id: str
     method: str
@@ -29,6 +31,11 @@ class AccessLine:
     total_ms: float
     input_tokens: int | None = None
     output_tokens: int | None = None
+    key_id: str = ""
+
+
+NOT_LET_IN = (401, 403, 429)
+_ALL_FAILURES = 599
 
 
 class AccessLog:
@@ -38,22 +45,27 @@ class AccessLog:
         self.least_status = least_status
         self._most_per_s = most_per_s
         self._second = -1
-        self._written = self._suppressed = 0
+        self._failures = self._refusals = self._suppressed = 0
 
     def wants(self, status: int, now: float) -> bool:
         """Whether to build and `write` a line; counts it as left out when there are too many.
 
         `now`: seconds on any clock.
         """
-        if status < self.least_status:
+        refusal = status in NOT_LET_IN
+        if status < self.least_status and not (refusal and self.least_status <= _ALL_FAILURES):
             return False
         if int(now) != self._second:
-            self._second, self._written = int(now), 0
-        if self._written < self._most_per_s:
-            self._written += 1
-            return True
-        self._suppressed += 1
-        return False
+            self._second, self._failures, self._refusals = int(now), 0, 0
+        written = self._refusals if refusal else self._failures
+        if written >= self._most_per_s:
+            self._suppressed += 1
+            return False
+        if refusal:
+            self._refusals += 1
+        else:
+            self._failures += 1
+        return True
 
     def write(self, line: AccessLine) -> None:
         extra = {name: getattr(line, name) for name in AccessLine.__slots__}

@@ -12,7 +12,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from deployments.contract import logs
+from deployments.contract import errors, logs
+from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.request_start import upstream_wait_s
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.catalogue import Catalogue
@@ -41,6 +42,7 @@ from deployments.gateway.telemetry.tracing import SpanTimes, SpanWriter, TraceCo
 from deployments.gateway.tenancy.tenants import KnownTenants
 from deployments.settings.gateway import GatewaySettings
 
+_NOT_FINE = 400
 _MOST_CLIENTS = 65_536
 
 
@@ -100,8 +102,15 @@ class GatewayTelemetry:
         return self._tracing.begin(headers)
 
     def used(self, key: str) -> None:
-        """A request came by a key of this id."""
-        self._keys.used(key, time.time())
+        """A request came by a key of this id; "": by none."""
+        if key:
+            self._keys.used(key, time.time())
+
+    def turned_away(self, exchange: Exchange, error: errors.HeadraceError) -> None:
+        """A page was refused; requests to models end in `finished`."""
+        if self._access.wants(error.status, time.monotonic()):
+            total_s = time.perf_counter() - exchange.arrived
+            self._access.write(_page_line(exchange, error, total_s))
 
     def arrived(self, context: RequestContext) -> None:
         assert context.caller is not None
@@ -112,7 +121,7 @@ class GatewayTelemetry:
         total_s = time.perf_counter() - context.exchange.arrived
         caller, stages = context.caller, context.stages
         tenant, priority = (caller.tenant.name, caller.priority) if caller is not None else ("", "")
-        if caller is not None and caller.tenant.key:
+        if caller is not None:
             self.used(caller.tenant.key)
         self._metrics.request(
             RequestLabels(
@@ -135,7 +144,7 @@ class GatewayTelemetry:
         if context.generated is not None and context.outcome == ANSWERED:
             sample = _sample(context.generated)
             self._metrics.generated((context.model, tenant, priority), sample)
-        if self._access.wants(context.status, time.monotonic()):
+        if context.status >= _NOT_FINE and self._access.wants(context.status, time.monotonic()):
             self._access.write(_line(context, tenant, total_s))
         if self._tracing.records(context.trace):
             self._trace(context, total_s)
@@ -292,6 +301,13 @@ def _sample(generated: Generated) -> GenerationSample:
     )  # fmt: skip
 
 
+def _page_line(exchange: Exchange, error: errors.HeadraceError, total_s: float) -> AccessLine:
+    return AccessLine(
+        exchange.request_id.decode("latin-1"), exchange.method, exchange.path,
+        error.status, error.outcome, error.reason, "", "", total_s * 1e3,
+    )  # fmt: skip
+
+
 def _line(context: RequestContext, tenant: str, total_s: float) -> AccessLine:
     tokens = None if context.generated is None else context.generated.tokens
     exchange = context.exchange
@@ -299,6 +315,7 @@ def _line(context: RequestContext, tenant: str, total_s: float) -> AccessLine:
         exchange.request_id.decode("latin-1"), exchange.method, exchange.path,
         context.status, context.outcome, context.reason, context.model, tenant, total_s * 1e3,
         None if tokens is None else tokens.input, None if tokens is None else tokens.output,
+        "" if context.caller is None else context.caller.tenant.key,
     )  # fmt: skip
 
 

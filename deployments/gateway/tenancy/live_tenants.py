@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from deployments.contract import audit
 from deployments.contract.key_list import KeyRow, key_rows
 from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.settings.gateway import PRIORITIES
@@ -32,9 +33,11 @@ _PUBLISHED = "the published tenants"
 
 class TenantsSource(Protocol):
     """`may_open`: whether tenants that have keys may be replaced by such that have none, which
-    lets everybody in."""
+    lets everybody in. `origin`: what it is, in words."""
 
     may_open: bool
+
+    origin: str
 
     def signature(self) -> Hashable | None:
         """Of what would be read now: another one where it was replaced. None: it is not there."""
@@ -54,6 +57,7 @@ class TenantsPath:
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path)
+        self.origin = str(path)
 
     def signature(self) -> Hashable | None:
         try:
@@ -83,6 +87,7 @@ class PublishedTenants:
     both may raise."""
 
     may_open = True
+    origin = _PUBLISHED
 
     def __init__(
         self, fetch: Callable[[], str | None], publish: Callable[[str], None] | None = None
@@ -129,7 +134,8 @@ class LiveTenants:
     force and says why in `problem`; beside it whether controllers are `frozen`. Reading may take a
     while: call `refresh` from a thread. `priorities`, `auth`: the gateway's, which don't change
     while it runs. The first reading has nothing to fall back on, and raises SettingsErrors.
-    `revoked`: where they cannot be had, the last ones stay so. `wall`: seconds since the epoch.
+    `digest`: of all that is in force. `revoked`: where they cannot be had, the last ones stay so.
+    `wall`: seconds since the epoch.
     """
 
     def __init__(
@@ -150,11 +156,16 @@ class LiveTenants:
         self.current = Tenants({}, self._priorities)
         self.problem: str | None = None
         self.frozen = False
-        self.operator_keys: frozenset[str] = frozenset()
+        self.digest = ""
         self._settings = TenantsSettings()
         self._look_for_revoked()
         self._seen = source.signature()
         self._read()
+
+    @property
+    def origin(self) -> str:
+        """Where they are read, in words."""
+        return self._source.origin
 
     @property
     def age_s(self) -> float:
@@ -224,6 +235,6 @@ class LiveTenants:
         if not self._source.may_open and self.current.need_keys and not tenants.need_keys:
             raise SettingsErrors([Mistake("tenants", 0, "", _OPENS)])
         self._settings = loaded
+        self.digest = audit.digest(tenants_text(loaded) + "".join(sorted(self._revoked)))
         self.current = tenants
-        self.operator_keys = frozenset(k.hash for k in loaded.operators.keys) - self._revoked
         self.frozen = loaded.controllers.frozen

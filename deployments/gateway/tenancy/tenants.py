@@ -68,10 +68,6 @@ class Tenant:
             return f"{model}:{adapter}" in self.models or f"{model}:*" in self.models
         return model in self.models
 
-    def may_see(self, model: str) -> bool:
-        """Whether it is listed: it may be used, or an adapter of it."""
-        return self.models is None or any(name.partition(":")[0] == model for name in self.models)
-
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -92,6 +88,19 @@ class Key:
     tenant: Tenant | None
     begins_s: float
     ends_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Who reads pages. `key`: the id of the key it came by; `models` it may use, None: all."""
+
+    key: str = ""
+    models: frozenset[str] | None = None
+    is_operator: bool = False
+
+    def may_see(self, model: str) -> bool:
+        """Whether it may use it, or an adapter of it."""
+        return self.models is None or any(name.partition(":")[0] == model for name in self.models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +190,26 @@ class Tenants:
             raise Forbidden("this is an operator's key, which runs no model; send a tenant's key")
         return tenant
 
+    def reader(self, authorization: bytes | None) -> Reader:
+        """Who reads pages where keys are needed. Raises Unauthorized."""
+        if authorization is None:
+            return Reader(models=self._by_authorization(None).models)
+        key = self.key(authorization)
+        if key.tenant is None:
+            return Reader(key.id, is_operator=True)
+        return Reader(key.id, key.tenant.models)
+
+    def operator(self, authorization: bytes | None) -> Reader:
+        """Raises Unauthorized, and Forbidden for a tenant's key."""
+        if all(key.tenant is not None for key in self.keys):
+            raise Unauthorized("no operator has a key; operators.keys of the settings has them")
+        if authorization is None:
+            raise Unauthorized("an operator's key is required: `Authorization: Bearer <key>`")
+        reader = self.reader(authorization)
+        if not reader.is_operator:
+            raise Forbidden("this is a tenant's key; an operator's key is required")
+        return reader
+
     def key(self, authorization: bytes) -> Key:
         """The key that a header names, if it is good at the moment. Raises Unauthorized."""
         scheme, _, given = authorization.strip().partition(b" ")
@@ -253,9 +282,6 @@ class KnownTenants(Protocol):
     def problem(self) -> str | None: ...
     @property
     def frozen(self) -> bool: ...
-    @property
-    def operator_keys(self) -> frozenset[str]:
-        """Hashes."""
 
     @property
     def age_s(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 import threading
@@ -14,6 +15,7 @@ import pytest
 from deployments.cluster import control_socket
 from deployments.cluster.control_socket import ControlSocket
 from deployments.cluster.server_files import NoServer
+from deployments.contract import audit
 from deployments.tools import control
 from deployments.tools.control import ServerRefused, ask
 
@@ -44,7 +46,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.usefixtures("path")
 def test_a_question_is_answered() -> None:
-    assert ask(PORT, {"do": "status", "n": 1}) == {"asked": {"do": "status", "n": 1}}
+    asked = ask(PORT, {"do": "status", "n": 1})["asked"]
+    assert (asked["do"], asked["n"]) == ("status", 1)
+
+
+@pytest.mark.usefixtures("path")
+def test_who_asks_is_the_systems_word_and_not_the_askers() -> None:
+    asked = ask(PORT, {"do": "status", "asker": "somebody else"})["asked"]
+    assert asked["asker"] == f"{audit.user()}, process {os.getpid()}"
 
 
 @pytest.mark.usefixtures("path")

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from deployments.cluster import tenants_publisher
 from deployments.cluster.tenants_publisher import TenantsPublisher
 from deployments.contract import tenants_store
+from deployments.contract.audit import AuditLine
 from deployments.contract.scaling import document, store
 from deployments.settings.load import SettingsErrors, parse_tenants
 
@@ -25,6 +27,7 @@ def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         found["tenants"], found["digest"] = text, deployment
 
     monkeypatch.setattr(tenants_store, "publish_deployed", publish)
+    monkeypatch.setattr(tenants_store, "fetch", lambda: found.get("tenants"))
     return found
 
 
@@ -35,6 +38,18 @@ def test_both_are_published_with_their_defaults(published: dict[str, Any]) -> No
     assert "max_length: null" in published["tenants"]
     tenants = parse_tenants(published["tenants"], "published", TENANTS["priorities"])
     assert tenants.tenants["acme"].weight == 3
+
+
+def test_what_was_published_leaves_an_audit_line_and_a_restart_none(
+    published: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[AuditLine] = []
+    monkeypatch.setattr(tenants_publisher.audit, "record", lines.append)
+    for _ in range(2):
+        TenantsPublisher({**TENANTS, "scaling": SCALING})
+    (line,) = lines
+    assert (line.verb, line.object, line.outcome) == ("publish", "tenants", "done")
+    assert line.before != line.after
 
 
 def test_models_of_the_pool_are_published_with_it(published: dict[str, Any]) -> None:

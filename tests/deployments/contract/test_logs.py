@@ -105,7 +105,7 @@ def test_configuring_twice_writes_once(written):
     assert len(lines()) == 1
 
 
-@pytest.mark.parametrize(("status", "wanted"), [(200, False), (429, False), (499, False)])
+@pytest.mark.parametrize(("status", "wanted"), [(200, False), (404, False), (499, False)])
 def test_answers_and_callers_mistakes_get_no_line(status, wanted):
     assert AccessLog().wants(status, 0.0) is wanted
 
@@ -121,6 +121,18 @@ def test_a_flood_gets_at_most_ten_lines_a_second(refused, expected):
     access = AccessLog(most_per_s=10)
     assert sum(access.wants(503, 7.0 + i / 100) for i in range(refused)) == expected
     assert access.wants(503, 8.0)
+
+
+@pytest.mark.parametrize("status", [401, 403, 429])
+def test_who_was_not_let_in_gets_a_line(status):
+    assert AccessLog().wants(status, 0.0)
+    assert not AccessLog(least_status=600).wants(status, 0.0)
+
+
+def test_a_flood_of_those_who_are_not_let_in_hides_no_failure():
+    access = AccessLog(most_per_s=2)
+    assert [access.wants(401, 0.0) for _ in range(3)] == [True, True, False]
+    assert [access.wants(503, 0.0) for _ in range(3)] == [True, True, False]
 
 
 def test_a_line_says_how_many_were_left_out_before_it(written):

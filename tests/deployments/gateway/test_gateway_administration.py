@@ -30,6 +30,7 @@ class Tenants:
     """Whose store may fail."""
 
     frozen = True
+    origin, digest = "the published tenants", "1a"
 
     def __init__(self) -> None:
         self.looks = 0

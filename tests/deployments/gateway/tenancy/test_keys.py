@@ -106,10 +106,10 @@ def test_a_key_opens_what_it_and_its_tenant_both_may(
 
 
 def test_an_adapters_model_is_seen_and_not_run() -> None:
-    found = by(made({"id": "k", "models": ["m:x"]}), "k")
-    assert found.may_see("m")
-    assert not found.may_use("m")
-    assert not found.may_see("n")
+    tenants = made({"id": "k", "models": ["m:x"]})
+    assert not by(tenants, "k").may_use("m")
+    reader = tenants.reader(b"Bearer hr_k")
+    assert (reader.key, reader.may_see("m"), reader.may_see("n")) == ("k", True, False)
 
 
 @pytest.mark.parametrize(

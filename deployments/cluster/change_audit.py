@@ -1,0 +1,71 @@
+"""An audit line for every change that the host is asked for: who asked, for what, what came of it.
+
+Digests are of the settings that are in force before and after it. A request for a change that is
+refused gets its line too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from deployments.cluster.control_socket import ASKER, Handler
+from deployments.contract import audit
+from deployments.contract.audit import AuditLine
+from deployments.settings.load import dump, settings_digest
+from deployments.settings.tree import Settings
+
+_DIGITS = 12
+_LONGEST_NAME = 100
+
+
+def audited_handlers(
+    handlers: dict[str, Handler], settings: Callable[[], Settings]
+) -> dict[str, Handler]:
+    """The same, those that change something with their line. `settings`: those in force."""
+    return {
+        do: _audited(_OBJECTS[do], handler, settings) if do in _OBJECTS else handler
+        for do, handler in handlers.items()
+    }
+
+
+def digest_of(settings: Settings) -> str:
+    return settings_digest(dump(settings))[:_DIGITS]
+
+
+def _audited(
+    of: Callable[[dict[str, Any]], str], handler: Handler, settings: Callable[[], Settings]
+) -> Handler:
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        before = digest_of(settings())
+        asked = AuditLine(
+            request.get(ASKER, ""), request["do"], of(request), "control socket", before
+        )
+        with audit.audited(asked) as instead:
+            found = handler(request)
+            outcome = audit.REFUSED if "error" in found else audit.DONE
+            error = str(found.get("error", ""))
+            after = digest_of(settings())
+            instead(replace(asked, after=after, outcome=outcome, detail=error))
+        return found
+
+    return answer
+
+
+def _scaled(request: dict[str, Any]) -> str:
+    number = request.get("replicas")
+    group = f" group {request['group']}" if request.get("group") else ""
+    return f"model {request.get('model')}{group}: {'auto' if number is None else number}"
+
+
+def _revoked(request: dict[str, Any]) -> str:
+    return f"key {audit.nameable(str(request.get('key', '')))}"
+
+
+_OBJECTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "apply": lambda request: str(request.get("path", "")),
+    "freeze": lambda request: f"controllers: {'frozen' if request.get('frozen') else 'free'}",
+    "scale": _scaled,
+    "revoke": _revoked,
+}

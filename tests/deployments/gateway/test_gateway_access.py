@@ -1,0 +1,158 @@
+"""What is public, and who sees how much of the rest: nobody, a tenant, an operator."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import Answer, Stand, ask, standing
+
+from deployments.gateway.http import access, router
+from deployments.gateway.tenancy.tenants import hash_key
+
+SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}}
+MODELS = {"mine": SYNTHETIC, "theirs": SYNTHETIC}
+TENANTS = {
+    "acme": {"keys": [{"id": "acme-1", "hash": hash_key("hr_acme")}], "models": ["mine"]},
+    "all": {"keys": [{"id": "all-1", "hash": hash_key("hr_all")}]},
+}
+BODY = b'{"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}'
+OPERATOR = "hr_operator"
+
+
+@pytest.fixture
+async def stand(tmp_path: Path) -> AsyncIterator[Stand]:
+    async with standing(MODELS, tmp_path, tenants=TENANTS) as stand:
+        stand.tenants.operators(hash_key(OPERATOR))
+        yield stand
+
+
+async def get(stand: Stand, path: str, key: str = "", method: str = "GET") -> Answer:
+    headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+    return await ask(stand.app, method, path, headers)
+
+
+def pages() -> list[tuple[str, str, str]]:
+    """Endpoint, method and path of every page of the router that runs no model."""
+    fixed = [(r.endpoint, r.methods[0], path) for path, r in router._FIXED.items()]
+    found = [(e, m, p) for e, m, p in fixed if e not in ("embeddings", "completions", "chat")]
+    of_models = ("/v2/models/mine", "/v2/models/mine/ready", "/v1/models/mine")
+    for path in of_models:
+        route = router.match(path)
+        assert route is not None
+        found.append((route.endpoint, "GET", path))
+    return found
+
+
+@pytest.mark.parametrize(("endpoint", "method", "path"), pages())
+async def test_nothing_is_answered_without_a_key_but_what_is_public(
+    stand: Stand, endpoint: str, method: str, path: str
+) -> None:
+    for key in ("", "hr_unknown"):
+        answer = await get(stand, path, key, method)
+        if endpoint in access.PUBLIC:
+            assert answer.status == 200
+        else:
+            assert answer.status == 401
+        assert b"mine" not in answer.body
+        assert b"theirs" not in answer.body
+
+
+@pytest.mark.parametrize(("endpoint", "method", "path"), pages())
+async def test_an_operator_reads_every_page(
+    stand: Stand, endpoint: str, method: str, path: str
+) -> None:
+    if endpoint not in access.ADMIN:
+        assert (await get(stand, path, OPERATOR, method)).status == 200
+
+
+async def names(stand: Stand, key: str) -> list[set[str]]:
+    listed = json.loads((await get(stand, "/v1/models", key)).body)["data"]
+    index = json.loads((await get(stand, "/v2/repository/index", key, "POST")).body)
+    document = (await get(stand, "/openapi.json", key)).body.decode()
+    return [
+        {model["id"] for model in listed},
+        {model["name"] for model in index},
+        {name for name in MODELS if f'"{name}"' in document},
+    ]
+
+
+async def test_a_tenant_sees_its_own_models_alone_in_every_list(stand: Stand) -> None:
+    assert await names(stand, "hr_acme") == [{"mine"}] * 3
+    assert await names(stand, "hr_all") == [{"mine", "theirs"}] * 3
+    assert await names(stand, OPERATOR) == [{"mine", "theirs"}] * 3
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/models/{}", "/v2/models/{}/ready", "/v1/models/{}", "/v2/models/{}/versions/1"]
+)
+async def test_anothers_model_is_as_one_that_is_not_there(stand: Stand, path: str) -> None:
+    theirs = await get(stand, path.format("theirs"), "hr_acme")
+    absent = await get(stand, path.format("absent"), "hr_acme")
+    assert theirs.status == absent.status == 404
+    assert theirs.body.replace(b"theirs", b"absent") == absent.body
+
+
+async def test_metrics_are_for_operators_alone(stand: Stand) -> None:
+    assert (await get(stand, "/metrics", "hr_acme")).status == 403
+    assert b"headrace_" in (await get(stand, "/metrics", OPERATOR)).body
+
+
+async def test_admin_pages_take_no_tenants_key(stand: Stand) -> None:
+    assert (await get(stand, "/admin/keys", "hr_acme")).status == 403
+    assert (await get(stand, "/admin/keys", OPERATOR)).status == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/models/mine/infer", "/v1/models/mine:predict", "/v1/embeddings"]
+)
+async def test_an_operators_key_runs_no_model(stand: Stand, path: str) -> None:
+    headers = [(b"authorization", f"Bearer {OPERATOR}".encode())]
+    answer = await ask(stand.app, "POST", path, headers, BODY)
+    assert answer.status == 403
+    assert b"runs no model" in answer.body
+
+
+async def test_readiness_names_no_model_to_those_who_may_not_see_it(stand: Stand) -> None:
+    stand.models._declared |= {"theirs-too"}  # and not ready
+    assert stand.models.waiting_for == ["theirs-too"]
+    stand.models._awaited = {"theirs-too"}
+    public = await get(stand, "/readyz")
+    assert (public.status, json.loads(public.body)) == (503, {"ready": False})
+    assert b"theirs-too" not in (await get(stand, "/readyz", "hr_acme")).body
+    assert b"theirs-too" in (await get(stand, "/readyz", OPERATOR)).body
+
+
+async def test_a_default_tenant_reads_without_a_key_what_is_its_own(tmp_path: Path) -> None:
+    tenants = TENANTS | {"default": {"models": ["theirs"]}}
+    async with standing(MODELS, tmp_path, tenants=tenants) as stand:
+        assert await names(stand, "") == [{"theirs"}] * 3
+        assert (await get(stand, "/metrics")).status == 403
+
+
+async def test_where_no_keys_are_needed_all_is_as_it_was(tmp_path: Path) -> None:
+    tenants: dict[str, Any] = {"acme": {"models": ["mine"]}}
+    async with standing(MODELS, tmp_path, tenants=tenants) as stand:
+        assert await names(stand, "") == [{"mine", "theirs"}] * 3
+        assert (await get(stand, "/metrics")).status == 200
+        assert (await get(stand, "/admin/status")).status == 401
+
+
+async def test_keys_are_counted_and_refusals_get_a_line(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.getLogger("headrace.access"), "handle", lines.append)
+    stand.telemetry.refresh()
+    await get(stand, "/v1/models", "hr_acme")
+    headers = [(b"authorization", b"Bearer hr_acme")]
+    await ask(stand.app, "POST", "/v2/models/mine/infer", headers, BODY)
+    assert (await get(stand, "/metrics", "hr_acme")).status == 403
+    page = (await get(stand, "/metrics", OPERATOR)).body.decode()
+    assert 'key="acme-1",tenant="acme"} 2.0' in page
+    (line,) = lines
+    assert (line.status, line.path) == (403, "/metrics")  # type: ignore[attr-defined]
