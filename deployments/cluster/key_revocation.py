@@ -8,6 +8,7 @@ lists the key does not bring it back.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,8 @@ from deployments.contract.key_list import key_rows
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import load_tenants, parse_tenants
 from deployments.settings.tree import TenantsSettings
+
+logger = logging.getLogger("headrace.host")
 
 
 class Store(Protocol):
@@ -62,9 +65,7 @@ class KeyRevocation:
             return {"error": str(unknown)}
         self._store.revoke(key.hash)
         if key.hash not in self._remembered():
-            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._file.open("a", encoding="ascii") as file:
-                file.write(key.hash + "\n")
+            self._remember(key.hash)
         return {"revoked": key.kid, "owner": owner}
 
     def _tenants(self) -> TenantsSettings:
@@ -75,6 +76,15 @@ class KeyRevocation:
         if text is None:
             raise ValueError("the server has published no tenants yet")
         return parse_tenants(text, "the published tenants", self._gateway.priorities)
+
+    def _remember(self, key_hash: str) -> None:
+        """What cannot be written holds all the same, until the next start."""
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with self._file.open("a", encoding="ascii") as file:
+                file.write(key_hash + "\n")
+        except OSError as fault:
+            logger.error("%s cannot be written: %s; a restart forgets it", self._file, fault)
 
     def _remembered(self) -> list[str]:
         try:
