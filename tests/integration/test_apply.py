@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -233,8 +234,17 @@ def test_a_key_is_revoked_while_the_registry_hangs_and_an_apply_waits_for_it(ser
     assert server.infer("a", [1], headers=bearers[1]).status_code == 200
     listed = server.headrace("key", "list").stdout.splitlines()
     assert ["leaked", "tenant", "acme", "revoked", "never", "all"] in [o.split() for o in listed]
+    lines = [json.loads(line) for line in audit_file(server).read_text().splitlines()]
+    (line,) = [each for each in lines if each["verb"] == "revoke"]
+    assert (line["object"], line["outcome"]) == ("key leaked", "done")
+    assert {"serve", "apply", "take up"} <= {each["verb"] for each in lines}
+    assert leaked not in audit_file(server).read_text()
     apply(server, {"a": A, "b": B})
     server.until(lambda: server.infer("a", [1]).status_code == 200, 5)
+
+
+def audit_file(server: Server) -> Path:
+    return server_files.audit_file(server.port, server_files.state_folder(server.environ))
 
 
 def test_a_version_that_does_not_agree_with_its_reference_leaves_the_old_one_serving(server):

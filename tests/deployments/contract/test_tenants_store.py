@@ -1,0 +1,50 @@
+"""What is published and what is revoked stand apart: neither takes the other back."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.contract import cluster_store, tenants_store
+
+
+class KeyValue:
+    """Ray's, by its own names."""
+
+    def __init__(self) -> None:
+        self.data: dict[tuple[bytes, bytes], bytes] = {}
+
+    def _internal_kv_put(
+        self, key: bytes, value: bytes, *, overwrite: bool, namespace: bytes
+    ) -> None:
+        assert overwrite
+        self.data[namespace, key] = value
+
+    def _internal_kv_get(self, key: bytes, *, namespace: bytes) -> bytes | None:
+        return self.data.get((namespace, key))
+
+    def _internal_kv_list(self, prefix: bytes, *, namespace: bytes) -> list[bytes]:
+        return [key for ns, key in self.data if ns == namespace and key.startswith(prefix)]
+
+
+@pytest.fixture(autouse=True)
+def _store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_store, "internal_kv", KeyValue())
+
+
+def test_revoked_hashes_add_up_whoever_writes_and_whatever_is_published() -> None:
+    assert tenants_store.revoked() == frozenset()
+    for key_hash in ("sha256:1", "sha256:2", "sha256:1"):
+        tenants_store.revoke(key_hash)
+    tenants_store.publish("tenants: {}\n")
+    assert tenants_store.revoked() == {"sha256:1", "sha256:2"}
+    assert tenants_store.fetch() == "tenants: {}\n"
+
+
+def test_a_deployment_is_published_once() -> None:
+    assert tenants_store.fetch() is None
+    tenants_store.publish_deployed("first", "d1")
+    tenants_store.publish("an operator's")
+    tenants_store.publish_deployed("first", "d1")
+    assert tenants_store.fetch() == "an operator's"
+    tenants_store.publish_deployed("second", "d2")
+    assert tenants_store.fetch() == "second"
