@@ -31,9 +31,9 @@ from deployments.gateway.request_context import (
     demand_of,
 )
 from deployments.gateway.reuse.fallback import ModelSelection
-from deployments.gateway.tenancy.rates import Rates
-from deployments.gateway.tenancy.tenants import Tenant
+from deployments.gateway.tenancy.tenants import Caller
 
+CHECKS_KEY_S = 5.0  # an answer that flows ends so soon after its key, at its next token
 STALL_S = 60.0  # a client that takes nothing for so long is gone
 _SSE = b"text/event-stream; charset=utf-8"
 _UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -74,7 +74,7 @@ async def generate(
     pending = streams.submit(prompt, terms, demand)
     left = partial(streams.cancel, pending)
     try:
-        meter = _TokenMeter(services.rates, caller.tenant, pending)
+        meter = _TokenMeter(services, caller, pending)
         await unless_left(context.exchange, _relay(context, selection, pending, meter), left)
     finally:
         left()  # nothing, once the answer is whole
@@ -130,17 +130,27 @@ def _as_sent(
 
 
 class _TokenMeter:
-    """Output tokens, counted at the tenant's rate as they come."""
+    """Output tokens, counted at the tenant's rate as they come; and whether they may come yet."""
 
-    def __init__(self, rates: Rates, tenant: Tenant, pending: PendingStreamRequest) -> None:
-        self._rates, self._tenant, self._pending = rates, tenant, pending
+    def __init__(
+        self, services: GatewayServices, caller: Caller, pending: PendingStreamRequest
+    ) -> None:
+        self._services, self._caller, self._pending = services, caller, pending
         self._counted = 0
+        self._checks_at = monotonic() + CHECKS_KEY_S
 
     def count(self) -> None:
         so_far = self._pending.tokens.output
         if so_far > self._counted:
-            self._rates.spend(self._tenant, so_far - self._counted)
+            self._services.rates.spend(self._caller.tenant, so_far - self._counted)
             self._counted = so_far
+
+    def check_key(self) -> None:
+        """Raises Unauthorized where the key has ended, which is looked at now and then."""
+        now = monotonic()
+        if now >= self._checks_at:
+            self._checks_at = now + CHECKS_KEY_S
+            self._services.check_key(self._caller)
 
 
 async def _relay(
@@ -196,6 +206,7 @@ async def _flow(
             context.response_bytes += len(data)
             await _send(exchange, data)
             meter.count()
+            meter.check_key()
             data = await pending.next()
     except (errors.CallerLeft, errors.ReaderTooSlow):
         raise  # nobody reads what would be said

@@ -217,6 +217,11 @@ class GatewayServices:
             exchange.headers.get(b"x-priority"),
         )
 
+    def check_key(self, caller: Caller) -> None:
+        """Raises Unauthorized where the caller's key has ended since it came."""
+        if not self._tenants.current.still_opens(caller.tenant):
+            raise errors.Unauthorized("the API key has ended meanwhile", reason="key_ended")
+
     def check_open(self) -> None:
         if self.models.draining:
             raise errors.Overloaded(

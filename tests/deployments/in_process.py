@@ -191,10 +191,10 @@ class StandingTenants:
         self._priorities = priorities
         self.operators()
 
-    def operators(self, *hashes: str) -> None:
-        """Whose keys have these hashes."""
+    def operators(self, *hashes: str, revoked: Sequence[str] = ()) -> None:
+        """Whose keys have these hashes; and which keys are revoked."""
         keys = [OperatorKeySettings.model_validate(each) for each in hashes]
-        table = KeyTable(keys)
+        table = KeyTable(keys, revoked)
         self.current = Tenants(self._declared, self._priorities, table=table)
 
     def publish_frozen(self, frozen: bool) -> None:

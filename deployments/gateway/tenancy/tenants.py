@@ -143,6 +143,7 @@ class Tenants:
         for revoked in table.revoked:
             self._by_key.pop(revoked, None)
         self.keys = tuple(self._by_key.values())
+        self._by_id = {key.id: key for key in self.keys}
         self._default = self._by_name.get(DEFAULT_TENANT)
         lists = any(given.keys is not None for given in declared.values())
         if auth == "open" and lists:
@@ -219,6 +220,15 @@ class Tenants:
         if key is None or not key.begins_s <= self._wall() < key.ends_s:
             raise Unauthorized("the API key is unknown, expired or revoked")
         return key
+
+    def still_opens(self, tenant: Tenant) -> bool:
+        """Whether what it came by is good yet, for work that goes on."""
+        if not tenant.key:
+            return True
+        key = self._by_id.get(tenant.key)
+        if key is None or key.tenant is None or key.tenant.name != tenant.name:
+            return False
+        return key.begins_s <= self._wall() < key.ends_s
 
     def _by_x_tenant(self, x_tenant: bytes | None) -> Tenant:
         if x_tenant is None:

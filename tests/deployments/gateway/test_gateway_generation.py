@@ -21,6 +21,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from deployments.contract.channel.messages import StreamEnd
 from deployments.contract.description import ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
+from deployments.gateway import generation
+from deployments.gateway.tenancy.tenants import hash_key
 
 Describe = Callable[..., ModelDescription]
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}}
@@ -429,3 +431,23 @@ async def test_a_users_requests_are_one_session(stand: Stand, engines: Played) -
     assert pending.request.session == "default/ann"
     engines.say(lease, b"{}", tokens=(1, 0, 1), end=StreamEnd.DONE)
     await client.end()
+
+
+async def test_an_answer_that_flows_ends_with_its_key(
+    tmp_path: Path, description: Describe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "CHECKS_KEY_S", 0.0)
+    tenants = {"acme": {"keys": [{"id": "k", "hash": hash_key("hr_k")}]}}
+    async with standing({"device": SYNTHETIC}, tmp_path, tenants=tenants) as stand:
+        engines = add(stand, description)
+        client = Client(stand, CHAT, streamed(), [(b"authorization", b"Bearer hr_k")])
+        lease = await begun(engines)
+        engines.say(lease, b"data: one\n\n", tokens=(10, 0, 1))
+        await client.hears(1)
+        stand.tenants.operators(revoked=[hash_key("hr_k")])
+        engines.say(lease, b"data: two\n\n", tokens=(10, 0, 2))
+        said = await client.end()
+        assert said.startswith(b"data: one\n\ndata: two\n\n")
+        assert b"the API key has ended meanwhile" in said
+        assert DONE not in said
+        await engines.until_aborted(1)

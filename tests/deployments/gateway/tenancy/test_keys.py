@@ -77,6 +77,16 @@ def test_a_revoked_last_key_leaves_the_door_shut() -> None:
         tenants.identify(None, b"a", None)
 
 
+def test_what_goes_on_is_held_to_its_keys_end() -> None:
+    ending = {"id": "k", "expires": ENDS}
+    tenant = by(made(ending), "k")
+    assert made(ending, wall_s=moment_s(ENDS) - 1).still_opens(tenant)
+    assert not made(ending, wall_s=moment_s(ENDS)).still_opens(tenant)
+    assert not made(ending, revoked=("k",)).still_opens(tenant)
+    assert not made({"id": "other"}).still_opens(tenant)
+    assert made({"id": "other"}).still_opens(Tenant("a"))  # that came without a key
+
+
 def test_an_operators_key_runs_no_model_and_may_be_revoked() -> None:
     with pytest.raises(Forbidden, match="runs no model"):
         by(made({"id": "k"}), "operator")
