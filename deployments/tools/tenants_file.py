@@ -73,7 +73,8 @@ def tenants_of(path: Path) -> TenantsSettings:
 
 def _read(path: Path) -> tuple[str, TenantsSettings]:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8", newline="") as stream:  # its line ends are its own
+            text = stream.read()
     except (OSError, UnicodeDecodeError) as fault:
         raise CannotEdit(f"{path} cannot be read: {fault}") from None
     return text, _parsed(text, path)
@@ -166,7 +167,7 @@ def _without_item(text: str, section: tuple[str, ...], position: int) -> str:
         else:
             begin, end = items[position - 1].end_mark.index, items[position].end_mark.index
         return text[:begin] + text[end:]
-    lines = text.splitlines(keepends=True)
+    lines = text.splitlines(keepends=True)  # YAML allows no character that Python alone ends at
     del lines[items[position].start_mark.line : _last_line(items[position]) + 1]
     return "".join(lines)
 
@@ -197,9 +198,8 @@ def _last_line(node: yaml.Node) -> int:
 
 
 def _end_of_line(text: str, line: int) -> int:
-    return sum(len(each) for each in text.splitlines(keepends=True)[:line]) + len(
-        text.splitlines()[line]
-    )
+    before = text.splitlines(keepends=True)[:line]
+    return sum(map(len, before)) + len(text.splitlines()[line])
 
 
 def _line_after(text: str, line: int, added: str) -> str:

@@ -123,6 +123,18 @@ def test_what_two_tenants_share_is_not_changed_for_both(tmp_path: Path) -> None:
     assert hashes(path) == set()
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_line_ends_and_odd_characters_are_left_as_they_are(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "tenants.yaml"
+    text = BLOCK.replace("# the first", "# fünf ☃").replace("\n", end)
+    path.write_bytes(text.encode())
+    add_key(path, "acme", {"hash": THREE})
+    remove_key(path, THREE)
+    assert path.read_bytes().decode().replace(end, "\n") == text.replace(end, "\n")
+    remove_key(path, "two")
+    assert hashes(path) == {ONE}
+
+
 def test_the_file_keeps_its_rights_and_a_link_stays_a_link(tmp_path: Path) -> None:
     path = file(tmp_path, "tenants: {acme: {}}\n")
     path.chmod(0o640)
