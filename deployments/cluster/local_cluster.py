@@ -36,6 +36,7 @@ from deployments.settings.tree import Settings
 
 _OBJECT_STORE_BYTES = 128 * 1024 * 1024
 _POLL_S = 0.2
+_STARTS_S = 60.0  # the registry's imports take seconds on a busy machine
 _BRIEFLY_S = 2.0  # for what goes on without an answer
 logger = logging.getLogger("headrace.host")
 _READY_ANSWER_S = 0.5  # HAProxy lets a request wait while no gateway is up; progress must not
@@ -65,6 +66,7 @@ class LocalCluster:
         self._dashboard = Dashboard(self.dashboard_url, token_of(), answer_s=serve_rest.ANSWER_S)
         self._serve = ServeRest(self._dashboard)
         self._registry = registry()
+        self._heard = False
 
     def publish_tenants(self, text: str) -> None:
         tenants_store.publish(text)
@@ -92,13 +94,16 @@ class LocalCluster:
 
     def _asked(self, method: str, *args: Any, limit_s: float = ANSWER_S) -> Any:
         """The registry's answer. Raises ClusterError where there is none in time."""
+        limit_s = limit_s if self._heard else max(limit_s, _STARTS_S)
         try:
-            return ray.get(getattr(self._registry, method).remote(*args), timeout=limit_s)
+            found = ray.get(getattr(self._registry, method).remote(*args), timeout=limit_s)
         except ray.exceptions.GetTimeoutError:
             raise ClusterError(
                 f"the registry does not answer within {limit_s:g} s: it hangs, or its machine "
                 "does; requests are served meanwhile"
             ) from None
+        self._heard = True
+        return found
 
     def _asked_if_there(self, method: str, *args: Any) -> Any:
         """As `_asked`; None, and a line, where it hangs."""

@@ -57,6 +57,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
 def cluster() -> LocalCluster:
     made = LocalCluster.__new__(LocalCluster)
     made._registry, made._serve = Hanging(), Serve()  # type: ignore[assignment]
+    made._heard = True
     return made
 
 
@@ -90,3 +91,19 @@ def test_a_stop_does_not_wait_for_gateways_that_cannot_be_told(
 ) -> None:
     cluster.drain(3600.0)
     assert waits == [5.0]
+
+
+def test_a_registry_that_starts_is_waited_for_longer_until_it_was_heard(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster._heard = False
+    waited: list[float | None] = []
+
+    def get(_: object, timeout: float | None = None) -> Any:
+        waited.append(timeout)
+        return []
+
+    monkeypatch.setattr(local_cluster.ray, "get", get)
+    cluster.progress()
+    cluster.progress()
+    assert waited == [60.0, 2.0]
