@@ -118,14 +118,18 @@ class Gateway:
 
     async def _tell_registry(self) -> None:
         """Pushes the snapshot that `status` shows, and hears what others have passed of tenants'
-        rates."""
+        rates. That it is away is said once."""
+        away = False
         while True:
             try:
                 said = {**self._telemetry.snapshot(), "rates": self._app.rates.report()}
                 pushed = self._registry.push.remote(self._uid, said)
                 self._app.rates.hear(await asyncio.wait_for(pushed, _PUSH_ANSWER_S))
+                away = False
             except Exception as fault:
-                logger.warning("the registry took no snapshot: %r; going on", fault)
+                if not away:
+                    logger.warning("the registry took no snapshot: %r; going on", fault)
+                away = True
             await asyncio.sleep(_REFRESH_S if not self._models.draining else _REFRESH_S / 10)
 
     async def __del__(self) -> None:
