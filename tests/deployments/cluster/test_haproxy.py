@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import os
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
 import pytest
 from fake_engines import until
+from real_haproxy import in_front_of
 
-from deployments.cluster import haproxy, ports
+from deployments.cluster import haproxy
 
 
 def test_an_installed_program_is_taken_as_it_is(tmp_path):
@@ -61,61 +62,6 @@ def test_haproxy_itself_is_no_program_of_ours(tmp_path):
 @pytest.mark.parametrize("name", ["none", "."])
 def test_a_path_without_a_program_is_said(tmp_path, name):
     assert haproxy.problem(str(tmp_path / name), tmp_path) == f"{tmp_path / name} is no program"
-
-
-CONFIG = """\
-global
-    log 127.0.0.1:514 local0 info
-    stats socket {folder}/admin.sock mode 666 level admin
-    maxconn 1000
-defaults
-    mode http
-    timeout connect 5s
-    timeout server 60s
-    timeout client 60s
-    retry-on conn-failure
-    option redispatch 1
-    balance roundrobin
-    errorfile 503 /dev/null
-    option abortonclose
-    option splice-request
-    option splice-response
-    option http-no-delay
-    option idle-close-on-response
-frontend prometheus
-    bind :{metrics}
-frontend http_frontend
-    bind 127.0.0.1:{port}
-    default_backend http-gateway
-backend default_backend
-    http-request return status 404
-backend http-gateway
-    http-reuse always
-{servers}
-listen stats
-    bind *:{stats}
-"""
-
-
-@contextlib.asynccontextmanager
-async def in_front_of(*servers: asyncio.Server, folder: Path, wrapper: str) -> AsyncIterator[str]:
-    """The real HAProxy, with these as its gateways; its URL."""
-    port, config = ports.any_free(), folder / "haproxy.cfg"
-    lines = [
-        f"    server SERVE_REPLICA_gateway-{n} 127.0.0.1:{each.sockets[0].getsockname()[1]}"
-        for n, each in enumerate(servers)
-    ]
-    own = {"metrics": ports.any_free(), "stats": ports.any_free()}
-    config.write_text(CONFIG.format(port=port, servers="\n".join(lines), folder=folder, **own))
-    process = await asyncio.create_subprocess_exec(wrapper, "-db", "-f", str(config))
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        await process.wait()
-        for server in servers:
-            server.close()
 
 
 async def test_callers_that_leave_while_they_wait_are_noticed(tmp_path: Path, wrapper):

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from deployments.cluster import haproxy_wrapper
-from deployments.cluster.haproxy_wrapper import Options, Refused, connections, corrected
+from deployments.cluster.haproxy_options import Options, Refused
+from deployments.cluster.haproxy_wrapper import connections, corrected
+from deployments.gateway.http import strict_protocol
 
 CONFIG = """\
 global
@@ -54,12 +56,16 @@ def starting(word: str, found: list[str]) -> list[str]:
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1"])
 def test_haproxys_own_pages_have_an_address_of_their_own(host):
     binds = starting("bind", lines(host="0.0.0.0", admin_host=host))
-    assert binds == [f"bind {host}:19101", "bind 0.0.0.0:18000", f"bind {host}:18404"]
+    assert binds == [
+        f"bind {host}:19101",
+        "bind 0.0.0.0:18000 tcp-ut 30s",
+        f"bind {host}:18404",
+    ]
 
 
 def test_requests_are_accepted_where_serve_says_unless_told_otherwise():
-    assert "bind 127.0.0.1:18000" in lines()
-    assert "bind 10.0.0.7:18000" in lines(host="10.0.0.7")
+    assert "bind 127.0.0.1:18000 tcp-ut 30s" in lines()
+    assert "bind 10.0.0.7:18000 tcp-ut 30s" in lines(host="10.0.0.7")
 
 
 def test_the_admin_socket_is_its_owners_alone():
@@ -74,11 +80,17 @@ def test_nothing_is_sent_to_the_machines_syslog_unless_someone_asked(target):
     assert starting("log", found)[-1] == "log global"
 
 
-def test_headers_have_a_time_to_arrive_in():
-    found = lines(headers_s=7)
-    at = found.index("timeout client 3600s")
-    assert found[at + 1 : at + 3] == ["timeout http-request 7s", "option http-ignore-probes"]
-    assert len(starting("timeout http-request", found)) == 1
+@pytest.mark.parametrize(("body_s", "expected"), [(7, 60), (90, 90)])
+def test_headers_bodies_and_slow_readers_have_their_times(body_s, expected):
+    found = lines(headers_s=7, body_s=body_s)
+    assert {f"timeout client {expected}s", "timeout client-fin 5s"} <= set(found)
+    assert starting("timeout http-request", found) == ["timeout http-request 7s"]
+    (waits,) = [line for line in found if "wait-for-body" in line]
+    assert waits.startswith(f"http-request wait-for-body time {body_s}s if")
+
+
+def test_as_many_headers_are_taken_as_gateways_take():
+    assert f"tune.http.maxhdr {strict_protocol.MOST_HEADERS + 1}" in lines()
 
 
 def test_a_gateway_has_a_bound_and_the_fallback_none():
@@ -92,8 +104,9 @@ def test_a_gateway_has_a_bound_and_the_fallback_none():
 
 def test_its_own_refusals_are_what_they_say():
     refusals = [line for line in lines() if line.startswith(("http-error", "errorfile"))]
-    assert [line.split()[2] for line in refusals] == ["408", "502", "503", "504"]
-    assert all(line.endswith("hdr Retry-After 1") for line in refusals)
+    assert [line.split()[2] for line in refusals] == ["400", "403", "408", "502", "503", "504"]
+    later = [line.split()[2] for line in refusals if line.endswith("hdr Retry-After 1")]
+    assert later == ["408", "502", "503", "504"]
 
 
 def section(name: str, found: list[str]) -> list[str]:
@@ -108,7 +121,6 @@ def test_what_a_gateway_had_when_it_died_goes_to_another_where_it_may(replay):
     assert starting("retry-on", found) == [
         "retry-on conn-failure empty-response" if replay else "retry-on conn-failure"
     ]
-    assert ("option http-buffer-request" in found) is replay
     assert "http-request disable-l7-retry if { req.hdr(x-idempotent) -m str -i false }" in found
 
 
@@ -190,10 +202,12 @@ def test_a_gateway_under_another_name_is_not_left_unbounded():
         ("HEADERS_S", "0"),
         ("MAX_REQUESTS", "many"),
         ("MAXCONN", "-1"),
+        ("SOURCE_CONNECTIONS", "all"),
+        ("TRUSTED_PROXIES", "10.0.0.0/8 } or { always_true"),
     ],
 )
 def test_a_value_that_cannot_be_meant_is_refused_by_name(name, value):
-    with pytest.raises(Refused, match=f"HEADRACE_HAPROXY_{name} is .*must be"):
+    with pytest.raises(Refused, match=f"HEADRACE_HAPROXY_{name} (is|has) .*must be"):
         Options.of({f"HEADRACE_HAPROXY_{name}": value})
 
 

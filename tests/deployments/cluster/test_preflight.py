@@ -89,7 +89,7 @@ def test_a_value_that_the_config_would_override_is_a_warning():
     other = replace(HEAD, environment={**HEAD.environment, "HEADRACE_HAPROXY_HEADERS_S": "5"})
     finding = only(other)
     assert finding.level == "warning"
-    assert "is 5, not 30 (gateway.limits.body_timeout_s" in finding.message
+    assert "is 5, not 10 (gateway.limits.headers_timeout_s" in finding.message
 
 
 def test_the_wrapper_may_be_elsewhere_on_each_node():

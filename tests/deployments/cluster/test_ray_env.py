@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.cluster import haproxy_wrapper, ray_env
+from deployments.cluster import ray_env
+from deployments.cluster.haproxy_options import Options
 from deployments.cluster.ray_env import Layer, config_env, local_environment, resolved_ingress
 from deployments.settings.gateway import GatewaySettings
 
@@ -82,14 +83,23 @@ def test_the_wrapper_reads_what_the_settings_tell_it():
             "ingress": "haproxy",
             "host": "10.0.0.7",
             "haproxy_admin_host": "10.0.0.8",
-            "limits": {"body_timeout_s": 6.5, "max_requests": 50},
+            "limits": {
+                "headers_timeout_s": 6.5,
+                "body_timeout_s": 7.5,
+                "max_body_bytes": 2048,
+                "max_requests": 50,
+                "connections_per_source": 9,
+            },
+            "trusted_proxies": ["10.0.0.0/8", "fd00::/8"],
         }
     )
-    told = haproxy_wrapper.Options.of(env(gateway))
+    told = Options.of(env(gateway))
     assert (told.host, told.admin_host) == ("10.0.0.7", "10.0.0.8")
-    assert (told.headers_s, told.max_requests) == (7, 50)
+    assert (told.headers_s, told.body_s, told.max_body_bytes) == (7, 8, 2048)
+    assert (told.max_requests, told.source_connections) == (50, 9)
+    assert told.trusted_proxies == ("10.0.0.0/8", "fd00::/8")
 
 
 def test_an_untold_wrapper_does_as_the_settings_do_by_default():
-    told = haproxy_wrapper.Options.of(env(HAPROXY))
-    assert haproxy_wrapper.Options(host="127.0.0.1") == told
+    told = Options.of(env(HAPROXY))
+    assert Options(host="127.0.0.1") == told

@@ -1,0 +1,121 @@
+"""Which requests HAProxy takes, and from whom: the rules of the frontend that callers meet.
+
+Two kinds of refusal. What two readers may understand differently never reaches a gateway: no Host,
+two keys, a header's name that is not letters, digits and dashes, a path that climbs. And nobody
+takes the places of all. A body that fits HAProxy's buffer (`tune.bufsize`, 16 KiB) is read whole
+before a gateway hears of it, so a slow one holds a connection here and nothing else. One that does
+not fit holds one of a gateway's places while it comes in; how fast it must come is the gateway's to
+say. So such bodies are counted, by the address they come from: over half of all places, addresses
+that have a sixteenth are refused; over three quarters, all are. A quarter stays for requests that
+are whole. Connections are bounded in the same way: when four fifths are taken, those addresses are
+refused that have a tenth. An address alone may have all but the last of everything, since behind a
+load balancer all callers have one; `trusted_proxies` say whose word for the caller's is taken.
+
+What is counted ends with a request, not with its body: HAProxy has no rule for that.
+Source: HAProxy 2.8's configuration manual, 4.2 `http-request wait-for-body`, `stick-table`, 7.3.6
+`req.body_size`; what it answers, docs/security.md.
+"""
+
+from __future__ import annotations
+
+from deployments.cluster.haproxy_options import Options
+
+_MOST_TAKEN = 0.8  # of the connections, before a source is held against its share
+_SOURCE_SHARE = 0.1
+_CHUNKED_BYTES = 8192  # a chunked body that has so much in the buffer may have more
+_RETRY_AFTER_S = 1
+_SOURCES = "headrace-bodies-of-source"
+_ALL = "headrace-bodies"
+_CALLER = "req.hdr_ip(x-forwarded-for,-1)"
+_REFUSALS = {
+    "no_host": (400, "a request must name its Host"),
+    "two_keys": (400, "a request may have one Authorization header"),
+    "path": (404, "no such path"),
+    "bodies": (503, "too many large bodies are on their way; send it again"),
+}
+# Of unfinished bodies that are counted: requests, by where they come from and of all.
+TABLES = f"""\
+backend {_SOURCES}
+    stick-table type ipv6 size 100k expire 60s store conn_cur
+backend {_ALL}
+    stick-table type integer size 1 expire 60s store conn_cur
+"""
+
+
+def frontend(options: Options, connections: int, gateways: int) -> str:
+    """The lines below the frontend's `bind`. `connections`: as many as HAProxy takes; `gateways`:
+    that it knows."""
+    lines = [
+        *_of_connections(options, connections),
+        *_unambiguous(options),
+        "http-request disable-l7-retry if { req.hdr(x-idempotent) -m str -i false }",
+        *_of_bodies(options, options.max_requests * max(gateways, 1)),
+    ]
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def _of_connections(options: Options, connections: int) -> list[str]:
+    taken, share = int(connections * _MOST_TAKEN), int(connections * _SOURCE_SHARE)
+    own, most = _unless_trusted(options), options.source_connections
+    bound = [f"tcp-request connection reject if {{ sc0_conn_cur gt {most} }}"] if most else []
+    return [
+        "stick-table type ipv6 size 100k expire 60s store conn_cur",
+        f"tcp-request connection track-sc0 src{own}",
+        *bound,
+        f"tcp-request connection reject if {{ fe_conn gt {taken} }} {{ sc0_conn_cur gt {share} }}",
+    ]
+
+
+def _unambiguous(options: Options) -> list[str]:
+    """In order: what is refused, then what is said of where it came from."""
+    own = _unless_trusted(options)
+    climbs = "/../ /./ // %2e %2E %2f %2F %5c %5C %00"
+    return [
+        # A load balancer's check may be of HTTP/1.0.
+        _refused("no_host", "!{ req.hdr(host) -m found } !{ path /-/healthz }"),
+        _refused("two_keys", "{ req.fhdr_cnt(authorization) gt 1 }"),
+        _refused("path", f"{{ path -m sub {climbs} }}"),
+        _refused("path", "{ path_end /.. /. }"),
+        f"http-request set-header x-forwarded-for %[src]{own}",
+        f"http-request set-header x-forwarded-proto http{own}",
+        "http-request set-header x-forwarded-for %[src] if !{ req.hdr(x-forwarded-for) -m found }",
+    ]
+
+
+def _of_bodies(options: Options, places: int) -> list[str]:
+    """Waits for what fits the buffer, and bounds what does not. A length that the gateway refuses
+    by the head alone is not waited for: nobody shall be asked to send it."""
+    of_source, of_all = f"sc1_conn_cur({_SOURCES})", f"sc2_conn_cur({_ALL})"
+    return [
+        "acl chunked_body req.hdr(transfer-encoding) -m found",
+        f"http-request wait-for-body time {options.body_s}s "
+        f"if {{ req.body_size 1:{options.max_body_bytes} }} or chunked_body",
+        "http-request set-var(txn.body_here) req.body_len",
+        "http-request set-var(txn.body_missing) req.body_size,sub(txn.body_here)",
+        "acl unfinished var(txn.body_missing) -m int gt 0",
+        f"acl much_here req.body_len gt {_CHUNKED_BYTES}",
+        *(
+            f"http-request track-{which} table {table} if {what}"
+            for what in ("unfinished", "chunked_body much_here")
+            for which, table in ((f"sc1 {_CALLER}", _SOURCES), ("sc2 int(0)", _ALL))
+        ),
+        _refused(
+            "bodies",
+            f"{{ {of_all} gt {places // 2} }} {{ {of_source} gt {max(places // 16, 1)} }}",
+        ),
+        _refused("bodies", f"{{ {of_all} gt {places * 3 // 4} }}"),
+    ]
+
+
+def _refused(why: str, condition: str) -> str:
+    status, message = _REFUSALS[why]
+    later = f" hdr Retry-After {_RETRY_AFTER_S}" if status == 503 else ""
+    return (
+        f"http-request return status {status} content-type application/json "
+        f'string \'{{"error": "{message}"}}\'{later} if {condition}'
+    )
+
+
+def _unless_trusted(options: Options) -> str:
+    networks = " ".join(options.trusted_proxies)
+    return f" unless {{ src {networks} }}" if networks else ""

@@ -1,0 +1,266 @@
+"""What HAProxy takes and from whom, at the real one before a server that says what it was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from real_haproxy import in_front_of
+
+from deployments.cluster import haproxy, haproxy_rules
+from deployments.cluster.haproxy_options import Options
+
+HOST = b"host: x\r\n"
+LARGE = 40_000  # more than HAProxy's buffer
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers with the head and the body's length; as a gateway, waits for slow bodies."""
+    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            names = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
+            size = await _body(reader, names)
+            said = json.dumps({"head": head.decode("latin-1").lower(), "size": size}).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(said), said))
+    writer.close()
+
+
+async def _body(reader: asyncio.StreamReader, names: dict[bytes, bytes]) -> int:
+    if names.get(b"transfer-encoding") != b"chunked":
+        return len(await reader.readexactly(int(names.get(b"content-length", b"0"))))
+    size = 0
+    while chunk := int(await reader.readline(), 16):
+        size += len((await reader.readexactly(chunk + 2))[:-2])
+    await reader.readline()
+    return size
+
+
+@asynccontextmanager
+async def listening(folder: Path, **told: object) -> AsyncIterator[Edge]:
+    """HAProxy as it is told, before one gateway."""
+    server = await asyncio.start_server(echo, "127.0.0.1", 0, limit=1 << 20)
+    wrapper = str(haproxy.program(folder / "program", folder))
+    async with in_front_of(server, folder=folder, wrapper=wrapper, **told) as url:
+        edge = Edge(urlsplit(url).port or 0)
+        while not await edge.listens():  # noqa: ASYNC110 - HAProxy tells nobody
+            await asyncio.sleep(0.02)
+        yield edge
+
+
+class Edge:
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def listens(self) -> bool:
+        try:
+            (await self.connected())[1].close()
+        except OSError:
+            return False
+        return True
+
+    async def connected(
+        self, source: str = "127.0.0.1"
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self._port, local_addr=(source, 0))
+
+    async def said(self, request: bytes, source: str = "127.0.0.1") -> bytes:
+        """The first answer, and what came with it; nothing where the connection was refused."""
+        with contextlib.suppress(ConnectionError):
+            reader, writer = await self.connected(source)
+            writer.write(request)
+            async with asyncio.timeout(10):
+                answer = await _whole(reader)
+            writer.close()
+            return answer
+        return b""
+
+
+async def _whole(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.read(65_536)
+    while b"\r\n\r\n" in head:
+        names, _, body = head.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", names)
+        if not length or len(body) >= int(length[1]):
+            break
+        head += await reader.read(65_536)
+    return head
+
+
+def ask(*lines: bytes, method: bytes = b"GET", path: bytes = b"/v1/models") -> bytes:
+    return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, path, b"".join(lines))
+
+
+def post(size: int, sent: int) -> bytes:
+    head = ask(HOST, b"content-length: %d\r\n" % size, method=b"POST")
+    return head + b"x" * sent
+
+
+@pytest.fixture
+async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
+    async with listening(tmp_path) as found:
+        yield found
+
+
+async def test_what_two_readers_may_understand_differently_reaches_no_gateway(edge: Edge):
+    key = b"authorization: Bearer a\r\n"
+    refused = {
+        b"400 no host": ask(),
+        b"400 no host, 1.0": b"GET /v1/models HTTP/1.0\r\n\r\n",
+        b"400 two keys": ask(HOST, key, key),
+        b"400 nobody": ask(HOST, b": v\r\n"),
+        b"403 underscore": ask(HOST, b"x_tenant: acme\r\n"),
+        b"403 dot": ask(HOST, b"x.tenant: acme\r\n"),
+        b"404 climbs": ask(HOST, path=b"/v1/../admin/status"),
+        b"404 climbs at its end": ask(HOST, path=b"/v2/.."),
+        b"404 doubled": ask(HOST, path=b"//admin/status"),
+        b"404 dots encoded": ask(HOST, path=b"/v1/%2e%2e/admin/status"),
+        b"404 slash encoded": ask(HOST, path=b"/v1%2Fmodels"),
+        b"400 many headers": ask(HOST, *(b"x-%d: 1\r\n" % n for n in range(120))),
+    }
+    for why, request in refused.items():
+        head, _, body = (await edge.said(request)).partition(b"\r\n\r\n")
+        assert head.split()[1] == why[:3], why
+        assert b"<html>" in body or json.loads(body)["error"], why
+    assert (await edge.said(ask(HOST, key))).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_load_balancers_check_may_be_of_http_1_0(edge: Edge):
+    answer = await edge.said(b"GET /-/healthz HTTP/1.0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+FORGED = (b"x-forwarded-for: 6.6.6.6\r\n", b"x-forwarded-proto: https\r\n")
+
+
+async def test_the_callers_address_is_what_it_connects_from_not_what_it_says(edge: Edge):
+    answer = await edge.said(ask(HOST, *FORGED), "127.0.0.7")
+    assert b"x-forwarded-for: 127.0.0.7\\r\\n" in answer
+    assert b"x-forwarded-proto: http\\r\\n" in answer
+    assert b"6.6.6.6" not in answer
+
+
+async def test_a_trusted_proxy_is_taken_at_its_word(tmp_path: Path):
+    async with listening(tmp_path, TRUSTED_PROXIES="127.0.0.8/32 fd00::/8") as edge:
+        assert b"6.6.6.6" in await edge.said(ask(HOST, *FORGED), "127.0.0.8")
+        assert b"x-forwarded-for: 127.0.0.8" in await edge.said(ask(HOST), "127.0.0.8")
+        assert b"6.6.6.6" not in await edge.said(ask(HOST, *FORGED), "127.0.0.7")
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+async def test_chunked_bodies_of_any_size_are_taken(edge: Edge, size):
+    chunks = b"".join(b"%x\r\n%b\r\n" % (n, b"x" * n) for n in [size // 2, size - size // 2])
+    head = ask(HOST, b"transfer-encoding: chunked\r\n", method=b"POST")
+    assert b'"size": %d' % size in await edge.said(head + chunks + b"0\r\n\r\n")
+
+
+async def test_a_body_that_fits_the_buffer_comes_whole_or_not_at_all(tmp_path: Path):
+    async with listening(tmp_path, BODY_S=1) as edge:
+        assert (await edge.said(post(20, 19))).startswith(b"HTTP/1.1 408 ")
+        assert b'"size": 20' in await edge.said(post(20, 20))
+
+
+async def test_nobody_is_asked_to_send_what_is_too_long(tmp_path: Path):
+    """It goes on to the gateway, which refuses it by its head."""
+    async with listening(tmp_path, MAX_BODY_BYTES=50) as edge:
+        for size, asked in ((50, True), (51, False)):
+            expects = ask(
+                HOST, b"expect: 100-continue\r\ncontent-length: %d\r\n" % size, method=b"POST"
+            )
+            reader, writer = await edge.connected()
+            writer.write(expects)
+            if asked:
+                assert (await reader.readline()).startswith(b"HTTP/1.1 100 ")
+            else:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(reader.readline(), 0.2)
+            writer.close()
+
+
+async def test_slow_large_bodies_of_one_source_leave_others_their_places(tmp_path: Path):
+    """Of 16 places: 8 for such bodies before a source with one of them is refused more."""
+    async with listening(tmp_path, MAX_REQUESTS=16) as edge:
+        slow = [await edge.connected("127.0.0.9") for _ in range(40)]
+        for _, writer in slow:
+            writer.write(post(LARGE, LARGE - 1))
+        assert await _first_answers(slow, 40 - 8) == {b"503"}
+        for size in (10, LARGE):
+            assert b'"size": %d' % size in await edge.said(post(size, size)), size
+        for _, writer in slow:
+            writer.close()
+        async with asyncio.timeout(5):
+            while b'"size"' not in await edge.said(post(LARGE, LARGE), "127.0.0.9"):  # noqa: ASYNC110 - HAProxy tells nobody
+                await asyncio.sleep(0.02)
+
+
+async def _first_answers(
+    asked: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]], count: int
+) -> set[bytes]:
+    """Statuses of those who are answered, once they are so many; the others go on."""
+    reading = {asyncio.create_task(reader.readline()) for reader, _ in asked}
+    done: set[asyncio.Task[bytes]] = set()
+    async with asyncio.timeout(10):
+        while len(done) < count:
+            now, reading = await asyncio.wait(reading, return_when=asyncio.FIRST_COMPLETED)
+            done |= now
+    for each in reading:
+        each.cancel()
+    assert len(done) == count
+    return {each.result()[9:12] for each in done}
+
+
+async def test_slow_large_bodies_of_many_sources_leave_whole_requests_a_quarter(tmp_path: Path):
+    async with listening(tmp_path, MAX_REQUESTS=16) as edge:
+        slow = [await edge.connected(f"127.0.1.{n + 1}") for n in range(20)]
+        for _, writer in slow:
+            writer.write(post(LARGE, LARGE - 1))
+        assert await _first_answers(slow, 20 - 12) == {b"503"}
+        assert b'"size": 10' in await edge.said(post(10, 10), "127.0.0.9")
+        for _, writer in slow:
+            writer.close()
+
+
+async def test_the_one_who_takes_most_connections_is_refused_more_of_them(tmp_path: Path):
+    """Once four fifths of 100 are taken a source may have ten."""
+    async with listening(tmp_path, MAXCONN=100) as edge:
+        held = [(await edge.connected("127.0.0.9"))[1] for _ in range(75)]
+        async with asyncio.timeout(5):
+            while await edge.said(ask(HOST), "127.0.0.9"):
+                with contextlib.suppress(ConnectionError):
+                    held.append((await edge.connected("127.0.0.9"))[1])
+        assert (await edge.said(ask(HOST), "127.0.0.7")).startswith(b"HTTP/1.1 200 ")
+        for writer in held:
+            writer.close()
+
+
+async def test_connections_of_one_source_have_a_bound_where_it_is_set(tmp_path: Path):
+    async with listening(tmp_path, SOURCE_CONNECTIONS=3) as edge:
+        held = [await edge.connected("127.0.0.9") for _ in range(3)]
+        assert (await edge.said(ask(HOST), "127.0.0.7")).startswith(b"HTTP/1.1 200 ")
+        assert await edge.said(ask(HOST), "127.0.0.9") == b""
+        for _, writer in held:
+            writer.close()
+
+
+async def test_the_admin_socket_is_its_owners_on_the_disk(edge: Edge, tmp_path: Path):
+    assert stat.S_IMODE((tmp_path / "admin.sock").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("options", [Options(), Options(source_connections=5)])
+def test_a_source_has_a_bound_of_its_own_only_where_one_is_set(options):
+    rules = haproxy_rules.frontend(options, 1000, 1)
+    assert ("sc0_conn_cur gt 5 }" in rules) == bool(options.source_connections)
+    assert "fe_conn gt 800 } { sc0_conn_cur gt 100 }" in rules
+
+
+def test_more_gateways_take_more_large_bodies():
+    rules = haproxy_rules.frontend(Options(max_requests=100), 1000, gateways=2)
+    assert "gt 100 }" in rules
+    assert "gt 150 }" in rules

@@ -1,0 +1,74 @@
+"""The real HAProxy, started through the program in its place, before servers of a test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from deployments.cluster import ports
+
+CONFIG = """\
+global
+    log 127.0.0.1:514 local0 info
+    stats socket {folder}/admin.sock mode 666 level admin expose-fd listeners
+    maxconn 1000
+defaults
+    mode http
+    timeout connect 5s
+    timeout server 60s
+    timeout client 60s
+    retry-on conn-failure
+    option redispatch 1
+    balance roundrobin
+    errorfile 503 /dev/null
+    option abortonclose
+    option splice-request
+    option splice-response
+    option http-no-delay
+    option idle-close-on-response
+frontend prometheus
+    bind :{metrics}
+frontend http_frontend
+    bind 127.0.0.1:{port}
+    default_backend http-gateway
+backend default_backend
+    http-request return status 404
+backend http-gateway
+    http-reuse always
+{servers}
+listen stats
+    bind *:{stats}
+"""
+
+
+@contextlib.asynccontextmanager
+async def in_front_of(
+    *servers: asyncio.Server | int, folder: Path, wrapper: str, **told: object
+) -> AsyncIterator[str]:
+    """The real HAProxy, with these, or what listens on these ports, as its gateways; its URL.
+    `told`: HEADRACE_HAPROXY_… by the end of its name."""
+    port, config = ports.any_free(), folder / "haproxy.cfg"
+    lines = [
+        f"    server SERVE_REPLICA_gateway-{n} 127.0.0.1:{_port(each)}"
+        for n, each in enumerate(servers)
+    ]
+    own = {"metrics": ports.any_free(), "stats": ports.any_free()}
+    config.write_text(CONFIG.format(port=port, servers="\n".join(lines), folder=folder, **own))
+    environ = os.environ | {f"HEADRACE_HAPROXY_{name}": str(told[name]) for name in told}
+    process = await asyncio.create_subprocess_exec(wrapper, "-db", "-f", str(config), env=environ)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+        for server in servers:
+            if not isinstance(server, int):
+                server.close()
+
+
+def _port(server: asyncio.Server | int) -> int:
+    return server if isinstance(server, int) else server.sockets[0].getsockname()[1]
