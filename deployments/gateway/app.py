@@ -7,7 +7,7 @@ metric of its own. Every answer to an error has the shape of the protocol the pa
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from deployments.contract import errors
@@ -22,6 +22,7 @@ from deployments.gateway.http.codecs import (
 )
 from deployments.gateway.http.exchange import DisconnectWatch, Exchange
 from deployments.gateway.http.fast_path import Receive, Scope, Send
+from deployments.gateway.http.head_checks import HeadChecks
 from deployments.gateway.http.operator_pages import OperatorPages
 from deployments.gateway.http.pages import Pages
 from deployments.gateway.http.protocols import error_shapes, openai_generation
@@ -47,7 +48,8 @@ logger = logging.getLogger("headrace.gateway")
 
 class GatewayApp:
     """`telemetry` hears of every request's client address, for keep-alive counters, and of refusals
-    that the pipeline did not see. `rates`: of tenants, for who exchanges them with others."""
+    that the pipeline did not see. `heads`: which headers it takes. `rates`: of tenants, for who
+    exchanges them with others."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class GatewayApp:
         pages: Pages,
         operator: OperatorPages,
         telemetry: GatewayTelemetry,
+        heads: HeadChecks,
     ) -> None:
         self.rates = services.rates
         self._pipeline = Pipeline(services)
@@ -62,19 +65,21 @@ class GatewayApp:
         self._operator = operator
         self._connection = telemetry.connection
         self._turned_away = telemetry.turned_away
+        self._heads = heads
         self._disconnects = DisconnectWatch()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._http(Exchange(scope, receive, send, self._disconnects))
+            await self._http(Exchange(scope, receive, send, self._disconnects), scope["headers"])
         elif scope["type"] == "lifespan":
             await _lifespan(receive, send)
         elif scope["type"] == "websocket":
             await _refuse_websocket(scope, receive, send)
 
-    async def _http(self, exchange: Exchange) -> None:
+    async def _http(self, exchange: Exchange, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self._connection(exchange.client)
         try:
+            self._heads.check(exchange, headers)
             await self._route(exchange)
         except errors.CallerLeft:
             pass  # nobody reads an answer
@@ -155,7 +160,8 @@ def assembled(
     )
     pages = Pages(models, telemetry, tenants, settings.priorities)
     operator = OperatorPages(registry, tenants, telemetry.used)
-    return GatewayApp(services, pages, operator, telemetry)
+    heads = HeadChecks(settings.allowed_hosts, lambda: not tenants.current.need_keys)
+    return GatewayApp(services, pages, operator, telemetry, heads)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -30,6 +30,7 @@ def _network(value: Any) -> Any:
         raise wrong(f"must be a network such as 10.0.0.0/8 ({why})") from None
 
 
+HostName = Annotated[str, StringConstraints(pattern=r"^(\*|(\*\.)?[a-z0-9-]+(\.[a-z0-9-]+)*)$")]
 Network = Annotated[str, BeforeValidator(_network)]
 
 
@@ -210,6 +211,15 @@ class GatewaySettings(Section):
         examples=["/etc/headrace/tenants"],
         description="File, or folder of *.yaml files, on the gateways' machines that says who the "
         "tenants are, re-read when it changes; unset, the tenants of this file.",
+    )
+    allowed_hosts: Annotated[tuple[HostName, ...], BeforeValidator(listed)] = Field(
+        default=(),
+        examples=[["llm.example.org", "*.example.org"]],
+        description="Names by which callers know a server that needs no keys, besides addresses, "
+        "names without a dot and those ending in .localhost, .svc, .cluster.local or .internal: a "
+        "request for another Host is refused, since a page in somebody's browser may have sent "
+        "it, and so is what changes something or runs a model from a page of another origin. "
+        "`*` allows any.",
     )
     trusted_proxies: Annotated[tuple[Network, ...], BeforeValidator(listed)] = Field(
         default=(),

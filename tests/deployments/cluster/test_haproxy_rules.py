@@ -50,7 +50,7 @@ async def listening(folder: Path, **told: object) -> AsyncIterator[Edge]:
     wrapper = str(haproxy.program(folder / "program", folder))
     async with in_front_of(server, folder=folder, wrapper=wrapper, **told) as url:
         edge = Edge(urlsplit(url).port or 0)
-        while not await edge.listens():  # noqa: ASYNC110 - HAProxy tells nobody
+        while not (await edge.listens() and (folder / "admin.sock").exists()):  # noqa: ASYNC110 - HAProxy tells nobody
             await asyncio.sleep(0.02)
         yield edge
 
