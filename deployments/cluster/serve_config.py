@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from deployments.cluster.addresses import in_cluster, serve_host
+from deployments.cluster.addresses import LOOPBACK, in_cluster, serve_host
 from deployments.cluster.model_arguments import model_arguments
 from deployments.cluster.ray_env import config_env
 from deployments.cluster.scaling_terms import pooled
@@ -89,6 +89,9 @@ def _gateway_application(gateway: GatewaySettings, one_machine: bool) -> dict[st
             "max_replicas_per_node": gateway.replicas_per_node,
         }
     written = gateway.model_dump(mode="json", exclude_unset=True, exclude=_NOT_THE_GATEWAYS)
+    if one_machine:
+        # Callers may come from elsewhere (`host`); whoever scrapes this machine is on it.
+        written.setdefault("metrics_host", LOOPBACK)
     return {
         "name": GATEWAY_APP,
         "route_prefix": "/",

@@ -178,6 +178,13 @@ class GatewaySettings(Section):
         description="Port of a node's first gateway's own `/metrics`; each further one there "
         "adds 1.",
     )
+    metrics_host: Annotated[str, StringConstraints(pattern=r"^[^\s/]+$")] | None = Field(
+        default=None,
+        examples=["127.0.0.1"],
+        description="Address of the gateways' own `/metrics`, which needs no key; unset, 127.0.0.1 "
+        "under `headrace serve`, and `gateway.host` on a cluster of several nodes, where a network "
+        "policy says who may scrape.",
+    )
     haproxy_admin_host: Annotated[str, StringConstraints(pattern=r"^[^\s/]+$")] = Field(
         default="127.0.0.1",
         examples=["127.0.0.1"],

@@ -65,7 +65,7 @@ class GatewayTelemetry:
         self._server: MetricsServer | None = None
         if listen:
             port = settings.metrics_port + local_rank
-            self._server = MetricsServer(settings.host, port, self.page)
+            self._server = MetricsServer(settings.metrics_host or settings.host, port, self.page)
             self._server.start()
 
     def watch(self, models: Catalogue, pool: FairThreadPool, tenants: KnownTenants) -> None:

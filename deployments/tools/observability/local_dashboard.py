@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 import yaml
 
+from deployments.cluster.addresses import EVERY_INTERFACE, LOOPBACK
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import load
 from deployments.tools.observability import grafana_server, page_server, prometheus_server
@@ -33,7 +34,8 @@ _EVERY = "5s"
 
 def targets(gateway: GatewaySettings) -> list[str]:
     """Every gateway's own metrics port on this machine."""
-    host = "127.0.0.1" if gateway.host in ("0.0.0.0", "::") else gateway.host
+    host = gateway.metrics_host or LOOPBACK
+    host = LOOPBACK if host in (EVERY_INTERFACE, "::") else host
     return [f"{host}:{gateway.metrics_port + rank}" for rank in range(gateway.replicas)]
 
 

@@ -179,6 +179,18 @@ def test_the_hosts_own_cluster_keeps_gateways_behind_haproxy_and_needs_no_option
     assert "controller_options" not in made
 
 
+@pytest.mark.parametrize("said", [None, "10.0.0.7"])
+def test_only_haproxy_faces_the_network_on_one_machine_unless_the_file_says(tmp_path, said) -> None:
+    path = tmp_path / "settings.yaml"
+    host = f"metrics_host: {said}, " if said else ""
+    path.write_text(FILE.replace("gateway: {", f"gateway: {{ingress: haproxy, {host}"))
+    here = serve_config(load(path, here=False), one_machine=True)
+    cluster = serve_config(load(path, here=False))
+    assert by_name(here)["gateway"]["args"]["settings"]["host"] == "0.0.0.0"
+    assert by_name(here)["gateway"]["args"]["settings"]["metrics_host"] == (said or "127.0.0.1")
+    assert by_name(cluster)["gateway"]["args"]["settings"].get("metrics_host") == said
+
+
 GROUPS = """
 models:
   device:
