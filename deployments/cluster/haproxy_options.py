@@ -24,7 +24,9 @@ class Options(NamedTuple):
     which a body does that fits HAProxy's buffer; `max_body_bytes`: longer ones are the gateway's to
     refuse; `max_requests`: under way at one gateway; `max_connections`: at most;
     `source_connections`: of one address at most, 0 for no bound of its own; `trusted_proxies`:
-    networks whose word is taken for where a request came from; `program`: HAProxy itself, "" for
+    networks whose word is taken for where a request came from; `certificate`, `key`, `client_ca`:
+    PEM files, "" for none; `operators_only`: only the operator's pages need a client's certificate
+    of that authority; `program`: HAProxy itself, "" for
     Ray's or the PATH's; `replay`: what a gateway had when it died goes to another one."""
 
     host: str = ""
@@ -36,6 +38,10 @@ class Options(NamedTuple):
     max_connections: int = 65_536
     source_connections: int = 0
     trusted_proxies: tuple[str, ...] = ()
+    certificate: str = ""
+    key: str = ""
+    client_ca: str = ""
+    operators_only: bool = False
     program: str = ""
     replay: bool = True
 
@@ -55,6 +61,10 @@ class Options(NamedTuple):
                 environ, "SOURCE_CONNECTIONS", default.source_connections, least=0
             ),
             trusted_proxies=_networks(environ, "TRUSTED_PROXIES"),
+            certificate=_file(environ, "CERTIFICATE"),
+            key=_file(environ, "KEY"),
+            client_ca=_file(environ, "CLIENT_CA"),
+            operators_only=_switch(environ, "CLIENT_CA_OPERATORS", default.operators_only),
             program=environ.get(f"{PREFIX}PROGRAM", ""),
             replay=_switch(environ, "REPLAY", default.replay),
         )
@@ -79,6 +89,15 @@ def _switch(environ: Mapping[str, str], name: str, default: bool) -> bool:
     if value not in ("0", "1"):
         raise Refused(f"{PREFIX}{name} is {value!r}; must be 0 or 1")
     return value == "1"
+
+
+def _file(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(PREFIX + name, "")
+    if value and not re.fullmatch(r"/[0-9A-Za-z._/+@-]+", value):
+        raise Refused(
+            f"{PREFIX}{name} is {value!r}; must be an absolute path of letters, digits and ._/+@-"
+        )
+    return value
 
 
 def _networks(environ: Mapping[str, str], name: str) -> tuple[str, ...]:

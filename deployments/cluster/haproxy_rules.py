@@ -23,6 +23,7 @@ from deployments.cluster.haproxy_options import Options
 _MOST_TAKEN = 0.8  # of the connections, before a source is held against its share
 _SOURCE_SHARE = 0.1
 _CHUNKED_BYTES = 8192  # a chunked body that has so much in the buffer may have more
+_CALLER_SILENCE_S = 30  # what a caller was sent and has not acknowledged for so long
 _RETRY_AFTER_S = 1
 _SOURCES = "headrace-bodies-of-source"
 _ALL = "headrace-bodies"
@@ -31,6 +32,7 @@ _REFUSALS = {
     "no_host": (400, "a request must name its Host"),
     "two_keys": (400, "a request may have one Authorization header"),
     "path": (404, "no such path"),
+    "certificate": (403, "the operator pages need a client certificate"),
     "bodies": (503, "too many large bodies are on their way; send it again"),
 }
 # Of unfinished bodies that are counted: requests, by where they come from and of all.
@@ -40,6 +42,19 @@ backend {_SOURCES}
 backend {_ALL}
     stick-table type integer size 1 expire 60s store conn_cur
 """
+
+
+def listening(options: Options, combined: str) -> str:
+    """What stands behind the frontend's address. HTTP/1.1 alone: gateways speak nothing else, and
+    HAProxy would take HTTP/2 from anybody who begins with it. `combined`: certificate and key."""
+    words = f"proto h1 tcp-ut {_CALLER_SILENCE_S}s"
+    if not options.certificate:
+        return words
+    words += f" ssl crt {combined} ssl-min-ver TLSv1.2 alpn http/1.1"
+    if options.client_ca:
+        verify = "optional" if options.operators_only else "required"
+        words += f" ca-file {options.client_ca} verify {verify}"
+    return words
 
 
 def frontend(options: Options, connections: int, gateways: int) -> str:
@@ -69,6 +84,7 @@ def _of_connections(options: Options, connections: int) -> list[str]:
 def _unambiguous(options: Options) -> list[str]:
     """In order: what is refused, then what is said of where it came from."""
     own = _unless_trusted(options)
+    scheme = "https" if options.certificate else "http"
     climbs = "/../ /./ // %2e %2E %2f %2F %5c %5C %00"
     return [
         # A load balancer's check may be of HTTP/1.0.
@@ -76,10 +92,17 @@ def _unambiguous(options: Options) -> list[str]:
         _refused("two_keys", "{ req.fhdr_cnt(authorization) gt 1 }"),
         _refused("path", f"{{ path -m sub {climbs} }}"),
         _refused("path", "{ path_end /.. /. }"),
+        *_of_operators(options),
         f"http-request set-header x-forwarded-for %[src]{own}",
-        f"http-request set-header x-forwarded-proto http{own}",
+        f"http-request set-header x-forwarded-proto {scheme}{own}",
         "http-request set-header x-forwarded-for %[src] if !{ req.hdr(x-forwarded-for) -m found }",
     ]
+
+
+def _of_operators(options: Options) -> list[str]:
+    if not (options.client_ca and options.operators_only):
+        return []
+    return [_refused("certificate", "{ path_beg /admin } !{ ssl_c_used }")]
 
 
 def _of_bodies(options: Options, places: int) -> list[str]:

@@ -24,7 +24,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn
@@ -114,8 +114,14 @@ def _admin_socket(path: str) -> str | None:
 # ---- the watcher --------------------------------------------------------------------------------
 
 
-def leave_watcher(program: str, arguments: Sequence[str], files: Files) -> None:
-    """Called by the process that becomes HAProxy: a process of its own that outlives it."""
+def leave_watcher(
+    program: str,
+    arguments: Sequence[str],
+    files: Files,
+    each_look: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Called by the process that becomes HAProxy: a process of its own that outlives it. While a
+    HAProxy serves, `each_look` is told its admin socket about once a second."""
     with open(files.config, encoding="utf-8") as file:
         config = file.read()
     node = _parent(os.getppid())
@@ -124,7 +130,7 @@ def leave_watcher(program: str, arguments: Sequence[str], files: Files) -> None:
     with _locked(files.current):
         before = _number(files.current)
         _write(files.current, str(os.getpid()))
-    watched = Watched(os.getpid(), os.pidfd_open(node), config, before)
+    watched = Watched(os.getpid(), os.pidfd_open(node), config, before, each_look)
     child = os.fork()
     if child:
         os.waitpid(child, 0)
@@ -138,12 +144,13 @@ def leave_watcher(program: str, arguments: Sequence[str], files: Files) -> None:
 @dataclass(frozen=True, slots=True)
 class Watched:
     """A HAProxy, a handle (pidfd) of the node process that it belongs to, what it was started with,
-    and which was the newest `before` it."""
+    which was the newest `before` it, and what is done at `each_look`."""
 
     pid: int
     node: int
     config: str
     before: int
+    each_look: Callable[[str], None]
 
     def has_node(self) -> bool:
         """Also a process that ended and was not waited for is gone."""
@@ -180,6 +187,8 @@ def _serves_then_ends(watched: Watched) -> bool:
         handle = os.pidfd_open(watched.pid)
         while not select.select([handle], [], [], _NODE_S if serves else _LOOKS_S)[0]:
             serves = serves or (address is not None and _process_at(address[2]) == watched.pid)
+            if serves and address is not None:
+                watched.each_look(address[2])
             if not watched.has_node():
                 signal.pidfd_send_signal(handle, signal.SIGTERM)
         os.close(handle)
@@ -212,6 +221,7 @@ def _stand_in(watched: Watched, command: list[str], files: Files) -> None:
         _write(files.process, str(process.pid))
         while process.poll() is None and _is_wanted(watched, files, ends):
             time.sleep(_LOOKS_S)
+            watched.each_look(_admin_socket(files.stand_in) or "")
         was_killed = process.returncode in _KILLED
         if process.returncode is None:
             _finish(process, taken_over=not _is_newest(watched, files))

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from deployments.cluster import haproxy_rules
+from deployments.cluster.haproxy_certificate import CertificateFiles, Renewal
 from deployments.cluster.haproxy_options import PREFIX, Options, Refused
 from deployments.cluster.haproxy_stand_in import (
     Files,
@@ -40,7 +41,6 @@ _SYSLOG = "127.0.0.1:514"  # where Serve sends a line a request unless it is tol
 _QUEUE_S = 1
 _CONNECT_S = 2
 _SILENCE_S = 5  # what was sent and not acknowledged for so long is not coming back
-_CALLER_SILENCE_S = 30
 _CHECK_S = 10
 _RETRY_AFTER_S = 1
 _OTHER_FILES = 200
@@ -116,8 +116,9 @@ class Edit(NamedTuple):
     must_match: bool = True
 
 
-def edits(options: Options, gateways: int = 0) -> tuple[Edit, ...]:
-    """Each line is edited by the first that matches it. `gateways`: as many as HAProxy knows."""
+def edits(options: Options, gateways: int = 0, combined: str = "") -> tuple[Edit, ...]:
+    """Each line is edited by the first that matches it. `gateways`: as many as HAProxy knows;
+    `combined`: the file of certificate and key."""
     bounded = connections(options.max_connections)
     return (
         Edit("HAProxy's metrics have an address of their own", "frontend prometheus",
@@ -125,7 +126,7 @@ def edits(options: Options, gateways: int = 0) -> tuple[Edit, ...]:
         Edit("HAProxy's statistics have an address of their own", "listen stats",
              r"( *bind )\S*?(:\d+)\n", _bound(options.admin_host)),
         Edit("requests are accepted where the settings say", "frontend http_frontend",
-             r"( *bind )(\S*?)(:\d+)\n", _accepting(options, bounded, gateways)),
+             r"( *bind )(\S*?)(:\d+)\n", _accepting(options, bounded, gateways, combined)),
         Edit("a node that falls silent is noticed", "defaults",
              r" *timeout connect .*\n", lambda _: _SILENCE.format(connect_s=_CONNECT_S)),
         Edit("what a gateway had when it died goes to another", "defaults",
@@ -160,9 +161,12 @@ def _bound(host: str) -> Callable[[re.Match[str]], str]:
     return lambda m: f"{m[1]}{host}{m[2]}\n"
 
 
-def _accepting(options: Options, bounded: int, gateways: int) -> Callable[[re.Match[str]], str]:
+def _accepting(
+    options: Options, bounded: int, gateways: int, combined: str
+) -> Callable[[re.Match[str]], str]:
     rules = haproxy_rules.frontend(options, bounded, gateways)
-    return lambda m: f"{m[1]}{options.host or m[2]}{m[3]} tcp-ut {_CALLER_SILENCE_S}s\n{rules}"
+    words = haproxy_rules.listening(options, combined)
+    return lambda m: f"{m[1]}{options.host or m[2]}{m[3]} {words}\n{rules}"
 
 
 def _fallback_404() -> str:
@@ -184,10 +188,10 @@ def _times(options: Options) -> str:
     )
 
 
-def corrected(config: str, options: Options) -> str:
+def corrected(config: str, options: Options, combined: str = "") -> str:
     """Serve's configuration with all edits made. Raises Refused when one finds nothing to edit, or
     a gateway's server is named as none was."""
-    every = edits(options, len(_SERVER.findall(config)))
+    every = edits(options, len(_SERVER.findall(config)), combined)
     waiting = {each.what: each for each in every if each.must_match}
     lines, section = [_EDITED], ""
     for line in config.splitlines(keepends=True):
@@ -246,7 +250,7 @@ def correct_file(path: str, options: Options) -> None:
             return
         with open(path, encoding="utf-8") as file:
             config = file.read()
-        made = corrected(config, options)
+        made = corrected(config, options, _combined(path))
         with open(f"{path}.corrected", "w", encoding="utf-8") as file:
             file.write(made)
         os.replace(f"{path}.corrected", path)
@@ -254,6 +258,29 @@ def correct_file(path: str, options: Options) -> None:
         raise Refused(f"{path} cannot be corrected: {error.strerror or error}") from None
     except Refused as why:
         raise Refused(f"{why} in {path}") from None
+
+
+def _combined(path: str) -> str:
+    return f"{path}.pem"
+
+
+def certificate(path: str, options: Options) -> CertificateFiles | None:
+    """Of the configuration at `path`, combined; None where it has none. Raises Refused where there
+    is no good one, nor was one before."""
+    if not options.certificate:
+        return None
+    combined = _combined(path)
+    files = CertificateFiles(options.certificate, options.key, options.client_ca, combined)
+    if why := files.problem():
+        if not os.path.exists(combined):
+            raise Refused(why)
+        print(f"headrace-haproxy: the last good certificate stays: {why}", file=sys.stderr)
+        return files
+    try:
+        files.combine()
+    except OSError as error:
+        raise Refused(f"{combined} cannot be written: {error.strerror}") from None
+    return files
 
 
 def is_corrected(path: str | os.PathLike[str]) -> bool:
@@ -268,20 +295,21 @@ def main() -> NoReturn:
         options = Options.of(os.environ)
         haproxy = program(options, os.environ)
         if path := _file_named(arguments):
+            shown = certificate(path, options)
             correct_file(path, options)
             if "-c" not in arguments:
-                arguments = _watched(haproxy, arguments, Files(path))
+                arguments = _watched(haproxy, arguments, Files(path), Renewal(shown))
     except Refused as why:
         sys.exit(f"headrace-haproxy: {why}. {_versions()}")
     os.execv(haproxy, [haproxy, *arguments])
 
 
-def _watched(haproxy: str, arguments: list[str], files: Files) -> list[str]:
+def _watched(haproxy: str, arguments: list[str], files: Files, renewal: Renewal) -> list[str]:
     """Leaves a watcher behind; HAProxy's arguments. Raises Refused."""
     try:
         begin_with_gateways(files)
         arguments = takes_over(arguments, files)
-        leave_watcher(haproxy, arguments, files)
+        leave_watcher(haproxy, arguments, files, renewal.look)
     except OSError as error:
         raise Refused(f"HAProxy cannot be watched: {error}") from None
     return arguments

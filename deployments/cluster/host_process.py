@@ -24,6 +24,7 @@ from deployments.cluster import orphaned_processes, ports, server_files
 from deployments.cluster.change_audit import audited_handlers, digest_of
 from deployments.cluster.control_socket import ControlSocket, Handler
 from deployments.cluster.event_lines import EventLines
+from deployments.cluster.haproxy_certificate import CertificateFiles
 from deployments.cluster.key_revocation import KeyRevocation
 from deployments.cluster.manual_target import ManualTarget
 from deployments.cluster.ray_env import apply_environment
@@ -34,6 +35,7 @@ from deployments.contract.audit import AUDIT_FILE, AuditLine
 from deployments.contract.logs import LOG_SOCKET, LogSocket
 from deployments.settings.load import SettingsErrors, load, with_address
 from deployments.settings.sources import FOLDER
+from deployments.settings.tls import TlsSettings
 from deployments.settings.tree import Settings
 
 _POLL_S = 0.2
@@ -107,7 +109,7 @@ class Host:
                     self._say("log", message=sentence)
         except TimeoutError as error:
             return str(error)
-        return ports.refusal(self._settings.gateway)
+        return ports.refusal(self._settings.gateway) or _tls_refusal(self._settings.gateway.tls)
 
     def _start(self) -> None:
         try:
@@ -198,7 +200,8 @@ class Host:
     def _url(self) -> str:
         host = self._settings.gateway.host
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-        return f"http://{shown}:{self._port}"
+        scheme = "http" if self._settings.gateway.tls is None else "https"
+        return f"{scheme}://{shown}:{self._port}"
 
     # ---- run --------------------------------------------------------------------------------
 
@@ -291,6 +294,13 @@ def _at_most(limit_s: float, call: Callable[[float], object], argument: float) -
     caller = threading.Thread(target=call, args=(argument,), daemon=True)
     caller.start()
     caller.join(limit_s)
+
+
+def _tls_refusal(tls: TlsSettings | None) -> str | None:
+    if tls is None:
+        return None
+    why = CertificateFiles(tls.certificate, tls.key, tls.client_ca or "").problem()
+    return f"gateway.tls: {why}" if why else None
 
 
 def _already_served(port: int, pid: int) -> str:

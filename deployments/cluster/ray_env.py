@@ -28,6 +28,7 @@ from pathlib import Path
 from deployments.cluster import haproxy
 from deployments.contract.logs import LOG_FORMAT, LOG_LEVEL
 from deployments.settings.gateway import GatewaySettings
+from deployments.settings.tls import TlsSettings
 
 
 class Layer(StrEnum):
@@ -120,6 +121,7 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
          "gateway.limits.max_body_bytes: HAProxy does not wait for longer ones"),
         ("HEADRACE_HAPROXY_SOURCE_CONNECTIONS", gateway.limits.connections_per_source,
          "gateway.limits.connections_per_source"),
+        *_of_tls(gateway.tls),
         ("HEADRACE_HAPROXY_TRUSTED_PROXIES", " ".join(gateway.trusted_proxies),
          "gateway.trusted_proxies"),
         ("HEADRACE_HAPROXY_MAX_REQUESTS", gateway.limits.max_requests,
@@ -131,6 +133,17 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
     yield Variable("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", str(int(gateway.drain_s) + 60),
                    Layer.CONFIG, (Reader.CONTROLLER, Reader.HAPROXY),
                    "gateway.drain_s, and a minute")  # fmt: skip
+
+
+def _of_tls(tls: TlsSettings | None) -> Iterator[tuple[str, str, str]]:
+    operators = tls is not None and tls.client_ca_for == "operators"
+    for name, value in (
+        ("CERTIFICATE", tls.certificate if tls else ""),
+        ("KEY", tls.key if tls else ""),
+        ("CLIENT_CA", (tls.client_ca or "") if tls else ""),
+        ("CLIENT_CA_OPERATORS", str(int(operators))),
+    ):
+        yield f"HEADRACE_HAPROXY_{name}", value, "gateway.tls"
 
 
 def _of_node(gateway: GatewaySettings, program: Path | None) -> Iterator[Variable]:

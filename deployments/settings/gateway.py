@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from deployments.settings.channel import ChannelSettings, channel_ports
 from deployments.settings.groups import Text
+from deployments.settings.tls import TlsSettings
 from yaml_document.section import Section, listed, wrong
 
 MIB = 1024 * 1024
@@ -185,6 +186,11 @@ class GatewaySettings(Section):
         "under `headrace serve`, and `gateway.host` on a cluster of several nodes, where a network "
         "policy says who may scrape.",
     )
+    tls: TlsSettings | None = Field(
+        default=None,
+        description="Encrypts what callers send, by HAProxy; unset, they send it as it is, which "
+        "is right behind a load balancer that ends TLS.",
+    )
     haproxy_admin_host: Annotated[str, StringConstraints(pattern=r"^[^\s/]+$")] = Field(
         default="127.0.0.1",
         examples=["127.0.0.1"],
@@ -255,6 +261,12 @@ class GatewaySettings(Section):
         default_factory=TracingSettings, description="OpenTelemetry spans."
     )
     log: LogSettings = Field(default_factory=LogSettings, description="What is logged and how.")
+
+    @model_validator(mode="after")
+    def _haproxy_ends_tls(self) -> GatewaySettings:
+        if self.tls is not None and self.ingress == "proxy":
+            raise wrong("needs HAProxy; must not stand beside ingress: proxy", "tls")
+        return self
 
     @model_validator(mode="after")
     def _ports_differ(self) -> GatewaySettings:

@@ -32,6 +32,11 @@ _GATEWAY: dict[str, list[Any]] = {
         {"body_timeout_s": 0.001, "pool_threshold_bytes": 0},
         {"headers_timeout_s": 2.5, "connections_per_source": 9, "max_body_bytes": 1024},
     ],
+    "tls": [
+        None,
+        {"certificate": "/a/b.pem", "key": "/a/c.pem"},
+        {"certificate": "/a/b", "key": "/a/c", "client_ca": "/d", "client_ca_for": "operators"},
+    ],
     "metrics_host": ["10.1.2.3"],
     "allowed_hosts": [[], ["*.example.org"]],
     "trusted_proxies": [[], ["10.0.0.0/8", "fd00::/8"]],

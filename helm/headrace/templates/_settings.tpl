@@ -12,6 +12,7 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
 {{- $per_node := dig "replicas_per_node" $d.replicas_per_node $g -}}
 {{- $num_cpus := dig "num_cpus" $d.num_cpus $g -}}
 {{- $admin_host := dig "haproxy_admin_host" $d.haproxy_admin_host $g -}}
+{{- $tls := dig "tls" dict $g | default dict -}}
 {{- $haproxy := dict
   "RAY_SERVE_HAPROXY_NBTHREAD" (dig "haproxy_threads" $d.haproxy_threads $g | int64)
   "RAY_SERVE_HAPROXY_STATS_PORT" (dig "haproxy_stats_port" $d.haproxy_stats_port $g | int64)
@@ -22,6 +23,10 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "HEADRACE_HAPROXY_BODY_S" (dig "limits" "body_timeout_s" $d.limits.body_timeout_s $g | ceil | int64)
   "HEADRACE_HAPROXY_MAX_BODY_BYTES" (dig "limits" "max_body_bytes" $d.limits.max_body_bytes $g | int64)
   "HEADRACE_HAPROXY_SOURCE_CONNECTIONS" (dig "limits" "connections_per_source" $d.limits.connections_per_source $g | int64)
+  "HEADRACE_HAPROXY_CERTIFICATE" (dig "certificate" "" $tls)
+  "HEADRACE_HAPROXY_KEY" (dig "key" "" $tls)
+  "HEADRACE_HAPROXY_CLIENT_CA" (dig "client_ca" "" $tls | default "")
+  "HEADRACE_HAPROXY_CLIENT_CA_OPERATORS" (ternary 1 0 (eq (dig "client_ca_for" "" $tls) "operators"))
   "HEADRACE_HAPROXY_TRUSTED_PROXIES" (dig "trusted_proxies" $d.trusted_proxies $g | join " ")
   "HEADRACE_HAPROXY_MAX_REQUESTS" (dig "limits" "max_requests" $d.limits.max_requests $g | int64)
   "HEADRACE_HAPROXY_REPLAY" (ternary 1 0 (dig "replay" $d.replay $g))

@@ -58,14 +58,14 @@ def test_haproxys_own_pages_have_an_address_of_their_own(host):
     binds = starting("bind", lines(host="0.0.0.0", admin_host=host))
     assert binds == [
         f"bind {host}:19101",
-        "bind 0.0.0.0:18000 tcp-ut 30s",
+        "bind 0.0.0.0:18000 proto h1 tcp-ut 30s",
         f"bind {host}:18404",
     ]
 
 
 def test_requests_are_accepted_where_serve_says_unless_told_otherwise():
-    assert "bind 127.0.0.1:18000 tcp-ut 30s" in lines()
-    assert "bind 10.0.0.7:18000 tcp-ut 30s" in lines(host="10.0.0.7")
+    assert "bind 127.0.0.1:18000 proto h1 tcp-ut 30s" in lines()
+    assert "bind 10.0.0.7:18000 proto h1 tcp-ut 30s" in lines(host="10.0.0.7")
 
 
 def test_the_admin_socket_is_its_owners_alone():
@@ -203,6 +203,8 @@ def test_a_gateway_under_another_name_is_not_left_unbounded():
         ("MAX_REQUESTS", "many"),
         ("MAXCONN", "-1"),
         ("SOURCE_CONNECTIONS", "all"),
+        ("CERTIFICATE", "tls.crt"),
+        ("CLIENT_CA", "/etc/ca.pem verify none"),
         ("TRUSTED_PROXIES", "10.0.0.0/8 } or { always_true"),
     ],
 )

@@ -1,0 +1,128 @@
+"""The certificate that HAProxy shows: checked before it is served, renewed while it serves.
+
+HAProxy wants certificate and key in one file, so one is made beside its configuration, its owner's
+alone. Whoever watches HAProxy looks at the settings' files each second and, when they have changed
+and fit together, hands them over at the admin socket: connections go on with what they began with,
+new ones get the new. Files that do not fit are said on standard error, and the last good ones stay.
+Standard library alone, like `haproxy_wrapper`.
+Source: HAProxy 2.8's management guide, `set ssl cert`, `commit ssl cert`, `set ssl ca-file`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from contextlib import suppress
+from typing import NamedTuple
+
+_LIMIT_S = 5.0
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+class CertificateFiles(NamedTuple):
+    """PEM files; `client_ca`: "" where callers need no certificate; `combined`: the one made."""
+
+    certificate: str
+    key: str
+    client_ca: str
+    combined: str = ""
+
+    def problem(self) -> str | None:
+        """Why they cannot be served; None when they can."""
+        import ssl
+
+        for path in filter(None, (self.certificate, self.key, self.client_ca)):
+            try:
+                with open(path, "rb"):
+                    pass
+            except OSError as error:
+                return f"{path} cannot be read: {error.strerror}"
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=b"")
+        except (ssl.SSLError, ValueError) as error:
+            return (
+                f"{self.certificate} and {self.key} are no certificate in PEM and its key without "
+                f"a password: {_said(error)}"
+            )
+        try:
+            if self.client_ca:
+                context.load_verify_locations(self.client_ca)
+        except (ssl.SSLError, ValueError) as error:
+            return f"{self.client_ca} has no authority's certificate in PEM: {_said(error)}"
+        return None
+
+    def combine(self) -> None:
+        """Raises OSError."""
+        made = f"{self.combined}.{os.getpid()}"
+        with suppress(FileNotFoundError):
+            os.remove(made)
+        with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(_pem(self.certificate) + _pem(self.key))
+        os.replace(made, self.combined)
+
+    def stamp(self) -> Stamp:
+        """Of their content, as far as the file system tells; Kubernetes swaps links."""
+        found = []
+        for path in filter(None, (self.certificate, self.key, self.client_ca)):
+            with suppress(OSError):
+                entry = os.stat(path)
+                found.append((entry.st_mtime_ns, entry.st_ino, entry.st_size))
+        return tuple(found)
+
+
+class Renewal:
+    """Of the certificate of a HAProxy that runs. `files` None: it has none."""
+
+    def __init__(self, files: CertificateFiles | None) -> None:
+        self._files = files
+        self._seen = files.stamp() if files else ()
+
+    def look(self, admin_socket: str) -> None:
+        """Hands new files over. Raises nothing: it is looked again only when they change again."""
+        if self._files is None or (stamp := self._files.stamp()) == self._seen:
+            return
+        self._seen = stamp
+        why = self._files.problem()
+        if why is None:
+            try:
+                self._files.combine()
+                why = _handed_over(self._files, admin_socket)
+            except OSError as error:
+                why = str(error)
+        if why is not None:
+            print(f"headrace-haproxy: the certificate is not renewed: {why}", file=sys.stderr)
+
+
+def _handed_over(files: CertificateFiles, admin_socket: str) -> str | None:
+    """What HAProxy has against it. Raises OSError."""
+    said = _ask(admin_socket, "ssl cert", files.combined, _pem(files.combined))
+    if said is None and files.client_ca:
+        said = _ask(admin_socket, "ssl ca-file", files.client_ca, _pem(files.client_ca))
+    return said
+
+
+def _ask(admin_socket: str, what: str, path: str, pem: str) -> str | None:
+    _command(admin_socket, f"set {what} {path} <<\n{pem}\n")
+    said = _command(admin_socket, f"commit {what} {path}\n")
+    return None if "Success" in said else f"HAProxy says: {said.strip()}"
+
+
+def _command(admin_socket: str, command: str) -> str:
+    with socket.socket(socket.AF_UNIX) as conn:
+        conn.settimeout(_LIMIT_S)
+        conn.connect(admin_socket)
+        conn.sendall(command.encode())
+        with conn.makefile("rb") as answer:
+            return answer.read().decode("utf-8", "replace")
+
+
+def _pem(path: str) -> str:
+    """Without empty lines, at which the admin socket would stop reading."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return "".join(f"{line.strip()}\n" for line in file if line.strip())
+
+
+def _said(error: Exception) -> str:
+    return getattr(error, "reason", None) or str(error)
