@@ -33,7 +33,6 @@ _GATEWAY: dict[str, list[Any]] = {
         {"headers_timeout_s": 2.5, "connections_per_source": 9, "max_body_bytes": 1024},
     ],
     "tls": [
-        None,
         {"certificate": "/a/b.pem", "key": "/a/c.pem"},
         {"certificate": "/a/b", "key": "/a/c", "client_ca": "/d", "client_ca_for": "operators"},
     ],
