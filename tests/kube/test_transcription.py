@@ -93,6 +93,8 @@ def test_settings_mean_the_same_applications_either_way(seed: int, tmp_path: Pat
 
 def _drawn(rng: random.Random) -> dict[str, Any]:
     gateway = _some(rng, _GATEWAY)
+    if gateway.get("ingress") == "proxy":
+        gateway.pop("tls", None)
     models = {name: _model(rng) for name in "abc"[: rng.randint(1, 3)]}
     if gateway.get("replay") is False:
         models["a"]["retry"] = False
