@@ -8,6 +8,7 @@ are not taken over. Source: the advice of `tarfile` (PEP 706) and `zipfile` on u
 
 from __future__ import annotations
 
+import errno
 import stat
 import tarfile
 import zipfile
@@ -25,6 +26,8 @@ MOST_ENTRIES = 100_000
 _PIECE_BYTES = 1 << 20
 _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError,
             RuntimeError, ValueError, UnicodeError)  # fmt: skip
+# A place before the file's beginning, a name that no disk takes.
+_NOT_THE_DISKS = (errno.EINVAL, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,10 @@ def unpack(file: Path, folder: Path) -> None:
         raise SourceError(
             f"{file.name} cannot be unpacked: {type(error).__name__}: {error}"
         ) from error
+    except OSError as error:
+        if error.errno not in _NOT_THE_DISKS:
+            raise
+        raise SourceError(f"{file.name} cannot be unpacked: {error.strerror}") from error
 
 
 def _place(archive: str, entry: _Entry, folder: Path, room: int) -> int:

@@ -138,3 +138,19 @@ def test_a_damaged_archive_is_refused(tmp_path):
 )
 def test_the_folder_is_called_as_the_archive(name, stem):
     assert archive.stem(name) == stem
+
+
+def test_a_zip_whose_entries_begin_before_it_is_refused(tmp_path):
+    path = packed(tmp_path / "a.zip", ("f", b"x" * 100))
+    content = path.read_bytes()
+    at = content.rindex(b"PK\x05\x06") + 16  # where the list of entries begins
+    begins = int.from_bytes(content[at : at + 4], "little")
+    path.write_bytes(content[:at] + (begins + 500).to_bytes(4, "little") + content[at + 4 :])
+    with pytest.raises(SourceError, match=r"a\.zip cannot be unpacked"):
+        archive.unpack(path, tmp_path / "out")
+
+
+def test_a_name_that_no_disk_takes_is_refused(tmp_path):
+    path = packed(tmp_path / "a.tar", ("n" * 300, b"x"))
+    with pytest.raises(SourceError, match="File name too long"):
+        archive.unpack(path, tmp_path / "out")

@@ -1,0 +1,270 @@
+"""`python tests/hostile/fuzzing.py N`: N requests, tensors, chats, settings files and archives that
+were valid before they were mutated; what each may end in, counted.
+
+A request may end in any answer but 500, a settings file in its mistakes, an archive in its error.
+The same seed draws the same cases: a failure names its kind and number, and is drawn again by
+`--only KIND NUMBER`. Memory is looked at after a fifth and at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import io
+import json
+import random
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "deployments"), str(Path(__file__).parents[2])]
+
+from in_process import Stand, ask  # noqa: E402 - its folder is put on the path above
+
+from deployments.replica.artifacts import archive  # noqa: E402
+from deployments.settings.load import SettingsErrors, load  # noqa: E402
+from deployments.settings.remote_source import SourceError  # noqa: E402
+
+SEED = 17
+MODELS = {"device": {"runtime": "synthetic", "options": {"base_ms": 0}, "lengths": {"max": 64}}}
+LIMITS = {"max_body_bytes": 65_536, "max_inflated_bytes": 131_072, "body_timeout_s": 0.01}
+_SAID_EVERY = 2000
+_MIB = 1024 * 1024
+_ODD: list[object] = [
+    None, True, -1, 0, 1, 2**31, 2**63, -(2**63), 1e308, 1e-320, "", "\x00", "\ud7ff", "%s%n",
+    "../../x", "\r\n", [], {}, [[]], {"": {}}, "NaN", "9" * 400, [0] * 300,
+]  # fmt: skip
+_BYTES = [b"\x00", b"\xff", b"\r\n", b"{", b"}", b"[", b"]", b'"', b"1e999", b"-", b"\\u", b","]
+_HEADERS = [
+    b"content-length", b"content-encoding", b"content-type", b"inference-header-content-length",
+    b"x-timeout-ms", b"x-priority", b"x-tenant", b"authorization", b"traceparent", b"host",
+    b"x-request-id", b"x-session-id", b"x-idempotent", b"accept", b"origin", b"transfer-encoding",
+]  # fmt: skip
+_VALUES = [
+    b"", b"0", b"-1", b"1e309", b"9" * 50, b"gzip", b"bulk", b"default", b"Bearer x", b"\xff",
+    b"chunked", b"00-" + b"0" * 32 + b"-" + b"1" * 16 + b"-01", b"localhost", b"a/b", b"true",
+]  # fmt: skip
+_PATHS = [
+    "/v2/models/device/infer", "/v2/models/device/versions/1/infer", "/v2/models/device",
+    "/v1/models/device:predict", "/v1/models/device:classify", "/v1/embeddings", "/v1/completions",
+    "/v1/chat/completions", "/v1/models", "/v2", "/v2/repository/index", "/admin/status",
+    "/admin/controllers", "/docs", "/nowhere", "/v2/models//infer", "/v2/models/\u00e9/infer",
+]  # fmt: skip
+_TENSOR = {"name": "ids", "datatype": "INT64", "shape": [1, 3], "data": [1, 2, 3]}
+_CHAT = {
+    "model": "device", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5,
+    "temperature": 0.5, "n": 1, "stop": ["x"], "stream": False, "logit_bias": {"1": 2},
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}},
+}  # fmt: skip
+_SETTINGS = """\
+models:
+  m:
+    runtime: synthetic
+    slo: {latency_ms: 100}
+    lengths: {max: 512, buckets: auto}
+    batch: {max_size: 32}
+    replicas: {min: 1, max: 2}
+tenants:
+  acme: {weight: 3, priority: interactive}
+gateway: {port: 8000, limits: {max_requests: 10}, trusted_proxies: [10.0.0.0/8]}
+"""
+
+
+class Broken(AssertionError):
+    """A case ended as none may."""
+
+
+# ---- what is drawn ------------------------------------------------------------------------------
+
+
+def _mutated(rng: random.Random, data: bytes) -> bytes:
+    for _ in range(rng.choice([0, 0, 0, 1, 1, 2, 4])):
+        at, end = sorted((rng.randint(0, len(data)), rng.randint(0, len(data))))
+        end = min(end, at + 40)
+        way = rng.randrange(4)
+        if way == 0:
+            data = data[:at] + data[end:]
+        elif way == 1:
+            data = data[:at] + rng.choice(_BYTES) + data[at:]
+        elif way == 2:
+            data = data[:at] + data[at:end] * rng.randint(2, 30) + data[end:]
+        elif data:
+            at %= len(data)
+            data = data[:at] + bytes([rng.randrange(256)]) + data[at + 1 :]
+    return data
+
+
+def _changed(rng: random.Random, value: object, depth: int = 0) -> object:
+    """JSON with some of its values others."""
+    if rng.random() < 0.04:
+        return rng.choice(_ODD)
+    if isinstance(value, dict) and depth < 6:
+        return {k: _changed(rng, v, depth + 1) for k, v in value.items() if rng.random() > 0.02}
+    if isinstance(value, list) and depth < 6:
+        return [_changed(rng, each, depth + 1) for each in value]
+    return value
+
+
+def _headers(rng: random.Random) -> list[tuple[bytes, bytes]]:
+    return [(rng.choice(_HEADERS), rng.choice(_VALUES)) for _ in range(rng.randint(0, 3))]
+
+
+# ---- the kinds ----------------------------------------------------------------------------------
+
+
+class Kinds:
+    """Each draws one case of `rng`, and says how it ended. Raises Broken."""
+
+    def __init__(self, stand: Stand, folder: Path) -> None:
+        self._stand, self._folder = stand, folder
+        self.all: dict[str, Callable[[random.Random], Awaitable[str]]] = {
+            "http": self.http, "tensors": self.tensors, "chat": self.chat,
+            "settings": self.settings, "archive": self.archive,
+        }  # fmt: skip
+
+    async def http(self, rng: random.Random) -> str:
+        body = _mutated(rng, json.dumps(_changed(rng, {"inputs": [_TENSOR]})).encode())
+        if rng.random() < 0.2:
+            body = _mutated(rng, gzip.compress(body))
+        method = rng.choice(["POST", "POST", "POST", "GET", "PUT", "HEAD", "DELETE", "X"])
+        return await self._ask(method, rng.choice(_PATHS), _headers(rng), body)
+
+    async def tensors(self, rng: random.Random) -> str:
+        """Binary: a JSON head, and raw numbers behind it."""
+        raw = rng.randbytes(rng.choice([0, 24, 24, 24, 25]))
+        tensor = {**_TENSOR, "parameters": {"binary_data_size": len(raw)}}
+        del tensor["data"]
+        head = json.dumps(_changed(rng, {"inputs": [tensor], "outputs": []})).encode()
+        length = rng.choice([len(head), len(head), len(head), len(head) + 1, 0, 10**9])
+        named = [(b"inference-header-content-length", b"%d" % length)]
+        return await self._ask("POST", _PATHS[0], named, _mutated(rng, head) + raw)
+
+    async def chat(self, rng: random.Random) -> str:
+        body = _mutated(rng, json.dumps(_changed(rng, _CHAT)).encode())
+        return await self._ask("POST", rng.choice(_PATHS[5:8]), _headers(rng), body)
+
+    async def _ask(
+        self, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes
+    ) -> str:
+        answer = await ask(self._stand.app, method, path, headers, body)
+        if answer.status == 500 or not 200 <= answer.status < 600:
+            raise Broken(f"{answer.status} to {method} {path} {headers} {body!r}")
+        return str(answer.status)
+
+    async def settings(self, rng: random.Random) -> str:
+        path = self._folder / "settings.yaml"
+        path.write_bytes(_mutated(rng, _SETTINGS.encode()))
+        try:
+            load(path)
+        except SettingsErrors:
+            return "mistakes"
+        return "taken"
+
+    async def archive(self, rng: random.Random) -> str:
+        suffix = rng.choice([".zip", ".tar", ".tar.gz"])
+        path, folder = self._folder / f"a{suffix}", self._folder / "unpacked"
+        path.write_bytes(_mutated(rng, _archive(rng, suffix)))
+        try:
+            archive.unpack(path, folder)
+        except SourceError:
+            return "refused"
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        if (self._folder / "outside").exists() or (self._folder.parent / "outside").exists():
+            raise Broken("a file was unpacked outside of its folder")
+        return "unpacked"
+
+
+def _archive(rng: random.Random, suffix: str) -> bytes:
+    """Of a few files; some climb, some are links."""
+    out = io.BytesIO()
+    names = rng.sample(["a", "b", "d/c", "d/e", "../outside", "a/../../outside"], 3)
+    if suffix == ".zip":
+        with zipfile.ZipFile(out, "w") as packed:
+            for name in names:
+                packed.writestr(name, b"x" * 100)
+        return out.getvalue()
+    with tarfile.open(fileobj=out, mode="w:gz" if suffix.endswith("gz") else "w") as tar:
+        for name in names:
+            entry = tarfile.TarInfo(name)
+            entry.type = rng.choice([tarfile.REGTYPE] * 8 + [tarfile.SYMTYPE, tarfile.LNKTYPE])
+            entry.linkname = "../outside"
+            entry.size = 100 if entry.type == tarfile.REGTYPE else 0
+            tar.addfile(entry, io.BytesIO(b"x" * entry.size))
+    return out.getvalue()
+
+
+# ---- the run ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _kinds() -> Iterator[Kinds]:
+    folder = Path(tempfile.mkdtemp(prefix="hostile-")) / "in"
+    folder.mkdir()
+    stand = Stand(MODELS, folder, gateway={"limits": LIMITS})
+    try:
+        yield Kinds(stand, folder)
+    finally:
+        stand.close()
+        shutil.rmtree(folder.parent)
+
+
+async def run(count: int, say: Callable[[str], None] = lambda _: None) -> Counter[str]:
+    """How `count` cases ended, by kind. Raises Broken for one that ended as none may, and where
+    memory grew by more than 64 MiB after the first fifth."""
+    ends: Counter[str] = Counter()
+    process, began, early = psutil.Process(), time.monotonic(), 0
+    with _kinds() as kinds:
+        names = list(kinds.all)
+        for number in range(count):
+            kind = names[number % len(names)]
+            ends[f"{kind} {await _one(kinds, kind, number)}"] += 1
+            if number == count // 5:
+                early = process.memory_info().rss
+            if number % _SAID_EVERY == _SAID_EVERY - 1:
+                say(f"{number + 1} of {count}, {number / (time.monotonic() - began):.0f}/s")
+        await kinds._stand.settled()
+    grown = process.memory_info().rss - early
+    if grown > 64 * _MIB:
+        raise Broken(f"memory grew by {grown / _MIB:.0f} MiB")
+    say(f"memory grew by {grown / _MIB:.1f} MiB after the first fifth")
+    return ends
+
+
+async def _one(kinds: Kinds, kind: str, number: int) -> str:
+    try:
+        return await kinds.all[kind](random.Random(f"{SEED} {kind} {number}"))
+    except Exception as fault:
+        raise Broken(f"--only {kind} {number}: {type(fault).__name__}: {fault}") from fault
+
+
+async def _again(kind: str, number: int) -> str:
+    with _kinds() as kinds:
+        return await _one(kinds, kind, number)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int, nargs="?", default=5000)
+    parser.add_argument("--only", nargs=2, metavar=("KIND", "NUMBER"))
+    args = parser.parse_args()
+    if args.only:
+        print(asyncio.run(_again(args.only[0], int(args.only[1]))))
+        return
+    for end, count in sorted(asyncio.run(run(args.count, lambda s: print(s, flush=True))).items()):
+        print(f"{count:9,}  {end}")
+
+
+if __name__ == "__main__":
+    main()
