@@ -157,7 +157,7 @@ class Arrivals:
             tracked.rows = (row,)
         else:
             tracked.rows = tuple([self._row(tracked, i, each) for i, each in enumerate(lengths)])
-        if request.avoid:
+        if request.avoid or request.suspect:
             for row in tracked.rows:
                 row.retried, row.avoid = True, request.avoid
 

@@ -147,7 +147,7 @@ class Assignment:
         actions.append(
             Dispatch(
                 lease.lease_id, replica_id, row_ids(batch.rows), batch.edge, batch.predicted_s,
-                batch.rank, batch.charges, self.requests.waiting_work(),
+                batch.rank, batch.charges, self.requests.waiting_work(), alone=lease.is_retry,
             )
         )  # fmt: skip
         return lease

@@ -46,7 +46,7 @@ def form_batch(
     form = _stream if capacity.streams else _led
     for lane in _in_order(requests, now):
         retried = lane.solo.head()
-        if retried is not None and capacity.allows(retried.avoid):
+        if retried is not None and requests.suspects.may_go(retried, capacity, now):
             if capacity.may_try(retried):
                 lane.since = now
                 return _alone(requests, lane, retried, capacity, now)

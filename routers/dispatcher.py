@@ -70,6 +70,8 @@ class WakeupPlanner:
         held_until = requests.held_until
         if held_until is not None and held_until < self._frees_at:
             self._frees_at = held_until
+        if requests.suspects.wakes_at < self._frees_at:
+            self._frees_at = requests.suspects.wakes_at
         self.quiet_until = min(self._looks_at, self._frees_at)
         self.most_urgent = urgent = requests.most_urgent()
         gives_way = urgent is not None and replicas.preemptible.for_priority(urgent) is not None
@@ -318,6 +320,7 @@ class Dispatcher:
             suspend(self._state, replica, now, actions)
         replicas.promote(now)
         self._requests.held_until = None
+        self._requests.suspects.wakes_at = inf
         self._assignment.fill(now, actions)
         healthy = replicas.healthy
         copies.hedge(now, actions)

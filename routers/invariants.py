@@ -214,7 +214,13 @@ def _check_idle(state: State, replica: ReplicaState) -> None:
     capacity = state.replicas.capacity_of(replica, 0.0, trusted=True)
     lanes = list(state.requests.waiting.lanes())
     heads = [lane.solo.head() for lane in lanes]
-    if any(head is not None and capacity.allows(head.avoid) for head in heads):
+    free = [head for head in heads if head is not None and not _is_held(state, head)]
+    if any(capacity.allows(head.avoid) for head in free):
         assert replica.leases, "an empty replica is ready while a retried row waits"
         return
     assert all(lane.rows == lane.solo.rows for lane in lanes), "a replica is ready while rows wait"
+
+
+def _is_held(state: State, row: Row) -> bool:
+    """Whether it waits until the replica would not be the last one."""
+    return state.requests.suspects.wakes_at < inf and row.held_until > -inf

@@ -51,9 +51,10 @@ class Row:
     `order` numbers rows by arrival, across all requests. `edge`: of its bucket, `cost_s`: what
     its service was predicted to take when it came. `lease`, `copy`: where it stands, and what races
     that. `retried` rows travel alone and, where another replica runs, not to `avoid`, the replica
-    that lost them. `copied`: it was in a copy once, `stopped`: it was stopped for more urgent work
-    once, and will not be again. `moved_from`: the leases at silent replicas that it stood in; one
-    that is answered after all answers it."""
+    that lost them, nor until `held_until` where that would risk the last one. `losses`: leases that
+    were lost with it, or that it has left behind. `copied`: it was in a copy once, `stopped`: it
+    was stopped for more urgent work once, and will not be again. `moved_from`: the leases at silent
+    replicas that it stood in; one that is answered after all answers it."""
 
     tracked: TrackedRequest
     index: int
@@ -68,6 +69,8 @@ class Row:
     copied: bool = False
     stopped: bool = False
     avoid: str = ""
+    held_until: float = -inf
+    losses: int = 0
     moved_from: tuple[LeaseHandle, ...] = ()
 
 

@@ -161,7 +161,7 @@ def _failed(state: State, lease: Lease, event: Closed, now: float, actions: list
     if end is LeaseEnd.LOST:
         state.replicas.block(replica, now + SUSPECT_S, suspect=True)
         probe_instead(state, replica, now)
-    state.requests.retry(stranded, lease.replica_id, now, actions)
+    state.requests.retry(stranded, lease, now, actions)
 
 
 def _service_s(lease: Lease, event: Closed) -> float | None:

@@ -19,11 +19,12 @@ from routers.errors import BadRequestEvent
 from routers.flows import Flows
 from routers.lanes import Row, TrackedRequest
 from routers.leases import abandon
-from routers.replica_state import FormedBatch
+from routers.replica_state import FormedBatch, Lease
 from routers.replicas import ReplicaSet
 from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings, validate
 from routers.streams.generations import Generations
+from routers.suspects import Suspects, may_run_again
 from routers.types import Action, Evict, FlowWork, Reason, Reject, Report, Request
 
 
@@ -46,6 +47,7 @@ class RequestTable:
         self._pipeline = AdmissionPipeline(self.waiting, self.flows, replicas)
         self.admission = Admission(settings)
         self.arrivals = Arrivals(settings, self.waiting, self.groups)
+        self.suspects = Suspects(replicas)
         self._adopt_generation(settings)
         self._adopt(settings)
 
@@ -99,6 +101,9 @@ class RequestTable:
     def _enqueue(self, tracked: TrackedRequest, now: float) -> None:
         self.live[tracked.request.request_id] = tracked
         self.arrivals.add_rows(tracked)
+        if tracked.request.suspect:
+            for row in tracked.rows:
+                self.suspects.came(row, now)
         if not tracked.flow.active:
             self.flows.enter(tracked.flow, now)
         tracked.flow.live += 1
@@ -224,17 +229,18 @@ class RequestTable:
             else:
                 self.waiting.add(row, now)
 
-    def retry(self, members: list[Row], lost_by: str, now: float, actions: list[Action]) -> None:
-        """Rows of a lost lease go back once, each to travel alone; else their request fails."""
+    def retry(self, members: list[Row], lease: Lease, now: float, actions: list[Action]) -> None:
+        """Rows of a lost lease go back, each to travel alone; else their request fails."""
         for row in members:
-            request = row.tracked.request
             if not row.tracked.open:
                 continue
-            if row.retried or not request.retryable or request.expires <= now:
-                self._evict(row.tracked, Reason.LOST, actions)
-            else:
-                row.retried, row.avoid = True, lost_by
+            row.losses += 1
+            if may_run_again(row, lease, now):
+                row.retried, row.avoid = True, lease.replica_id
+                self.suspects.lost(row, lease.replica, now)
                 self.put_back([row], now, actions)
+            else:
+                self._evict(row.tracked, Reason.LOST, actions)
 
     # -- going out
 
@@ -345,6 +351,7 @@ class RequestTable:
 
     def _adopt(self, settings: DispatcherSettings) -> None:
         self.settings = settings
+        self.suspects.hold_s = settings.suspect_hold_s
         self.is_closed = False
         self._pipeline.rejections.clear()
         self.groups.adopt(settings, self.waiting.edges)

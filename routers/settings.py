@@ -183,7 +183,8 @@ class DispatcherSettings:
     least urgent priority on a stream replica may be stopped and requeued for the most urgent.
     generation: of a model that generates; deadlines then are of the first token, and its longest
     row is the longest prompt. groups: where its replicas are of several kinds; work is counted in
-    seconds of the first of them, and their profiles replace the model's.
+    seconds of the first of them, and their profiles replace the model's. suspect_hold_s: how long a
+    row that was on a lost replica waits for a second one, at most, before it is tried on the last.
     """
 
     bucket_edges: tuple[int, ...]
@@ -210,6 +211,7 @@ class DispatcherSettings:
     silence: SilenceParameters = field(default_factory=SilenceParameters)
     generation: GenerationParameters | None = None
     groups: tuple[GroupSettings, ...] = ()
+    suspect_hold_s: float = 0.0
 
 
 def validate(settings: DispatcherSettings) -> None:

@@ -42,10 +42,11 @@ def move_rows(state: State, lease: Lease, now: float, actions: list[Action], *, 
             each.owes = None
     state.copies.hedging.waiting.pop(lease, None)
     if ran and not lease.replica.streams:
-        requests.retry(rows, lease.replica_id, now, actions)
+        requests.retry(rows, lease, now, actions)
         return
     for row in rows:
         row.avoid = lease.replica_id
+        row.losses += 1  # it may run there all the same
     requests.put_back(rows, now, actions)
 
 

@@ -2,9 +2,8 @@
 
 Events go into `Dispatcher.step(event, now)`, actions come out. Times are seconds on the caller's
 monotonic clock; lengths are tokens (or whatever a model's length is); costs are predicted service
-seconds. Nothing here knows what a row contains: the caller keeps payloads under `request_id`.
-
-Source for the shape: h11 and Dask's worker state machine (events in, instructions out).
+seconds. Nothing here knows a row's contents: the caller keeps payloads under `request_id`.
+Source: h11 and Dask's worker state machine.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ class Tokens:
 @dataclass(frozen=True, slots=True)
 class Generation:
     """What a request that generates may take, besides its prompt (its one row's length, tokens).
-
     `max_tokens`: the most output tokens, of all its `sequences` together. `blocks`: chained hashes
     of the prompt's whole blocks of tokens, the first one first: two prompts share as many blocks as
     their hashes are alike from the start.
@@ -77,16 +75,15 @@ class Generation:
 @dataclass(slots=True, eq=False)
 class Request:
     """One caller's request: one or more rows that share a fate (all answered or none).
-
     `deadline` is when it should be answered (its SLO), `expires` when nobody waits any longer
     (its timeout); `deadline <= expires`, both absolute. `priority` 0 is the most urgent. `weight`:
     its tenant's share relative to the others' in its priority; `tenant_rows`: rows its tenant may
     have waiting, 0: no bound. `session`: prefers the replica that served it last, "": none.
     `retryable`: it may run twice (a retry, a hedge). `avoid`: a replica that failed on it once;
-    it goes to another where one runs, travels alone and is not retried again. `is_first`: nobody
-    was asked for it before, so it is demand. `generation`: it is for a stream replica, has one row,
-    and is due at its first token; who has passed on a part of its answer cancels it before saying
-    that its lease was lost. The dispatcher owns it after `Arrive`.
+    it goes to another where one runs, travels alone and is not retried again. `suspect`: its like
+    was on a replica that was lost, so it travels alone. `is_first`: nobody was asked for it before,
+    so it is demand. `generation`: it is for a stream replica, has one row, and is due at its first
+    token; who has passed on a part of its answer cancels it before saying that its lease was lost.
     """
 
     request_id: int
@@ -103,6 +100,7 @@ class Request:
     session: str = ""
     generation: Generation | None = None
     is_first: bool = True
+    suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +224,9 @@ class Dispatch:
     rank: (late, priority, start tag) of the row that leads; of the batches staged at a replica the
     lowest starts next, and the others are returned unstarted. charges: what each flow in it is
     charged, seconds of the reference group; of one group their sum is `predicted_s`. waiting: what
-    waits here, by flow. copy_of: the lease of the same rows that this one races, 0: none; tied: the
-    first of the two to start cancels the other, so the replica reports `Opened`."""
+    waits here, by flow. copy_of: the lease that this one races, 0: none. `Opened` is reported if
+    tied (the first of the two to start cancels the other) or alone (it may have ended a replica).
+    """
 
     lease_id: int
     replica_id: str
@@ -239,6 +238,7 @@ class Dispatch:
     waiting: tuple[FlowWork, ...] = ()
     copy_of: int = 0
     tied: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

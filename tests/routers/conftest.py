@@ -19,6 +19,7 @@ from routers.types import (
     Event,
     Generation,
     LeaseEnd,
+    Opened,
     Progress,
     Replica,
     ReplicaKind,
@@ -110,6 +111,10 @@ class Driver:
     ) -> list[Action]:
         self.open.pop(lease.lease_id, None)
         return self.step(Closed(lease.lease_id, end, Report(**report)), at)
+
+    def opens(self, lease: Dispatch) -> list[Action]:
+        """Its replica has begun with it."""
+        return self.step(Opened(lease.lease_id))
 
     def tick(self, at: float) -> list[Action]:
         return self.step(Tick(), at)

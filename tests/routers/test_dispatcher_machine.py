@@ -87,6 +87,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         preempt_streams=st.booleans(),
         warm=st.sampled_from((False, True, True)),
         defers=st.booleans(),
+        suspect_hold_s=st.sampled_from((0.0, 0.0, 3.0)),
         generation=st.none()
         | st.builds(
             GenerationParameters,

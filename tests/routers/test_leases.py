@@ -132,6 +132,7 @@ def test_row_lost_twice_is_evicted(start):
     core.replicas("a", "b")
     (lease,) = core.arrive(1)
     (again,) = core.close(lease, LeaseEnd.LOST)
+    core.opens(again)
     assert core.close(again, LeaseEnd.LOST) == [Evict(1, Reason.LOST)]
 
 

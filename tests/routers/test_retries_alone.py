@@ -29,6 +29,7 @@ def test_nothing_is_staged_behind_a_retried_row(start):
 
 def test_an_innocent_survives_the_culprits_second_replica(start):
     core, (culprit,) = lost_pair(start, capacity=2)
+    core.opens(culprit)
     assert core.close(culprit, LeaseEnd.LOST) == [Evict(1, Reason.LOST)]
     assert requests_of(*core.replicas("c", capacity=2)) == [[2]]
 

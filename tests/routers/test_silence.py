@@ -316,7 +316,9 @@ def test_a_caller_who_leaves_takes_the_row_along(start):
 
 def test_a_second_loss_is_the_end(start):
     core, lease, actions = silent(start, "a", "b")
-    ends = core.close(sent(actions)[0], LeaseEnd.LOST)
+    (again,) = sent(actions)
+    core.opens(again)
+    ends = core.close(again, LeaseEnd.LOST)
     assert [each.reason for each in ends if isinstance(each, Evict)] == [Reason.LOST]
     core.close(lease, LeaseEnd.LOST)
 
