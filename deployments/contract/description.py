@@ -6,10 +6,19 @@ every gateway. Plain data, so that it pickles and compares.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from routers.settings import DispatcherSettings, GenerationParameters, GroupSettings
 from runtimes.types import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CrashTerms:
+    """Of rows that end replicas. refuse_s: how long such a row is refused; tenant_budget: replicas
+    that a tenant's rows may end in that time, 0: any number."""
+
+    refuse_s: float = 600.0
+    tenant_budget: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,7 @@ class Scheduling:
     hang_limit_s: float
     retry: bool
     max_output_tokens: int = 0
+    crashes: CrashTerms = field(default_factory=CrashTerms)
 
     @property
     def slo_s(self) -> float:

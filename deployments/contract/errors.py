@@ -95,6 +95,12 @@ class UnsupportedMedia(HeadraceError):
     status, outcome, code = 415, "bad_request", "unsupported_media_type"
 
 
+class RowConvicted(HeadraceError):
+    """This very input has ended several replicas: asking again does harm, so no `Retry-After`."""
+
+    status, outcome, code = 422, "convicted", "input_ends_replicas"
+
+
 class OverOwnLimit(HeadraceError):
     """A tenant is over its own limits."""
 

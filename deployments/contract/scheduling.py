@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from deployments.contract.description import Scheduling
+from deployments.contract.description import CrashTerms, Scheduling
 from deployments.settings.lengths import LengthSettings, bucket_edges
 from deployments.settings.model import ModelSettings
 from deployments.settings.scheduling import OutlierSettings
@@ -41,6 +41,7 @@ def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Schedulin
         hang_limit_s=model.replicas.hang_limit_s,
         retry=model.retry,
         max_output_tokens=model.generation.max_output_tokens or 0,
+        crashes=CrashTerms(model.crashes.refuse_s, model.crashes.tenant_budget),
     )
 
 
@@ -65,6 +66,7 @@ def _core(model: ModelSettings, fixed_shapes: bool) -> DispatcherSettings:
         outliers=_outliers(model.outliers),
         silence=_silence(model),
         generation=_generation(model) if model.task == "generate" else None,
+        suspect_hold_s=model.crashes.hold_s,
     )
 
 

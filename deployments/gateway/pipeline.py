@@ -24,6 +24,7 @@ from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, unless_left
 from deployments.gateway.queues.catalogue import unknown_model
 from deployments.gateway.queues.core_loop import Demand, VersionTerms
+from deployments.gateway.queues.crash_records import fingerprints
 from deployments.gateway.queues.pending_requests import PendingBatchRequest
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.request_context import (
@@ -156,7 +157,10 @@ class Pipeline:
         # 10. Recording, where settings ask for it: before the cache, which hides repeated inputs.
         if model.recorder is not None and caller.tenant.record:
             model.recorder.offer(caller.tenant.name, rows)
-        submit, reuse = partial(self._submit, context, selection, terms), model.reuse
+        # 10a. Inputs that have ended replicas: looked for only while any are known.
+        suspect = await self._is_suspect(context, model, rows)
+        submit = partial(self._submit, context, selection, terms, suspect)
+        reuse = model.reuse
         if reuse is None:
             # 11. Queue: bounded, by deadline. A replica is chosen behind this line, when free.
             pending = submit(rows)
@@ -206,11 +210,27 @@ class Pipeline:
         share, keep = sharing(context.exchange.headers, context.options.repeatable)
         return ReuseQuery(caller.tenant.name, description, rows, keys, share, keep)
 
+    async def _is_suspect(self, context: RequestContext, model: ServedModel, rows: Rows) -> bool:
+        """Whether a replica was lost with one of these rows. Raises RowConvicted, OverOwnLimit."""
+        crashes, caller = model.batches.crashes, context.caller
+        if not crashes:
+            return False
+        assert caller is not None
+        version = model.description.version
+        size = context.request_bytes
+        keys = await self._services.off_loop(caller, size, fingerprints, rows, version)
+        return crashes.check(keys, caller.tenant.name, monotonic())
+
     def _submit(
-        self, context: RequestContext, selection: ModelSelection, terms: VersionTerms, rows: Rows
+        self,
+        context: RequestContext,
+        selection: ModelSelection,
+        terms: VersionTerms,
+        suspect: bool,
+        rows: Rows,
     ) -> PendingBatchRequest:
         """Queues the rows for what is left of the caller's time."""
-        demand = selection.asks(demand_of(context, selection.promise))
+        demand = selection.asks(demand_of(context, selection.promise))._replace(suspect=suspect)
         pending = selection.model.batches.submit(rows, terms, demand)
         pending.trace = context.trace
         return pending

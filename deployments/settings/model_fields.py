@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints
 
 from deployments.settings.accept import AcceptSettings
 from deployments.settings.classify import ClassifySettings
+from deployments.settings.crashes import CrashSettings
 from deployments.settings.generation import GenerationSettings
 from deployments.settings.groups import Options, Precision, RuntimeName
 from deployments.settings.image import ImageSettings
@@ -141,6 +142,9 @@ class ModelFields(Section):
     )
     silence: SilenceSettings = Field(
         default_factory=SilenceSettings, description="Replicas that stop talking."
+    )
+    crashes: CrashSettings = Field(
+        default_factory=CrashSettings, description="Inputs that end replicas."
     )
     replicas: ReplicaSettings = Field(
         default_factory=ReplicaSettings, description="How many run the model and with what."

@@ -10,7 +10,12 @@ from in_process import Answer, Stand, ask
 
 from deployments.contract.channel.messages import BatchReply
 
-SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}, "slo": {"latency_ms": 2000}}
+SYNTHETIC: dict[str, Any] = {
+    "runtime": "synthetic",
+    "options": {"base_ms": 0},
+    "slo": {"latency_ms": 2000},
+    "crashes": {"hold_s": 0},  # no replica comes in place of a lost one
+}
 INFER = "/v2/models/device/infer"
 
 

@@ -4,20 +4,19 @@ And what replicas notice when a caller leaves: its batch is dropped."""
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import httpx
 import psutil
 import pytest
-from served import ANSWER_S, Later, Server, get, metric, patient, synthetic, total
+from served import ANSWER_S, Later, Load, Server, get, metric, patient, synthetic, total
 
 pytestmark = pytest.mark.integration
 
-KILLER, HANGER = 666, 777
-MODEL = {
-    **synthetic(options={"base_ms": 200, "die_ids": [KILLER], "hang_ids": [HANGER]}),
-    "replicas": {"count": 2, "hang_limit_s": 1.0},
-}
+KILLER, HANGER, SERIAL_KILLER = 666, 777, 888
+FATAL = {"base_ms": 200, "die_ids": [KILLER, SERIAL_KILLER], "hang_ids": [HANGER]}
+MODEL = {**synthetic(options=FATAL), "replicas": {"count": 2, "hang_limit_s": 1.0}}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +53,30 @@ async def test_a_staged_batch_whose_caller_left_never_runs(server):
     assert server.model_status("slow")["drift"] == 0
 
 
+class Watch:
+    """The longest time in which none of a load's requests was answered."""
+
+    def __init__(self, load: Load) -> None:
+        self._load = load
+        self._over = threading.Event()
+        self._longest_s = 0.0
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def _look(self) -> None:
+        answered, last = self._load.answered, time.monotonic()
+        while not self._over.wait(0.01):
+            now = time.monotonic()
+            self._longest_s = max(self._longest_s, now - last)
+            if self._load.answered != answered:
+                answered, last = self._load.answered, now
+
+    def end(self) -> float:
+        self._over.set()
+        self._thread.join()
+        return self._longest_s
+
+
 def until_whole(server: Server, without: set[int] = frozenset()) -> None:
     """Two replicas of the frail model run, none of `without`, and hold nothing.
 
@@ -80,10 +103,33 @@ def test_only_the_request_that_ends_its_replica_fails(server, culprit):
     answers = [each.answer() for each in innocent]
     assert [a.status_code for a in answers] == [200] * len(answers)
     assert [total(a) for a in answers] == [n + 1 for n in range(1, len(answers) + 1)]
-    assert guilty.answer().status_code == 503
-    assert int(guilty.answer().headers["retry-after"]) >= 1
+    assert guilty.answer().status_code == 422
+    assert "retry-after" not in guilty.answer().headers
     server.until(lambda: server.replicas("frail") != before, 20)
     until_whole(server)
+
+
+def test_a_row_that_ends_replicas_ends_two_however_often_it_is_sent(server):
+    until_whole(server)
+    seen = server.replicas("frail")
+    with server.load("frail", clients=4) as load:
+        load.goes_on(server)
+        began, watch = time.monotonic(), Watch(load)
+        answers = []
+        for _ in range(8):
+            answers.append(server.infer("frail", [SERIAL_KILLER, 1]))
+            seen |= server.replicas("frail")
+        answered_s = time.monotonic() - began
+        server.until(lambda: len(server.replicas("frail") - seen) + len(seen) >= 4, 30)
+        until_whole(server)
+        seen |= server.replicas("frail")
+        load.goes_on(server)
+        longest_s = watch.end()
+    print(f"longest gap of the others {longest_s:.2f} s; eight answers after {answered_s:.1f} s")
+    assert [each.status_code for each in answers] == [422] * 8
+    assert load.failures == []
+    assert len(seen) == 4  # the two that there were, and one for each that was lost
+    assert longest_s < patient(1.0)
 
 
 def test_a_killed_replica_loses_no_request(server):

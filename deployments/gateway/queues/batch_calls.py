@@ -97,7 +97,7 @@ def build_call(
     inputs = {name: _column(name, rows) for name in names}
     return BatchCall(
         budget_s, lengths.tobytes(), inputs, _wanted(members), lease.rank, lease.predicted_s,
-        lease.charges, waiting, lease.tied,
+        lease.charges, waiting, lease.tied or lease.alone,
     )  # fmt: skip
 
 
@@ -160,10 +160,12 @@ def _row_error(callers_fault: bool, message: str) -> errors.HeadraceError:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SentBatch(SentLease):
-    """`members[i]` waits for `lease.rows[i]`; `version`: the one it was sent to."""
+    """`members[i]` waits for `lease.rows[i]`; `version`: the one it was sent to. `begun`: its
+    replica has said that it runs it, where it was asked to."""
 
     members: Sequence[PendingBatchRequest]
     version: str
+    begun: bool = False
 
 
 class BatchCallsOwner(Protocol):
@@ -268,6 +270,7 @@ class BatchCalls(LeaseCalls[SentBatch]):
         self._owner.heard(replica_id)
 
     def _started(self, sent: SentBatch) -> None:
+        sent.begun = True
         self._owner.opened(sent)
 
     def _failed(self, sent: SentBatch) -> None:

@@ -25,12 +25,14 @@ from deployments.gateway.queues.core_loop import (
     clock,
     refusal,
 )
+from deployments.gateway.queues.crash_records import CrashRecords, same_row
 from deployments.gateway.queues.pending_requests import BatchRecord, PendingBatchRequest
 from deployments.gateway.queues.replica_channel import ReplicaChannel
 from deployments.gateway.rows.types import RowAnswer, Rows
 from routers.settings import DispatcherSettings
 from routers.types import (
     Abort,
+    Cancel,
     Closed,
     Dispatch,
     LeaseEnd,
@@ -98,7 +100,8 @@ class LeaseCopies:
 
 
 class BatchQueue(CoreLoop[PendingBatchRequest]):
-    """`on_batch` hears of every batch that was answered."""
+    """`on_batch` hears of every batch that was answered. `crashes`: rows that replicas were lost
+    with; newcomers are held against them by whoever submits."""
 
     output_tokens = 0
 
@@ -112,6 +115,7 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
     ) -> None:
         super().__init__(settings, terms)
         self.calls = BatchCalls(self, channel)
+        self.crashes = CrashRecords(terms.crashes)
         self._slots: Mapping[str, int] = {}
         self._groups: dict[str, str] = {}
         self._copies = LeaseCopies()
@@ -152,6 +156,10 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
         self.calls.follow(replicas)
         self.links_changed()
 
+    def adopt(self, settings: DispatcherSettings, terms: VersionTerms) -> None:
+        super().adopt(settings, terms)
+        self.crashes.terms = terms.crashes
+
     def close(self) -> None:
         """What waits is refused, what runs goes on to its end."""
         super().close()
@@ -177,6 +185,9 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
             members = [known[row] for row in lease.rows]
         else:
             members = [self._pending[request_id] for request_id, _ in lease.rows]
+        if lease.copy_of or lease.alone:
+            for pending in members:
+                pending.repeats += 1
         self.calls.send(lease, members, now)
 
     def _abort(self, action: Abort) -> None:
@@ -204,6 +215,8 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
             for pending, row, answer in zip(sent.members, lease.rows, answers, strict=True)
             if _awaits(pending, row)
         ]
+        if lease.alone:
+            self.crashes.answered_alone(sent)
         for pending, row, answer in awaited:
             self._row_done(lease, pending, row, answer)
         return bool(awaited)
@@ -216,11 +229,27 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
 
     def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None:
         lease_id = sent.lease.lease_id
+        convicted = self._convict(sent) if end is LeaseEnd.LOST else []
         failures = self._copies.ended(lease_id)
         self._take(Closed(lease_id, end, report), clock())
+        for request_id in convicted:
+            self._step(Cancel(request_id), clock())
         for failure in failures:
             if _awaits(failure.request, failure.row):
                 self._row_failed(failure)
+
+    def _convict(self, sent: SentBatch) -> list[int]:
+        """Ends all requests with a row that the loss of this lease convicts; the dispatcher is to
+        be told by the caller of this."""
+        convicted = []
+        for rows, row in self.crashes.lost_with(sent, clock()):
+            for pending in list(self._pending.values()):
+                own = pending.rows
+                if any(same_row(rows, row, own, each) for each in range(own.count)):
+                    self._leave(pending)
+                    pending.fail(self.crashes.conviction())
+                    convicted.append(pending.request.request_id)
+        return convicted
 
     # ---- what becomes of rows -----------------------------------------------------------------
 

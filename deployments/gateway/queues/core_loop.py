@@ -12,14 +12,16 @@ import contextvars
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.contract import errors
+from deployments.contract.description import CrashTerms
 from routers.cost.model import Coefficients, CostError
 from routers.dispatcher import Dispatcher
 from routers.settings import DispatcherSettings
+from routers.suspects import MOST_RUNS
 from routers.types import (
     Abort,
     Action,
@@ -49,13 +51,14 @@ class VersionTerms:
 
     `signature`: equal ones take the same rows and give the same outputs. `retryable`: a row may run
     again after its replica was lost. `call_limit_s`: a call without an answer for that long counts
-    as died.
+    as died. `crashes`: of rows that end replicas.
     """
 
     version: str
     signature: Any
     retryable: bool = True
     call_limit_s: float = 35.0
+    crashes: CrashTerms = field(default_factory=CrashTerms)
 
     def take(self, other: VersionTerms) -> bool:
         """Whether rows that were parsed under `other` may be sent under these."""
@@ -68,7 +71,7 @@ class Demand(NamedTuple):
 
     `deadline_s`, `expires_s`: its SLO and its timeout, from now. `priority`: 0 is the most urgent.
     `repeatable`: it may run twice, if the model's terms allow that. `is_first`: no other model was
-    asked before. The rest as in
+    asked before. `suspect`: a row of it was on a replica that was lost. The rest as in
     `routers.types.Request`.
     """
 
@@ -81,6 +84,7 @@ class Demand(NamedTuple):
     session: str = ""
     repeatable: bool = True
     is_first: bool = True
+    suspect: bool = False
 
 
 def changed() -> errors.HeadraceError:
@@ -130,11 +134,13 @@ def _error(reason: Reason, retry_after_s: float) -> errors.HeadraceError:
 
 class PendingRequest(Protocol):
     """A request that waits or runs. `fail` tells its caller, unless it has its answer already;
-    `restart` forgets what has come of it so far. `retried`: it runs for the second time."""
+    `restart` forgets what has come of it so far. `retried`: it is another request to the dispatcher
+    than it was; `repeats`: leases besides the first that any of its rows has been in."""
 
     request: Request
     terms: VersionTerms
     retried: bool
+    repeats: int
 
     def fail(self, error: errors.HeadraceError) -> None: ...
     def restart(self) -> None: ...
@@ -265,6 +271,7 @@ class CoreLoop(Generic[P]):
             tenant_rows=demand.tenant_rows,
             session=demand.session,
             is_first=demand.is_first,
+            suspect=demand.suspect,
         )
 
     # ---- what calls ask of a lease's requests (`BatchCallsOwner`, `StreamCallsOwner`) ------------
@@ -343,6 +350,8 @@ class CoreLoop(Generic[P]):
         replica where there is one. False where it may not."""
         old, now = pending.request, clock()
         if pending.retried or not old.retryable or old.expires <= now:
+            return False
+        if 1 + pending.repeats >= MOST_RUNS:
             return False
         self._leave(pending)
         pending.retried = True

@@ -35,6 +35,7 @@ class PendingBatchRequest:
     missing: int
     trace: TraceContext | None = None
     retried: bool = False
+    repeats: int = 0
 
     def fail(self, error: errors.HeadraceError) -> None:
         if not self.future.done():
@@ -104,6 +105,7 @@ class PendingStreamRequest:
     terms: VersionTerms
     trace: TraceContext | None = None
     retried: bool = False
+    repeats: int = 0
     status: int = 200
     tokens: Tokens = field(default_factory=Tokens)
     service_s: float = 0.0

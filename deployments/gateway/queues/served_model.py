@@ -49,7 +49,8 @@ def terms(d: ModelDescription) -> VersionTerms:
         d.tokenizer_digest, d.image, d.classes, context,
     )  # fmt: skip
     s = d.scheduling
-    return VersionTerms(d.version, signature, s.retry, s.hang_limit_s * s.slots + _CALL_MARGIN_S)
+    limit_s = s.hang_limit_s * s.slots + _CALL_MARGIN_S
+    return VersionTerms(d.version, signature, s.retry, limit_s, s.crashes)
 
 
 class ServedModel:

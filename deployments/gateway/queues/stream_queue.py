@@ -117,6 +117,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         pending = self._pending[lease.rows[0][0]]
         pending.dispatched_at, pending.replica_id = now, lease.replica_id
         pending.lease_id = lease.lease_id
+        pending.repeats += lease.alone
         self.calls.begin(lease, pending, now)
 
     def _abort(self, action: Abort) -> None:

@@ -9,6 +9,7 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_runtimes import Moody
@@ -98,9 +99,98 @@ async def test_a_request_is_answered_whole_or_not_at_all(moody: Stand) -> None:
     assert answer.status == 400
 
 
-async def test_an_unhealthy_device_counts_as_lost(moody: Stand) -> None:
+async def test_an_unhealthy_device_counts_as_lost_and_has_no_other_to_convict(moody: Stand) -> None:
     answers = await together(moody, [5, 4])
     assert [a.status for a in answers] == [200, 503]
+
+
+# ---- rows that end replicas ---------------------------------------------------------------------
+
+
+@pytest.fixture
+async def fatal(tmp_path: Path) -> AsyncIterator[Stand]:
+    """Two replicas that are lost with each row of 4 and more."""
+    runtime = Moody(lambda value: Unhealthy("broken") if value >= 4 else None)
+    models = {"device": {**SYNTHETIC, "crashes": {"hold_s": 0, "tenant_budget": 4}}}
+    tenants = {"acme": {}, "other": {}}
+    fakes = {"device": runtime}
+    async with standing(models, tmp_path, replicas=2, runtimes=fakes, tenants=tenants) as stand:
+        yield stand
+
+
+async def asks(stand: Stand, *values: int, tenant: str = "acme", **more: Any) -> Answer:
+    headers = [(b"x-tenant", tenant.encode()), *more.pop("headers", [])]
+    return await ask(stand.app, "POST", INFER, headers, body_of(list(values), "x"), **more)
+
+
+def sent(stand: Stand) -> int:
+    return len(stand.channels["device"].calls)
+
+
+async def all_busy(stand: Stand) -> list[asyncio.Task[Answer]]:
+    """Requests that take every slot, held on their way."""
+    channel = stand.channels["device"]
+    channel.hold()
+    held = []
+    for count in range(1, 5):
+        held.append(asyncio.create_task(asks(stand, 1)))
+        await channel.sent(count)
+    return held
+
+
+async def test_a_row_that_ends_two_replicas_is_refused_and_nobody_invites_it_back(
+    fatal: Stand,
+) -> None:
+    convicted = await asks(fatal, 4)
+    assert (convicted.status, convicted.header(b"retry-after")) == (422, None)
+    assert b"do not send it again" in convicted.body
+    assert sent(fatal) == 2
+    again = [await asks(fatal, 4, tenant=tenant) for tenant in ("acme", "other")]
+    assert [a.status for a in again] == [422, 422]
+    assert sent(fatal) == 2
+    assert (await asks(fatal, 3)).status == 200
+
+
+async def test_who_shared_a_batch_with_it_is_answered(fatal: Stand) -> None:
+    channel = fatal.channels["device"]
+    held = await all_busy(fatal)
+    calls = [asyncio.create_task(asks(fatal, value)) for value in (1, 4, 2, 3)]
+    await fatal.waiting("device", 4)
+    channel.let_go()
+    assert [(await call).status for call in calls] == [200, 422, 200, 200]
+    assert [(await call).status for call in held] == [200] * 4
+
+
+async def test_all_that_send_it_at_once_are_refused_with_the_first(fatal: Stand) -> None:
+    channel = fatal.channels["device"]
+    held = await all_busy(fatal)
+    calls = [asyncio.create_task(asks(fatal, 4)) for _ in range(8)]
+    await fatal.waiting("device", 8)
+    channel.let_go()
+    assert {(await call).status for call in calls} == {422}
+    assert [(await call).status for call in held] == [200] * 4
+    fatal_runs = [b for b in channel.calls if (4).to_bytes(8, "little") in b[1].inputs["x"].buffer]
+    assert len(fatal_runs) <= 3
+
+
+async def test_one_that_may_not_run_twice_is_convicted_by_the_next_that_sends_it(
+    fatal: Stand,
+) -> None:
+    once = [(b"x-idempotent", b"false")]
+    assert (await asks(fatal, 4, headers=once)).status == 503
+    assert (await asks(fatal, 4, headers=once)).status == 422
+    assert (await asks(fatal, 4)).status == 422
+    assert sent(fatal) == 2
+
+
+async def test_a_tenant_that_has_spent_its_budget_is_refused_and_others_are_not(
+    fatal: Stand,
+) -> None:
+    assert [(await asks(fatal, value)).status for value in (4, 5)] == [422, 422]
+    refused = await asks(fatal, 1)
+    assert refused.status == 429
+    assert 0 < int(refused.header(b"retry-after") or 0) <= 600
+    assert (await asks(fatal, 1, tenant="other")).status == 200
 
 
 # ---- replicas that are lost -------------------------------------------------------------------
@@ -135,9 +225,9 @@ async def test_a_connection_that_breaks_loses_what_was_out_on_it_and_nothing_els
     assert {replica for replica, _ in channel.calls[4:]} == {"device-1"}
 
 
-async def test_a_request_that_is_lost_twice_is_503_with_retry_after(stand: Stand) -> None:
+async def test_a_request_that_is_lost_each_time_is_503_with_retry_after(stand: Stand) -> None:
     channel = stand.channels["device"]
-    channel.script = ["gone", "broken"]
+    channel.script = ["gone", "broken", "away"]
     answer = await send(stand, 1)
     assert (answer.status, answer.header(b"retry-after")) == (503, b"1")
     assert len({replica for replica, _ in channel.calls}) == 2
@@ -165,7 +255,7 @@ async def test_a_hang_past_the_limit_counts_as_died(
     async with standing({"device": model}, tmp_path, replicas=2) as stand:
         queue = stand.models._served["device"].queue
         object.__setattr__(queue.terms, "call_limit_s", 0.01)
-        assert (await send(stand, 7)).status == 503
+        assert (await send(stand, 7)).status == 422
         assert sorted({r for r, _ in stand.channels["device"].calls}) == ["device-0", "device-1"]
         assert [core.inflight for core in stand.channels["device"].cores.values()] == [1, 1]
         stand._workers[0]._runtime.close()
@@ -354,7 +444,7 @@ async def test_the_log_of_a_refused_request_carries_its_id(
     stand: Stand, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("headrace"), "propagate", True)
-    stand.channels["device"].script = ["a", "b"]
+    stand.channels["device"].script = ["a", "b", "c"]
     await send(stand, 1, headers=[(b"x-request-id", b"find-me")])
     lines = [r for r in caplog.records if r.name == "headrace.access"]
     assert {line.__dict__["request_id"] for line in lines} == {"find-me"}
