@@ -107,6 +107,13 @@ class OverOwnLimit(HeadraceError):
     status, outcome, code = 429, "over_limit", "rate_limit_exceeded"
 
 
+class OutputNotFinite(HeadraceError):
+    """The model has answered this row with NaN or infinity, which is no answer; nor would the next
+    one be."""
+
+    status, outcome, code = 500, "not_finite", "output_not_finite"
+
+
 class CallerLeft(HeadraceError):
     """The client disconnected; nobody reads this answer. Not a latency sample."""
 

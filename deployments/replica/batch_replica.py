@@ -35,6 +35,7 @@ class BatchReplica(ModelReplica):
             self._settings.replicas.slots,
             hang_limit_s=hang_limit_s,
             on_hang=lambda: self._end_process("a batch ran longer than hang_limit_s"),
+            allow_non_finite=self._settings.allow_non_finite,
         )
         self._core = ReplicaCore(self._worker)
         self._watch = self._loop.create_task(watch_hangs(self._worker, min(1.0, hang_limit_s / 4)))

@@ -1,17 +1,20 @@
 """Finds the rows that a runtime fails on, and answers the others of their batch.
 
 A batch that raises is halved, whatever it raises, until the bad rows stand alone: O(k log n) extra
-runs for k bad rows. Only a device that says it is unhealthy ends the whole batch.
+runs for k bad rows. Only a device that says it is unhealthy ends the whole batch. A row whose
+answer is not finite has failed too, unless the model may give such answers.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from deployments.contract.channel.messages import Column, RowError, from_ragged
+from deployments.replica.finite import non_finite_rows, without
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import Batch, Ragged, Result, Runtime, StageTimes
 
@@ -27,35 +30,51 @@ class BatchResult(NamedTuple):
     padded_tokens: int
 
 
+_NOT_FINITE = "the answer holds NaN or infinity"
 NOTHING_RUN = BatchResult({}, (), StageTimes(), 0)
 
 
-def run_bisected(runtime: Runtime, batch: Batch) -> BatchResult:
-    """Raises only what the runtime raises when its device is unhealthy."""
-    parts: list[Result] = []
-    errors: list[RowError] = []
-    _halve(runtime, batch, 0, parts, errors)
-    padded_tokens = sum(part.padded_tokens for part in parts)
-    return BatchResult(
-        from_ragged(_joined(parts)), tuple(errors), StageTimes.total(parts), padded_tokens
-    )
+@dataclass(slots=True)
+class _Bisection:
+    """`parts`: of the rows that worked, in order."""
 
+    runtime: Runtime
+    allow_non_finite: bool
+    parts: list[Result] = field(default_factory=list)
+    errors: list[RowError] = field(default_factory=list)
 
-def _halve(
-    runtime: Runtime, batch: Batch, first: int, parts: list[Result], errors: list[RowError]
-) -> None:
-    try:
-        parts.append(runtime.run(batch))
-        return
-    except Unhealthy:
-        raise
-    except Exception as fault:
-        if batch.rows == 1:
-            errors.append(_row_error(first, fault))
+    def run(self, batch: Batch, first: int) -> None:
+        """`first`: of its rows, in the whole batch."""
+        try:
+            self._keep(self.runtime.run(batch), first)
             return
-    middle = batch.rows // 2
-    _halve(runtime, take(batch, 0, middle), first, parts, errors)
-    _halve(runtime, take(batch, middle, batch.rows), first + middle, parts, errors)
+        except Unhealthy:
+            raise
+        except Exception as fault:
+            if batch.rows == 1:
+                self.errors.append(_row_error(first, fault))
+                return
+        middle = batch.rows // 2
+        self.run(take(batch, 0, middle), first)
+        self.run(take(batch, middle, batch.rows), first + middle)
+
+    def _keep(self, part: Result, first: int) -> None:
+        bad = [] if self.allow_non_finite else non_finite_rows(part.outputs)
+        self.errors += [RowError(first + row, False, _NOT_FINITE, True) for row in bad]
+        self.parts.append(without(part, bad) if bad else part)
+
+
+def run_bisected(runtime: Runtime, batch: Batch, *, allow_non_finite: bool = False) -> BatchResult:
+    """Raises only what the runtime raises when its device is unhealthy."""
+    done = _Bisection(runtime, allow_non_finite)
+    done.run(batch, 0)
+    padded_tokens = sum(part.padded_tokens for part in done.parts)
+    return BatchResult(
+        from_ragged(_joined(done.parts)),
+        tuple(done.errors),
+        StageTimes.total(done.parts),
+        padded_tokens,
+    )
 
 
 def _row_error(row: int, fault: Exception) -> RowError:

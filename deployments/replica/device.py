@@ -215,7 +215,7 @@ class DeviceTurn:
 
 class DeviceWorker:
     """`queue`: where jobs are put. Times are `time.perf_counter` seconds of this process. `turn`:
-    of a device that other workers use too."""
+    of a device that other workers use too. `allow_non_finite`: NaN and infinity are answers."""
 
     def __init__(
         self,
@@ -225,6 +225,7 @@ class DeviceWorker:
         hang_limit_s: float,
         on_hang: Callable[[], None],
         turn: contextlib.AbstractContextManager[Any] | None = None,
+        allow_non_finite: bool = False,
     ) -> None:
         self.queue = DeviceQueue(slots, self._stage)
         self._runtime = runtime
@@ -233,6 +234,7 @@ class DeviceWorker:
         self._hang_limit_s = hang_limit_s
         self._on_hang = on_hang
         self._turn = turn or contextlib.nullcontext()
+        self._allow_non_finite = allow_non_finite
         self._loop = asyncio.get_running_loop()
         self._running: Job | None = None
         self._busy_s = 0.0
@@ -301,7 +303,9 @@ class DeviceWorker:
             return
         self._running = job
         try:
-            job.result = run_bisected(self._runtime, job.batch)
+            job.result = run_bisected(
+                self._runtime, job.batch, allow_non_finite=self._allow_non_finite
+            )
         except Exception as fault:
             job.fault = fault
         job.finished = time.perf_counter()

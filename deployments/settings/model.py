@@ -131,6 +131,8 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
         yield ("accept",), "must be left out: answers of an engine have no bounds to be held to"
     if model.record != RecordSettings():
         yield ("record",), "must be left out: prompts are not kept"
+    if model.allow_non_finite:
+        yield ("allow_non_finite",), "must be left out: tokens are no numbers that could be NaN"
     if model.coalesce:
         yield ("coalesce",), "must be left out: answers that stream are not shared"
     plain = LengthSettings(max=model.lengths.max)

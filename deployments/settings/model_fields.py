@@ -171,6 +171,12 @@ class ModelFields(Section):
         description="Whether a tenant's request waits for the answer to an identical one of its "
         "own that is under way, instead of running too.",
     )
+    allow_non_finite: bool = Field(
+        default=False,
+        description="Whether NaN and infinity are answers, as of a model that gives logarithms of "
+        "0; otherwise a row that is answered so gets 500, and a model that answers so whatever it "
+        "is asked does not start.",
+    )
     optional: bool = Field(
         default=False,
         description="Whether the server is ready without this model, which is started all the "

@@ -54,7 +54,7 @@ class SyntheticOptions:
     base_ms, per_request_ms, per_token_us: the time of a batch. embed_width: 0, or how wide its
     output `embedding` is. load_s, warm_s: how long starting takes. A batch holding one of these ids
     in any row: fail_ids raises `RunError`, hang_ids stops for hang_s (or until `close`), die_ids
-    ends the whole process at once.
+    ends the whole process at once. nan_ids: a row that holds one is answered with NaN.
     """
 
     base_ms: float = 2.0
@@ -66,6 +66,7 @@ class SyntheticOptions:
     fail_ids: tuple[int, ...] = ()
     hang_ids: tuple[int, ...] = ()
     die_ids: tuple[int, ...] = ()
+    nan_ids: tuple[int, ...] = ()
     hang_s: float = 3600.0
 
     def __post_init__(self) -> None:
@@ -116,6 +117,8 @@ class SyntheticRuntime:
             self._inject(ids.data)
         longest = max(shape[0] for shape in ids.shapes)
         outputs = {name: self._output(name, ids) for name in names}
+        if self._options.nan_ids:
+            _spoil(outputs, ids, self._options.nan_ids)
         ready = time.perf_counter()
         _wait_until(start + service_s(self._options, batch.rows, longest))
         times = StageTimes(pad_s=ready - start, run_s=time.perf_counter() - ready)
@@ -149,6 +152,15 @@ class SyntheticRuntime:
             self._settings.progress(phase, step / steps)
             self._closed.wait(seconds / steps)
         self._settings.progress(phase, 1.0)
+
+
+def _spoil(outputs: dict[str, Ragged], ids: Ragged, nan_ids: tuple[int, ...]) -> None:
+    """Makes NaN of what rows with such an id are answered."""
+    ends = np.cumsum([shape[0] for shape in ids.shapes])
+    rows_ids = np.split(ids.data, ends[:-1])
+    bad = [row for row, data in enumerate(rows_ids) if _holds(data, nan_ids)]
+    for ragged in outputs.values():
+        ragged.data.reshape(len(rows_ids), -1)[bad] = np.nan
 
 
 def _limits(device: SyntheticOptions) -> Limits:

@@ -104,6 +104,22 @@ class Moody(FakeRuntime):
         return Result({"y": values}, StageTimes(run_s=0.001), batch.rows)
 
 
+class Quotient(FakeRuntime):
+    """One row's answer is 1 / its value: infinite for 0."""
+
+    LIMITS = Limits(
+        inputs=(TensorSpec("x", "INT64", (-1, 1)),),
+        outputs=(TensorSpec("y", "FP32", (-1, 1)),),
+    )
+
+    def run(self, batch: Batch) -> Result:
+        self.batches.append(batch)
+        values = batch.inputs["x"]
+        with np.errstate(divide="ignore"):
+            answers = np.float32(1.0) / values.data.astype(np.float32)
+        return Result({"y": Ragged("FP32", answers, values.shapes)}, StageTimes(), batch.rows)
+
+
 class Gated(FakeRuntime):
     """Runs when let; says when it has begun."""
 

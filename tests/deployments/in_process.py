@@ -252,7 +252,10 @@ class Stand:
                 runtime = self._runtimes.get(name) or catalog.create(settings)
                 runtime.load()
                 limit_s, slots = view.replicas.hang_limit_s, view.replicas.slots
-                worker = DeviceWorker(runtime, slots, hang_limit_s=limit_s, on_hang=lambda: None)
+                worker = DeviceWorker(
+                    runtime, slots, hang_limit_s=limit_s, on_hang=lambda: None,
+                    allow_non_finite=view.allow_non_finite,
+                )  # fmt: skip
                 self._workers.append(worker)
                 replica_id = f"{name}-{group}-{index}" if group else f"{name}-{index}"
                 channel.cores[replica_id] = ReplicaCore(worker)

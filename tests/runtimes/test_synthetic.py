@@ -42,6 +42,14 @@ def test_every_row_gets_its_own_sum_in_order():
     assert sums(device(), [1, 2], [], [3], [4, 5, -6]) == [3, 0, 3, 3]
 
 
+def test_only_rows_with_a_marked_id_are_answered_with_nan():
+    outputs = device(nan_ids=[7], embed_width=2).run(batch([1, 2], [], [3, 7], [4])).outputs
+    assert np.isnan(outputs["sum"].data).tolist() == [False, False, True, False]
+    assert np.isnan(outputs["embedding"].data.reshape(-1, 2)).any(axis=1).tolist() == [
+        False, False, True, False,
+    ]  # fmt: skip
+
+
 def test_row_without_tokens_sums_to_zero():
     assert sums(device(), []) == [0]
 

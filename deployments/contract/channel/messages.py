@@ -64,11 +64,13 @@ class BatchCall(NamedTuple):
 
 
 class RowError(NamedTuple):
-    """`callers_fault`: the input is bad (400); else the runtime failed on this row alone (503)."""
+    """`callers_fault`: the input is bad (400); `not_finite`: the answer is NaN or infinity (500);
+    else the runtime failed on this row alone (503)."""
 
     row: int
     callers_fault: bool
     message: str
+    not_finite: bool = False
 
 
 class BatchReply(NamedTuple):

@@ -22,6 +22,7 @@ from deployments.contract.channel.messages import (
     BatchReply,
     Column,
     MessageError,
+    RowError,
     decode_reply,
     encode_call,
     pack,
@@ -144,7 +145,7 @@ def deliver_rows(
         fault = failed.get(position)
         answer = RowAnswer({}, None, dispatched, reply.service_s, size, lease.bucket, version)
         if fault is not None:
-            answer.error = _row_error(fault.callers_fault, fault.message)
+            answer.error = _row_error(fault)
         else:
             answer.outputs = {n: (datatype, rows[at]) for n, (datatype, rows) in columns.items()}
             at += 1
@@ -152,9 +153,14 @@ def deliver_rows(
     return answers
 
 
-def _row_error(callers_fault: bool, message: str) -> errors.HeadraceError:
-    if callers_fault:
-        return errors.BadRequest(message)
+def _row_error(fault: RowError) -> errors.HeadraceError:
+    if fault.callers_fault:
+        return errors.BadRequest(fault.message)
+    if fault.not_finite:
+        return errors.OutputNotFinite(
+            "the model's answer to this input is not finite: it holds NaN or infinity "
+            "(allow_non_finite)"
+        )
     return errors.RowFailed("the model failed on this request; send it again", retry_after_s=1.0)
 
 

@@ -78,6 +78,7 @@ class ServedResident:
             hang_limit_s=replicas.hang_limit_s,
             on_hang=place.on_hang,
             turn=place.turn,
+            allow_non_finite=loaded.settings.allow_non_finite,
         )
         self._core = ReplicaCore(self._worker)
         every_s = min(1.0, replicas.hang_limit_s / 4)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from deployments.replica.finite import non_finite_rows
 from deployments.replica.verify.agreement import Gathered, Interval, Tolerances, Verdict
 from deployments.replica.verify.samples import Sample, batch_of, batches
 from deployments.settings.reference import CannotVerify
@@ -29,20 +30,22 @@ class NotAccepted(LoadError):
 
 @dataclass(frozen=True, slots=True)
 class ComparisonPlan:
-    """What is run, in which batches, and what is allowed."""
+    """What is run, in which batches, and what is allowed. finite: of the candidate's answers."""
 
     samples: Sequence[Sample]
     among: Sequence[Interval]
     max_size: int
     max_tokens: int
     tolerances: Tolerances
+    finite: bool = False
 
 
 def compare(
     reference: Runtime, candidate: Runtime, plan: ComparisonPlan, progress: Callable[[float], None]
 ) -> Verdict:
     """Both loaded. `progress`: share of the samples that have run. Raises `CannotVerify` where one
-    side does not take them, `NotAccepted` where the candidate fails on them."""
+    side does not take them, `NotAccepted` where the candidate fails on them, or has an answer that
+    is not finite and may not."""
     limits, gathered = candidate.limits(), Gathered()
     pairs = matched(reference.limits(), limits)
     done = 0
@@ -51,6 +54,8 @@ def compare(
         batch = batch_of(limits, chosen)
         expected = _run(reference, batch, "the reference", CannotVerify)
         actual = _run(candidate, batch, "the model", NotAccepted)
+        if plan.finite:
+            _refuse_non_finite(actual, places)
         for reference_name, candidate_name in pairs:
             left, right = (
                 rows_of(expected.outputs[reference_name]),
@@ -62,6 +67,16 @@ def compare(
         done += len(places)
         progress(done / len(plan.samples))
     return gathered.verdict(plan.tolerances)
+
+
+def _refuse_non_finite(actual: Result, places: Sequence[int]) -> None:
+    bad = non_finite_rows(actual.outputs)
+    if bad:
+        more = f" and to {len(bad) - 1} more of its batch" if len(bad) > 1 else ""
+        raise NotAccepted(
+            f"the model's answer to sample {places[bad[0]]}{more} is not finite: it holds NaN or "
+            "infinity. Where that is right, say allow_non_finite: true"
+        )
 
 
 def matched(reference: Limits, candidate: Limits) -> list[tuple[str, str]]:

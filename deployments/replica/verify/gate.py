@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from deployments.replica.describe import tokenizer_bytes
 from deployments.replica.verify.comparison import NotAccepted
+from deployments.replica.verify.finiteness import refuse_non_finite
 from deployments.replica.verify.reference import reference_for
 from deployments.replica.verify.sample_file import Reading
 from deployments.replica.verify.verification import (
@@ -35,10 +36,13 @@ FILE = "verdict.json"
 
 def admit(model: ModelSettings, settings: RuntimeSettings, runtime: Runtime) -> None:
     """`runtime` is loaded from `settings`. Raises `NotAccepted` with the first tolerance that does
-    not hold, `CannotVerify` where there is nothing to compare with, and what loading raises."""
+    not hold or where answers are not finite, `CannotVerify` where there is nothing to compare with,
+    and what loading raises."""
+    if not (model.allow_non_finite or settings.source is None):
+        refuse_non_finite(settings, runtime)
     if not model.accept.required:
         return
-    options = of_settings(model.accept)
+    options = replace(of_settings(model.accept), finite=not model.allow_non_finite)
     settings.progress("verifying", 0.0)
 
     def build(folder: Path) -> None:
@@ -72,7 +76,7 @@ def parts(
         ", ".join(str(each) for each in gpus()),
         repr(settings.row_shapes),
         model.image.model_dump_json() if model.image is not None else "",
-        json.dumps([options.count, options.seed, asdict(options.tolerances)]),
+        json.dumps([options.count, options.seed, options.finite, asdict(options.tolerances)]),
         json.dumps([settings.edges, settings.max_size, settings.max_tokens, settings.max_length]),
         json.dumps([settings.length_input, settings.length_axis, settings.mask_input]),
         staging.processor(),

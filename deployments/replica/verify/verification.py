@@ -31,7 +31,8 @@ from runtimes.types import Limits, Runtime, RuntimeSettings
 @dataclass(frozen=True, slots=True)
 class VerificationOptions:
     """against, artifact: as in `reference_for`. file: the user's samples, None to draw. count: how
-    many to draw, 200 at least; a file must have as many. seed: of all that is drawn."""
+    many to draw, 200 at least; a file must have as many. seed: of all that is drawn. finite: an
+    answer that is not finite is refused, whatever the reference's is."""
 
     against: str | None = None
     artifact: Path | None = None
@@ -39,6 +40,7 @@ class VerificationOptions:
     count: int = LEAST
     seed: int = 0
     tolerances: Tolerances = field(default_factory=Tolerances)
+    finite: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,9 @@ def verify(
         among = intervals(limits, settings.edges)
         samples = samples_for(options, limits, among, reading)
         size = min(settings.max_size, limits.max_rows or settings.max_size)
-        plan = ComparisonPlan(samples, among, size, settings.max_tokens, options.tolerances)
+        plan = ComparisonPlan(
+            samples, among, size, settings.max_tokens, options.tolerances, options.finite
+        )
         verdict = compare(reference, candidate, plan, progress)
     finally:
         reference.close()

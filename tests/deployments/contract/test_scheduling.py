@@ -106,7 +106,8 @@ def test_defaults_are_the_cores_own(description: Describe) -> None:
     found = told(description)
     own = DispatcherSettings(found.bucket_edges, max_tokens=8192)
     differs = {f.name for f in fields(own) if getattr(found, f.name) != getattr(own, f.name)}
-    assert differs == {"buckets"}
+    # A replica that is lost is replaced; in the core's own tests and simulations none is.
+    assert differs == {"buckets", "suspect_hold_s"}
     assert found.buckets.adaptive
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runtimes import Moody
+from fake_runtimes import Moody, Quotient
 from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
 from in_process import Answer, Stand, ask, standing
 
@@ -102,6 +102,33 @@ async def test_a_request_is_answered_whole_or_not_at_all(moody: Stand) -> None:
 async def test_an_unhealthy_device_counts_as_lost_and_has_no_other_to_convict(moody: Stand) -> None:
     answers = await together(moody, [5, 4])
     assert [a.status for a in answers] == [200, 503]
+
+
+@pytest.fixture
+async def dividing(tmp_path: Path) -> AsyncIterator[Stand]:
+    async with standing({"device": SYNTHETIC}, tmp_path, runtimes={"device": Quotient()}) as stand:
+        yield stand
+
+
+async def test_a_row_without_a_finite_answer_is_an_error_and_no_null(dividing: Stand) -> None:
+    answers = await together(dividing, [1, 0, 2])
+    assert [a.status for a in answers] == [200, 500, 200]
+    assert [data(a) for a in answers if a.status == 200] == [[1.0], [0.5]]
+    assert b"not finite" in answers[1].body
+    assert answers[1].header(b"retry-after") is None
+
+
+async def test_a_row_without_a_finite_answer_runs_once_and_is_counted(dividing: Stand) -> None:
+    assert (await ask(dividing.app, "POST", INFER, body=body_of([0], "x"))).status == 500
+    assert len(dividing.channels["device"].calls) == 1
+    page, _ = dividing.telemetry.page("")
+    assert b'outcome="not_finite"' in page
+
+
+async def test_where_the_settings_say_so_infinity_is_answered(tmp_path: Path) -> None:
+    model, fakes = {**SYNTHETIC, "allow_non_finite": True}, {"device": Quotient()}
+    async with standing({"device": model}, tmp_path, runtimes=fakes) as stand:
+        assert (await ask(stand.app, "POST", INFER, body=body_of([0], "x"))).status == 200
 
 
 # ---- rows that end replicas ---------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fake_runtimes import Moody
+from fake_runtimes import Moody, Quotient
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,3 +65,20 @@ def test_an_unhealthy_device_is_not_bisected() -> None:
     with pytest.raises(Unhealthy):
         run_bisected(runtime, batch_of([1, 2, 3, 4]))
     assert len(runtime.batches) == 1
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=20))
+def test_rows_without_a_finite_answer_fail_alone_and_nothing_runs_again(values: list[int]) -> None:
+    runtime = Quotient()
+    result = run_bisected(runtime, batch_of(values))
+    assert [e.row for e in result.errors] == [i for i, value in enumerate(values) if not value]
+    assert all(e.not_finite and not e.callers_fault for e in result.errors)
+    answers = [float(row[0]) for row in rows_of(result.outputs["y"])]
+    assert answers == pytest.approx([1 / value for value in values if value])
+    assert len(runtime.batches) == 1
+
+
+def test_where_the_settings_allow_it_infinity_is_an_answer() -> None:
+    result = run_bisected(Quotient(), batch_of([0, 1]), allow_non_finite=True)
+    assert result.errors == ()
+    assert [float(row[0]) for row in rows_of(result.outputs["y"])] == [np.inf, 1.0]

@@ -248,7 +248,7 @@ async def test_a_device_that_is_ill_ends_its_batch_with_a_reason() -> None:
         await session.until(lambda n=lease_id: n in session.replies or n in session.faults)
     assert session.faults == {1: "gone"}
     assert [session.replies[n].errors for n in (2, 3, 4)] == [
-        ((0, False, "bad"),), ((0, True, "worse"),), ()
+        ((0, False, "bad", False),), ((0, True, "worse", False),), ()
     ]  # fmt: skip
     worker.close()
 

@@ -42,9 +42,19 @@ class Summing:
     load = warm = health = close = lambda self: None
 
 
-def plan(max_size: int = 2) -> ComparisonPlan:
+class Breaking(Summing):
+    """As `Summing`, but of more than 8 tokens it makes infinity."""
+
+    def run(self, batch: Batch) -> Result:
+        result = super().run(batch)
+        sums = result.outputs["sum"].data
+        sums[sums > 8] = np.inf
+        return result
+
+
+def plan(max_size: int = 2, *, finite: bool = False) -> ComparisonPlan:
     samples = [Sample({"ids": np.ones(n, np.int64)}, n) for n in (3, 9, 1, 16, 2)]
-    return ComparisonPlan(samples, (SHORT, LONG), max_size, 32, Tolerances())
+    return ComparisonPlan(samples, (SHORT, LONG), max_size, 32, Tolerances(), finite)
 
 
 def test_both_sides_get_the_same_batches_bucket_by_bucket_with_progress():
@@ -59,6 +69,13 @@ def test_both_sides_get_the_same_batches_bucket_by_bucket_with_progress():
 def test_a_candidate_that_fails_is_not_accepted():
     with pytest.raises(NotAccepted, match="the model fails on a batch of 2: no memory"):
         compare(Summing(), Summing(RunError("no memory")), plan(), lambda share: None)
+
+
+def test_an_answer_that_is_not_finite_is_not_accepted_even_where_the_reference_has_the_same():
+    with pytest.raises(NotAccepted, match="answer to sample 1 and to 1 more of its batch is not"):
+        compare(Breaking(), Breaking(), plan(finite=True), lambda share: None)
+    assert compare(Breaking(), Breaking(), plan(), lambda share: None).accepted
+    assert compare(Summing(), Summing(), plan(finite=True), lambda share: None).accepted
 
 
 @pytest.mark.parametrize("fault", [RunError("no memory"), BadRows("an id is too large")])

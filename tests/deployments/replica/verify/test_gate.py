@@ -75,6 +75,16 @@ def test_a_model_that_asks_for_nothing_is_compared_with_nothing(start, compariso
     assert comparisons == []
 
 
+@pytest.mark.parametrize("accept", [{}, {"max_abs": 1e-3}])
+def test_a_model_that_answers_nan_is_refused_unless_it_may(tmp_path, tokens_onnx, accept):
+    source = tokens_onnx("nan.onnx", scale=float("nan"))
+    starting = Start(source, tmp_path / "cache", accept)
+    with pytest.raises(NotAccepted, match="right, say allow_non_finite: true"):
+        starting.admit()
+    starting.model = starting.model.model_copy(update={"allow_non_finite": True})
+    starting.admit()
+
+
 def test_a_model_that_agrees_is_admitted_with_progress(start):
     starting = start({"max_abs": 1e-3})
     starting.admit()
