@@ -18,7 +18,7 @@ class CrashTerms:
     that a tenant's rows may end in that time, 0: any number."""
 
     refuse_s: float = 600.0
-    tenant_budget: int = 4
+    tenant_budget: int = 8
 
 
 @dataclass(frozen=True, slots=True)

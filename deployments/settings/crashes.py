@@ -23,7 +23,7 @@ class CrashSettings(Section):
         "from the last of them, at the gateway that has seen it.",
     )
     tenant_budget: int = Field(
-        default=4,
+        default=8,
         ge=0,
         le=1_000_000,
         description="A tenant whose refused inputs have ended so many replicas within `refuse_s` "

@@ -16,7 +16,11 @@ pytestmark = pytest.mark.integration
 
 KILLER, HANGER, SERIAL_KILLER = 666, 777, 888
 FATAL = {"base_ms": 200, "die_ids": [KILLER, SERIAL_KILLER], "hang_ids": [HANGER]}
-MODEL = {**synthetic(options=FATAL), "replicas": {"count": 2, "hang_limit_s": 1.0}}
+MODEL = {
+    **synthetic(options=FATAL),
+    "replicas": {"count": 2, "hang_limit_s": 1.0},
+    "crashes": {"tenant_budget": 100},  # whoever sends what is fatal sends all else here too
+}
 
 
 @pytest.fixture(scope="module")
