@@ -11,7 +11,7 @@ from typing import Any
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry_actor import registry
 from deployments.replica import describe
-from deployments.replica.device import DeviceWorker
+from deployments.replica.device import DeviceWorker, hang_limits
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of
 from deployments.replica.processors import reserved_cpus
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
@@ -29,16 +29,16 @@ class BatchReplica(ModelReplica):
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc]
         self._loop = asyncio.get_running_loop()
         await self._start_up(args)
-        hang_limit_s = self._settings.replicas.hang_limit_s
+        limits = hang_limits(self._settings)
         self._worker = DeviceWorker(
             self._runtime,
             self._settings.replicas.slots,
-            hang_limit_s=hang_limit_s,
-            on_hang=lambda: self._end_process("a batch ran longer than hang_limit_s"),
+            limits=limits,
+            on_hang=lambda: self._end_process("a batch hangs (hang_limit_s, hang_factor)"),
             allow_non_finite=self._settings.allow_non_finite,
         )
         self._core = ReplicaCore(self._worker)
-        self._watch = self._loop.create_task(watch_hangs(self._worker, min(1.0, hang_limit_s / 4)))
+        self._watch = self._loop.create_task(watch_hangs(self._worker, min(1.0, limits.most_s / 4)))
         await self._listen(self._core, args)
 
     async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:

@@ -8,6 +8,7 @@ answer is not finite has failed too, unless the model may give such answers.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -40,11 +41,13 @@ class _Bisection:
 
     runtime: Runtime
     allow_non_finite: bool
+    on_run: Callable[[], None]
     parts: list[Result] = field(default_factory=list)
     errors: list[RowError] = field(default_factory=list)
 
     def run(self, batch: Batch, first: int) -> None:
         """`first`: of its rows, in the whole batch."""
+        self.on_run()
         try:
             self._keep(self.runtime.run(batch), first)
             return
@@ -64,9 +67,16 @@ class _Bisection:
         self.parts.append(without(part, bad) if bad else part)
 
 
-def run_bisected(runtime: Runtime, batch: Batch, *, allow_non_finite: bool = False) -> BatchResult:
-    """Raises only what the runtime raises when its device is unhealthy."""
-    done = _Bisection(runtime, allow_non_finite)
+def run_bisected(
+    runtime: Runtime,
+    batch: Batch,
+    *,
+    allow_non_finite: bool = False,
+    on_run: Callable[[], None] = lambda: None,
+) -> BatchResult:
+    """Raises only what the runtime raises when its device is unhealthy. `on_run` is called before
+    each run of the batch or a part of it."""
+    done = _Bisection(runtime, allow_non_finite, on_run)
     done.run(batch, 0)
     padded_tokens = sum(part.padded_tokens for part in done.parts)
     return BatchResult(

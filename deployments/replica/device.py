@@ -3,8 +3,9 @@
 The event loop puts jobs in, the device's thread takes them out, and `routers.staging` decides,
 under one lock: what runs next is chosen by the thread that has just become free, without a turn of
 the loop between two batches. A runtime is used by one thread at a time, so its health is asked on
-that thread, between batches. A run that lasts longer than `hang_limit_s` calls `on_hang`: nothing
-in Python can end it, so the replica's process ends instead. Where the runtime can put a batch on
+that thread, between batches. A run that lasts much longer than the gateway has predicted, or longer
+than `hang_limit_s`, calls `on_hang`: nothing in Python can end it, so the replica's process ends
+instead. Where the runtime can put a batch on
 its device while another computes, a second thread has it do so for each batch that waits. Where
 several runtimes share a device, their workers take turns, a batch each (`DeviceTurn`).
 A job is written by one thread at a time. Times are `time.perf_counter` seconds of this process.
@@ -23,6 +24,7 @@ from typing import Any
 
 from deployments.contract.channel.messages import RowError
 from deployments.replica.bisection import NOTHING_RUN, BatchResult, run_bisected
+from deployments.settings.model import ModelSettings
 from routers.staging import Staged, Staging, Turn
 from routers.types import FlowWork, Report
 from runtimes.types import Batch, Prefetching, Runtime
@@ -30,6 +32,9 @@ from runtimes.types import Batch, Prefetching, Runtime
 Key = tuple[str, int]
 News = list[tuple[Callable[[Any], None], Any]]  # what to call on the loop, and with what
 _DUTY_WINDOW_S = 10.0
+_HEALTH_S = 1.0  # what a health check waits for the batch that runs
+_TRUSTED_ANSWERS = 20  # before which predictions say little, and kernels may be compiled yet
+_HANG_FLOOR_S = 10.0  # what a run may take besides its share of the prediction
 _TOO_LATE = "the request's time limit passed before it ran"
 
 
@@ -213,16 +218,36 @@ class DeviceTurn:
             self._changed.notify_all()
 
 
+@dataclass(frozen=True, slots=True)
+class HangLimits:
+    """most_s: what a run may take in any case; factor: how many times what was predicted for it,
+    and `_HANG_FLOOR_S` besides, 0: predictions say nothing."""
+
+    most_s: float
+    factor: float = 0.0
+
+    def of(self, predicted_s: float) -> float:
+        """Seconds that a run may take; `predicted_s` 0: nobody knows."""
+        if self.factor <= 0.0 or predicted_s <= 0.0:
+            return self.most_s
+        return min(self.most_s, _HANG_FLOOR_S + self.factor * predicted_s)
+
+
+def hang_limits(model: ModelSettings) -> HangLimits:
+    return HangLimits(model.replicas.hang_limit_s, model.replicas.hang_factor)
+
+
 class DeviceWorker:
-    """`queue`: where jobs are put. Times are `time.perf_counter` seconds of this process. `turn`:
-    of a device that other workers use too. `allow_non_finite`: NaN and infinity are answers."""
+    """`queue`: where jobs are put. Times are `time.perf_counter` seconds of this process. `limits`:
+    when a run counts as hung. `turn`: of a device that other workers use too. `allow_non_finite`:
+    NaN and infinity are answers."""
 
     def __init__(
         self,
         runtime: Runtime,
         slots: int,
         *,
-        hang_limit_s: float,
+        limits: HangLimits,
         on_hang: Callable[[], None],
         turn: contextlib.AbstractContextManager[Any] | None = None,
         allow_non_finite: bool = False,
@@ -231,12 +256,15 @@ class DeviceWorker:
         self._runtime = runtime
         self._staged: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._prefetch = _prefetch_of(runtime)
-        self._hang_limit_s = hang_limit_s
+        self._limits = limits
         self._on_hang = on_hang
         self._turn = turn or contextlib.nullcontext()
         self._allow_non_finite = allow_non_finite
         self._loop = asyncio.get_running_loop()
         self._running: Job | None = None
+        self._run_began = 0.0
+        self._answers = 0
+        self._asked: Probe | None = None
         self._busy_s = 0.0
         self._marks = ((time.perf_counter(), 0.0),) * 2
         self._thread = threading.Thread(target=self._work, name="device", daemon=True)
@@ -245,16 +273,23 @@ class DeviceWorker:
             threading.Thread(target=self._put_staged, name="staging", daemon=True).start()
 
     async def health(self) -> None:
-        """Raises what the runtime's `health` raises; waits for the batch that runs."""
-        probe = Probe(self._loop.create_future())
-        self.queue.probe(probe)
-        fault = await probe.done
-        if fault is not None:
-            raise fault
+        """Raises what the runtime's `health` raises. Waits for the batch that runs, but not long:
+        whether that hangs is for `check_hang` to say, and the next health check hears the answer.
+        """
+        probe = self._asked
+        if probe is None:
+            probe = self._asked = Probe(self._loop.create_future())
+            self.queue.probe(probe)
+        await asyncio.wait([probe.done], timeout=_HEALTH_S)
+        if probe.done.done():
+            self._asked = None
+            fault = probe.done.result()
+            if fault is not None:
+                raise fault
 
     def running_for_s(self) -> float:
-        job = self._running
-        return time.perf_counter() - job.started if job is not None and job.started else 0.0
+        """The run that goes on: of the batch, or of the part of it that is tried apart."""
+        return time.perf_counter() - self._run_began if self._running is not None else 0.0
 
     def duty(self) -> float:
         """Busy share of the last 10 to 20 s of wall time (less after a start), 0..1."""
@@ -265,14 +300,18 @@ class DeviceWorker:
         return min((self._busy_s - before_s) / max(now - since, 1e-9), 1.0)
 
     def check_hang(self) -> None:
-        """Called by a timer; a run past the limit ends the process through `on_hang`."""
-        if self.running_for_s() > self._hang_limit_s:
+        """Called by a timer; a run past its limit ends the process through `on_hang`."""
+        job = self._running
+        if job is None:
+            return
+        predicted_s = job.staged.predicted_s if self._answers >= _TRUSTED_ANSWERS else 0.0
+        if self.running_for_s() > self._limits.of(predicted_s):
             self._on_hang()
 
     def close(self) -> None:
         self._staged.put(None)
         self.queue.close()
-        self._thread.join(timeout=self._hang_limit_s)
+        self._thread.join(timeout=self._limits.most_s)
 
     def _stage(self, job: Job) -> None:
         if self._prefetch is not None:
@@ -301,16 +340,22 @@ class DeviceWorker:
             late = tuple(RowError(row, False, _TOO_LATE) for row in range(job.batch.rows))
             job.result = NOTHING_RUN._replace(errors=late)
             return
+        self._run_began = job.started
         self._running = job
         try:
             job.result = run_bisected(
-                self._runtime, job.batch, allow_non_finite=self._allow_non_finite
-            )
+                self._runtime, job.batch, allow_non_finite=self._allow_non_finite,
+                on_run=self._begins,
+            )  # fmt: skip
         except Exception as fault:
             job.fault = fault
         job.finished = time.perf_counter()
         self._running = None
+        self._answers += 1
         self._busy_s += job.finished - job.started
+
+    def _begins(self) -> None:
+        self._run_began = time.perf_counter()
 
     def _probe(self) -> Exception | None:
         try:

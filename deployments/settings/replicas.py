@@ -127,6 +127,13 @@ class ReplicaSettings(Section):
         le=86_400,
         description="A batch that runs longer than this counts as hung.",
     )
+    hang_factor: float = Field(
+        default=20,
+        ge=0,
+        le=1_000_000,
+        description="So does one that runs longer than this times what it was predicted to take, "
+        "and 10 s besides, at a replica that has answered some; 0: `hang_limit_s` alone.",
+    )
     start_timeout_s: float = Field(
         default=600,
         gt=0,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from deployments.replica.device import DeviceWorker, Job
+from deployments.replica.device import DeviceWorker, HangLimits, Job
 from routers.staging import Staged
 from runtimes.types import Batch, Ragged, Runtime
 
@@ -33,7 +33,7 @@ def job_of(
 
 
 def worker_of(runtime: Runtime, slots: int = 2) -> DeviceWorker:
-    return DeviceWorker(runtime, slots, hang_limit_s=5.0, on_hang=lambda: None)
+    return DeviceWorker(runtime, slots, limits=HangLimits(5.0), on_hang=lambda: None)
 
 
 def values(runtime: Any) -> list[int]:

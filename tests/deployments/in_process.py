@@ -32,7 +32,7 @@ from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.telemetry.gateway_telemetry import GatewayTelemetry
 from deployments.gateway.tenancy.tenants import KeyTable, Tenants
 from deployments.replica import describe
-from deployments.replica.device import DeviceWorker
+from deployments.replica.device import DeviceWorker, HangLimits
 from deployments.replica.known_costs import KnownCosts
 from deployments.replica.replica_core import ReplicaCore
 from deployments.settings.gateway import GatewaySettings
@@ -253,7 +253,7 @@ class Stand:
                 runtime.load()
                 limit_s, slots = view.replicas.hang_limit_s, view.replicas.slots
                 worker = DeviceWorker(
-                    runtime, slots, hang_limit_s=limit_s, on_hang=lambda: None,
+                    runtime, slots, limits=HangLimits(limit_s), on_hang=lambda: None,
                     allow_non_finite=view.allow_non_finite,
                 )  # fmt: skip
                 self._workers.append(worker)

@@ -15,7 +15,7 @@ from typing import Protocol
 from deployments.contract.channel.sockets import server_tls
 from deployments.contract.pool import PoolMember
 from deployments.replica.channel_server import ChannelServer
-from deployments.replica.device import DeviceTurn, DeviceWorker
+from deployments.replica.device import DeviceTurn, DeviceWorker, hang_limits
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
 from deployments.settings.channel import ChannelSettings, channel_ports, channel_tls
 from deployments.settings.model import ModelSettings
@@ -75,7 +75,7 @@ class ServedResident:
         self._worker = DeviceWorker(
             loaded.runtime,
             replicas.slots,
-            hang_limit_s=replicas.hang_limit_s,
+            limits=hang_limits(loaded.settings),
             on_hang=place.on_hang,
             turn=place.turn,
             allow_non_finite=loaded.settings.allow_non_finite,

@@ -120,13 +120,14 @@ class Residents:
 
     async def check(self) -> None:
         """A runtime that is not well leaves, and is loaded anew later."""
-        for name, held in list(self._held.items()):
-            try:
-                await held.resident.health()
-            except Exception as fault:
-                if self._held.get(name) is held:
-                    self._fail(held.model, fault)
-                    self._let_go(name, keep=False)
+        asked = list(self._held.items())
+        found = await asyncio.gather(
+            *(held.resident.health() for _, held in asked), return_exceptions=True
+        )
+        for (name, held), fault in zip(asked, found, strict=True):
+            if isinstance(fault, Exception) and self._held.get(name) is held:
+                self._fail(held.model, fault)
+                self._let_go(name, keep=False)
 
     async def run(self) -> None:
         """Makes it true until cancelled."""

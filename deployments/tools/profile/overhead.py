@@ -19,7 +19,7 @@ from time import perf_counter
 
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.replica.backend_loop import plain_batch
-from deployments.replica.device import DeviceWorker, Job
+from deployments.replica.device import DeviceWorker, HangLimits, Job
 from deployments.tools.profile.sweep import TimedBatch
 from loadtests.traffic.texts import texts
 from routers.staging import Staged
@@ -38,7 +38,7 @@ def hop_s(runtime: Runtime, timed: TimedBatch, seconds: float) -> float:
 
 
 async def _hops(runtime: Runtime, timed: TimedBatch, seconds: float) -> float:
-    worker = DeviceWorker(runtime, 1, hang_limit_s=_HANG_S, on_hang=lambda: None)
+    worker = DeviceWorker(runtime, 1, limits=HangLimits(_HANG_S), on_hang=lambda: None)
     batch = plain_batch(runtime.limits(), timed.lengths)
     found: list[float] = []
     end = perf_counter() + seconds

@@ -11,7 +11,8 @@ import pytest
 from device_jobs import WaitedJob, job_of, values, worker_of
 from fake_runtimes import Gated, Moody
 
-from deployments.replica.device import DeviceTurn, DeviceWorker, Job
+from deployments.replica.device import DeviceTurn, DeviceWorker, HangLimits, Job, hang_limits
+from deployments.settings.model import ModelSettings
 from runtimes.errors import RunError, Unhealthy
 from runtimes.types import Batch, Limits, Result
 
@@ -174,20 +175,78 @@ async def test_batches_run_one_after_another_in_order() -> None:
 async def test_a_run_past_the_limit_is_told_and_a_staged_batch_is_none() -> None:
     told: list[bool] = []
     runtime = Gated()
-    worker = DeviceWorker(runtime, 2, hang_limit_s=5.0, on_hang=lambda: told.append(True))
+    limits = HangLimits(5.0)
+    worker = DeviceWorker(runtime, 2, limits=limits, on_hang=lambda: told.append(True))
     worker.check_hang()
     job = job_of(1)
     worker.queue.put(job)
     assert runtime.begun.wait(5.0)
     worker.check_hang()
     assert told == []
-    worker._hang_limit_s = 0.0
+    worker._limits = HangLimits(0.0)
     worker.check_hang()
     assert told == [True]
-    worker._hang_limit_s = 5.0
+    worker._limits = limits
     runtime.let.set()
     await job.done
     assert worker.running_for_s() == 0.0
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("factor", "predicted_s", "limit_s"),
+    [(20.0, 0.1, 12.0), (20.0, 0.0, 30.0), (20.0, 5.0, 30.0), (0.0, 0.1, 30.0), (1.0, 1.0, 11.0)],
+)
+def test_a_run_may_take_its_share_of_what_was_predicted_and_the_limit_at_most(
+    factor: float, predicted_s: float, limit_s: float
+) -> None:
+    assert HangLimits(30.0, factor).of(predicted_s) == pytest.approx(limit_s)
+
+
+def test_a_model_s_settings_say_when_a_run_counts_as_hung() -> None:
+    written = {"runtime": "synthetic", "replicas": {"hang_limit_s": 7, "hang_factor": 3}}
+    assert hang_limits(ModelSettings.model_validate(written)) == HangLimits(7.0, 3.0)
+
+
+@pytest.mark.parametrize(("answers", "hangs"), [(19, False), (20, True)])
+async def test_a_prediction_is_held_against_a_run_once_the_replica_has_answered_some(
+    monkeypatch: pytest.MonkeyPatch, answers: int, hangs: bool
+) -> None:
+    monkeypatch.setattr("deployments.replica.device._HANG_FLOOR_S", 0.0)
+    told: list[bool] = []
+    runtime = Gated()
+    limits = HangLimits(5.0, factor=1e-9)
+    worker = DeviceWorker(runtime, 2, limits=limits, on_hang=lambda: told.append(True))
+    worker._answers = answers
+    job = job_of(1, predicted_s=0.5)
+    worker.queue.put(job)
+    assert runtime.begun.wait(5.0)
+    worker.check_hang()
+    assert told == [True] * hangs
+    runtime.let.set()
+    await job.done
+    worker.close()
+
+
+async def test_health_does_not_wait_for_a_batch_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("deployments.replica.device._HEALTH_S", 0.001)
+    runtime = Gated()
+    worker = worker_of(runtime)
+    job = job_of(1)
+    worker.queue.put(job)
+    assert runtime.begun.wait(5.0)
+    asked: list[bool] = []
+    runtime.health = lambda: asked.append(True)  # type: ignore[method-assign]
+    for _ in range(3):
+        await worker.health()
+    assert asked == []
+    runtime.let.set()
+    await job.done
+    monkeypatch.setattr("deployments.replica.device._HEALTH_S", 5.0)
+    await worker.health()
+    assert asked == [True]  # one question for all that asked
     worker.close()
 
 
