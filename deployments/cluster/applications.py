@@ -11,7 +11,7 @@ from typing import Any
 
 from ray import serve
 
-from deployments.cluster.serve_config import GRACE_S
+from deployments.cluster.serve_config import GATEWAY_HEALTH_S, GRACE_S
 from deployments.contract.app_names import (
     ANCHOR_DEPLOYMENT,
     GATEWAY_DEPLOYMENT,
@@ -36,6 +36,7 @@ def gateway(args: dict[str, Any]) -> Any:
         max_queued_requests=-1,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=2,
+        health_check_timeout_s=GATEWAY_HEALTH_S,
     )
     return deployment.bind(args)
 

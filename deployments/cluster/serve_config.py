@@ -39,6 +39,10 @@ from deployments.settings.tree import Settings, TenantsSettings
 BUILDERS = "deployments.cluster.applications"
 COPY_TARGETS = "deployments.contract.scaling.copy_targets:CopyTargets"
 GRACE_S = 20.0
+# What a health check may take, which never waits for a batch. Serve replaces whoever has not
+# answered three in a row, 2 s apart at most: a gateway that was stopped after 11 s, a replica
+# after 17 s. A hanging event loop or device is found sooner, by the process itself.
+GATEWAY_HEALTH_S, REPLICA_HEALTH_S = 3.0, 5.0
 _MIB = 1 << 20
 _OF_SCALING = {"runtime", "source", "task", "slo", "replicas", "scaling"}
 # Where a gateway listens and how many there are is for Serve and for those who start Ray.
@@ -179,14 +183,13 @@ def _replicas(group: str, model: ModelSettings, gateways: int) -> dict[str, Any]
         "max_surge_percent": replicas.surge_percent,
         "ray_actor_options": _actor_options(replicas),
         "graceful_shutdown_timeout_s": _drain_s(model, gateways),
-        "health_check_timeout_s": replicas.hang_limit_s + GRACE_S,  # behind what runs
+        "health_check_timeout_s": REPLICA_HEALTH_S,
     }
 
 
 def _pool_application(settings: Settings, pool: PoolSettings, gateways: int) -> dict[str, Any]:
     """What models its replicas hold is the autoscaler's; here stands what they import for them."""
     models = [model for _, model in pooled(settings, pool)]
-    hangs_s = sum(model.replicas.hang_limit_s for model in models)
     return {
         "name": POOL_APP,
         "route_prefix": None,
@@ -209,7 +212,8 @@ def _pool_application(settings: Settings, pool: PoolSettings, gateways: int) -> 
                 "graceful_shutdown_timeout_s": max(
                     (_drain_s(model, gateways) for model in models), default=GRACE_S
                 ),
-                "health_check_timeout_s": hangs_s + GRACE_S,  # a batch of each may come first
+                # Models are loaded beside those that serve, which may hold up all threads.
+                "health_check_timeout_s": GRACE_S,
             }
         ],
     }

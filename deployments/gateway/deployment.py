@@ -18,6 +18,7 @@ from deployments.contract import audit, tenants_store
 from deployments.contract.audit import AuditLine
 from deployments.contract.channel.sockets import client_tls
 from deployments.contract.description import GatewayIdentity
+from deployments.contract.loop_watch import LoopWatch
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry_actor import registry
 from deployments.contract.scaling import actor_name
@@ -88,6 +89,7 @@ class Gateway:
         strict_protocol.enforce(settings.limits.headers_timeout_s)
         fast_path.install(self._app)
         _settle()
+        self._loop_watch = LoopWatch()
 
     def __serve_build_asgi_app__(self) -> fast_path.Wrapped:
         return fast_path.Wrapped(self._app)
@@ -133,6 +135,7 @@ class Gateway:
             await asyncio.sleep(_REFRESH_S if not self._models.draining else _REFRESH_S / 10)
 
     async def __del__(self) -> None:
+        self._loop_watch.close()
         for task in self._tasks:
             task.cancel()
         for served in self._models.served.values():

@@ -23,6 +23,7 @@ from deployments.contract import logs
 from deployments.contract.channel.sockets import server_tls
 from deployments.contract.description import ModelDescription
 from deployments.contract.groups import version_of
+from deployments.contract.loop_watch import HUNG_EXIT_CODE, LoopWatch
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry_actor import registry
 from deployments.contract.scaling import actor_name
@@ -37,7 +38,6 @@ from deployments.settings.channel import ChannelSettings, channel_ports, channel
 from deployments.settings.load import settings_digest
 from deployments.settings.made import cache_dir
 
-HUNG_EXIT_CODE = 70
 _OPTIONAL_ENDS_S = 600.0
 _COLD_S = 1.0  # what fetching and converting take at least; looking what is there takes less
 logger = logging.getLogger("headrace.replica")
@@ -98,6 +98,7 @@ class ModelReplica:
         self._server = ChannelServer(core, replica_id, tls=server_tls(channel_tls(channel)))
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         await self._server.listen(host, channel_ports(channel))
+        self._loop_watch = LoopWatch()
         self._progress.tell("ready", 1.0)
         tell_autoscaler(self._name, self._group, self._progress.spent())
         logger.info("ready: %s", took(self._progress.spent()), extra={"model": self._name})
@@ -111,6 +112,9 @@ class ModelReplica:
             await server.drain()
 
     async def _let_go(self) -> None:
+        watch = getattr(self, "_loop_watch", None)
+        if watch is not None:
+            watch.close()
         server = getattr(self, "_server", None)
         if server is not None:
             await server.close()

@@ -158,6 +158,29 @@ def test_the_only_replica_killed_under_load_delays_and_loses_nothing(server):
     assert load.failures == []
 
 
+def test_a_wedged_gateway_and_a_wedged_replica_are_replaced(server):
+    (gateway,) = server.named("ray::ServeReplica:gateway")
+    replica = min(server.replicas("frail"))
+    began = time.monotonic()
+    psutil.Process(replica).suspend()
+    server.until(lambda: server.infer("frail", [1, 2]).status_code == 200, 30)
+    gateway.suspend()
+    waits: dict[str, float] = {}
+
+    def both() -> bool:
+        if server.infer("calm", [1, 2]).status_code == 200:
+            waits.setdefault("a gateway answers again", time.monotonic() - began)
+        if len(server.replicas("frail") - {replica}) == 2:
+            waits.setdefault("two replicas run again", time.monotonic() - began)
+        return len(waits) == 2
+
+    server.until(both, 60)
+    print({what: round(seconds, 1) for what, seconds in waits.items()})
+    assert waits["a gateway answers again"] < patient(20)
+    assert waits["two replicas run again"] < patient(30)
+    until_whole(server, {replica})
+
+
 def test_a_killed_anchor_is_replaced_unnoticed(server):
     title = "ray::ServeReplica:model-calm:anchor"
     (anchor,) = server.named(title)

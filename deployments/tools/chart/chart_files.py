@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from deployments.cluster.ray_env import Layer, variables
-from deployments.cluster.serve_config import GRACE_S
+from deployments.cluster.serve_config import GRACE_S, REPLICA_HEALTH_S
 from deployments.settings.capacity import PoolSettings
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.model_fields import TIMEOUT_MS
@@ -90,6 +90,7 @@ def _defaults() -> dict[str, Any]:
         "pool": PoolSettings().model_dump(mode="json"),
         "generate_timeout_ms": TIMEOUT_MS,
         "grace_s": GRACE_S,
+        "replica_health_s": REPLICA_HEALTH_S,
     }
 
 

@@ -130,7 +130,7 @@ read text. */}}
   "max_surge_percent" (dig "surge_percent" $d.replicas.surge_percent $replicas)
   "ray_actor_options" $options
   "graceful_shutdown_timeout_s" $times.drain_s
-  "health_check_timeout_s" (addf $times.hang_limit_s $d.grace_s)
+  "health_check_timeout_s" $d.replica_health_s
   | toJson -}}
 {{- end }}
 
@@ -142,7 +142,6 @@ model's time to drain. */}}
 {{- $named := dig "models" $d.pool.models $pool -}}
 {{- $runtimes := list -}}
 {{- $drain_s := $d.grace_s -}}
-{{- $health_s := $d.grace_s -}}
 {{- $root := . -}}
 {{- range $name, $model := .Values.models }}
 {{- $chosen := or (kindIs "string" $named) (has $name $named) }}
@@ -150,7 +149,6 @@ model's time to drain. */}}
 {{- $times := include "headrace.times" (dict "root" $root "settings" $model) | fromJson }}
 {{- $runtimes = append $runtimes $model.runtime }}
 {{- $drain_s = maxf $drain_s $times.drain_s }}
-{{- $health_s = addf $health_s $times.hang_limit_s }}
 {{- end }}
 {{- end }}
 {{- $options := dict
@@ -173,7 +171,7 @@ model's time to drain. */}}
     "autoscaling_config" (include "headrace.bounds" (list $least $most) | fromJson)
     "ray_actor_options" $options
     "graceful_shutdown_timeout_s" $drain_s
-    "health_check_timeout_s" $health_s))
+    "health_check_timeout_s" $d.grace_s))
   | toJson -}}
 {{- end }}
 

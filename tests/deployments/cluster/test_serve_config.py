@@ -334,8 +334,7 @@ def test_the_pools_replicas_import_what_its_models_run_on(config) -> None:
     (replicas,) = pool["deployments"]
     assert between(replicas) == (1, 2)
     assert replicas["ray_actor_options"]["resources"] == {"mig_3g": 1}
-    # A batch of each model may run before its health is asked.
-    assert replicas["health_check_timeout_s"] == 3 + 5 + 20
+    assert replicas["health_check_timeout_s"] == 20
     assert replicas["graceful_shutdown_timeout_s"] == 5 * 2 + 20
 
 
