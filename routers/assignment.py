@@ -23,6 +23,7 @@ from routers.replica_state import FormedBatch, Lease, ReplicaState
 from routers.request_table import RequestTable
 from routers.streams.choice import preferred as preferred_stream
 from routers.streams.leases import began
+from routers.suspects import LoneDispatch
 from routers.types import Action, Dispatch
 
 _MOST_URGENT = (0, 0, inf)
@@ -144,10 +145,11 @@ class Assignment:
         sessions = [name for row in batch.rows if (name := row.tracked.request.session)]
         if sessions:
             self.affinity.served(sessions, replica_id)
+        dispatch = LoneDispatch if lease.is_retry else Dispatch
         actions.append(
-            Dispatch(
+            dispatch(
                 lease.lease_id, replica_id, row_ids(batch.rows), batch.edge, batch.predicted_s,
-                batch.rank, batch.charges, self.requests.waiting_work(), alone=lease.is_retry,
+                batch.rank, batch.charges, self.requests.waiting_work(),
             )
         )  # fmt: skip
         return lease

@@ -10,17 +10,27 @@ back.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf
+from typing import ClassVar
 
 from routers.lanes import Row
 from routers.replica_state import Lease, ReplicaCapacity, ReplicaState
 from routers.replicas import ReplicaSet
+from routers.types import Dispatch
 
 MOST_RUNS = 3
 """How often a row is run at most, whatever the reasons: the first lease, a copy of it or a lease
 more because it was lost, and one lease more. Whoever runs a row again asks this number."""
 
 _SHARE = 0.5  # of what a request has left
+
+
+@dataclass(frozen=True, slots=True)
+class LoneDispatch(Dispatch):
+    """Of a row that may have ended a replica; so this one reports `Opened`."""
+
+    alone: ClassVar[bool] = True
 
 
 class Suspects:

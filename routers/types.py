@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
 from routers.offered import OfferedSnapshot
 
@@ -224,10 +225,10 @@ class Dispatch:
     rank: (late, priority, start tag) of the row that leads; of the batches staged at a replica the
     lowest starts next, and the others are returned unstarted. charges: what each flow in it is
     charged, seconds of the reference group; of one group their sum is `predicted_s`. waiting: what
-    waits here, by flow. copy_of: the lease that this one races, 0: none. `Opened` is reported if
-    tied (the first of the two to start cancels the other) or alone (it may have ended a replica).
-    """
+    waits here, by flow. copy_of: the lease of the same rows that this one races, 0: none; tied: the
+    first of the two to start cancels the other, so the replica reports `Opened`."""
 
+    alone: ClassVar[bool] = False
     lease_id: int
     replica_id: str
     rows: tuple[tuple[int, int], ...]
@@ -238,7 +239,6 @@ class Dispatch:
     waiting: tuple[FlowWork, ...] = ()
     copy_of: int = 0
     tied: bool = False
-    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import ray
 from ray import serve
 
 from deployments.contract import logs
+from deployments.contract.loop_watch import HUNG_EXIT_CODE
 from deployments.contract.loopback import keep_replica_calls_local
 from deployments.contract.registry_actor import registry
 from deployments.contract.scaling import actor_name
@@ -27,7 +28,6 @@ from deployments.replica.pool.orders import Announcements, PoolOrders
 from deployments.replica.pool.resident import Place
 from deployments.replica.pool.residents import Residents
 from deployments.replica.processors import reserved_cpus
-from deployments.replica.startup import HUNG_EXIT_CODE
 from deployments.settings.made import cache_dir
 from runtimes import catalog
 

@@ -204,15 +204,14 @@ class _Simulation:
 
     def _step(self, gateway: _Gateway, event: Event) -> None:
         for action in gateway.core.step(event, self.now):
-            kind = type(action)
-            if kind is Dispatch:
-                self._send(gateway, action)  # type: ignore[arg-type]
-            elif kind is WakeAt:
-                self._wake_at(gateway, action.at)  # type: ignore[union-attr]
-            elif kind is Abort:
-                self._abort(gateway, action)  # type: ignore[arg-type]
+            if isinstance(action, Dispatch):
+                self._send(gateway, action)
+            elif isinstance(action, WakeAt):
+                self._wake_at(gateway, action.at)
+            elif isinstance(action, Abort):
+                self._abort(gateway, action)
             else:
-                self._refuse(action)  # type: ignore[arg-type]
+                self._refuse(action)
         if self._world.inspect is not None:
             self._world.inspect(gateway.core)
 
