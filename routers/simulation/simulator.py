@@ -234,8 +234,9 @@ class _Simulation:
         width, padded = (longest, rows * longest) if self._pads else (-(-tokens // rows), tokens)
         sim_lease = SimLease(gateway.name, lease, members, width, tokens, padded)
         gateway.leases[lease.lease_id] = sim_lease
-        if lease.tied:
+        if lease.tied or lease.alone:
             self._watch(sim_lease)
+        if lease.tied:
             self._watch(gateway.leases.get(lease.copy_of))
         self._observer.sent(sim_lease, self.now)
         replica = self._replicas[lease.replica_id]

@@ -16,8 +16,9 @@ from fake_runtimes import Moody, Quotient
 from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
 from in_process import Answer, Stand, ask, standing
 
-from deployments.contract.channel.messages import Column
+from deployments.contract.channel.messages import Column, RowError
 from deployments.gateway.queues.pending_requests import BatchEnd
+from routers.suspects import MOST_RUNS
 from runtimes.errors import BadRows, RunError, Unhealthy
 from runtimes.types import TensorSpec
 
@@ -80,6 +81,20 @@ async def test_a_row_on_which_the_runtime_raises_is_retried_once_then_503(
     runtime = moody._runtimes["device"]
     alone = [b for b in runtime.batches if b.inputs["x"].data.tolist() == [value]]  # type: ignore[attr-defined]
     assert len(alone) == 2
+
+
+FAILED = busy()._replace(busy=False, errors=(RowError(0, False, "stumbled"),))
+
+
+@pytest.mark.parametrize("script", [["gone", FAILED, FAILED], ["gone", "broken", FAILED]])
+async def test_a_row_runs_three_times_at_most_whatever_becomes_of_it(
+    tmp_path: Path, script: list[Any]
+) -> None:
+    async with standing({"device": SYNTHETIC}, tmp_path, replicas=3) as stand:
+        channel = stand.channels["device"]
+        channel.script = [*script, None]
+        assert (await send(stand, 1)).status == 503
+        assert len(channel.calls) == MOST_RUNS == 3
 
 
 async def test_a_row_that_failed_once_is_answered_by_its_retry(tmp_path: Path) -> None:
