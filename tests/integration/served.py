@@ -267,10 +267,15 @@ class Server:
         return found
 
     def infer(
-        self, model: str, ids: list[int], *, headers: dict[str, str] | None = None
+        self,
+        model: str,
+        ids: list[int],
+        *,
+        headers: dict[str, str] | None = None,
+        within_s: float = ANSWER_S,
     ) -> httpx.Response:
         url, body = self._infer_url(model), infer_body(ids)
-        return httpx.post(url, json=body, headers=headers, timeout=ANSWER_S)
+        return httpx.post(url, json=body, headers=headers, timeout=within_s)
 
     def _infer_url(self, model: str, gateway: str = "") -> str:
         return f"{gateway or self.url}/v2/models/{model}/infer"

@@ -122,7 +122,7 @@ def test_an_alert_says_what_and_where_to_look() -> None:
 
 def test_what_counts_against_a_promise_is_the_servers_doing() -> None:
     assert slo.counted_outcomes() == (
-        "ok", "error", "expired", "failed", "lost", "not_ready", "shed",
+        "ok", "error", "expired", "failed", "lost", "not_finite", "not_ready", "shed",
     )  # fmt: skip
 
 
