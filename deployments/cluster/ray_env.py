@@ -81,6 +81,8 @@ def _baked(ha_proxy: bool) -> Iterator[Variable]:
                    "one event loop a replica", True)  # fmt: skip
     yield Variable("RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S", "3600", image, (Reader.REPLICA,),
                    "Serve does not ask replicas for queues that are ours")  # fmt: skip
+    yield Variable("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1", image, (Reader.CONTROLLER,),
+                   "what answers no health check is not waited for")  # fmt: skip
     yield Variable("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
                    "deployments.gateway.http.fast_path:middlewares", image,
                    (Reader.HAPROXY, Reader.REPLICA),
