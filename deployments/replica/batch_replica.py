@@ -13,6 +13,7 @@ from deployments.contract.registry_actor import registry
 from deployments.replica import describe
 from deployments.replica.device import DeviceWorker, hang_limits
 from deployments.replica.known_costs import KnownCosts, known_costs, start_of
+from deployments.replica.memory_limit import watch_memory
 from deployments.replica.processors import reserved_cpus
 from deployments.replica.replica_core import ReplicaCore, watch_hangs
 from deployments.replica.startup import ModelReplica
@@ -39,6 +40,10 @@ class BatchReplica(ModelReplica):
         )
         self._core = ReplicaCore(self._worker)
         self._watch = self._loop.create_task(watch_hangs(self._worker, min(1.0, limits.most_s / 4)))
+        limit_mib = self._settings.replicas.memory_limit_mib
+        if limit_mib is not None:
+            watching = watch_memory(self._worker, limit_mib, self._end_process)
+            self._memory_watch = self._loop.create_task(watching)
         await self._listen(self._core, args)
 
     async def _load(self, cache_dir: Path, digest: str) -> tuple[ModelDescription, bytes]:
@@ -79,9 +84,10 @@ class BatchReplica(ModelReplica):
     async def __del__(self) -> None:
         """A constructor that failed leaves some of these unmade."""
         await self._drain()
-        watch = getattr(self, "_watch", None)
-        if watch is not None:
-            watch.cancel()
+        for name in ("_watch", "_memory_watch"):
+            watch = getattr(self, name, None)
+            if watch is not None:
+                watch.cancel()
         worker = getattr(self, "_worker", None)
         if worker is not None:
             # Off the loop: it waits for a batch that still runs, and the loop delivers its answer.

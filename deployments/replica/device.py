@@ -287,6 +287,11 @@ class DeviceWorker:
             if fault is not None:
                 raise fault
 
+    @property
+    def running(self) -> Job | None:
+        """What is on the device."""
+        return self._running
+
     def running_for_s(self) -> float:
         """The run that goes on: of the batch, or of the part of it that is tried apart."""
         return time.perf_counter() - self._run_began if self._running is not None else 0.0

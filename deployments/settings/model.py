@@ -131,6 +131,8 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
         yield ("accept",), "must be left out: answers of an engine have no bounds to be held to"
     if model.record != RecordSettings():
         yield ("record",), "must be left out: prompts are not kept"
+    if model.replicas.memory_limit_mib is not None:
+        yield ("replicas", "memory_limit_mib"), "must be left out: an engine holds what it is given"
     if model.allow_non_finite:
         yield ("allow_non_finite",), "must be left out: tokens are no numbers that could be NaN"
     if model.coalesce:

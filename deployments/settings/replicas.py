@@ -95,6 +95,14 @@ class ReplicaSettings(Section):
         description="Memory that Ray reserves for a replica, MiB; places it, does not limit it; "
         "unset, none is reserved.",
     )
+    memory_limit_mib: int | None = Field(
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description="A replica whose process has more resident than this, MiB, ends and names the "
+        "batch that ran; unset, nobody looks. Replicas of the shared pool and of task `generate` "
+        "have none.",
+    )
     resources: Annotated[dict[Text, Amount], AfterValidator(not_rays_own)] = Field(
         default_factory=dict,
         examples=["{mig_3g: 1}"],
