@@ -24,6 +24,7 @@ from deployments.gateway.rows.types import Rows
 
 _MOST_ROWS = 4096
 _MOST_TENANTS = 1024
+_SWEEP_S = 10.0  # how often what is over is forgotten, so that newcomers need no look again
 
 
 def fingerprints(rows: Rows, version: str) -> list[bytes]:
@@ -56,6 +57,7 @@ class CrashRecords:
     def __init__(self, terms: CrashTerms) -> None:
         self.terms = terms
         self.convictions = 0
+        self._swept_at = 0.0
         self._rows: OrderedDict[bytes, _Record] = OrderedDict()
         self._spent: OrderedDict[str, deque[float]] = OrderedDict()
 
@@ -101,6 +103,8 @@ class CrashRecords:
 
     def check(self, keys: Sequence[bytes], tenant: str, now: float) -> bool:
         """Whether any of a newcomer's rows is suspect. Raises RowConvicted, OverOwnLimit."""
+        if now >= self._swept_at + _SWEEP_S:
+            self._sweep(now)
         wait_s = self._wait_s(tenant, now)
         if wait_s > 0.0:
             raise errors.OverOwnLimit(
@@ -118,6 +122,13 @@ class CrashRecords:
         return errors.RowConvicted(
             "this input has ended two replicas of the model and is refused: do not send it again"
         )
+
+    def _sweep(self, now: float) -> None:
+        self._swept_at = now
+        for key in [key for key, record in self._rows.items() if record.until <= now]:
+            del self._rows[key]
+        for tenant in list(self._spent):
+            self._wait_s(tenant, now)
 
     def _find(self, key: bytes, now: float) -> _Record | None:
         record = self._rows.get(key)

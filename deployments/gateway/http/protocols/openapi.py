@@ -84,11 +84,13 @@ _REFUSALS = {
     408: "The body did not arrive in time.",
     413: "The body is over the limit.",
     415: "The body's encoding is not taken.",
+    422: "This input has ended replicas of the model; it must not be sent again.",
     429: "The tenant is over its own limits.",
+    500: "The model's answer holds NaN or infinity.",
     503: "Overloaded, draining, or the model is not ready.",
     504: "The request's time limit passed before it was answered.",
 }
-_INFERENCE = (400, 401, 403, 404, 408, 413, 415, 429, 503, 504)
+_INFERENCE = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 _MAY_RETRY = (429, 503)
 
 

@@ -39,6 +39,14 @@ def test_a_row_on_a_lost_replica_is_suspect_until_it_was_answered_or_time_has_pa
     assert not records
 
 
+def test_what_is_over_is_forgotten_though_nobody_asks_for_it_again(records: CrashRecords) -> None:
+    convict(records)
+    assert not records.check([OTHER], "somebody else", 99.0)
+    assert records
+    assert not records.check([OTHER], "somebody else", 110.0)
+    assert not records
+
+
 def test_the_second_replica_convicts_only_a_row_that_had_begun_alone(records: CrashRecords) -> None:
     assert not records.lost(ROW, "t", "a", 0.0, begun_alone=False)
     assert not records.lost(ROW, "t", "b", 1.0, begun_alone=False)
