@@ -11,6 +11,7 @@ from typing import Any
 
 from ray import serve
 
+from deployments.cluster.model_arguments import group_arguments
 from deployments.cluster.serve_config import GATEWAY_HEALTH_S, GRACE_S
 from deployments.contract.app_names import (
     ANCHOR_DEPLOYMENT,
@@ -93,17 +94,6 @@ def pool(args: dict[str, Any]) -> Any:
         PoolAnchor, name=ANCHOR_DEPLOYMENT, num_replicas=1, ray_actor_options={"num_cpus": 0}
     )
     return anchor.bind(replicas.bind(args))
-
-
-def group_arguments(args: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the replicas of each group are started with, which says nothing of the other groups; of
-    a model without groups, its own arguments."""
-    if "groups" not in args:
-        return [args]
-    own = {"name": args["name"], "channel": args["channel"]}
-    return [
-        own | {"settings": group["settings"], "group": group["name"]} for group in args["groups"]
-    ]
 
 
 def _replicas(args: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.cluster import haproxy_wrapper
+from deployments.cluster.haproxy_options import Options, Refused
 
 NAME = "headrace-haproxy"
 _LAUNCHER = """#!/bin/sh
@@ -30,8 +31,8 @@ def program(folder: Path, scripts: Path | None = None) -> Path:
     Raises FileNotFoundError where there is no HAProxy behind it.
     """
     try:
-        haproxy_wrapper.program(haproxy_wrapper.Options.of(os.environ), os.environ)
-    except haproxy_wrapper.Refused as why:
+        haproxy_wrapper.program(Options.of(os.environ), os.environ)
+    except Refused as why:
         raise FileNotFoundError(f"{why}; or set gateway.ingress: proxy") from None
     installed = (scripts or Path(sysconfig.get_path("scripts"))) / NAME
     if os.access(installed, os.X_OK):

@@ -24,6 +24,7 @@ from deployments.cluster import ports, serve_rest
 from deployments.cluster.dashboard import ClusterError, Dashboard, token_of
 from deployments.cluster.differences import by_name
 from deployments.cluster.manual_target import ManualTarget, set_target
+from deployments.cluster.model_arguments import digests
 from deployments.cluster.ray_processes import RayProcesses
 from deployments.cluster.serve_rest import ServeRest
 from deployments.contract import tenants_store
@@ -87,8 +88,9 @@ class LocalCluster:
     def put(self, config: dict[str, Any]) -> None:
         """Failures noted before are forgotten: what is put now is tried anew. Raises ClusterError
         with Serve's words when it refuses the list."""
-        names = [model_name(app) for app in by_name(config) if is_model_app(app)]
-        self._asked_if_there("forget_failures", names)
+        models = {model_name(n): app for n, app in by_name(config).items() if is_model_app(n)}
+        self._digests = {name: digests(app["args"]) for name, app in models.items()}
+        self._asked_if_there("forget_failures", list(models))
         self._serve.put(config)
         self._asked_if_there("refresh")  # else it asks Serve by itself, once a second
 
@@ -175,11 +177,14 @@ class LocalCluster:
     def _failures(
         self, names: Collection[str], apps: Mapping[str, tuple[str, str]]
     ) -> dict[str, str]:
-        """Since they were put last; in a replica's own words, where it had any, or Serve's."""
+        """Since they were put last; in a replica's own words, where it had any, or Serve's. One of
+        a version that was taken back may still say that it failed."""
         failed = {n: apps[model_app(n)][1] for n in names if _gave_up(apps, n)}
         progress = self._asked_if_there("progress") or []
         return failed | {
-            n.model: n.detail for n in progress if n.phase == "failed" and n.model in names
+            n.model: n.detail
+            for n in progress
+            if n.phase == "failed" and n.model in names and n.digest in self._digests[n.model]
         }
 
     def cannot_start(self, names: Collection[str]) -> dict[str, str]:

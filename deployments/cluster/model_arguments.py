@@ -11,6 +11,7 @@ from typing import Any
 
 from deployments.settings.channel import ChannelSettings
 from deployments.settings.groups import POOL_GROUP
+from deployments.settings.load import settings_digest
 from deployments.settings.model import ModelSettings
 
 _OVERRIDES = (
@@ -49,3 +50,19 @@ def shaping(model: ModelSettings) -> dict[str, Any]:
     written = model.model_dump(mode="json", exclude_unset=True, exclude={"scaling"})
     replicas = {n: v for n, v in written.pop("replicas", {}).items() if n not in _OVERRIDES}
     return written | ({"replicas": replicas} if replicas else {})
+
+
+def group_arguments(args: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the replicas of each group are started with, which says nothing of the other groups; of
+    a model without groups, its own arguments."""
+    if "groups" not in args:
+        return [args]
+    own = {"name": args["name"], "channel": args["channel"]}
+    return [
+        own | {"settings": group["settings"], "group": group["name"]} for group in args["groups"]
+    ]
+
+
+def digests(args: dict[str, Any]) -> frozenset[str]:
+    """Of what the replicas of each group are started with, as they say themselves."""
+    return frozenset(settings_digest(each["settings"]) for each in group_arguments(args))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deployments.cluster import haproxy_wrapper, ports
+from deployments.cluster.haproxy_options import Options
 from deployments.cluster.node_facts import UNLIMITED, NodeFacts, Question
 from deployments.cluster.ray_env import Layer, Variable, resolved_ingress
 from deployments.settings.gateway import GatewaySettings
@@ -154,7 +155,7 @@ def _of_node(node: NodeFacts, gateway: GatewaySettings) -> Iterator[Finding]:
 def _of_files(node: NodeFacts, gateway: GatewaySettings) -> Iterator[Finding]:
     if resolved_ingress(gateway.ingress) != "haproxy" or node.open_files == UNLIMITED:
         return
-    most = haproxy_wrapper.connections(haproxy_wrapper.Options().max_connections, node.open_files)
+    most = haproxy_wrapper.connections(Options().max_connections, node.open_files)
     wanted = gateway.limits.max_requests
     if most < wanted:
         yield Finding(

@@ -142,7 +142,8 @@ async def _change(running: RunningServer, found: Changes, change: int) -> None:
     gateway = yaml.safe_load(file.read_text())["gateway"]
     file.write_text(yaml.safe_dump(settings(change) | {"gateway": gateway}, sort_keys=False))
     began = time.monotonic()
-    code = await asyncio.to_thread(_apply, running, file)
+    said = await asyncio.to_thread(_apply, running, file)
+    code = said.returncode
     took_s = time.monotonic() - began
     if is_bad(change):
         found.bad += 1
@@ -151,15 +152,18 @@ async def _change(running: RunningServer, found: Changes, change: int) -> None:
     else:
         found.good += 1
         found.changed += code == 0
+        if code:
+            say(f"change {change} was not made: {said.stderr.strip()}")
         found.change_s.append(took_s)
 
 
-def _apply(running: RunningServer, file: Path) -> int:
+def _apply(running: RunningServer, file: Path) -> subprocess.CompletedProcess[str]:
     port = running.url.rpartition(":")[2]
     environ = {**os.environ, "XDG_STATE_HOME": str((HOME / "state").absolute())}
     command = [*command_line(), "apply", str(file), "--port", port]
-    done = subprocess.run(command, env=environ, capture_output=True, check=False, timeout=CHANGE_S)
-    return done.returncode
+    return subprocess.run(
+        command, env=environ, capture_output=True, text=True, check=False, timeout=CHANGE_S
+    )
 
 
 # ---- the report ---------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ import ray
 from deployments.cluster import local_cluster
 from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.local_cluster import LocalCluster
+from deployments.cluster.model_arguments import digests
+from deployments.contract.registry import ReplicaProgress
 
 
 class Hanging:
@@ -58,6 +60,7 @@ def cluster() -> LocalCluster:
     made = LocalCluster.__new__(LocalCluster)
     made._registry, made._serve = Hanging(), Serve()  # type: ignore[assignment]
     made._heard = True
+    made._digests = {}
     return made
 
 
@@ -107,3 +110,17 @@ def test_a_registry_that_starts_is_waited_for_longer_until_it_was_heard(
     cluster.progress()
     cluster.progress()
     assert waited == [60.0, 2.0]
+
+
+def test_a_version_that_was_taken_back_may_fail_late(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = {"name": "a", "settings": {"runtime": "synthetic"}, "channel": {}}
+    put = {"applications": [{"name": "model-a", "args": args}]}
+    (digest,) = digests(args)
+    told = [ReplicaProgress("a", "r1", "failed", 0.0, "no memory", digest="another's")]
+    monkeypatch.setattr(local_cluster.ray, "get", lambda _, timeout=None: told)
+    cluster.put(put)
+    assert cluster.cannot_start(["a"]) == {}
+    told.append(ReplicaProgress("a", "r2", "failed", 0.0, "no such file", digest=digest))
+    assert cluster.cannot_start(["a"]) == {"a": "no such file"}

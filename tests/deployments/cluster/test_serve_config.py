@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from deployments.cluster.applications import group_arguments
 from deployments.cluster.differences import by_name, differences
+from deployments.cluster.model_arguments import group_arguments
 from deployments.cluster.serve_config import serve_config
 from deployments.settings.load import load
 from deployments.settings.tree import Settings
