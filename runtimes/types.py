@@ -179,12 +179,14 @@ class Prefetching(Protocol):
 @dataclass(frozen=True, slots=True)
 class Ask:
     """One request to generate, in OpenAI's JSON as it came. `endpoint`: "chat" or "completions";
-    `request_id`: unique among those that run; `priority`: 0 is the most urgent."""
+    `request_id`: unique among those that run; `priority`: 0 is the most urgent; `salt`: what is
+    kept of its prompt is found again by those of the same salt alone, whatever its body says."""
 
     request_id: str
     endpoint: str
     body: bytes
     priority: int = 0
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,13 +67,15 @@ class Generating:
     """How a model generates. Tokens: `cache_tokens` a replica holds at once, `block_tokens` the
     unit in which prompts share them (0: they do not), `context_tokens` the longest prompt and
     output together. `max_sequences`: of a replica at once. `profile`: (running sequences, tokens of
-    the step, seconds) of the engine steps measured while warming up."""
+    the step, seconds) of the engine steps measured while warming up. `shared_prefixes`: by all
+    tenants."""
 
     context_tokens: int
     cache_tokens: int
     max_sequences: int
     block_tokens: int = 0
     profile: tuple[tuple[int, int, float], ...] = ()
+    shared_prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

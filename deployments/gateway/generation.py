@@ -61,7 +61,7 @@ async def generate(
     _check_size(call, description)
     # How long: off the loop, tenants in turn; what cannot fit into the context is refused.
     ids = await _ids(services, context, call, model.tokenizer, description)
-    prompt = prompt_of(_as_sent(call, selection, description), ids, description)
+    prompt = prompt_of(_as_sent(call, selection, description), ids, description, caller.tenant.name)
     # The tenant's own limits, as soon as lengths are known: its bound, its rate of tokens.
     check_tenant_bounds(caller, (prompt.tokens,))
     if not context.counted:

@@ -161,6 +161,7 @@ def describe_stream(
             max_sequences=limits.max_sequences,
             block_tokens=limits.block_tokens,
             profile=profile,
+            shared_prefixes=model.generation.share_prefixes,
         ),
     )
     return description, tokenizer

@@ -200,7 +200,7 @@ class StreamCore:
 
     async def _serve(self, stream: _Stream, run: _Run) -> None:
         call = run.call
-        ask = Ask(self._name(stream, run), call.endpoint, call.body, call.priority)
+        ask = Ask(self._name(stream, run), call.endpoint, call.body, call.priority, call.salt)
         try:
             async with asyncio.timeout(call.budget_s), aclosing(self._runtime.run(ask)) as chunks:
                 async for chunk in chunks:

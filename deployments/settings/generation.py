@@ -101,6 +101,11 @@ class GenerationSettings(Section):
     prompts: PromptSettings = Field(
         default_factory=PromptSettings, description="How long prompts share a replica with others."
     )
+    share_prefixes: bool = Field(
+        default=False,
+        description="Whether tenants share what the engine keeps of prompts that begin alike. "
+        "Then how soon a token comes, and `cached_tokens`, tell a tenant what others have asked.",
+    )
     affinity: AffinitySettings = Field(
         default_factory=AffinitySettings, description="Which replica a request prefers."
     )

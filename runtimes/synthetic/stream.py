@@ -88,6 +88,7 @@ class _Job:
     prompt: tuple[int, ...]
     n: int
     most: int
+    salt: str = ""
     sequences: list[Sequence] = field(default_factory=list)
     fresh: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
@@ -143,7 +144,7 @@ class SyntheticStreamRuntime:
         self._check()
         try:
             request = openai_answers.read(ask.endpoint, ask.body, self._settings.name)
-            job = self._job(request)
+            job = self._job(request, ask.salt)
         except InvalidRequest as fault:
             yield Chunk(openai_answers.error(fault), 0, 0, 0, 0, fault.status)
             return
@@ -205,7 +206,7 @@ class SyntheticStreamRuntime:
         texts = ["".join(of_one) for of_one in words]
         yield answers.last(counted) if request.stream else answers.whole(texts, finish, counted)
 
-    def _job(self, request: GenerationRequest) -> _Job:
+    def _job(self, request: GenerationRequest, salt: str) -> _Job:
         prompt = self._tokens(request.prompt)
         if request.n > min(_SEQUENCES, self._options.max_sequences):
             raise InvalidRequest(f"n is {request.n}, more than this model answers at once", "n")
@@ -218,13 +219,13 @@ class SyntheticStreamRuntime:
         most = min(request.most or room, room)
         if self._options.output_tokens:
             most = min(most, self._options.output_tokens)
-        return _Job(prompt, request.n, most)
+        return _Job(prompt, request.n, most, salt)
 
     def _finish(self, job: _Job) -> str:
         return "stop" if job.most == self._options.output_tokens else "length"
 
     def _begin(self, job: _Job) -> None:
-        blocks = _blocks(job.prompt, self._engine.shape.block_tokens)
+        blocks = _blocks(job.prompt, self._engine.shape.block_tokens, job.salt)
         job.sequences = [
             self._engine.add((job, index), len(job.prompt), job.most, blocks)
             for index in range(job.n)
@@ -301,10 +302,10 @@ def _tokenizer(source: Path | None) -> Any:
     return Tokenizer.from_file(str(path))
 
 
-def _blocks(prompt: tuple[int, ...], size: int) -> tuple[int, ...]:
+def _blocks(prompt: tuple[int, ...], size: int, salt: str) -> tuple[int, ...]:
     """Chained hashes of the whole blocks but for the one with the last token, which is always read.
     None where `size` is 0."""
-    chain, blocks = 0, []
+    chain, blocks = zlib.crc32(salt.encode()), []
     for end in range(size, len(prompt), size) if size else ():
         chain = hash((chain, prompt[end - size : end]))
         blocks.append(chain)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from runtimes import options
 from runtimes.errors import LoadError, RunError, Unhealthy
 from runtimes.types import Ask, Chunk, EngineLoad, RuntimeSettings, StreamLimits
+from runtimes.vllm import inspection
 
 if TYPE_CHECKING:
     from runtimes.vllm.serving import Serving
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _GIB = 1024**3
 _WARM_TOKENS = 4
+_NO_HOST = "none.invalid"  # RFC 2606
 _AT_LEAST_1 = (
     "max_num_seqs", "max_num_batched_tokens", "block_size", "tensor_parallel_size", "max_lora_rank",
 )  # fmt: skip
@@ -41,7 +43,9 @@ class VLLMOptions:
     scheduling: whether the more urgent go first in the engine too. tensor_parallel_size: GPUs a
     replica. lora_modules: "name=folder", served under their names; max_lora_rank. chat_template: a
     file, instead of the model's own. tool_call_parser, reasoning_parser: by vLLM's names.
-    quantization, enforce_eager, seed: as in vLLM.
+    media_domains: hosts from which images and sounds of a request may be fetched; none: they come
+    in the request itself. trust_files: whether the model's folder may hold what runs when it is
+    read (`inspection`). quantization, enforce_eager, seed: as in vLLM.
     """
 
     max_num_seqs: int | None = None
@@ -57,6 +61,8 @@ class VLLMOptions:
     chat_template: str | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    media_domains: tuple[str, ...] = ()
+    trust_files: bool = False
     quantization: str | None = None
     enforce_eager: bool = False
     seed: int = 0
@@ -109,6 +115,8 @@ def arguments(settings: RuntimeSettings, chosen: VLLMOptions) -> list[str]:
     }
     made = [f"--{name}={value}" for name, value in given.items() if value is not None]
     made += [f"--{name}" for name, wanted in flags.items() if wanted]
+    # An empty list would allow every host.
+    made += ["--allowed-media-domains", *(chosen.media_domains or (_NO_HOST,))]
     return [*made, *(("--lora-modules", *chosen.lora_modules) if chosen.lora_modules else ())]
 
 
@@ -125,11 +133,17 @@ class VLLMRuntime:
         self._settings.progress("staging", 0.0)
         loop = asyncio.get_running_loop()
         given = arguments(self._settings, self._options)
+        if not self._options.trust_files:
+            await loop.run_in_executor(None, inspection.check, self._folders())
         start = await loop.run_in_executor(None, _importer)
         self._settings.progress("staging", 1.0)
         self._settings.progress("compiling", 0.0)
         self._serving = await start(given)
         self._settings.progress("compiling", 1.0)
+
+    def _folders(self) -> list[str]:
+        modules = (module.partition("=")[2] for module in self._options.lora_modules)
+        return [str(folder) for folder in (self._settings.source, *modules) if folder]
 
     async def warm(self) -> None:
         """A short prompt of each endpoint, and the longest one."""

@@ -156,6 +156,8 @@ class Serving:
         try:
             request = kind.model_validate_json(ask.body)
             request.priority = ask.priority
+            if ask.salt:
+                request.cache_salt = f"{ask.salt}/{request.cache_salt or ''}"
             if not request.stream:
                 self._whole.add(counter)
             if chat:

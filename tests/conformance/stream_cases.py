@@ -90,10 +90,12 @@ class Heard:
 _number = iter(range(1_000_000))
 
 
-def ask(body: bytes, endpoint: str = "completions", priority: int = 0) -> Ask:
-    return Ask(f"r{next(_number)}", endpoint, body, priority)
+def ask(body: bytes, endpoint: str = "completions", priority: int = 0, salt: str = "") -> Ask:
+    return Ask(f"r{next(_number)}", endpoint, body, priority, salt)
 
 
-async def hear(runtime: StreamRuntime, body: bytes, endpoint: str = "completions") -> Heard:
-    async with aclosing(runtime.run(ask(body, endpoint))) as chunks:
+async def hear(
+    runtime: StreamRuntime, body: bytes, endpoint: str = "completions", salt: str = ""
+) -> Heard:
+    async with aclosing(runtime.run(ask(body, endpoint, salt=salt))) as chunks:
         return Heard([chunk async for chunk in chunks])

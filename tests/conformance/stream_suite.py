@@ -141,6 +141,19 @@ class StreamSuite:
         assert after.prefix_hits - before.prefix_hits == second.last.cached_tokens
         assert after.prefix_queries > before.prefix_queries
 
+    @pytest.mark.parametrize("said", [{}, {"cache_salt": "acme"}])
+    async def test_a_prompt_that_another_tenant_sent_is_not_found(
+        self, runtime: StreamRuntime, said: dict[str, str]
+    ) -> None:
+        prompt = f"what acme asks again and again, {len(said)} " * 8
+        block = runtime.limits().block_tokens
+        counts = []
+        for salt in ("acme", "batch", "acme", "batch"):
+            heard = await hear(runtime, completion(prompt, **said), salt=salt)
+            counts.append(heard.last.cached_tokens >= block)
+            assert heard.status == 200
+        assert counts == [False, False, True, True]
+
     async def test_steps_are_counted(self, runtime: StreamRuntime) -> None:
         before = await settled(runtime)
         await hear(runtime, completion(max_tokens=30))

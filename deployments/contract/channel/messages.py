@@ -114,12 +114,14 @@ class StreamEnd(Enum):
 
 
 class GenerateCall(NamedTuple):
-    """`endpoint`, `body`: as in `runtimes.types.Ask`. `budget_s`: how long anybody waits for it."""
+    """`endpoint`, `body`, `salt`: as in `runtimes.types.Ask`. `budget_s`: how long anybody waits
+    for it."""
 
     endpoint: str
     body: bytes
     budget_s: float
     priority: int = 0
+    salt: str = ""
 
 
 class Piece(NamedTuple):

@@ -27,7 +27,9 @@ _PARTS = {"chat": "messages", "completions": "prompt"}
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
 
-def prompt_of(call: GenerationCall, ids: Sequence[Ids], d: ModelDescription) -> Prompt:
+def prompt_of(
+    call: GenerationCall, ids: Sequence[Ids], d: ModelDescription, tenant: str = ""
+) -> Prompt:
     """`ids`: the tokens of each of the call's prompts. Raises ContextTooLong, and BadRequest for
     more than one replica holds at once."""
     assert d.generating is not None
@@ -41,12 +43,13 @@ def prompt_of(call: GenerationCall, ids: Sequence[Ids], d: ModelDescription) -> 
     tokens = min(sum(lengths) + call.extra_tokens, d.max_length)
     left = max(context - longest - call.extra_tokens, 1)
     each = min(_most_output(call, d) or left, left)
-    blocks = () if call.truncate_tokens is not None else _blocks(ids[0], call, d)
+    salt = "" if d.generating.shared_prefixes else tenant
+    blocks = () if call.truncate_tokens is not None else _blocks(ids[0], call, d, salt)
     # Many sequences may be more than a cache holds at once: the engine then makes them in turn.
     room = max(d.generating.cache_tokens - tokens, 1)
     generation = Generation(min(each * call.sequences, room), call.sequences, blocks)
     total = sum(lengths) + call.extra_tokens
-    return Prompt(call.endpoint, call.body, max(tokens, 1), generation, call.streams, total)
+    return Prompt(call.endpoint, call.body, max(tokens, 1), generation, call.streams, total, salt)
 
 
 def pseudo_ids(texts: Sequence[str]) -> list[Ids]:
@@ -97,13 +100,13 @@ def _length(call: GenerationCall, tokens: int, context: int) -> int:
     return min(tokens, max(context - (call.max_tokens or 0), 1) if cut < 0 else cut)
 
 
-def _blocks(ids: Ids, call: GenerationCall, d: ModelDescription) -> tuple[int, ...]:
+def _blocks(ids: Ids, call: GenerationCall, d: ModelDescription, salt: str) -> tuple[int, ...]:
     assert d.generating is not None
     block_tokens, adapter = d.generating.block_tokens, call.adapter
     blocks = blocks_of(ids if isinstance(ids, list) else ids.tolist(), block_tokens)  # type: ignore[union-attr]
-    if not adapter:
+    if not adapter and not salt:
         return blocks
-    own = crc32(adapter.encode("utf-8", "replace"))
+    own = crc32(f"{adapter}\0{salt}".encode("utf-8", "replace"))
     return tuple(block ^ own for block in blocks)
 
 

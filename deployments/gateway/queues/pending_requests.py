@@ -83,7 +83,7 @@ class BatchRecord:
 class Prompt:
     """`endpoint`, `body`: as in `runtimes.types.Ask`. `tokens`: the prompt's, as far as the gateway
     can tell, at most a context's; `total_tokens`: of all its prompts. `streams`: the caller wants
-    each piece as it comes."""
+    each piece as it comes; `salt`: whose cached prompts it may find, "" those of all."""
 
     endpoint: str
     body: bytes
@@ -91,6 +91,7 @@ class Prompt:
     generation: Generation
     streams: bool
     total_tokens: int = 0
+    salt: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -154,7 +154,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
         pending = run.pending
         left_s = max(pending.request.expires - clock(), 0.0) + _LATER_S
         prompt, priority = pending.prompt, pending.request.priority
-        return GenerateCall(prompt.endpoint, prompt.body, left_s, priority)
+        return GenerateCall(prompt.endpoint, prompt.body, left_s, priority, prompt.salt)
 
     def opened(self, run: StreamRun) -> None:
         self._step(Opened(run.lease.lease_id), clock())

@@ -97,6 +97,17 @@ def test_an_adapter_shares_blocks_with_itself_alone(d: ModelDescription) -> None
     assert not set(sql) & set(_blocks(d, [*range(8)], adapter="law"))
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_tenants_share_blocks_only_where_the_model_says_so(
+    d: ModelDescription, shared: bool
+) -> None:
+    assert d.generating is not None
+    d = replace(d, generating=replace(d.generating, shared_prefixes=shared))
+    one, other = (prompt_of(CALL, [[*range(8)]], d, tenant) for tenant in ("acme", "batch"))
+    assert (one.generation.blocks == other.generation.blocks) == shared
+    assert (one.salt, other.salt) == (("", "") if shared else ("acme", "batch"))
+
+
 def test_without_a_tokeniser_four_bytes_are_a_token() -> None:
     found = pseudo_ids(["", "a", "abcd", "abcde", "é" * 4, "\ud800"])
     assert [len(each) for each in found] == [0, 1, 1, 2, 2, 1]

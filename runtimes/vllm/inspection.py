@@ -1,0 +1,65 @@
+"""Whether reading a model's folder would run what is in it: looked at before vLLM is imported.
+
+Python files and `auto_map` name code that comes with a model; a pickle is code in itself, and what
+restricts its reading was got around more than once. Weights are read as safetensors or GGUF. A
+`source` that is no folder here is a name in Hugging Face's cache, whose code vLLM does not run.
+Source: vLLM CVE-2025-66448, CVE-2026-22807; torch CVE-2025-32434, CVE-2026-24747.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from runtimes.errors import LoadError
+
+_CODE = (".py", ".pyc", ".so", ".pyd")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
+_MOST_BYTES = 256 << 20
+_LARGEST_DEPTH = 64
+
+
+def check(folders: Iterable[str]) -> None:
+    """Raises LoadError that names the file and what would be right."""
+    for folder in folders:
+        for path, why in _dangers(Path(folder)):
+            raise LoadError(
+                f"{path} {why}; convert the model to safetensors without code of its own, or set "
+                "options.trust_files if you know what is in it"
+            )
+
+
+def _dangers(folder: Path) -> Iterator[tuple[str, str]]:
+    for root, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = os.path.join(root, name)
+            if name.lower().endswith(_CODE):
+                yield path, "is code"
+            elif name.lower().endswith(_PICKLES):
+                yield path, "is a pickle, or may hold one"
+            elif name.lower().endswith(".json") and _names_code(path):
+                yield path, "has an auto_map, which names code to run"
+
+
+def _names_code(path: str) -> bool:
+    """Raises LoadError for what is no JSON."""
+    if os.path.getsize(path) > _MOST_BYTES:
+        raise LoadError(f"{path} is larger than {_MOST_BYTES} bytes; a model's settings are not")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return _has_auto_map(json.load(file), 0)
+    except (ValueError, RecursionError) as fault:
+        raise LoadError(f"{path} is no JSON: {fault}") from None
+
+
+def _has_auto_map(value: object, depth: int) -> bool:
+    if depth > _LARGEST_DEPTH:
+        raise LoadError("a model's settings are nested too deeply")
+    if isinstance(value, dict):
+        # A vocabulary may have the word, with a number.
+        return isinstance(value.get("auto_map"), dict | list | str) or any(
+            _has_auto_map(each, depth + 1) for each in value.values()
+        )
+    return isinstance(value, list) and any(_has_auto_map(each, depth + 1) for each in value)
