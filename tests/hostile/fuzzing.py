@@ -13,6 +13,7 @@ import asyncio
 import gzip
 import io
 import json
+import logging
 import random
 import shutil
 import sys
@@ -262,6 +263,7 @@ def main() -> None:
     if args.only:
         print(asyncio.run(_again(args.only[0], int(args.only[1]))))
         return
+    logging.disable(logging.WARNING)  # a line for each refusal
     for end, count in sorted(asyncio.run(run(args.count, lambda s: print(s, flush=True))).items()):
         print(f"{count:9,}  {end}")
 
