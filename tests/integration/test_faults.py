@@ -127,9 +127,9 @@ def test_a_row_that_ends_replicas_ends_two_however_often_it_is_sent(server):
         began, watch = time.monotonic(), Watch(load)
         answers = [server.infer("frail", [SERIAL_KILLER, 1]) for _ in range(8)]
         answered_s = time.monotonic() - began
-        until_whole(server)
-        load.goes_on(server)
+        load.goes_on(server, 100)
         longest_s = watch.end()
+    until_whole(server)
     print(f"longest gap of the others {longest_s:.2f} s; eight answers after {answered_s:.1f} s")
     assert [each.status_code for each in answers] == [422] * 8
     assert load.failures == []
