@@ -66,7 +66,7 @@ class Watch:
         self._load = load
         self._over = threading.Event()
         self._longest_s = 0.0
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
