@@ -17,6 +17,7 @@ from time import monotonic
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
+from deployments.gateway.http.body_bounds import bound_of
 from deployments.gateway.http.exchange import Exchange, unless_left
 from deployments.gateway.http.protocols import openai_generation
 from deployments.gateway.http.protocols.openai_generation import GenerationCall
@@ -38,7 +39,6 @@ STALL_S = 60.0  # a client that takes nothing for so long is gone
 _SSE = b"text/event-stream; charset=utf-8"
 _UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 _OK = 200
-_BODY_BYTES, _BYTES_PER_TOKEN = 4 << 20, 64
 _WORD = "a"
 
 
@@ -82,12 +82,7 @@ async def generate(
 
 def _check_size(call: GenerationCall, description: ModelDescription) -> None:
     """The engine parses all of a body on the loop that its steps are handed on by."""
-    assert description.generating is not None
-    most = _BODY_BYTES + _BYTES_PER_TOKEN * description.generating.cache_tokens
-    if len(call.body) > most:
-        raise errors.BodyTooLarge(
-            f"the body has {len(call.body)} bytes; this model takes {most} at most"
-        )
+    bound_of(description, numbers=False).check_bytes(len(call.body))
 
 
 async def _ids(

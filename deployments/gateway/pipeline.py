@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription
 from deployments.gateway.generation import generate
+from deployments.gateway.http.body_bounds import BodyBound, bound_of, widest
 from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, unless_left
 from deployments.gateway.queues.catalogue import unknown_model
@@ -100,8 +101,9 @@ class Pipeline:
         exchange.check_length(services.limits)
         if selection is not None:
             selection.check_room(demand_of(context, selection.promise))
-        # 5. The body, bounded in size and time; inflated off the loop.
-        body = await services.read_body(exchange, caller)
+        # 5. The body, bounded in size and time, and by what the model could take; inflated off the
+        # loop.
+        body = await services.read_body(exchange, caller, partial(self._bound, selection, codec))
         # 6. Parse: small bodies at once, large ones in the pool, tenants in turn. The model of a
         # body that names it is looked up here.
         context.request_bytes = len(body)
@@ -198,6 +200,11 @@ class Pipeline:
                 f"model {model.description.name} has no tokeniser; send token ids instead of text"
             )
         return await self._services.tokenize(caller, model.tokenizer, texts)
+
+    def _bound(self, selection: ModelSelection | None, codec: Codec | GenerationCodec) -> BodyBound:
+        if selection is None:
+            return widest(model.description for model in self._services.models.served.values())
+        return bound_of(selection.model.description, numbers=codec.names_tensors)
 
     async def _reuse_query(
         self, context: RequestContext, description: ModelDescription, rows: Rows

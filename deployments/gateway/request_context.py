@@ -19,7 +19,8 @@ from deployments.contract import errors
 from deployments.contract.description import ImageInput, Scheduling
 from deployments.contract.preprocess.images import Encoded, row_bytes
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.gateway.http.body import MOST_INFLATION, BodyLimits, BodyRoom, inflate
+from deployments.gateway.http.body import BodyLimits, BodyRoom, Inflation
+from deployments.gateway.http.body_bounds import BodyBound
 from deployments.gateway.http.exchange import Exchange, RequestOptions
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.preprocess.inputs import encode_texts, prepare_images
@@ -237,20 +238,30 @@ class GatewayServices:
                 reason="gateway_full",
             )
 
-    async def read_body(self, exchange: Exchange, caller: Caller) -> bytes:
-        """The whole body, inflated. Raises as `Exchange.body`, and UnsupportedMedia."""
-        body = await exchange.body(self.limits)
+    async def read_body(
+        self, exchange: Exchange, caller: Caller, bound: Callable[[], BodyBound]
+    ) -> bytes:
+        """The whole body, inflated. `bound`: of what the model could take, asked of a body that may
+        be large. Raises as `Exchange.body`, and UnsupportedMedia."""
+        declared = exchange.number(b"content-length")
         encoding = exchange.headers.get(b"content-encoding", b"identity").lower()
+        if encoding == b"identity" and declared is not None and declared <= self._threshold:
+            return await exchange.body(self.limits)
+        if encoding not in (b"gzip", b"identity"):
+            raise errors.UnsupportedMedia("Content-Encoding must be gzip or identity")
+        limits = self.limits.within(bound())
+        exchange.check_length(limits)
+        body = await exchange.body(limits)
         if encoding == b"identity":
             return body
-        if encoding != b"gzip":
-            raise errors.UnsupportedMedia("Content-Encoding must be gzip or identity")
-        most = self.limits.max_inflated_bytes
-        inflated: bytes = await self.off_loop(
-            caller, len(body) * MOST_INFLATION, inflate, body, most
-        )
-        exchange.hold(len(inflated), self.limits.room)
-        return inflated
+        return await self._inflated(exchange, caller, Inflation(body, limits, bound()))
+
+    async def _inflated(self, exchange: Exchange, caller: Caller, inflation: Inflation) -> bytes:
+        """Each step a turn of the tenant's in the pool; memory is taken once its size is known."""
+        while not inflation.is_measured:
+            await self.pool.run(caller.tenant.name, inflation.measure)
+        exchange.hold(inflation.size_bytes, self.limits.room)
+        return await self.pool.run(caller.tenant.name, inflation.take)
 
     async def off_loop(
         self, caller: Caller, size_bytes: int, function: Callable[..., T], *args: Any

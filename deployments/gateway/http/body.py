@@ -13,13 +13,13 @@ Source: RFC 1952; RFC 9110 §8.4.1.3.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployments.contract.errors import BadRequest, BodyTooLarge, Overloaded
+from deployments.gateway.http.body_bounds import UNBOUNDED, BodyBound
 
 _RETRY_S = 1.0
-# Deflate's best: 258 bytes from two bits. 64 KiB of gzip are up to 68 MB, and 70 ms to inflate.
-MOST_INFLATION = 1032
+_READ_BYTES, _STEP_BYTES = 65_536, 1 << 20
 _GZIP = 16 + zlib.MAX_WBITS
 
 
@@ -33,6 +33,13 @@ class BodyLimits:
     timeout_s: float
     room: BodyRoom
     limit_name: str = "gateway.limits.max_body_bytes"
+
+    def within(self, bound: BodyBound) -> BodyLimits:
+        """These, and what the model could take."""
+        if bound.size_bytes >= self.max_bytes:
+            return self
+        name = f"any request of {bound.largest}"
+        return replace(self, max_bytes=int(bound.size_bytes), limit_name=name)
 
 
 def small_body(limit_name: str) -> BodyLimits:
@@ -62,17 +69,51 @@ class BodyRoom:
         self.held_bytes -= size_bytes
 
 
-def inflate(body: bytes, limit_bytes: int) -> bytes:
-    """At most `limit_bytes`; `BodyTooLarge` over it, `BadRequest` for anything but whole gzip."""
-    stream = zlib.decompressobj(wbits=_GZIP)
-    try:
-        inflated = stream.decompress(body, limit_bytes + 1)
-    except zlib.error:
-        raise BadRequest("The body is not valid gzip, which its Content-Encoding claims.") from None
-    if len(inflated) > limit_bytes:
-        raise BodyTooLarge(f"The body inflates to more than {limit_bytes} bytes.")
-    if not stream.eof:
-        raise BadRequest("The gzip body is incomplete.")
-    if stream.unused_data:
-        raise BadRequest("The gzip body has data after its end; send a single gzip member.")
-    return inflated
+class Inflation:
+    """One gzip body on its way to what it holds: it is measured a step at a time, keeping nothing,
+    and inflated once its size is known to be allowed and to fit. `size_bytes`: measured so far.
+
+    A step is some milliseconds on a thread. Raises BadRequest for anything but whole gzip, and
+    BodyTooLarge as soon as there are more bytes than `limits` allow, or more commas than `bound`
+    has numbers: a million of them fit a kilobyte.
+    """
+
+    def __init__(self, body: bytes, limits: BodyLimits, bound: BodyBound = UNBOUNDED) -> None:
+        self._body, self._limits, self._bound = memoryview(body), limits, bound
+        self._stream = zlib.decompressobj(wbits=_GZIP)
+        self._at = self._commas = self.size_bytes = 0
+
+    @property
+    def is_measured(self) -> bool:
+        return self._stream.eof
+
+    def measure(self) -> None:
+        """Goes on by `_STEP_BYTES` at most."""
+        ahead = self._stream.unconsumed_tail
+        if not ahead:
+            ahead = self._body[self._at : self._at + _READ_BYTES]
+            self._at += len(ahead)
+        try:
+            part = self._stream.decompress(ahead, _STEP_BYTES)
+        except zlib.error:
+            raise BadRequest(
+                "The body is not valid gzip, which its Content-Encoding claims."
+            ) from None
+        self.size_bytes += len(part)
+        self._commas += part.count(b",")
+        self._check(went_on=bool(ahead or part))
+
+    def _check(self, *, went_on: bool) -> None:
+        most = self._limits.max_inflated_bytes
+        if self.size_bytes > most:
+            raise BodyTooLarge(f"The body inflates to more than {most} bytes.")
+        self._bound.check_bytes(self.size_bytes)
+        self._bound.check_numbers(self._commas)
+        if self._stream.eof and (self._stream.unused_data or self._at < len(self._body)):
+            raise BadRequest("The gzip body has data after its end; send a single gzip member.")
+        if not self._stream.eof and not went_on:
+            raise BadRequest("The gzip body is incomplete.")
+
+    def take(self) -> bytes:
+        """What it holds."""
+        return zlib.decompress(self._body, _GZIP, max(self.size_bytes, 1))

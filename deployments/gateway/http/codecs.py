@@ -7,6 +7,7 @@ and writes refusals: the answer is the engine's.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -34,7 +35,7 @@ from deployments.gateway.http.protocols.types import (
     InferCall,
 )
 from deployments.gateway.rows.conversion import (
-    check_count,
+    check_claim,
     encoded_images,
     from_rows,
     from_tokens,
@@ -70,10 +71,10 @@ class InferCodec:
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> InferCall:
         header_bytes = exchange.number(open_inference.HEADER_LENGTH)
-        check_rows = None if d is None else partial(check_count, d=d)
+        check = None if d is None else partial(check_claim, d=d)
         if header_bytes is None:
-            return open_inference.decode(body, check_rows)
-        return open_inference.decode_binary(body, header_bytes, check_rows)
+            return open_inference.decode(body, check)
+        return open_inference.decode_binary(body, header_bytes, check)
 
     def texts(self, call: InferCall) -> list[str] | None:
         return None
@@ -105,7 +106,7 @@ class PredictCodec:
     names_tensors = True
 
     def decode(self, body: bytes, exchange: Exchange, d: ModelDescription | None) -> Any:
-        return predict.decode(body)
+        return predict.decode(body, sys.maxsize if d is None else d.scheduling.core.max_queue_rows)
 
     def texts(self, call: Any) -> list[str] | None:
         return None
@@ -205,6 +206,8 @@ class ClassifyCodec:
 
 class GenerationCodec:
     """OpenAI's chats and completions."""
+
+    names_tensors = False
 
     def __init__(self, label: str, decoder: Callable[[bytes], GenerationCall]) -> None:
         self.label = label

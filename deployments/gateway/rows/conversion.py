@@ -13,6 +13,7 @@ to the longest row of this request, never by what else was in the batch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from deployments.contract.description import ImageInput, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
 from deployments.contract.preprocess.images import Encoded
+from deployments.gateway.http.body_bounds import bound_of
 from deployments.gateway.http.protocols.classify import from_base64
 from deployments.gateway.http.protocols.tensors import Array
 from deployments.gateway.http.protocols.types import InferCall, Tensor
@@ -29,6 +31,7 @@ from runtimes.datatypes import DTYPES
 from runtimes.types import TensorSpec
 
 # name → (datatype, one array a row, of the row's own shape)
+_MANY_BYTES = 65_536  # fewer are read at once, whatever the model takes
 RowsOut = Mapping[str, tuple[str, Sequence[Array]]]
 
 
@@ -138,6 +141,14 @@ def check_count(count: int, d: ModelDescription) -> None:
             f"{d.scheduling.core.max_queue_rows} at once (queue.max_rows)",
             param="inputs",
         )
+
+
+def check_claim(shape: Sequence[int], size_bytes: int, d: ModelDescription) -> None:
+    """Of a tensor, before its JSON of so many bytes is read: as `check_count`, and BodyTooLarge for
+    more numbers than any request to the model may have."""
+    check_count(shape[0], d)
+    if size_bytes > _MANY_BYTES:
+        bound_of(d, numbers=True).check_numbers(min(prod(shape), size_bytes))
 
 
 def wanted_outputs(call: InferCall, d: ModelDescription) -> tuple[str, ...] | None:

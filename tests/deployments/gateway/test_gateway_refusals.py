@@ -15,6 +15,7 @@ import pytest
 from fake_runtimes import Encoder, Shout
 from in_process import Answer, Stand, ask, standing
 
+from deployments.gateway.http.body import Inflation
 from deployments.gateway.tenancy.tenants import hash_key
 
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}, "lengths": {"max": 64}}
@@ -185,12 +186,14 @@ async def test_a_small_gzip_body_is_inflated_off_the_loop(
 ) -> None:
     threads: list[str] = []
 
-    def inflated(body: bytes, limit: int) -> bytes:
+    def measure(inflation: Inflation) -> None:
         threads.append(threading.current_thread().name)
-        return GOOD
+        real(inflation)
 
-    monkeypatch.setattr("deployments.gateway.request_context.inflate", inflated)
-    answer = await ask(stand.app, "POST", INFER, [(b"content-encoding", b"gzip")], b"x" * 100)
+    real = Inflation.measure
+    monkeypatch.setattr(Inflation, "measure", measure)
+    zipped = [(b"content-encoding", b"gzip")]
+    answer = await ask(stand.app, "POST", INFER, zipped, gzip.compress(GOOD))
     assert answer.status == 200
     assert [name.rpartition("-")[0] for name in threads] == ["preprocess"]
 

@@ -26,7 +26,7 @@ import orjson
 
 from deployments.contract.description import Classes, ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed, UnsupportedMedia
-from deployments.gateway.http.protocols import malformed
+from deployments.gateway.http.protocols import malformed, slices
 from deployments.gateway.http.protocols.types import ClassifyCall, Encoded, documented
 
 MAX_INSTANCES = 2048
@@ -54,7 +54,14 @@ class ClassifyRequest(msgspec.Struct):
     top_k: _TopK | None = None
 
 
+class CountedRequest(msgspec.Struct):
+    """Refuses too many instances before there is an object of any."""
+
+    instances: slices.places(MAX_INSTANCES)  # type: ignore[valid-type]
+
+
 _bodies = msgspec.json.Decoder(ClassifyRequest)
+_counted = msgspec.json.Decoder(CountedRequest)
 
 
 def decode(body: bytes, content_type: str, query: bytes) -> ClassifyCall:
@@ -75,6 +82,8 @@ def decode(body: bytes, content_type: str, query: bytes) -> ClassifyCall:
 
 def _from_json(body: bytes) -> ClassifyCall:
     try:
+        if len(body) > slices.SLICE_BYTES:
+            _counted.decode(body)
         request = _bodies.decode(body)
     except malformed.DECODE_ERRORS as error:
         raise malformed.fault(error, body) from None

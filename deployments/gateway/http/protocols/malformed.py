@@ -24,6 +24,7 @@ DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 _AT_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _AT_BYTE = re.compile(r"\(byte (?P<byte>\d+)\)$")
+_FIRST_INDEX = re.compile(r"`\$\[(\d+)\]")
 _INDEXED = re.compile(r"^inputs\[(?P<index>\d+)\]\.?(?P<rest>.*)$")
 _NON_NUMBERS = (b"NaN", b"Infinity", b"-Infinity", b"nan", b"inf", b"-inf")
 
@@ -47,6 +48,13 @@ def element(error: Exception, label: str, where: str = "data") -> BadRequest:
         return BadRequest(f"{label}: {where} holds text that is not valid UTF-8.")
     what, path = _split(str(error))
     return BadRequest(f"{label}: {where}{path}: {what}.")
+
+
+def moved(error: Exception, by: int) -> Exception:
+    """The same error of an array's part, as if the whole array had been decoded: the part begins
+    at element `by`."""
+    what = _FIRST_INDEX.sub(lambda index: f"`$[{int(index[1]) + by}]", str(error))
+    return msgspec.ValidationError(what) if isinstance(error, msgspec.ValidationError) else error
 
 
 def _split(text: str) -> tuple[str, str]:

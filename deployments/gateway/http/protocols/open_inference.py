@@ -3,18 +3,20 @@
 `decode` reads a body that is all JSON, `decode_binary` one whose tensors' bytes follow the JSON:
 `header_length` is the header Inference-Header-Content-Length, tensors with `binary_data_size` take
 their bytes in the order of the inputs, and the sizes must add up to the body exactly. Both give the
-same `InferCall`. `encode` writes an answer as JSON or mixed, output by output as asked. Unknown
-keys and parameters are ignored, as Triton does; what would change the meaning of the answer
-(shared memory, classification) is refused. Names, types and shapes against the model are checked by
-`gateway/rows`. In JSON answers a FP32 is the shortest decimal that reads back as the same FP32,
-FP16 and BF16 are written as the FP32 they equal, NaN and infinities are null.
+same `InferCall`. Of a long body only numbers may be many, and are read in slices. `encode` writes
+an answer as JSON or mixed, output by output as asked. Unknown keys and parameters are ignored, as
+Triton does; what would change the meaning of the answer (shared memory, classification) is refused.
+Names, types and shapes against the model are checked by `gateway/rows`. In JSON answers a FP32 is
+the shortest decimal that reads back as the same FP32, FP16 and BF16 are written as the FP32 they
+equal, NaN and infinities are null.
 Measured for 384 FP32: orjson 4.8 µs and 4.2 kB, msgspec over tolist() 11.5 µs and 7.6 kB.
 Source: Open Inference Protocol, REST; Triton's binary tensor data extension.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -22,7 +24,7 @@ import numpy as np
 import orjson
 
 from deployments.contract.errors import BadRequest
-from deployments.gateway.http.protocols import malformed, tensors
+from deployments.gateway.http.protocols import malformed, slices, tensors
 from deployments.gateway.http.protocols.types import (
     Datatype,
     Encoded,
@@ -36,9 +38,12 @@ from deployments.gateway.http.protocols.types import (
 OCTET_STREAM = b"application/octet-stream"
 HEADER_LENGTH = b"inference-header-content-length"
 
+MOST_TENSORS = 64  # of a long request
+MOST_PART_BYTES = 65_536  # of `parameters`, of `outputs` and of a shape of it
 _Axis = Annotated[int, msgspec.Meta(ge=1, le=tensors.MAX_DIM)]
 _Shape = Annotated[list[_Axis], msgspec.Meta(min_length=1, max_length=tensors.MAX_RANK)]
 _Parameters = dict[str, Any]
+Check = Callable[[Sequence[int], int], None]
 _NOTHING = memoryview(b"")
 _VALUES = documented("Flat in row-major order, or nested as the shape is.", type="array")
 _SIZE = documented("`binary_data_size`: bytes after the JSON, in place of `data`.")
@@ -78,29 +83,87 @@ _requests = msgspec.json.Decoder(InferRequest)
 _names = msgspec.json.Decoder(_Names)
 
 
-def decode(body: bytes, check_rows: Callable[[int], None] | None = None) -> InferCall:
+class LongTensor(msgspec.Struct, gc=False):
+    """An `InputTensor` of which nothing is made but what has a bound."""
+
+    name: str
+    shape: msgspec.Raw
+    datatype: Datatype
+    data: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+
+
+class LongRequest(msgspec.Struct, gc=False):
+    inputs: slices.places(MOST_TENSORS, LongTensor)  # type: ignore[valid-type]
+    outputs: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+    id: str | None = None
+    parameters: msgspec.Raw = msgspec.field(default_factory=lambda: msgspec.Raw(b"null"))
+
+
+_long_requests = msgspec.json.Decoder(LongRequest)
+_shapes = msgspec.json.Decoder(_Shape)
+_outputs = msgspec.json.Decoder(list[RequestedTensor] | None)
+_parameters = msgspec.json.Decoder(_Parameters | None)
+
+
+def _from_long(header: bytes | memoryview) -> InferRequest:
+    """As decoding it whole, but for what is no tensor's data: that may not be long."""
+    long = _long_requests.decode(header)
+    given = [tensor for tensor in msgspec.structs.astuple(long.inputs) if tensor]
+    if not given:
+        raise BadRequest("inputs: expected array of length >= 1.", param="inputs")
+    return InferRequest(
+        [
+            InputTensor(
+                tensor.name,
+                _short(_shapes, tensor.shape, f"Tensor '{tensor.name}'", "shape"),
+                tensor.datatype,
+                tensor.data,
+                _short(_parameters, tensor.parameters, f"Tensor '{tensor.name}'", "parameters"),
+            )
+            for tensor in given
+        ],
+        _short(_outputs, long.outputs, "The request", "outputs"),
+        long.id,
+        _short(_parameters, long.parameters, "The request", "parameters"),
+    )
+
+
+def _short(decoder: msgspec.json.Decoder[Any], part: msgspec.Raw, label: str, name: str) -> Any:
+    size = len(memoryview(part))
+    if size > MOST_PART_BYTES:
+        raise BadRequest(f"{label}: {name} takes {size} bytes, more than {MOST_PART_BYTES}.")
+    try:
+        return decoder.decode(part)
+    except malformed.DECODE_ERRORS as error:
+        raise malformed.element(error, label, name) from None
+
+
+def decode(body: bytes, check: Check | None = None) -> InferCall:
     """The call in a body that is all JSON; `BadRequest` names the tensor and what is wrong."""
-    return parse(body, None, check_rows)
+    return parse(body, None, check)
 
 
 def parse(
     header: bytes | memoryview,
     tail: memoryview | None,
-    check_rows: Callable[[int], None] | None = None,
+    check: Check | None = None,
 ) -> InferCall:
     """The call whose JSON is `header` and whose binary tensors follow each other in `tail`.
 
-    `check_rows` hears how many rows a tensor claims before its data is read, and may refuse them:
-    60 MB of one-element rows take 7 s to read, in which nothing else runs.
+    `check` hears what shape a tensor claims, and the bytes of its JSON, before that is read, and
+    may refuse it: 60 MB of one-element rows take 7 s to read.
     """
+    is_long = len(header) > slices.SLICE_BYTES
     try:
-        request = _requests.decode(header)
+        request = _from_long(header) if is_long else _requests.decode(header)
     except malformed.DECODE_ERRORS as error:
-        raise malformed.fault(error, header, lambda index: _name_of(header, index)) from None
+        name_of = None if is_long else partial(_name_of, header)
+        raise malformed.fault(error, header, name_of) from None
     parameters = request.parameters or {}
     binary = _flag(parameters, "binary_data_output", "The request")
     call = InferCall(
-        _tensors(request.inputs, tail, check_rows), request.id, [], binary is True, parameters
+        _tensors(request.inputs, tail, check), request.id, [], binary is True, parameters
     )
     if request.outputs:
         call.outputs = [_requested(output, call.binary_outputs) for output in request.outputs]
@@ -118,13 +181,13 @@ def _name_of(header: bytes | memoryview, index: int) -> str | None:
 
 
 def _tensors(
-    inputs: list[InputTensor], tail: memoryview | None, check_rows: Callable[[int], None] | None
+    inputs: list[InputTensor], tail: memoryview | None, check: Check | None
 ) -> list[Tensor]:
     decoded = []
     at = 0
     for item in inputs:
-        if check_rows is not None:
-            check_rows(item.shape[0])
+        if check is not None:
+            check(item.shape, len(memoryview(item.data)))
         size = None if item.parameters is None else _binary_size(item, tail)
         if size is None:
             array = _from_json(item)
@@ -280,7 +343,7 @@ def _texts(name: str, flat: tensors.Array) -> list[str]:
 def decode_binary(
     body: bytes | memoryview,
     header_length: int,
-    check_rows: Callable[[int], None] | None = None,
+    check: Check | None = None,
 ) -> InferCall:
     """The call in `body`, of which the first `header_length` bytes are JSON."""
     view = memoryview(body)
@@ -289,4 +352,4 @@ def decode_binary(
             f"Inference-Header-Content-Length is {header_length}; "
             f"it must be 1 to {len(view)}, the body's bytes."
         )
-    return parse(view[:header_length], view[header_length:], check_rows)
+    return parse(view[:header_length], view[header_length:], check)

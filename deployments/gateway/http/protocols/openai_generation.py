@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from deployments.contract.errors import BadRequest, HeadraceError
-from deployments.gateway.http.protocols import error_shapes, malformed
+from deployments.gateway.http.protocols import error_shapes, malformed, slices
 from deployments.gateway.http.protocols.types import any_of, documented
 
 MAX_PROMPTS = 2048
@@ -105,8 +105,6 @@ _chats = msgspec.json.Decoder(ChatRequest)
 _text = msgspec.json.Decoder(str)
 _texts = msgspec.json.Decoder(list[str])
 _token_list = msgspec.json.Decoder(_Tokens)
-# Counted first: millions of one-token lists take seconds to make, in which nothing else runs.
-_entries = msgspec.json.Decoder(list[msgspec.Raw])
 _token_lists = msgspec.json.Decoder(list[_Tokens])
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _START = re.compile(rb"\s*(?P<outer>\[?)\s*(?P<inner>.?)", re.DOTALL)
@@ -167,8 +165,11 @@ def _prompts(raw: msgspec.Raw) -> tuple[list[str] | None, list[list[int]] | None
     if not start["outer"]:
         return [_text.decode(raw)], None
     if start["inner"] not in (b'"', b"["):
+        if slices.is_long(raw):
+            return None, [[token for _, part in slices.pieces(raw, _Token) for token in part]]
         return None, [_token_list.decode(raw)]
-    count = len(_entries.decode(raw))
+    # Counted first: millions of one-token lists take seconds to make, in which nothing else runs.
+    count = len(slices.rows(raw, MAX_PROMPTS))
     if not 1 <= count <= MAX_PROMPTS:
         raise BadRequest(
             f"prompt has {count} entries; it must have 1 to {MAX_PROMPTS}.", param="prompt"

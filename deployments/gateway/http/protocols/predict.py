@@ -12,6 +12,7 @@ Source: TensorFlow Serving, "RESTful API", predict.
 from __future__ import annotations
 
 import base64
+import sys
 from typing import Annotated, Any
 
 import msgspec
@@ -20,7 +21,8 @@ import orjson
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.errors import BadRequest, RowFailed
-from deployments.gateway.http.protocols import malformed
+from deployments.gateway.http.body_bounds import bound_of
+from deployments.gateway.http.protocols import malformed, slices
 from deployments.gateway.http.protocols.tensors import HALVES, Array, row_from_json
 from deployments.gateway.http.protocols.types import Encoded, PredictCall, documented
 from deployments.gateway.rows.conversion import RowsOut, check_count, from_rows
@@ -40,13 +42,37 @@ class PredictRequest(msgspec.Struct, gc=False):
 
 _bodies = msgspec.json.Decoder(PredictRequest)
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_lists = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def decode(body: bytes) -> PredictCall:
+class _LongRequest(msgspec.Struct, gc=False):
+    instances: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    inputs: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+
+_few = msgspec.json.Decoder(list[msgspec.Raw] | None)
+_long_bodies = msgspec.json.Decoder(_LongRequest)
+
+
+def _from_long(body: bytes, most_rows: int) -> PredictRequest:
+    """As decoding it whole, but makes no more rows than may be taken, and one."""
+    long = _long_bodies.decode(body)
+    instances = long.instances
+    if not len(memoryview(instances)):
+        return PredictRequest(None, long.inputs)
+    if not slices.is_long(instances):
+        return PredictRequest(_few.decode(instances), long.inputs)
+    return PredictRequest(_rows(instances, most_rows), long.inputs)
+
+
+def _rows(raw: msgspec.Raw, most_rows: int) -> list[msgspec.Raw]:
+    return slices.rows(raw, min(most_rows, len(memoryview(raw))))
+
+
+def decode(body: bytes, most_rows: int = sys.maxsize) -> PredictCall:
     """The call, its values still JSON; `rows_of` reads them with the model at hand."""
+    is_long = len(body) > slices.SLICE_BYTES
     try:
-        request = _bodies.decode(body)
+        request = _from_long(body, most_rows) if is_long else _bodies.decode(body)
     except malformed.DECODE_ERRORS as error:
         raise malformed.fault(error, body) from None
     columnar = len(memoryview(request.inputs)) > 0
@@ -68,6 +94,7 @@ def _instances(instances: list[msgspec.Raw], d: ModelDescription) -> dict[str, l
     specs = {spec.name: spec for spec in d.inputs}
     check_count(len(instances), d)
     columns: dict[str, list[Array]] = {}
+    breaks = slices.Breaks()
     for index, instance in enumerate(instances):
         named = _named(instance, d, "instances")
         if index and named.keys() != columns.keys():
@@ -78,6 +105,7 @@ def _instances(instances: list[msgspec.Raw], d: ModelDescription) -> dict[str, l
             )
         for name, raw in named.items():
             columns.setdefault(name, []).append(_value(raw, name, specs, d))
+        breaks.take()
     return columns
 
 
@@ -85,9 +113,10 @@ def _columns(inputs: msgspec.Raw, d: ModelDescription) -> dict[str, list[Array]]
     specs = {spec.name: spec for spec in d.inputs}
     columns: dict[str, list[Array]] = {}
     count = None
+    breaks = slices.Breaks()
     for name, raw in _named(inputs, d, "inputs").items():
         try:
-            values = _lists.decode(raw)
+            values = _rows(raw, d.scheduling.core.max_queue_rows)
         except malformed.DECODE_ERRORS as error:
             raise malformed.element(error, f"Input '{name}'", "value") from None
         if not values or len(values) != (count or len(values)):
@@ -97,7 +126,10 @@ def _columns(inputs: msgspec.Raw, d: ModelDescription) -> dict[str, list[Array]]
             )
         count = len(values)
         check_count(count, d)
-        columns[name] = [_value(value, name, specs, d) for value in values]
+        columns[name] = rows = []
+        for value in values:
+            rows.append(_value(value, name, specs, d))
+            breaks.take()
     return columns
 
 
@@ -126,6 +158,8 @@ def _named(raw: msgspec.Raw, d: ModelDescription, param: str) -> dict[str, msgsp
 def _value(raw: msgspec.Raw, name: str, specs: dict[str, TensorSpec], d: ModelDescription) -> Array:
     if name not in specs:
         raise BadRequest(f"Unknown input '{name}'; '{d.name}' takes {', '.join(specs)}.")
+    if slices.is_long(raw):
+        bound_of(d, numbers=True).check_numbers(slices.elements(raw))
     return row_from_json(raw, name, specs[name].datatype, len(specs[name].shape) - 1)
 
 

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from deployments.contract.errors import BadRequest
-from deployments.gateway.http.protocols import malformed
+from deployments.gateway.http.protocols import malformed, slices
 from runtimes.datatypes import DTYPES
 
 Array = np.ndarray[Any, Any]
@@ -72,20 +72,23 @@ def from_json(data: msgspec.Raw, name: str, datatype: str, shape: Sequence[int])
     """The dense array of `shape` that `data` (flat or nested) describes."""
     dtype = dtype_of(datatype, name)
     count = element_count(name, shape)
+    if dtype.kind != "O" and slices.is_long(data) and slices.is_array(data):
+        return _from_long_json(data, name, datatype, tuple(shape))
     try:
         values = _decoder(dtype, 1).decode(data)
     except malformed.DECODE_ERRORS as error:
         return _from_nested(data, name, datatype, shape, error)
     if len(values) != count:
-        raise BadRequest(
-            f"Tensor '{name}': shape {list(shape)} has {count} elements, data has {len(values)}."
-        )
+        raise _miscounted(name, shape, len(values))
     return _array(values, name, dtype, datatype).reshape(shape)
 
 
 def row_from_json(data: msgspec.Raw, name: str, datatype: str, rank: int) -> Array:
     """The array that `data`, nested `rank` deep, describes; its shape is what the nesting is."""
     dtype = dtype_of(datatype, name)
+    if rank == 1 and dtype.kind != "O" and slices.is_long(data) and slices.is_array(data):
+        long = _LongTensor(name, datatype, f"Input '{name}' ({datatype})", "value")
+        return long.read(data, (slices.elements(data),))
     try:
         values = _row_decoder(dtype, rank).decode(data)
     except malformed.DECODE_ERRORS as error:
@@ -113,6 +116,73 @@ def _from_nested(
             f"but its shape is {list(shape)}."
         )
     return array
+
+
+def _from_long_json(data: msgspec.Raw, name: str, datatype: str, shape: tuple[int, ...]) -> Array:
+    found = slices.elements(data)
+    if found != math.prod(shape):
+        raise _miscounted(name, shape, found)
+    nested = len(shape) > 1 and slices.is_nested(data)
+    if nested and slices.lists(data) != sum(math.prod(shape[:axis]) for axis in range(len(shape))):
+        raise _misnested(name, shape)
+    tensor = _LongTensor(name, datatype, f"Tensor '{name}' ({datatype})", "data")
+    return tensor.read(data, shape if nested else (found,)).reshape(shape)
+
+
+class _LongTensor:
+    """Numbers whose JSON is longer than a slice. `label`, `where`: what an error calls it."""
+
+    def __init__(self, name: str, datatype: str, label: str, where: str) -> None:
+        self._name, self._datatype, self._dtype = name, datatype, DTYPES[datatype]
+        self._label, self._where = label, where
+        self._breaks = slices.Breaks()
+
+    def read(self, data: msgspec.Raw, shape: tuple[int, ...]) -> Array:
+        """`data`, nested as `shape` is. Raises BadRequest."""
+        array = np.empty(shape, self._dtype)
+        try:
+            self._fill(array, data)
+        except malformed.DECODE_ERRORS as error:
+            raise malformed.element(error, self._label, self._where) from None
+        return array
+
+    def _fill(self, target: Array, data: msgspec.Raw) -> None:
+        if not slices.is_long(data):
+            values = _decoder(self._dtype, target.ndim).decode(data)
+            self._put(target, values)
+        elif target.ndim == 1:
+            self._fill_row(target, data)
+        else:
+            rows = slices.rows(data, len(target))
+            if len(rows) != len(target):
+                raise _misnested(self._name, target.shape)
+            for at, row in enumerate(rows):
+                self._fill(target[at], row)
+                self._breaks.take()
+
+    def _fill_row(self, target: Array, data: msgspec.Raw) -> None:
+        end = 0
+        for at, part in slices.pieces(data, _KINDS[self._dtype.kind]):
+            end = at + len(part)
+            self._put(target[at:end], part)
+        if end != len(target):
+            raise _misnested(self._name, target.shape)
+
+    def _put(self, target: Array, values: list[Any]) -> None:
+        array = _array(values, self._name, self._dtype, self._datatype)
+        if array.shape != target.shape:
+            raise _misnested(self._name, target.shape)
+        target[...] = array
+
+
+def _miscounted(name: str, shape: Sequence[int], found: int) -> BadRequest:
+    return BadRequest(
+        f"Tensor '{name}': shape {list(shape)} has {math.prod(shape)} elements, data has {found}."
+    )
+
+
+def _misnested(name: str, shape: Sequence[int]) -> BadRequest:
+    return BadRequest(f"Tensor '{name}': data is not nested as a shape of {list(shape)} is.")
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,11 +13,19 @@ import pytest
 from in_process import Stand, ask, standing
 
 from deployments.contract.errors import BadRequest, BodyTooLarge, Overloaded
-from deployments.gateway.http.body import BodyRoom, inflate
+from deployments.gateway.http.body import BodyLimits, BodyRoom, Inflation
+from deployments.gateway.http.body_bounds import UNBOUNDED, BodyBound
 
 INFER = "/v2/models/device/infer"
 GOOD = b'{"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 1], "data": [4]}]}'
 LARGE = GOOD + b" " * 1500
+
+
+def inflate(body: bytes, most: int, bound: BodyBound = UNBOUNDED) -> bytes:
+    inflation = Inflation(body, BodyLimits(most, most, 1.0, BodyRoom(1)), bound)
+    while not inflation.is_measured:
+        inflation.measure()
+    return inflation.take()
 
 
 @pytest.fixture
@@ -125,3 +134,27 @@ def test_broken_checksum_is_refused() -> None:
 def test_second_member_is_refused() -> None:
     with pytest.raises(BadRequest, match="single gzip member"):
         inflate(gzip.compress(b"a") * 2, 100)
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3_000_000])
+def test_a_body_of_many_steps_is_whole(size: int) -> None:
+    plain = random.Random(size).randbytes(size)
+    assert inflate(gzip.compress(plain), 4_000_000) == plain
+    assert inflate(gzip.compress(bytes(size)), 4_000_000) == bytes(size)
+
+
+def test_inflating_ends_at_the_step_that_goes_over_the_bound() -> None:
+    inflation = Inflation(
+        gzip.compress(bytes(50_000_000)), BodyLimits(1, 2_000_000, 1.0, BodyRoom(1))
+    )
+    inflation.measure()
+    with pytest.raises(BodyTooLarge, match="2000000 bytes"):
+        inflation.measure()
+    assert inflation.size_bytes <= 2_000_000 + (1 << 20)
+
+
+def test_numbers_are_counted_while_inflating() -> None:
+    bound = BodyBound(numbers=3, largest="one row")
+    assert inflate(gzip.compress(b"[1,2,3,4]"), 100, bound) == b"[1,2,3,4]"
+    with pytest.raises(BodyTooLarge, match="any request of one row: 3"):
+        inflate(gzip.compress(b"[1,2,3,4,5]"), 100, bound)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.errors import HeadraceError
-from deployments.gateway.http import body as inflate
+from deployments.gateway.http.body import BodyLimits, BodyRoom, Inflation
 from deployments.gateway.http.protocols import (
     metadata,
     open_inference,
@@ -133,8 +133,15 @@ def readings(body: bytes, header: int, d: ModelDescription) -> list[Callable[[],
         lambda: generation(openai_generation.decode_chat),
         lambda: generation(openai_generation.decode_completion),
         lambda: metadata.ready_only(body),
-        lambda: inflate.inflate(body, 64),
+        lambda: inflate(body),
     ]
+
+
+def inflate(body: bytes) -> None:
+    inflation = Inflation(body, BodyLimits(64, 64, 1.0, BodyRoom(1)))
+    while not inflation.is_measured:
+        inflation.measure()
+    inflation.take()
 
 
 UNKNOWN_NAME = b'{"model": "m", "prompt": "a", "\xffbest": 3, "max_tokens": 5}'
