@@ -7,6 +7,7 @@ every gateway. Plain data, so that it pickles and compares.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from routers.settings import DispatcherSettings, GenerationParameters, GroupSettings
 from runtimes.types import TensorSpec
@@ -26,10 +27,11 @@ class Scheduling:
     """How the model's requests are queued: the part of its settings that gateways act on.
 
     core: the core's own settings, as the user's file has them; what the loaded model and the
-    gateway say is added by `dispatcher_settings`. timeout_s: when nobody waits
-    any longer. slots: batches one replica may hold for one gateway. hang_limit_s: longest run on
-    the device. retry: whether a request may run again. max_output_tokens: of a request that
-    generates and does not say, 0: what its prompt leaves.
+    gateway say is added by `dispatcher_settings`. timeout_s: when nobody waits any longer;
+    max_timeout_s: the longest that a caller may say instead. slots: batches one replica may hold
+    for one gateway. hang_limit_s: longest run on the device. retry: whether a request may run
+    again. max_output_tokens: of a request that generates and does not say, 0: what its prompt
+    leaves.
     """
 
     core: DispatcherSettings
@@ -39,6 +41,11 @@ class Scheduling:
     retry: bool
     max_output_tokens: int = 0
     crashes: CrashTerms = field(default_factory=CrashTerms)
+    max_timeout_s: float = inf
+
+    def budget_s(self, asked_s: float | None) -> float | None:
+        """Of a request that brings its own; more than the model's longest counts as that."""
+        return None if asked_s is None else min(asked_s, self.max_timeout_s)
 
     @property
     def slo_s(self) -> float:

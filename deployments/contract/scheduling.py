@@ -42,6 +42,7 @@ def scheduling(model: ModelSettings, *, fixed_shapes: bool = False) -> Schedulin
         retry=model.retry,
         max_output_tokens=model.generation.max_output_tokens or 0,
         crashes=CrashTerms(model.crashes.refuse_s, model.crashes.tenant_budget),
+        max_timeout_s=model.max_timeout_s,
     )
 
 

@@ -142,8 +142,11 @@ class RequestContext:
         caller gave."""
         if self.generated is not None:
             return self.generated.kept(total_s)
-        budget_s, promise = self.options.budget_s, self.promise
-        return promise is not None and total_s <= (promise.slo_s if budget_s is None else budget_s)
+        promise = self.promise
+        if promise is None:
+            return False
+        budget_s = promise.budget_s(self.options.budget_s)
+        return total_s <= (promise.slo_s if budget_s is None else budget_s)
 
     def age_s(self) -> float:
         return perf_counter() - self.exchange.arrived
@@ -290,7 +293,8 @@ def demand_of(context: RequestContext, promise: Scheduling, session: str = "") -
     name none."""
     assert context.caller is not None
     tenant, options = context.caller.tenant, context.options
-    spent_s, budget_s = perf_counter() - context.exchange.arrived, options.budget_s
+    spent_s = perf_counter() - context.exchange.arrived
+    budget_s = promise.budget_s(options.budget_s)
     session = options.session or (session if len(session) <= _LONGEST_SESSION else "")
     due_s = promise.slo_s if budget_s is None else budget_s
     if promise.core.generation is not None and budget_s is not None:

@@ -168,3 +168,10 @@ def _timeout(model: ModelFields) -> Iterator[Complaint]:
             ("slo", "timeout_ms"),
             f"is {slo.timeout_ms:g}, shorter than {name} ({due_ms:g}); must be at least {due_ms:g}",
         )
+    timeout_ms = model.timeout_s * 1000
+    if slo.max_timeout_ms is not None and slo.max_timeout_ms < timeout_ms:
+        yield (
+            ("slo", "max_timeout_ms"),
+            f"is {slo.max_timeout_ms:g}, shorter than what a request has that asks for nothing "
+            f"({timeout_ms:g}, timeout_ms); must be at least {timeout_ms:g}",
+        )

@@ -79,6 +79,13 @@ class SloSettings(Section):
         description="A request expires after this time, also while its answer streams; "
         f"unset, 10 × `latency_ms`, of task `generate` {TIMEOUT_MS:g}.",
     )
+    max_timeout_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=86_400_000,
+        description="A request that brings a time of its own (`x-timeout-ms`) gets this at most: "
+        f"more counts as this; unset, {TIMEOUT_MS:g}, or its timeout where that is longer.",
+    )
 
 
 class ModelFields(Section):
@@ -232,3 +239,10 @@ class ModelFields(Section):
         if slo.timeout_ms is not None:
             return slo.timeout_ms / 1000
         return TIMEOUT_MS / 1000 if self.task == "generate" else slo.latency_ms * 10 / 1000
+
+    @property
+    def max_timeout_s(self) -> float:
+        """What a request may ask for instead, at most."""
+        if self.slo.max_timeout_ms is not None:
+            return self.slo.max_timeout_ms / 1000
+        return max(self.timeout_s, TIMEOUT_MS / 1000)

@@ -89,7 +89,7 @@ class Inflation:
 
     def measure(self) -> None:
         """Goes on by `_STEP_BYTES` at most."""
-        ahead = self._stream.unconsumed_tail
+        ahead: bytes | memoryview = self._stream.unconsumed_tail
         if not ahead:
             ahead = self._body[self._at : self._at + _READ_BYTES]
             self._at += len(ahead)

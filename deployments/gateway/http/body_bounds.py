@@ -59,8 +59,8 @@ def bound_of(d: ModelDescription, *, numbers: bool) -> BodyBound:
     largest = f"{rows} rows of {d.max_length}, which '{d.name}' takes (queue.max_rows, lengths.max)"
     if numbers:
         row = sum(_numbers(d, spec.datatype, spec.shape[1:]) for spec in d.inputs)
-        most = rows * row + _SLACK_NUMBERS
-        return BodyBound(_NUMBER_BYTES * most + _SLACK_BYTES, most, largest)
+        numbers_in_all = rows * row + _SLACK_NUMBERS
+        return BodyBound(_NUMBER_BYTES * numbers_in_all + _SLACK_BYTES, numbers_in_all, largest)
     if d.image is not None or d.truncate:
         return UNBOUNDED
     most = min(rows, _MOST_TEXTS) * d.max_length * _TEXT_BYTES_PER_TOKEN

@@ -168,3 +168,16 @@ def test_modes_are_the_cores(description: Describe) -> None:
 def test_the_models_own_bound_on_rows_wins(description: Describe) -> None:
     assert dispatcher_settings(description(max_rows=8), HOME).max_size == 8
     assert dispatcher_settings(description(max_rows=64), HOME).max_size == 32
+
+
+@pytest.mark.parametrize(("slo", "most_s"), [
+    ({}, 600.0),
+    ({"latency_ms": 120_000}, 1200.0),
+    ({"max_timeout_ms": 1000}, 1.0),
+    ({"timeout_ms": 5000, "max_timeout_ms": 7000}, 7.0),
+])  # fmt: skip
+def test_a_callers_own_time_is_bounded_by_the_models(slo: dict[str, float], most_s: float) -> None:
+    plan = scheduling(ModelSettings.model_validate({"runtime": "synthetic", "slo": slo}))
+    assert plan.budget_s(None) is None
+    assert plan.budget_s(most_s / 2) == most_s / 2
+    assert plan.budget_s(most_s) == plan.budget_s(950_400.0) == most_s

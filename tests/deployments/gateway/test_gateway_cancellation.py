@@ -153,6 +153,15 @@ async def test_a_request_expires_while_it_runs(stand: Stand, header: tuple[bytes
     stand.channels["device"].let_go()
 
 
+async def test_a_time_of_days_is_cut_to_the_longest_that_the_model_gives(tmp_path: Path) -> None:
+    slo = {"latency_ms": 1, "timeout_ms": 2, "max_timeout_ms": 5}
+    async with standing({"device": {**SYNTHETIC, "slo": slo}}, tmp_path) as stand:
+        stand.channels["device"].hold()
+        for days in (b"950400000", b"6"):
+            assert (await send(stand, 1, headers=[(b"x-timeout-ms", days)])).status == 504
+        stand.channels["device"].let_go()
+
+
 async def test_an_embeddings_request_expires_in_openais_shape(tmp_path: Path) -> None:
     model = {**SYNTHETIC, "task": "embed"}
     async with standing({"e": model}, tmp_path, runtimes={"e": Encoder()}) as stand:

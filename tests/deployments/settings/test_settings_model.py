@@ -68,6 +68,7 @@ def test_models_of_batches_are_told_nothing_of_generating() -> None:
         (STREAM | {"batch": {"max_size": 4}}, "the engine batches by itself"),
         (STREAM | {"slo": {"latency_ms": 50}}, "what is promised is ttft_ms and tpot_ms"),
         (STREAM | {"slo": {"timeout_ms": 900}}, "is 900, shorter than ttft_ms"),
+        (STREAM | {"slo": {"max_timeout_ms": 900}}, r"asks for nothing \(600000, timeout_ms\)"),
         (STREAM | {"hedge": {"mode": "tied"}}, "a request that streams is not copied"),
         (STREAM | {"outliers": {"eject_ratio": 3}}, "are not left out for being slow"),
         (STREAM | {"outliers": {"mode": "off"}}, "are not left out for being slow"),

@@ -30,7 +30,8 @@ _REQUEST_HEADERS: dict[str, tuple[str, Node]] = {
     "x-tenant": ("The tenant, where no tenant has keys.", STRING),
     "x-priority": ("The request's priority, no higher than its tenant's.", STRING),
     "x-timeout-ms": (
-        "The request's time limit in milliseconds; also its deadline.",
+        "The request's time limit in milliseconds; also its deadline. More than the model's "
+        "`slo.max_timeout_ms` counts as that.",
         {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e9},
     ),
     "x-session-id": ("Prefers the replica that served this session last.", _NAME),
