@@ -15,6 +15,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from math import inf
 
+from routers.flows import Flow
 from routers.lanes import TrackedRequest
 from routers.request_queue import RequestQueue
 from routers.settings import DispatcherSettings
@@ -129,9 +130,14 @@ def is_over(request: Request, settings: DispatcherSettings, now: float) -> bool:
     return settings.late == "refuse" and request.deadline <= now
 
 
-def has_place(rows: int, waiting: RequestQueue, settings: DispatcherSettings) -> bool:
-    """Whether so many rows more may wait late."""
-    return waiting.late_rows + rows <= settings.max_late_rows
+def has_place(rows: int, flow: Flow, waiting: RequestQueue, settings: DispatcherSettings) -> bool:
+    """Whether so many rows more may wait late: of a tenant that has less than its share of those
+    places, whoever has taken them."""
+    most, tenant = settings.max_late_rows, flow.tenant
+    if waiting.late_rows + rows <= most:
+        return True
+    shares = waiting.shares
+    return shares.late_rows_of(tenant) + rows <= most * shares.part(tenant, flow.weight)
 
 
 def is_refused(
@@ -140,5 +146,5 @@ def is_refused(
     """Whether a late request may not stay, or one that becomes late finds no place there."""
     joining = 0 if tracked.late else tracked.queued
     return is_over(tracked.request, settings, now) or (
-        joining > 0 and not has_place(joining, waiting, settings)
+        joining > 0 and not has_place(joining, tracked.flow, waiting, settings)
     )

@@ -177,8 +177,13 @@ class Dispatcher:
         return self._requests.waiting.rows
 
     def waiting_rows_of(self, tenant: str) -> int:
-        """Of those, a tenant's; as many steps as there are priorities."""
+        """Of those, a tenant's; O(1)."""
         return self._requests.waiting.rows_of(tenant)
+
+    def is_full(self, tenant: str, weight: float) -> bool:
+        """Whether not even one row of the tenant would find a place; O(1)."""
+        requests = self._requests
+        return requests.waiting.is_full(tenant, weight, 1, requests.settings.max_queue_rows)
 
     @property
     def backlog_s(self) -> float:

@@ -55,6 +55,18 @@ def _check_waiting(state: State) -> None:
     for lane in waiting.lanes():
         _check_lane(lane)
     _check_flows(waiting, rows)
+    _check_shares(waiting, rows)
+
+
+def _check_shares(waiting: RequestQueue, rows: list[Row]) -> None:
+    shares = waiting.shares
+    assert shares.by_tenant.keys() == {row.tracked.flow.tenant for row in rows}
+    for share in shares.by_tenant.values():
+        own = [row for row in rows if row.tracked.flow.tenant == share.tenant]
+        assert share.rows == len(own)
+        assert share.late_rows == sum(row.tracked.late for row in own)
+        assert isclose(share.seconds, sum(row.cost_s for row in own), abs_tol=1e-6)
+    assert isclose(shares.weight, sum(each.weight for each in shares.by_tenant.values()))
 
 
 def _check_lane(lane: Lane) -> None:

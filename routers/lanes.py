@@ -149,6 +149,18 @@ class Bucket:
         row = self.head()
         return row.tracked.queued_at if row is not None else inf
 
+    def last(self) -> Row | None:
+        """The row in line with the latest deadline, or of the others one with a later one still,
+        left where it is."""
+        line, heap = self.line, self.heap
+        while line and line[-1][2].queue is not self:
+            line.pop()
+        while heap and heap[-1][2].queue is not self:
+            heap.pop()
+        if heap and not (line and heap[-1] < line[-1]):
+            return heap[-1][2]
+        return line[-1][2] if line else None
+
     def pop_head(self) -> None:
         """Take out the row that `head` has just returned."""
         line, heap = self.line, self.heap
@@ -251,6 +263,10 @@ class FlowQueue:
     def by_turn(self) -> list[Bucket]:
         """Those that hold rows, the one whose turn it is in front."""
         return sorted([bucket for bucket in self.buckets.values() if bucket.rows], key=_turn)
+
+    def last(self) -> Row | None:
+        """Who is due last where most wait."""
+        return max(self.buckets.values(), key=_rows).last()
 
     def took_turn(self, bucket: Bucket, seconds: float) -> None:
         """The bucket led a batch: its next turn comes after as much of the others' work. What was
@@ -362,3 +378,7 @@ class Lane:
 
 def _turn(bucket: Bucket) -> float:
     return bucket.turn
+
+
+def _rows(bucket: Bucket) -> int:
+    return bucket.rows

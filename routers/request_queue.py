@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from routers.flows import Flows
 from routers.lanes import Lane, Row
+from routers.tenant_shares import TenantShares
 from routers.types import FlowWork
 
 _FLOWS_A_CALL = 64
@@ -29,6 +30,7 @@ class RequestQueue:
         self.rows = 0
         self.late_rows = 0
         self.requests = 0
+        self.shares = TenantShares()
         self.gone = 0  # rows that have left, so far
         self._work: tuple[FlowWork, ...] = ()
         self._work_asked = 0  # since it was looked up
@@ -53,9 +55,28 @@ class RequestQueue:
 
     def rows_of(self, tenant: str) -> int:
         """Rows of a tenant that wait, over all priorities."""
-        by_key = self.flows.by_key
-        flows = [by_key.get((priority, tenant)) for priority in range(len(self.flows.virtual))]
-        return sum(flow.rows + flow.late_rows for flow in flows if flow is not None)
+        return self.shares.rows_of(tenant)
+
+    def is_full(self, tenant: str, weight: float, rows: int, most: int) -> bool:
+        """Whether so many rows more of the tenant have no place among `most`: none is free, and it
+        has its share of them already, so that none is taken from another for it."""
+        if self.rows + rows <= most:
+            return False
+        return self.rows_of(tenant) + rows > most * self.shares.part(tenant, weight)
+
+    def furthest_over(self) -> Row | None:
+        """A row of the tenant that is furthest over its share: a late one if it has any, of its
+        least urgent priority, due last. None where there is none but of lost leases."""
+        share = self.shares.furthest_over()
+        if share is None:
+            return None
+        for lanes in (self.late, self.on_time):
+            for lane in reversed(lanes):
+                flow = self.flows.by_key.get((lane.priority, share.tenant))
+                queue = None if flow is None else lane.queues.get(flow)
+                if queue is not None and queue.rows:
+                    return queue.last()
+        return None
 
     def bucket_of(self, length: int) -> int:
         """Index of the bucket for a length; `len(edges)` when it is longer than all."""
@@ -66,6 +87,7 @@ class RequestQueue:
         tracked = row.tracked
         flow = tracked.flow
         self.rows += 1
+        self.shares.add(row)
         if tracked.late:
             self.late_rows += 1
             flow.late_rows += 1
@@ -153,6 +175,7 @@ class RequestQueue:
         tracked = row.tracked
         flow = tracked.flow
         self.rows -= 1
+        self.shares.remove(row)
         self.gone += 1
         if tracked.late:
             self.late_rows -= 1

@@ -27,6 +27,8 @@ from routers.streams.generations import Generations
 from routers.suspects import Suspects, may_run_again
 from routers.types import Action, Evict, FlowWork, Reason, Reject, Report, Request
 
+_LOAD = frozenset({Reason.LATE, Reason.SHED, Reason.QUEUE_FULL})
+
 
 class RequestTable:
     """`held_until`: while an idle replica waits for a batch to grow, the time it stops waiting.
@@ -68,6 +70,8 @@ class RequestTable:
             self.arrivals.offers(request, tracked)
             refused = self._pipeline.judge(tracked, self.admission, self.settings, now)
             if refused is None:
+                refused = self._make_room(tracked, actions)
+            if refused is None:
                 self._enqueue(tracked, now)
                 return True
         else:
@@ -97,6 +101,17 @@ class RequestTable:
         if refused is not None:
             self.admission.refused_again(flow)
         return refused
+
+    def _make_room(self, tracked: TrackedRequest, actions: list[Action]) -> Rejection | None:
+        """Takes places of a full queue, for one that has less than its share of them, from who is
+        furthest over its own."""
+        most = self.settings.max_queue_rows - tracked.open
+        while self.waiting.rows > most:
+            row = self.waiting.furthest_over()
+            if row is None or row.tracked.flow.tenant == tracked.flow.tenant:
+                return Rejection(Reason.QUEUE_FULL, self.retry_after_s())
+            self._evict(row.tracked, Reason.QUEUE_FULL, actions)
+        return None
 
     def _enqueue(self, tracked: TrackedRequest, now: float) -> None:
         self.live[tracked.request.request_id] = tracked
@@ -372,7 +387,7 @@ class RequestTable:
         return engine.token_s
 
     def _retry_after_s(self, reason: Reason) -> float:
-        return self.retry_after_s() if reason in (Reason.LATE, Reason.SHED) else 0.0
+        return self.retry_after_s() if reason in _LOAD else 0.0
 
     def expect_capacity(self, in_s: float) -> None:
         """While no replica runs, one is expected to in so many seconds; 0.0: nobody knows."""

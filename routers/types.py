@@ -18,7 +18,7 @@ from routers.offered import OfferedSnapshot
 class Reason(Enum):
     """Why a request was rejected (never queued) or evicted (queued, then removed)."""
 
-    QUEUE_FULL = "queue_full"  # bound on waiting rows reached (rejected)
+    QUEUE_FULL = "queue_full"  # bound on what waits reached, by who has its share or more of it
     TOO_LONG = "too_long"  # a row is longer than the last bucket (rejected)
     TOO_LARGE = "too_large"  # a request has more rows than the queue holds (rejected)
     EXPIRED = "expired"  # its timeout passed before it was answered, queued or in a running batch

@@ -66,13 +66,15 @@ class QueueSettings(Section):
         default=2048,
         ge=1,
         le=10_000_000,
-        description="Rows that may wait at one gateway; more are refused.",
+        description="Rows that may wait at one gateway; more are refused. A tenant that has fewer "
+        "than its share of them by weight takes its place from who is furthest over its own.",
     )
     max_late_rows: int = Field(
         default=1024,
         ge=0,
         le=10_000_000,
-        description="Of those, rows that may wait although they have missed their deadline.",
+        description="Of those, rows that may wait although they have missed their deadline; a "
+        "tenant's share by weight on top where it has less.",
     )
     max_work_s: float | None = Field(
         default=None,

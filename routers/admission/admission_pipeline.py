@@ -152,7 +152,7 @@ class AdmissionPipeline:
         left_s, capacity = request.expires - now, self._replicas.groups.capacity
         if (
             is_over(request, settings, now)
-            or not has_place(tracked.open, self._waiting, settings)
+            or not has_place(tracked.open, flow, self._waiting, settings)
             or admission.best_effort_capacity.refuses(late_s, left_s, capacity, now)
         ):
             rejection = Rejection(Reason.LATE, retry_after_s(late_by_s, 1))
@@ -243,11 +243,14 @@ def bound_reached(
         return Reason.EXPIRED
     if request.tenant_rows and waiting.rows_of(request.tenant) + rows > request.tenant_rows:
         return Reason.TENANT_FULL
-    if waiting.rows + rows > settings.max_queue_rows:
+    tenant, weight = request.tenant, request.weight
+    if waiting.is_full(tenant, weight, rows, settings.max_queue_rows):
         return Reason.QUEUE_FULL
-    most_s = settings.admission.max_queue_s
-    if most_s < inf and waiting.rows and waiting.seconds > most_s * (capacity or 1.0):
-        return Reason.QUEUE_FULL
+    most_s = settings.admission.max_queue_s * (capacity or 1.0)
+    if most_s < inf and waiting.rows and waiting.seconds > most_s:
+        shares = waiting.shares
+        if shares.seconds_of(tenant) > most_s * shares.part(tenant, weight):
+            return Reason.QUEUE_FULL
     return None
 
 

@@ -9,6 +9,7 @@ from routers.flows import Flow, Flows
 from routers.lanes import Row, TrackedRequest
 from routers.request_queue import RequestQueue
 from routers.settings import AdmissionParameters, DispatcherSettings
+from routers.tenant_shares import TenantShare
 from routers.types import Abort, Dispatch, Evict, LeaseEnd, Reason, Reject, Request
 
 
@@ -346,9 +347,12 @@ def a_ticket(*, late, queued=1):
     return TrackedRequest(REQUEST, Flow("a", 0), 0.0, 0.75, open=1, queued=queued, late=late)
 
 
-def with_late_rows(count):
+def with_late_rows(count, tenant="a"):
     waiting = RequestQueue((64,), Flows())
     waiting.late_rows = count
+    if count:
+        share = TenantShare(tenant, 1.0, rows=count, late_rows=count)
+        waiting.shares.by_tenant[tenant], waiting.shares.weight = share, 1.0
     return waiting
 
 
@@ -372,7 +376,15 @@ def test_refusing_settings_let_nothing_wait_from_its_deadline_on(now, over):
 
 @pytest.mark.parametrize(("waiting", "rows", "place"), [(0, 2, True), (1, 1, True), (1, 2, False)])
 def test_late_rows_have_places_up_to_their_bound(waiting, rows, place):
-    assert has_place(rows, with_late_rows(waiting), DEMOTE) is place
+    assert has_place(rows, Flow("a", 0), with_late_rows(waiting), DEMOTE) is place
+
+
+@pytest.mark.parametrize(("weight", "rows", "place"), [
+    (1.0, 1, True), (1.0, 2, False), (1e9, 1, True), (0.5, 1, False),
+])  # fmt: skip
+def test_late_rows_of_another_tenant_leave_a_share_of_the_places(weight, rows, place):
+    others = with_late_rows(2, tenant="b")
+    assert has_place(rows, Flow("a", 0, weight), others, DEMOTE) is place
 
 
 def test_one_that_turns_late_is_refused_when_no_place_is_left():

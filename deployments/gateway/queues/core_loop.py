@@ -227,7 +227,7 @@ class CoreLoop(Generic[P]):
         dispatcher, most = self._dispatcher, demand.tenant_rows
         if most and dispatcher.waiting_rows_of(demand.tenant) >= most:
             raise self.turned_away(Reason.TENANT_FULL, demand, dispatcher.retry_after_s())
-        if self.waiting_rows >= self._settings.max_queue_rows:
+        if dispatcher.is_full(demand.tenant, demand.weight):
             raise self.turned_away(Reason.QUEUE_FULL, demand, dispatcher.retry_after_s())
         wait_s = dispatcher.fast_reject(
             demand.tenant, demand.priority, demand.deadline_s, demand.expires_s, clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from routers.types import Request
 SYNTHETIC = {"runtime": "synthetic", "options": {"base_ms": 0}, "lengths": {"max": 64}}
 INFER = "/v2/models/device/infer"
 GOOD = b'{"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}'
-ACME = (b"x-tenant", b"acme")
+ACME, OTHER = (b"x-tenant", b"acme"), (b"x-tenant", b"other")
 
 
 async def queued(stand: Stand, *headers: tuple[bytes, bytes]) -> Request:
@@ -217,13 +218,21 @@ async def test_a_request_of_more_rows_than_its_tenant_may_queue_never_fits(
         assert (answer.status, b"max_queue_rows" in answer.body) == (status, status == 400)
 
 
-async def test_a_full_queue_is_503_whoever_asks(tmp_path: Path) -> None:
-    tenants: dict[str, Any] = {"acme": {}, "other": {"max_queue_rows": 1}}
+async def test_a_full_queue_is_503_for_who_fills_it_and_has_a_place_for_another(
+    tmp_path: Path,
+) -> None:
+    tenants: dict[str, Any] = {"acme": {}, "other": {}}
     device = {**SYNTHETIC, "replicas": {"slots": 1}, "queue": {"max_rows": 2}}
     async with standing({"device": device}, tmp_path, tenants=tenants) as stand:
         asked = await one_out_two_waiting(stand)
-        for tenant in (b"acme", b"other"):
-            answer = await ask(stand.app, "POST", INFER, [(b"x-tenant", tenant)], [None])
-            assert (answer.status, answer.header(b"retry-after")) == (503, b"1")
+        unread = await ask(stand.app, "POST", INFER, [ACME], [None])
+        assert (unread.status, unread.header(b"retry-after")) == (503, b"1")
+        other = asyncio.create_task(ask(stand.app, "POST", INFER, [OTHER], GOOD))
+        evicted = await asked.pop()
+        assert (evicted.status, evicted.header(b"retry-after")) == (503, b"1")
+        assert "queue is full" in json.loads(evicted.body)["error"]
+        unread = await ask(stand.app, "POST", INFER, [OTHER], [None])
+        assert unread.status == 503
+        asked.append(other)
         stand.channels["device"].let_go()
         assert {(await each).status for each in asked} == {200}
