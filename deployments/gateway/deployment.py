@@ -86,7 +86,7 @@ class Gateway:
             loop.create_task(self._tell_registry()),
             loop.create_task(DemandReporter(self._uid, self._models, _tell_autoscaler).run()),
         ]
-        strict_protocol.enforce(settings.limits.headers_timeout_s)
+        strict_protocol.enforce(settings.limits.headers_timeout_s, settings.limits.min_bytes_per_s)
         fast_path.install(self._app)
         _settle()
         self._loop_watch = LoopWatch()

@@ -19,7 +19,7 @@ from deployments.contract import errors
 from deployments.contract.description import ImageInput, Scheduling
 from deployments.contract.preprocess.images import Encoded, row_bytes
 from deployments.contract.preprocess.tokenizer import TextTokenizer
-from deployments.gateway.http.body import BodyLimits, BodyRoom, Inflation
+from deployments.gateway.http.body import ArrivingBodies, BodyLimits, BodyRoom, Inflation
 from deployments.gateway.http.body_bounds import BodyBound
 from deployments.gateway.http.exchange import Exchange, RequestOptions
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
@@ -204,6 +204,9 @@ class GatewayServices:
             limits.max_inflated_bytes,
             limits.body_timeout_s,
             BodyRoom(limits.max_held_bytes),
+            arriving=ArrivingBodies(limits.max_arriving_bodies),
+            min_bytes_per_s=limits.min_bytes_per_s,
+            grace_s=limits.slow_grace_s,
         )
         self.rates = Rates(settings.replicas)
         self.watcher = watcher
@@ -215,11 +218,13 @@ class GatewayServices:
 
     def identify(self, exchange: Exchange) -> Caller:
         """Raises Unauthorized, or BadRequest for a priority nobody knows."""
-        return self._tenants.current.identify(
+        caller = self._tenants.current.identify(
             exchange.headers.get(b"authorization"),
             exchange.headers.get(b"x-tenant"),
             exchange.headers.get(b"x-priority"),
         )
+        exchange.payer = caller.tenant.name, caller.tenant.weight
+        return caller
 
     def check_key(self, caller: Caller) -> None:
         """Raises Unauthorized where the caller's key has ended since it came."""

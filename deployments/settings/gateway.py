@@ -70,7 +70,8 @@ class LimitSettings(Section):
         default=1024 * MIB,
         ge=1024,
         le=1_048_576 * MIB,
-        description="Memory that large bodies under way may take together at one gateway.",
+        description="Memory that large bodies under way may take together at one gateway. One "
+        "tenant may take all of it; one that has less than its share by weight gets that on top.",
     )
     body_timeout_s: float = Field(
         default=30,
@@ -93,6 +94,25 @@ class LimitSettings(Section):
         "four fifths of all are taken, then a tenth of all. A load balancer or a load test is one "
         "address, so leave it at 0 behind the one (or name it in `gateway.trusted_proxies`) and "
         "for the other.",
+    )
+    max_arriving_bodies: int = Field(
+        default=1000,
+        ge=1,
+        le=65_536,
+        description="Bodies that did not come with their headers which one gateway reads at once, "
+        "shared by tenants as `max_held_bytes` is.",
+    )
+    min_bytes_per_s: float = Field(
+        default=500,
+        ge=0,
+        le=1_000_000_000,
+        description="A body must arrive, and an answer be taken, at this rate at least; 0: at any.",
+    )
+    slow_grace_s: float = Field(
+        default=5,
+        gt=0,
+        le=3600,
+        description="Time that a body has before its rate counts.",
     )
     pool_threshold_bytes: int = Field(
         default=65_536,

@@ -13,12 +13,14 @@ Source: RFC 1952; RFC 9110 §8.4.1.3.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from deployments.contract.errors import BadRequest, BodyTooLarge, Overloaded
 from deployments.gateway.http.body_bounds import UNBOUNDED, BodyBound
+from deployments.gateway.tenancy.shared_bound import Payer, SharedBound
 
 _RETRY_S = 1.0
+_SMALL_ARRIVING = 256  # of requests that say a word or two
 _READ_BYTES, _STEP_BYTES = 65_536, 1 << 20
 _GZIP = 16 + zlib.MAX_WBITS
 
@@ -26,13 +28,23 @@ _GZIP = 16 + zlib.MAX_WBITS
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
     """`max_bytes` on the wire, `max_inflated_bytes` after gzip, `timeout_s` for the whole body;
-    `room`: what all bodies share; `limit_name`: what a refusal calls `max_bytes`."""
+    `room`: what all bodies share; `limit_name`: what a refusal calls `max_bytes`. `arriving`: those
+    that are being read. `min_bytes_per_s`: how slowly, after the first `grace_s`, 0: as may be."""
 
     max_bytes: int
     max_inflated_bytes: int
     timeout_s: float
     room: BodyRoom
     limit_name: str = "gateway.limits.max_body_bytes"
+    arriving: ArrivingBodies = field(default_factory=lambda: ArrivingBodies(_SMALL_ARRIVING))
+    min_bytes_per_s: float = 0.0
+    grace_s: float = 0.0
+
+    def due_s(self, size_bytes: int) -> float:
+        """When more must have come of a body of which so much has, from its beginning."""
+        if not self.min_bytes_per_s:
+            return self.timeout_s
+        return min(self.timeout_s, self.grace_s + size_bytes / self.min_bytes_per_s)
 
     def within(self, bound: BodyBound) -> BodyLimits:
         """These, and what the model could take."""
@@ -48,25 +60,49 @@ def small_body(limit_name: str) -> BodyLimits:
 
 
 class BodyRoom:
-    """`held_bytes` of `limit_bytes`. Whoever takes gives back, whatever the request's ending."""
+    """What large bodies under way may hold together, each tenant its share of it; `held_bytes`:
+    they do. Whoever takes gives back, whatever the request's ending."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self.held_bytes = 0
-        self._limit_bytes = limit_bytes
+        self._bytes = SharedBound(limit_bytes)
 
-    def take(self, size_bytes: int, own_bytes: int) -> None:
+    @property
+    def held_bytes(self) -> int:
+        return self._bytes.used
+
+    def take(self, payer: Payer, size_bytes: int, own_bytes: int) -> None:
         """`own_bytes`: what this request holds already. Raises Overloaded, having taken nothing."""
         others = self.held_bytes - own_bytes
-        if others and self.held_bytes + size_bytes > self._limit_bytes:
+        if others and not self._bytes.fits(payer, size_bytes):
             raise Overloaded(
                 "the gateway holds too many large bodies (gateway.limits.max_held_bytes)",
                 retry_after_s=_RETRY_S,
                 reason="bodies_full",
             )
-        self.held_bytes += size_bytes
+        self._bytes.add(payer, size_bytes)
 
-    def give(self, size_bytes: int) -> None:
-        self.held_bytes -= size_bytes
+    def give(self, payer: Payer, size_bytes: int) -> None:
+        self._bytes.give(payer, size_bytes)
+
+
+class ArrivingBodies:
+    """Bodies that are being read, each tenant its share of `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        self._bodies = SharedBound(limit)
+
+    def begin(self, payer: Payer) -> None:
+        """Raises Overloaded."""
+        if not self._bodies.fits(payer, 1):
+            raise Overloaded(
+                "too many bodies are arriving at the gateway (gateway.limits.max_arriving_bodies)",
+                retry_after_s=_RETRY_S,
+                reason="arriving_full",
+            )
+        self._bodies.add(payer, 1)
+
+    def end(self, payer: Payer) -> None:
+        self._bodies.give(payer, 1)
 
 
 class Inflation:

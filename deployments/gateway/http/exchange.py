@@ -23,6 +23,7 @@ from deployments.gateway.http.body import BodyLimits, BodyRoom
 from deployments.gateway.http.fast_path import NAMED_BY_SERVE, Receive, Scope, Send
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.whole_response import EXTENSION
+from deployments.gateway.tenancy.shared_bound import NOBODY
 
 _OWN_CLOCK_MARGIN_S = 0.020
 _READ_TO_KEEP_BYTES = 65_536
@@ -44,12 +45,13 @@ class RequestOptions(NamedTuple):
 
 class Exchange:
     """`watch`: what all of a gateway's requests share. `arrived`: `time.perf_counter()` when the
-    request's headers were read. `request_id`: the caller's, or one made here; every reply carries
-    it."""
+    request's headers were read. `payer`: whose share it takes what it holds from. `request_id`: the
+    caller's, or one made here; every reply carries it."""
 
     __slots__ = (
         "_at_once", "_held_bytes", "_named", "_receive", "_room", "_send", "_slow", "_whole",
-        "arrived", "client", "headers", "method", "path", "query", "replied", "request_id", "watch",
+        "arrived", "client", "headers", "method", "path", "payer", "query", "replied", "request_id",
+        "watch",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +66,7 @@ class Exchange:
         self.query: bytes = scope.get("query_string", b"")
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.client = scope.get("client")
+        self.payer = NOBODY
         self.replied = False
         self.request_id = _request_id(self.headers.get(b"x-request-id"))
         self._named = NAMED_BY_SERVE in scope
@@ -106,24 +109,31 @@ class Exchange:
         else:
             message = {}
         try:
-            async with asyncio.timeout(limits.timeout_s):
+            limits.arriving.begin(self.payer)
+        except errors.Overloaded:
+            waiting.close()
+            raise
+        try:
+            async with asyncio.timeout(limits.due_s(0)) as clock:
                 first = message or await _resumed(waiting, pending)
-                return await self._rest(first, limits)
+                return await self._rest(first, limits, clock)
         except TimeoutError:
             self._slow = True
-            raise errors.BodyTimeout(
-                f"the body did not arrive within {limits.timeout_s:g} s"
-            ) from None
+            raise errors.BodyTimeout(_too_slow(limits)) from None
+        finally:
+            limits.arriving.end(self.payer)
 
-    async def _rest(self, message: Message, limits: BodyLimits) -> bytes:
+    async def _rest(self, message: Message, limits: BodyLimits, clock: asyncio.Timeout) -> bytes:
         parts: list[bytes] = []
         size = 0
+        began = asyncio.get_running_loop().time()
         while message.get("more_body", False):
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > limits.max_bytes:
                 raise _too_large(limits)
             self.hold(len(parts[-1]), limits.room)
+            clock.reschedule(began + limits.due_s(size))
             message = await self._receive()
         return self._end(message, parts, limits)
 
@@ -139,13 +149,13 @@ class Exchange:
 
     def hold(self, size_bytes: int, room: BodyRoom) -> None:
         """Memory that this request keeps to its end, `release`. Raises Overloaded."""
-        room.take(size_bytes, self._held_bytes)
+        room.take(self.payer, size_bytes, self._held_bytes)
         self._room = room
         self._held_bytes += size_bytes
 
     def release(self) -> None:
-        if self._room is not None:
-            self._room.give(self._held_bytes)
+        if self._room is not None and self._held_bytes:
+            self._room.give(self.payer, self._held_bytes)
             self._held_bytes = 0
 
     async def until_disconnect(self) -> None:
@@ -244,6 +254,14 @@ def _too_large(limits: BodyLimits) -> errors.BodyTooLarge:
     return errors.BodyTooLarge(
         f"the body is larger than {limits.limit_name} ({limits.max_bytes} bytes)"
     )
+
+
+def _too_slow(limits: BodyLimits) -> str:
+    said = f"the body did not arrive within {limits.timeout_s:g} s"
+    if not limits.min_bytes_per_s or limits.grace_s >= limits.timeout_s:
+        return said
+    rate = f"less than {limits.min_bytes_per_s:g} bytes a second"
+    return f"{said}, or {rate} came after {limits.grace_s:g} s"
 
 
 def _request_id(given: bytes | None) -> bytes:

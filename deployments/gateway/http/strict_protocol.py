@@ -10,6 +10,9 @@ Trailers are dropped: they stand behind the body, and uvicorn appends them to th
 they would say who the caller is after whoever stands before us has looked. What comes without being
 a part of a body (trailers, extensions of chunks) is bounded as a head is.
 It costs 0.8 us a request.
+A client that takes its answer more slowly than bodies may come is cut off, too: what it has not
+taken waits here, behind HAProxy with a place of the gateway's. Only what the sockets do not hold is
+looked at, so that a client that takes a small answer never is no matter of this one.
 A connection that ended its last request is uvicorn's keep-alive time's, not this one's.
 What is used of uvicorn and not public is held in place by tests/deployments/gateway/http.
 Source: HAProxy 2.8, `tune.bufsize`, `tune.maxrewrite`, `tune.http.maxhdr`.
@@ -18,6 +21,9 @@ Source: HAProxy 2.8, `tune.bufsize`, `tune.maxrewrite`, `tune.http.maxhdr`.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sys
+import termios
 from typing import Any
 
 from uvicorn.protocols.http import auto, httptools_impl
@@ -25,6 +31,9 @@ from uvicorn.protocols.http import auto, httptools_impl
 MOST_HEADERS = 100
 MOST_HEAD_BYTES = 15_360
 _head_s = 30.0
+_LOOK_S = 60.0  # between looks at what a slow client has taken: sockets take in lumps of 100 KB
+_INT = bytes(4)
+_min_bytes_per_s = 0.0
 
 
 class _Dropped(list[tuple[bytes, bytes]]):
@@ -48,6 +57,8 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         self._head_bytes = 0
         self._got_body = False
         self._deadline: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._untaken = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -55,6 +66,7 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
+        self._stop_looking()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -99,6 +111,33 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
         self._got_body = True
         super().on_body(body)
 
+    def pause_writing(self) -> None:
+        """The client is behind by more than a socket holds."""
+        super().pause_writing()
+        if _min_bytes_per_s and self._looking is None:
+            self._look_later()
+
+    def resume_writing(self) -> None:
+        self._stop_looking()
+        super().resume_writing()
+
+    def _look_later(self) -> None:
+        self._untaken = _untaken(self.transport)
+        self._looking = self.loop.call_later(_LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Nothing is added meanwhile: who writes waits until the client has caught up."""
+        self._looking = None
+        if self._untaken - _untaken(self.transport) < _min_bytes_per_s * _LOOK_S:
+            self.transport.abort()
+        else:
+            self._look_later()
+
+    def _stop_looking(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
     def _start_clock(self) -> None:
         self._deadline = self.loop.call_later(_head_s, self._close_unasked)
 
@@ -113,14 +152,28 @@ class StrictProtocol(httptools_impl.HttpToolsProtocol):
             self.transport.close()
 
 
+def _untaken(transport: Any) -> int:
+    """Bytes that the other end has not taken: kept here, and in the socket's queue, where the
+    system tells of it."""
+    kept: int = transport.get_write_buffer_size()
+    try:
+        queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, _INT)
+    except OSError:
+        return kept
+    return kept + int.from_bytes(queued, sys.byteorder)
+
+
 def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
     return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
 
 
-def enforce(head_s: float | None = None) -> None:
+def enforce(head_s: float | None = None, min_bytes_per_s: float | None = None) -> None:
     """Makes every server that this process starts from now on bound heads; `head_s`: seconds in
-    which they must arrive, from now on, at servers that run already, too."""
-    global _head_s
+    which they must arrive, `min_bytes_per_s`: at which answers must be taken, 0: any; from now on,
+    at servers that run already, too."""
+    global _head_s, _min_bytes_per_s
     auto.AutoHTTPProtocol = StrictProtocol
     if head_s is not None:
         _head_s = head_s
+    if min_bytes_per_s is not None:
+        _min_bytes_per_s = min_bytes_per_s

@@ -7,7 +7,9 @@ import gzip
 import json
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from in_process import Stand, ask, standing
@@ -49,16 +51,16 @@ def room_of(stand: Stand) -> BodyRoom:
 def test_what_goes_over_the_limit_is_refused_unless_it_is_alone(
     others: int, own: int, more: int, taken: bool
 ) -> None:
-    room = BodyRoom(100)
-    room.take(others, 0)
-    room.take(own, 0 if others else own)
+    room, payer = BodyRoom(100), ("a", 1.0)
+    room.take(payer, others, 0)
+    room.take(payer, own, 0 if others else own)
     before = room.held_bytes
     if taken:
-        room.take(more, own)
+        room.take(payer, more, own)
         assert room.held_bytes == before + more
     else:
         with pytest.raises(Overloaded):
-            room.take(more, own)
+            room.take(payer, more, own)
         assert room.held_bytes == before
 
 
@@ -158,3 +160,57 @@ def test_numbers_are_counted_while_inflating() -> None:
     assert inflate(gzip.compress(b"[1,2,3,4]"), 100, bound) == b"[1,2,3,4]"
     with pytest.raises(BodyTooLarge, match="any request of one row: 3"):
         inflate(gzip.compress(b"[1,2,3,4,5]"), 100, bound)
+
+
+async def test_another_tenants_large_body_finds_room_beside_one_that_has_it_all(
+    tmp_path: Path,
+) -> None:
+    model = {"runtime": "synthetic", "options": {"base_ms": 0}}
+    limits = {"max_held_bytes": 3200, "body_timeout_s": 0.1}
+    tenants: dict[str, Any] = {"default": {}, "other": {}}
+    async with standing(
+        {"device": model}, tmp_path, gateway={"limits": limits}, tenants=tenants
+    ) as stand:
+        held = [
+            asyncio.create_task(ask(stand.app, "POST", INFER, body=[LARGE, None])) for _ in "ab"
+        ]
+        while room_of(stand).held_bytes < 2 * len(LARGE):  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+        assert (await ask(stand.app, "POST", INFER, body=[LARGE, b""])).status == 503
+        other = [(b"x-tenant", b"other")]
+        assert (await ask(stand.app, "POST", INFER, other, [LARGE, b""])).status == 200
+        assert [(await each).status for each in held] == [408, 408]
+
+
+async def test_bodies_that_arrive_are_bounded_by_tenant(tmp_path: Path) -> None:
+    model = {"runtime": "synthetic", "options": {"base_ms": 0}}
+    limits = {"max_arriving_bodies": 2, "body_timeout_s": 0.1}
+    tenants: dict[str, Any] = {"default": {}, "other": {}}
+    async with standing(
+        {"device": model}, tmp_path, gateway={"limits": limits}, tenants=tenants
+    ) as stand:
+        held = [asyncio.create_task(ask(stand.app, "POST", INFER, body=[b"{", None])) for _ in "ab"]
+        await asyncio.sleep(0)
+        refused = await ask(stand.app, "POST", INFER, body=[b"{", None])
+        assert (refused.status, refused.header(b"retry-after")) == (503, b"1")
+        assert "max_arriving_bodies" in json.loads(refused.body)["error"]
+        assert (await ask(stand.app, "POST", INFER, body=GOOD)).status == 200
+        other = [(b"x-tenant", b"other")]
+        assert (await ask(stand.app, "POST", INFER, other, [GOOD[:9], GOOD[9:]])).status == 200
+        assert [(await each).status for each in held] == [408, 408]
+        assert (await ask(stand.app, "POST", INFER, body=[GOOD[:9], GOOD[9:]])).status == 200
+
+
+def test_a_body_is_due_by_its_rate_and_by_its_whole_time() -> None:
+    limits = BodyLimits(1, 1, 30.0, BodyRoom(1), min_bytes_per_s=100.0, grace_s=5.0)
+    assert [limits.due_s(size) for size in (0, 100, 2500, 10_000)] == [5.0, 6.0, 30.0, 30.0]
+    assert replace(limits, min_bytes_per_s=0.0).due_s(0) == 30.0
+
+
+async def test_a_body_in_drops_is_408_long_before_its_whole_time(tmp_path: Path) -> None:
+    model = {"runtime": "synthetic", "options": {"base_ms": 0}}
+    limits = {"body_timeout_s": 3600, "slow_grace_s": 0.01, "min_bytes_per_s": 100_000}
+    async with standing({"device": model}, tmp_path, gateway={"limits": limits}) as stand:
+        answer = await ask(stand.app, "POST", INFER, body=[b"{", b" ", None])
+        assert answer.status == 408
+        assert "less than 100000 bytes a second" in json.loads(answer.body)["error"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
@@ -151,3 +151,65 @@ async def test_a_large_body_in_small_chunks_is_taken(port):
     head = CHUNKED.replace(b"/names", b"/").replace(b"host: x", b"host: x\r\nconnection: close")
     answer = await said(port, head, *parts, b"0\r\n\r\n")
     assert answer.endswith(b"%d" % (MOST_HEAD_BYTES // 2))
+
+
+ANSWER = bytes(32 << 20)
+
+
+async def large(scope: Any, receive: Any, send: Any) -> None:
+    headers = [(b"content-length", b"%d" % len(ANSWER))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": ANSWER})
+
+
+@pytest.fixture
+async def slow_port(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[int]:
+    """Answers are 32 MB, and must be taken at the rate that the test says."""
+    monkeypatch.setattr(strict_protocol, "_LOOK_S", SOON_S)
+    strict_protocol.enforce(30.0, request.param)
+    async with serving(uvicorn.Config(large, port=0, lifespan="off", log_config=None)) as port:
+        try:
+            yield port
+        finally:
+            strict_protocol.enforce(30.0, 0.0)
+            auto.AutoHTTPProtocol = httptools_impl.HttpToolsProtocol
+
+
+async def taken(port: int, waiting: Awaitable[Any]) -> int:
+    """Bytes of an answer that is asked for, left until something else, and then read to its end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(GET + b"connection: close\r\n\r\n")
+    size = 0
+    async with asyncio.timeout(30.0):
+        await waiting
+        try:
+            while part := await reader.read(1 << 20):
+                size += len(part)
+        except ConnectionError:
+            pass
+    writer.close()
+    return size
+
+
+@pytest.mark.parametrize("slow_port", [1000.0], indirect=True)
+async def test_who_takes_nothing_of_an_answer_is_cut_off(slow_port, monkeypatch):
+    lost, told = asyncio.Event(), strict_protocol.StrictProtocol.connection_lost
+
+    def connection_lost(protocol: Any, fault: Exception | None) -> None:
+        lost.set()
+        told(protocol, fault)
+
+    monkeypatch.setattr(strict_protocol.StrictProtocol, "connection_lost", connection_lost)
+    assert await taken(slow_port, lost.wait()) < len(ANSWER)
+
+
+@pytest.mark.parametrize("slow_port", [1000.0], indirect=True)
+async def test_who_takes_an_answer_at_once_has_all_of_it(slow_port):
+    assert await taken(slow_port, asyncio.sleep(0)) > len(ANSWER)
+
+
+@pytest.mark.parametrize("slow_port", [0.0], indirect=True)
+async def test_where_no_rate_is_asked_for_answers_wait(slow_port):
+    assert await taken(slow_port, asyncio.sleep(4 * SOON_S)) > len(ANSWER)

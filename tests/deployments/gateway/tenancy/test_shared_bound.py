@@ -1,0 +1,53 @@
+"""What one tenant holds keeps no other from its share."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.gateway.tenancy.shared_bound import SharedBound
+
+A, B, HEAVY = ("a", 1.0), ("b", 1.0), ("heavy", 3.0)
+
+
+def test_one_alone_may_have_all_and_no_more() -> None:
+    bound = SharedBound(10)
+    assert bound.fits(A, 10)
+    assert not bound.fits(A, 11)
+    bound.add(A, 10)
+    assert not bound.fits(A, 1)
+
+
+@pytest.mark.parametrize(("payer", "share"), [(B, 5), (HEAVY, 7)])
+def test_who_comes_to_what_is_full_has_its_share_by_weight(
+    payer: tuple[str, float], share: int
+) -> None:
+    bound = SharedBound(10)
+    bound.add(A, 10)
+    assert bound.fits(payer, share)
+    assert not bound.fits(payer, share + 1)
+    for _ in range(share):
+        assert bound.fits(payer, 1)
+        bound.add(payer, 1)
+    assert not bound.fits(payer, 1)
+
+
+def test_what_is_given_back_is_free_again() -> None:
+    bound = SharedBound(10)
+    bound.add(A, 6)
+    bound.add(B, 4)
+    bound.give(A, 6)
+    assert bound.used == 4
+    assert bound.fits(B, 6)
+    bound.give(B, 4)
+    assert bound.used == 0
+    assert bound.fits(A, 10)
+
+
+def test_a_weight_that_changes_meanwhile_is_given_back_as_it_was() -> None:
+    bound = SharedBound(10)
+    bound.add(A, 2)
+    bound.add(("a", 5.0), 2)
+    bound.give(("a", 5.0), 4)
+    bound.add(B, 10)
+    assert bound.fits(A, 5)
+    assert not bound.fits(A, 6)
