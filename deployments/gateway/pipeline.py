@@ -60,7 +60,6 @@ class Pipeline:
         """`name` None: the body names the model. Every ending is one reply and one record."""
         watcher = self._services.watcher
         context = RequestContext(exchange, codec.label, watcher.begin(exchange.headers))
-        self._services.under_way += 1
         try:
             await self._stages(context, codec, name, version)
         except errors.HeadraceError as error:
@@ -74,7 +73,8 @@ class Pipeline:
             context.failed(errors.HeadraceError("unexpected"))
             raise
         finally:
-            self._services.under_way -= 1
+            if context.begun:
+                self._services.end(exchange.payer)
             watcher.finished(context)
 
     async def _stages(
@@ -88,9 +88,10 @@ class Pipeline:
         # 1. The caller, first: it costs one header, and every later stage is charged to a tenant.
         caller = context.caller = services.identify(exchange)
         # 2. Draining: nothing new may start, or the drain never ends. And no more than the gateway
-        # may have under way: HAProxy holds back as many, but there is one on every node, and
-        # nobody has to come through it.
-        services.check_open()
+        # may have under way, each tenant its share: HAProxy holds back as many, but there is one on
+        # every node, and nobody has to come through it.
+        services.begin(exchange.payer)
+        context.begun = True
         # 3. The model, when the URL names it: 404 (also where the caller may not use it) and 503
         # before the body is read. One that is not ready may name a cheaper one to take its place.
         selection = None if name is None else self._select(context, caller, name, version)

@@ -30,6 +30,7 @@ from deployments.gateway.reuse.answer_reuse import ReusedAnswers
 from deployments.gateway.rows.types import RowAnswer
 from deployments.gateway.telemetry.tracing import TraceContext
 from deployments.gateway.tenancy.rates import Rates
+from deployments.gateway.tenancy.shared_bound import Payer, SharedBound
 from deployments.gateway.tenancy.tenants import Caller, KnownTenants
 from deployments.settings.gateway import GatewaySettings
 from routers.types import Tokens
@@ -70,14 +71,15 @@ class Generated:
 class RequestContext:
     """`protocol`: the codec's label. `mark` fills `stages` (seconds) in the pipeline's order.
     `counted`: its tokens were, at its tenant's rate. `fallback`: the model that answered if it is
-    not the requested one. `promise`: of the requested one, once it is found. `ran`: rows of it were
-    queued and run, for it or an identical request. `reused`: None where its model neither keeps
-    nor shares answers."""
+    not the requested one. `begun`: it is under way. `promise`: of the requested one, once it is
+    found. `ran`: rows of it were queued and run, for it or an identical request. `reused`: None
+    where its model neither keeps nor shares answers."""
 
     __slots__ = (
-        "_last", "_queued_at", "answers", "caller", "counted", "exchange", "fallback", "generated",
-        "model", "options", "outcome", "promise", "protocol", "queue_wait_s", "ran", "reason",
-        "request_bytes", "response_bytes", "reused", "service_s", "stages", "status", "trace",
+        "_last", "_queued_at", "answers", "begun", "caller", "counted", "exchange", "fallback",
+        "generated", "model", "options", "outcome", "promise", "protocol", "queue_wait_s", "ran",
+        "reason", "request_bytes", "response_bytes", "reused", "service_s", "stages", "status",
+        "trace",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:
@@ -86,7 +88,7 @@ class RequestContext:
         self.caller: Caller | None = None
         self.options = NO_OPTIONS
         self.model = self.fallback = ""
-        self.counted = self.ran = False
+        self.begun = self.counted = self.ran = False
         self.answers: tuple[RowAnswer, ...] = ()
         self.generated: Generated | None = None
         self.promise: Scheduling | None = None
@@ -185,8 +187,8 @@ class RequestWatcher(Protocol):
 
 
 class GatewayServices:
-    """`watcher` is told exactly once that a request has finished, however it ended. `under_way`:
-    requests that have begun and not ended, which the pipeline counts."""
+    """`watcher` is told exactly once that a request has finished, however it ended. Requests
+    under way share their bound by tenant."""
 
     def __init__(
         self,
@@ -213,8 +215,7 @@ class GatewayServices:
         self.pool = pool
         self._tenants = tenants
         self._threshold = limits.pool_threshold_bytes
-        self._most_under_way = limits.max_requests
-        self.under_way = 0
+        self._under_way = SharedBound(limits.max_requests)
 
     def identify(self, exchange: Exchange) -> Caller:
         """Raises Unauthorized, or BadRequest for a priority nobody knows."""
@@ -231,20 +232,25 @@ class GatewayServices:
         if not self._tenants.current.still_opens(caller.tenant):
             raise errors.Unauthorized("the API key has ended meanwhile", reason="key_ended")
 
-    def check_open(self) -> None:
+    def begin(self, payer: Payer) -> None:
+        """One more request is under way, until `end`. Raises Overloaded."""
         if self.models.draining:
             raise errors.Overloaded(
                 "the server is draining and takes no new requests",
                 retry_after_s=_DRAIN_RETRY_S,
                 reason="draining",
             )
-        if self.under_way > self._most_under_way:
+        if not self._under_way.fits(payer, 1):
             raise errors.Overloaded(
                 "the gateway has all the requests under way that it may have "
                 "(gateway.limits.max_requests)",
                 retry_after_s=_FULL_RETRY_S,
                 reason="gateway_full",
             )
+        self._under_way.add(payer, 1)
+
+    def end(self, payer: Payer) -> None:
+        self._under_way.give(payer, 1)
 
     async def read_body(
         self, exchange: Exchange, caller: Caller, bound: Callable[[], BodyBound]

@@ -54,7 +54,8 @@ class LimitSettings(Section):
         ge=1,
         le=65_536,
         description="Requests that one gateway may have under way; more get 503, behind HAProxy "
-        "after up to a second outside of it, tenants in no order. Over 2,000 they may overflow its "
+        "after up to a second outside of it, tenants in no order; of a tenant that has less than "
+        "its share by weight the gateway takes that on top. Over 2,000 they may overflow its "
         "listen queue.",
     )
     max_body_bytes: int = Field(

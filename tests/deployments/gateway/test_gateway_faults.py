@@ -365,8 +365,8 @@ async def test_a_full_queue_is_503_with_retry_after_and_the_body_is_not_read(
 
 
 async def test_a_gateway_takes_no_more_requests_than_it_may_have_under_way(tmp_path: Path) -> None:
-    gateway = {"limits": {"max_requests": 2}}
-    async with standing({"device": SYNTHETIC}, tmp_path, gateway=gateway) as stand:
+    gateway, tenants = {"limits": {"max_requests": 2}}, {"default": {}, "other": {}}
+    async with standing({"device": SYNTHETIC}, tmp_path, gateway=gateway, tenants=tenants) as stand:
         channel = stand.channels["device"]
         channel.hold()
         calls = [send(stand, 1)]
@@ -376,6 +376,11 @@ async def test_a_gateway_takes_no_more_requests_than_it_may_have_under_way(tmp_p
         refused = await ask(stand.app, "POST", INFER, body=[None])
         assert (refused.status, refused.header(b"retry-after")) == (503, b"1")
         assert b"gateway.limits.max_requests" in refused.body
+        # A tenant that has none under way is taken all the same; this one leaves at once.
+        leave = asyncio.Event()
+        leave.set()
+        other = [(b"x-tenant", b"other")]
+        assert (await ask(stand.app, "POST", INFER, other, [b"{", None], leave)).status == 0
         assert (await ask(stand.app, "GET", "/healthz")).status == 200
         channel.let_go()
         assert [data(await call) for call in calls] == [[1], [2]]

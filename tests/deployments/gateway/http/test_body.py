@@ -213,4 +213,4 @@ async def test_a_body_in_drops_is_408_long_before_its_whole_time(tmp_path: Path)
     async with standing({"device": model}, tmp_path, gateway={"limits": limits}) as stand:
         answer = await ask(stand.app, "POST", INFER, body=[b"{", b" ", None])
         assert answer.status == 408
-        assert "less than 100000 bytes a second" in json.loads(answer.body)["error"]
+        assert "less than 100000 bytes a second came" in json.loads(answer.body)["error"]
