@@ -80,17 +80,18 @@ class Renewal:
         self._seen = files.stamp() if files else ()
 
     def look(self, admin_socket: str) -> None:
-        """Hands new files over. Raises nothing: it is looked again only when they change again."""
+        """Hands new files over. Raises nothing: what HAProxy or we have against files is said once,
+        until they change again; where HAProxy does not answer, the next look tries again."""
         if self._files is None or (stamp := self._files.stamp()) == self._seen:
             return
-        self._seen = stamp
         why = self._files.problem()
         if why is None:
             try:
                 self._files.combine()
                 why = _handed_over(self._files, admin_socket)
             except OSError as error:
-                why = str(error)
+                why, stamp = f"{error}; trying again", self._seen
+        self._seen = stamp
         if why is not None:
             print(f"headrace-haproxy: the certificate is not renewed: {why}", file=sys.stderr)
 

@@ -126,7 +126,7 @@ def _of_bodies(options: Options, places: int) -> list[str]:
             "bodies",
             f"{{ {of_all} gt {places // 2} }} {{ {of_source} gt {max(places // 16, 1)} }}",
         ),
-        _refused("bodies", f"{{ {of_all} gt {places * 3 // 4} }}"),
+        _refused("bodies", f"{{ {of_all} gt {max(places * 3 // 4, 1)} }}"),
     ]
 
 

@@ -123,7 +123,7 @@ class Host:
         self._say("phase", name="ray", message="starting Ray")
         from deployments.cluster.local_cluster import LocalCluster
 
-        self._cluster = LocalCluster(self._port)
+        self._cluster = LocalCluster(self._port, tls=self._settings.gateway.tls is not None)
         # Ray's own handler, installed meanwhile, prints a stack trace before it calls ours.
         signal.signal(signal.SIGTERM, lambda *_: self._stop.set())
         server_files.write(
@@ -212,6 +212,7 @@ class Host:
             self._is_ready = True
             while not self._stop.wait(_POLL_S):
                 self._check_cluster()
+                self._keys.keep()
 
     def _check_cluster(self) -> None:
         if lost := self._cluster.lost():

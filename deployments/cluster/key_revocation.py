@@ -8,6 +8,7 @@ lists the key does not bring it back.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from deployments.settings.load import load_tenants, parse_tenants
 from deployments.settings.tree import TenantsSettings
 
 logger = logging.getLogger("headrace.host")
+_KEEPS_S = 1.0
 
 
 class Store(Protocol):
@@ -41,16 +43,27 @@ class KeyRevocation:
         file: Path,
         gateway: GatewaySettings,
         wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._file = file
         self._gateway = gateway
         self._wall = wall
+        self._clock, self._keeps_at = clock, 0.0
 
     def recall(self) -> None:
         """What was revoked before this start stays so."""
         for key_hash in self._remembered():
             self._store.revoke(key_hash)
+
+    def keep(self) -> None:
+        """What was revoked at a gateway holds after a restart, too; looks once a second."""
+        if (now := self._clock()) < self._keeps_at:
+            return
+        self._keeps_at = now + _KEEPS_S
+        with contextlib.suppress(Exception):  # a store that is away: the next look has it
+            for key_hash in self._store.revoked().difference(self._remembered()):
+                self._remember(key_hash)
 
     def listing(self) -> dict[str, Any]:
         """{"keys": a `KeyRow` each}."""

@@ -10,6 +10,7 @@ blocks and belongs to the host's threads, never to a gateway.
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Collection, Mapping
@@ -45,9 +46,10 @@ _LOGICAL_CPUS = 1000  # all replicas share this one machine: nothing may wait fo
 
 
 class LocalCluster:
-    """Starts Ray (never joins one). `port`: where the gateway will listen."""
+    """Starts Ray (never joins one). `port`: where the gateway will listen; `tls`: and takes TLS
+    alone, for which this has no certificate."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, tls: bool = False) -> None:
         context: Any = ray.init(
             address="local",
             namespace=NAMESPACE,
@@ -63,7 +65,7 @@ class LocalCluster:
         self.address = str(context.address_info["gcs_address"])
         self.dashboard_url = f"http://{context.dashboard_url}"
         self.logs = f"{context.address_info['session_dir']}/logs"
-        self._ready_url = f"http://127.0.0.1:{port}/readyz"
+        self._port, self._tls = port, tls
         self._dashboard = Dashboard(self.dashboard_url, token_of(), answer_s=serve_rest.ANSWER_S)
         self._serve = ServeRest(self._dashboard)
         self._registry = registry()
@@ -122,12 +124,23 @@ class LocalCluster:
 
     def ready(self, gateways: int) -> bool:
         """Whether every model that is not optional is hot, at every gateway."""
+        if not (self._listens() if self._tls else self._answers()):
+            return False
+        return (gateways == 1 and not self._tls) or self._all_see_all(gateways)
+
+    def _answers(self) -> bool:
         try:
-            if httpx.get(self._ready_url, timeout=_READY_ANSWER_S).status_code != 200:
-                return False
+            url = f"http://127.0.0.1:{self._port}/readyz"
+            return httpx.get(url, timeout=_READY_ANSWER_S).status_code == 200
         except httpx.HTTPError:
             return False
-        return gateways == 1 or self._all_see_all(gateways)
+
+    def _listens(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self._port), _READY_ANSWER_S):
+                return True
+        except OSError:
+            return False
 
     def _all_see_all(self, gateways: int) -> bool:
         raw = self._asked_if_there("status")

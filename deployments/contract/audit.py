@@ -9,7 +9,6 @@ change: it is logged, and says so.
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 import logging
@@ -91,8 +90,8 @@ def user(uid: int | None = None) -> str:
     """The operating system's user; whose this process is unless it is said."""
     uid = os.getuid() if uid is None else uid
     try:
-        name = getpass.getuser() if uid == os.getuid() else _name_of(uid)
-    except (KeyError, OSError):
+        name = _name_of(uid)  # not as the environment says
+    except (ImportError, KeyError, OSError):
         name = "?"
     return f"user {name} ({uid})"
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 HUNG_EXIT_CODE = 70
 LIMIT_S = 4.0
 _EVERY_S = 0.5
+_WRITES_S = 1.0
 _ON_TIME = 2.0  # of the interval, that a look may take
 logger = logging.getLogger("headrace.process")
 
@@ -72,6 +73,8 @@ class LoopWatch:
 
 
 def _end() -> None:
+    # Whoever holds the log's lock may be what hangs.
+    threading.Timer(_WRITES_S, os._exit, [HUNG_EXIT_CODE]).start()
     logger.error("the event loop has not turned for %g s; the process ends", LIMIT_S)
     faulthandler.dump_traceback()
     os._exit(HUNG_EXIT_CODE)

@@ -155,12 +155,21 @@ async def _first_tenants(path: str | None, gateway: GatewaySettings) -> LiveTena
     """Whoever publishes them may start beside the gateway: waits for a while. Raises SettingsErrors
     where there are none to be had."""
     source: TenantsSource = TenantsPath(path) if path else _published()
+    revoked = RevokedKeys(tenants_store.revoked, tenants_store.revoke)
     for _ in range(_TENANTS_TRIES):
-        if await asyncio.to_thread(source.signature) is not None:
+        there = await asyncio.to_thread(source.signature) is not None
+        if there and await asyncio.to_thread(_can_be_had, revoked):
             break
         await asyncio.sleep(_TENANTS_PAUSE_S)
-    revoked = RevokedKeys(tenants_store.revoked, tenants_store.revoke)
     return await asyncio.to_thread(LiveTenants, source, gateway.priorities, gateway.auth, revoked)
+
+
+def _can_be_had(revoked: RevokedKeys) -> bool:
+    try:
+        revoked.fetch()
+    except Exception:
+        return False
+    return True
 
 
 def _published() -> PublishedTenants:

@@ -238,7 +238,7 @@ class GatewayConnection(asyncio.Protocol):
             if kind is Kind.STEPS:  # the ends of requests may have been in it
                 self.abort(str(fault))
                 return
-            parts = framed(Kind.FAULT, lease_id, [str(fault).encode("utf-8", "replace")])
+            parts = framed(Kind.UNSENT, lease_id, [str(fault).encode("utf-8", "replace")])
         if kind is Kind.STEPS:
             self._sent_bytes += sum([len(part) for part in body])
         self._transport.writelines(parts)
@@ -320,7 +320,7 @@ class GatewayConnection(asyncio.Protocol):
             logger.error("what gateway %s sent cannot be used: %s", self.gateway, fault,
                          exc_info=None if known else fault)  # fmt: skip
             if frame.kind in (Kind.BATCH, Kind.BEGIN):
-                self.send(Kind.FAULT, frame.lease_id, [str(fault).encode("utf-8", "replace")])
+                self.send(Kind.UNSENT, frame.lease_id, [str(fault).encode("utf-8", "replace")])
 
     def _greet(self, frame: Frame) -> None:
         if frame.kind is Kind.HELLO:

@@ -105,14 +105,13 @@ class ReplicaCore:
 
     def _answer(self, link: GatewayLink, job: Job) -> tuple[Kind, Sequence[Buffer]]:
         """What a runtime made that no message can hold costs this batch alone."""
-        fault = job.fault
-        if fault is None:
-            try:
-                return Kind.REPLY, encode_reply(self._reply(link, job))
-            except Exception as unsendable:
-                logger.exception("a batch's answer cannot be sent")
-                fault = unsendable
-        return Kind.FAULT, [str(fault).encode("utf-8", "replace")]
+        if job.fault is not None:
+            return Kind.FAULT, [str(job.fault).encode("utf-8", "replace")]
+        try:
+            return Kind.REPLY, encode_reply(self._reply(link, job))
+        except Exception as unsendable:
+            logger.exception("a batch's answer cannot be sent")
+            return Kind.UNSENT, [str(unsendable).encode("utf-8", "replace")]
 
     def _report(self, job: Job) -> Report:
         if job.returned and self._leaving:

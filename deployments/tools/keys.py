@@ -84,19 +84,21 @@ def show(file: Path | None, port: int | None, url: str | None) -> int:
 
 
 def revoke(name: str, file: Path | None, port: int | None, url: str | None) -> int:
-    """Takes it out of the file, where one is given; and tells a running server, where one is named
-    or no file is."""
-    if file is not None:
-        with _audited("key revoke", f"key {audit.nameable(name)}", file):
-            owner = remove_key(file, name)
-        click.echo(f"{file}: {name} of {owner} is gone from it")
+    """Tells a running server, where one is named or no file is; and takes it out of the file, where
+    one is given: afterwards, since that may be where the server looks what it is called."""
     if url is not None:
         _say(operator.revoke(name, url), url)
+        if file is None:
+            click.echo("take it out of the server's settings too, or of where it has its tenants")
     elif file is None or port is not None:
         state = find(port, state_folder())
         _say(ask(state.port, {"do": "revoke", "key": name}), f"port {state.port}")
         if file is None:
             click.echo(f"take it out of {state.settings_path} too, or of where it has its tenants")
+    if file is not None:
+        with _audited("key revoke", f"key {audit.nameable(name)}", file):
+            owner = remove_key(file, name)
+        click.echo(f"{file}: {name} of {owner} is gone from it")
     return 0
 
 
@@ -106,7 +108,7 @@ def _audited(verb: str, what: str, file: Path) -> AbstractContextManager[object]
 
 
 def _say(answer: dict[str, Any], where: str) -> None:
-    click.echo(f"{where}: {answer['revoked']} of {answer['owner']} opens nothing any more")
+    click.echo(f"{where}: revoked {answer['revoked']} of {answer['owner']}")
 
 
 def _table(rows: list[KeyRow]) -> list[str]:

@@ -43,7 +43,7 @@ class FakeSession:
         if kind is Kind.REPLY:
             assert lease_id not in self.replies, "answered twice"
             self.replies[lease_id] = decode_reply(received)
-        elif kind is Kind.FAULT:
+        elif kind in (Kind.FAULT, Kind.UNSENT):
             self.faults[lease_id] = bytes(received).decode()
         elif kind is Kind.STEPS:
             self.messages.append(decode_steps(received))

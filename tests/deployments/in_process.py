@@ -88,6 +88,7 @@ class LocalChannel:
         self.calls: list[tuple[str, BatchCall]] = []
         self.drops: list[tuple[str, int]] = []
         self.script: list[BatchReply | str | None] = []
+        self.fault = Kind.FAULT  # what a scripted text comes as
         self._gateway = gateway
         self._listed: list[str] = []
         self._sessions: dict[str, LocalSession] = {}
@@ -170,7 +171,7 @@ class LocalChannel:
         if isinstance(scripted, BatchReply):
             session.send(Kind.REPLY, frame.lease_id, encode_reply(scripted))
         elif scripted is not None:
-            session.send(Kind.FAULT, frame.lease_id, [scripted.encode()])
+            session.send(self.fault, frame.lease_id, [scripted.encode()])
         else:
             self.cores[replica_id].received(session, frame)
 

@@ -109,6 +109,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "upgrade.stepPercent is 60, above upgrade.maxSurgePercent 50",
     ),
     ({"ingress": {"type": "route"}}, "ingress.parentRefs is empty"),
+    (
+        {"ingress": {"type": "ingress", "hosts": ["a.example.org"]}},
+        "ingress.hosts has a.example.org, to which gateways without keys answer 403",
+    ),
+    ({"gateway": {"tls": {"certificate": "/a.pem", "key": "/b.pem"}}}, "gateway.tls is set"),
     ({"gateway": {"port": 8265}}, "gateway.port takes port 8265, which Ray has in every pod"),
     (
         {"gateway": {"metrics_port": 8079, "replicas_per_node": 2}},

@@ -32,10 +32,6 @@ _GATEWAY: dict[str, list[Any]] = {
         {"body_timeout_s": 0.001, "pool_threshold_bytes": 0},
         {"headers_timeout_s": 2.5, "connections_per_source": 9, "max_body_bytes": 1024},
     ],
-    "tls": [
-        {"certificate": "/a/b.pem", "key": "/a/c.pem"},
-        {"certificate": "/a/b", "key": "/a/c", "client_ca": "/d", "client_ca_for": "operators"},
-    ],
     "metrics_host": ["10.1.2.3"],
     "allowed_hosts": [[], ["*.example.org"]],
     "trusted_proxies": [[], ["10.0.0.0/8", "fd00::/8"]],
@@ -93,8 +89,6 @@ def test_settings_mean_the_same_applications_either_way(seed: int, tmp_path: Pat
 
 def _drawn(rng: random.Random) -> dict[str, Any]:
     gateway = _some(rng, _GATEWAY)
-    if gateway.get("ingress") == "proxy":
-        gateway.pop("tls", None)
     models = {name: _model(rng) for name in "abc"[: rng.randint(1, 3)]}
     if gateway.get("replay") is False:
         models["a"]["retry"] = False

@@ -36,15 +36,18 @@ class Kind(IntEnum):
     CREDIT = 15  # gateway: so many bytes of STEPS have been taken in, ever (in the head's lease)
     STARTED = 20  # replica: the lease runs
     REPLY = 21  # replica: the batch's answer
-    FAULT = 22  # replica: the lease ended without an answer, and why
+    FAULT = 22  # replica: its device failed the lease, and why
     STEPS = 23  # replica: what all of this gateway's requests have had since the last one
     GOAWAY = 24  # either: no new lease after this; the replica ends once it has seen the gateway's
+    UNSENT = 25  # replica: it is well, and has no answer that could be sent; why
 
 
 GATEWAY_KINDS = frozenset(
     {Kind.BATCH, Kind.BEGIN, Kind.DROP, Kind.ABORT, Kind.WATCH, Kind.CREDIT, Kind.GOAWAY}
 )
-REPLICA_KINDS = frozenset({Kind.STARTED, Kind.REPLY, Kind.FAULT, Kind.STEPS, Kind.GOAWAY})
+REPLICA_KINDS = frozenset(
+    {Kind.STARTED, Kind.REPLY, Kind.FAULT, Kind.UNSENT, Kind.STEPS, Kind.GOAWAY}
+)
 
 
 class FrameError(Exception):

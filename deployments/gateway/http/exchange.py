@@ -149,6 +149,8 @@ class Exchange:
 
     def hold(self, size_bytes: int, room: BodyRoom) -> None:
         """Memory that this request keeps to its end, `release`. Raises Overloaded."""
+        if not size_bytes:
+            return
         room.take(self.payer, size_bytes, self._held_bytes)
         self._room = room
         self._held_bytes += size_bytes

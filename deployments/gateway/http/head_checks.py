@@ -6,7 +6,8 @@ how it is to be read stand there once. A server without keys is open to whoever 
 browser of somebody who reaches it must not be their way in. A page may point a name of its own at
 this machine (DNS rebinding): its Host is that name, so Hosts are checked: addresses, which nobody
 can point elsewhere, names without a dot and those that only a private network resolves pass;
-others stand in `gateway.allowed_hosts`. A page may send without reading the answer: its Origin is
+others stand in `gateway.allowed_hosts`. Health and readiness answer by any name: they say nothing
+of anybody. A page may send without reading the answer: its Origin is
 foreign, so what changes something or runs a model is refused. Where a key is needed a browser has
 none to send, and neither is looked at, but for the operator's pages.
 
@@ -29,7 +30,11 @@ _ONCE = frozenset(
     b" x-request-id x-request-timeout-seconds x-session-id x-tenant x-timeout-ms".split()
 )
 _HOST = re.compile(rb"([A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:[0-9]{1,5})?")
-_PRIVATE = (".localhost", ".svc", ".cluster.local", ".internal")
+# Names that no public DNS has. Source: RFC 2606, 6762, 8375; ICANN's reservation of `.internal`.
+_PRIVATE = (
+    ".localhost", ".svc", ".cluster.local", ".internal", ".local", ".lan", ".home.arpa", ".test",
+)  # fmt: skip
+_HEALTH = ("/healthz", "/readyz", "/v2/health/live", "/v2/health/ready")
 _SAFE = ("GET", "HEAD")
 _OWN_SITES = (b"same-origin", b"none")
 _MOST_REMEMBERED = 1024
@@ -52,6 +57,8 @@ class HeadChecks:
         if len(raw) != len(exchange.headers):
             _refuse_repeated(raw)
         operators = exchange.path.startswith("/admin")
+        if exchange.path in _HEALTH:
+            return
         if self._open_to_all():
             self._check_host(exchange.headers.get(b"host"))
         elif not operators:
@@ -65,7 +72,8 @@ class HeadChecks:
         name = _name(host)
         if not self._is_ours(name):
             raise Forbidden(
-                f"this server is not known as {name}; gateway.allowed_hosts lists its names",
+                f"Host {name} is not allowed where no key is needed; add it to "
+                "gateway.allowed_hosts, or set gateway.auth: required",
                 reason="unknown_host",
             )
         if len(self._passed) >= _MOST_REMEMBERED:
@@ -87,7 +95,8 @@ class HeadChecks:
         if origin is not None and self._is_own(origin, exchange.headers.get(b"host")):
             return
         raise Forbidden(
-            "a page of another origin sent this; gateway.allowed_hosts lists whose may",
+            "cross-origin request refused; if the page is yours, add its host to "
+            "gateway.allowed_hosts",
             reason="foreign_origin",
         )
 
@@ -102,7 +111,7 @@ def _refuse_repeated(raw: Sequence[tuple[bytes, bytes]]) -> None:
     seen: set[bytes] = set()
     for name, _ in raw:
         if name in seen and name in _ONCE:
-            raise BadRequest(f"the header {name.decode()} may stand there once", reason="repeated")
+            raise BadRequest(f"duplicate header {name.decode()}", reason="repeated")
         seen.add(name)
 
 

@@ -229,11 +229,12 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
 
     def closed(self, sent: SentBatch, end: LeaseEnd, report: Report) -> None:
         lease_id = sent.lease.lease_id
-        convicted = self._convict(sent) if end is LeaseEnd.LOST else []
+        ended = end is LeaseEnd.LOST and not sent.unsent
+        convicted = self._convict(sent) if ended else []
         failures = self._copies.ended(lease_id)
         self._take(Closed(lease_id, end, report), clock())
         for request_id in convicted:
-            self._step(Cancel(request_id), clock())
+            self._take(Cancel(request_id), clock())
         for failure in failures:
             if _awaits(failure.request, failure.row):
                 self._row_failed(failure)

@@ -35,13 +35,15 @@ logger = logging.getLogger("headrace.queue")
 class SentLease:
     """A lease that is out. `at`: when it was dispatched, on the monotonic clock; `limit_s`: when it
     counts as lost after that. `at_replica`: its message went out, and no last one has come.
-    `aborted`: nobody waits for it."""
+    `aborted`: nobody waits for it. `unsent`: its replica is well, and had no answer that
+    could be sent."""
 
     lease: Dispatch
     at: float
     limit_s: float
     at_replica: bool = False
     aborted: bool = False
+    unsent: bool = False
 
 
 S = TypeVar("S", bound=SentLease)
@@ -175,7 +177,7 @@ class LeaseCalls(Generic[S]):
             if frame.kind is Kind.STARTED:
                 if sent is not None:
                     self._started(sent)
-            elif frame.kind is Kind.FAULT:
+            elif frame.kind in (Kind.FAULT, Kind.UNSENT):
                 self._faulted(replica_id, frame, sent)
             else:
                 self._handle(replica_id, frame, sent)
@@ -192,6 +194,7 @@ class LeaseCalls(Generic[S]):
         reason = bytes(frame.body).decode("utf-8", "replace")
         logger.warning("replica %s lost a lease: %s", replica_id, reason)
         if sent is not None:
+            sent.unsent = frame.kind is Kind.UNSENT
             self._end(sent, LeaseEnd.LOST)
 
     # ---- how they end -------------------------------------------------------------------------

@@ -158,7 +158,11 @@ class LiveTenants:
         self.frozen = False
         self.digest = ""
         self._settings = TenantsSettings()
-        self._look_for_revoked()
+        found, _ = self._look_for_revoked()
+        if not found:
+            raise SettingsErrors(
+                [Mistake(_PUBLISHED, 0, "", "which keys are revoked cannot be had yet")]
+            )
         self._seen = source.signature()
         self._read()
 

@@ -48,7 +48,8 @@ class Tenant:
     """`priority`: its highest. `max_length` in tokens, None: the model's; `models` it may use,
     None: all; `max_queue_rows`: that may wait for one model at one gateway, 0: no bound; `record`:
     whether models that record may keep its requests. `key`: the id of the key it came by, "" where
-    none was needed; `key_rate`: that key's own, None: no other than the tenant's."""
+    none was needed; `key_hash`: that key's; `key_rate`: its own, None: no other than the
+    tenant's."""
 
     name: str
     weight: float = 1.0
@@ -59,6 +60,7 @@ class Tenant:
     rate: RateSettings = field(default_factory=RateSettings)
     record: bool = True
     key: str = ""
+    key_hash: str = ""
     key_rate: RateSettings | None = None
 
     def may_use(self, model: str, adapter: str = "") -> bool:
@@ -143,7 +145,6 @@ class Tenants:
         for revoked in table.revoked:
             self._by_key.pop(revoked, None)
         self.keys = tuple(self._by_key.values())
-        self._by_id = {key.id: key for key in self.keys}
         self._default = self._by_name.get(DEFAULT_TENANT)
         lists = any(given.keys is not None for given in declared.values())
         if auth == "open" and lists:
@@ -225,7 +226,7 @@ class Tenants:
         """Whether what it came by is good yet, for work that goes on."""
         if not tenant.key:
             return True
-        key = self._by_id.get(tenant.key)
+        key = self._by_key.get(tenant.key_hash)
         if key is None or key.tenant is None or key.tenant.name != tenant.name:
             return False
         return key.begins_s <= self._wall() < key.ends_s
@@ -266,6 +267,7 @@ def _narrowed(tenant: Tenant, key: KeySettings) -> Tenant:
         models=_both(tenant.models, key.models),
         max_length=min(lengths, default=None),
         key=key.kid,
+        key_hash=key.hash,
         key_rate=key.rate,
     )
 

@@ -15,6 +15,7 @@ that runs before an installation (`check.enabled`). */}}
 {{- include "headrace.checkDrain" . }}
 {{- include "headrace.checkHead" . }}
 {{- include "headrace.checkFiles" . }}
+{{- include "headrace.checkEdge" . }}
 {{- if and (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") (not .Values.upgrade.gatewayClassName) }}
 {{- fail "upgrade.gatewayClassName is missing; the incremental upgrade needs a GatewayClass" }}
 {{- end }}
@@ -48,6 +49,23 @@ that runs before an installation (`check.enabled`). */}}
 {{- $name := include "headrace.fullname" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
 {{- fail (printf "The release would be called %s, which KubeRay refuses: it must be small letters, digits and hyphens, a letter first; set fullnameOverride" $name) }}
+{{- end }}
+{{- end }}
+
+{{/* Where no key is needed, a gateway answers only to names that it knows (docs/security.md). */}}
+{{- define "headrace.checkEdge" -}}
+{{- $given := .Values.gateway -}}
+{{- if dig "tls" nil $given }}
+{{- fail "gateway.tls is set, but the probes of pods ask by plain HTTP; must be left out: TLS ends at an Ingress (ingress.tlsSecret) or a Gateway" }}
+{{- end }}
+{{- $needs := or (eq (dig "auth" "" $given | default "") "required") (dig "tenants_path" nil $given) -}}
+{{- range .Values.tenants }}{{ if hasKey . "keys" }}{{ $needs = true }}{{ end }}{{ end -}}
+{{- $allowed := dig "allowed_hosts" list $given -}}
+{{- range .Values.ingress.hosts }}
+{{- $known := or $needs (has "*" $allowed) (has . $allowed) (has (printf "*.%s" (splitList "." . | rest | join ".")) $allowed) }}
+{{- if not $known }}
+{{- fail (printf "ingress.hosts has %s, to which gateways without keys answer 403; must be in gateway.allowed_hosts too, or tenants must have keys" .) }}
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -76,6 +76,27 @@ def test_what_was_revoked_stays_so_at_the_next_start(tmp_path: Path, store: Stor
     assert (tmp_path / "state" / "revoked").read_text() == HASHES["b"] + "\n"
 
 
+def test_what_was_revoked_at_a_gateway_stays_so_at_the_next_start(
+    tmp_path: Path, store: Store
+) -> None:
+    keys = made(store, tmp_path)
+    store.revoke(HASHES["a"])
+    keys.keep()
+    store.revoke(HASHES["b"])
+    keys.keep()  # within the same second
+    assert (tmp_path / "state" / "revoked").read_text() == HASHES["a"] + "\n"
+
+
+def test_a_store_that_is_away_ends_nothing(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away() -> frozenset[str]:
+        raise ConnectionError
+
+    monkeypatch.setattr(store, "revoked", away)
+    made(store, tmp_path).keep()
+
+
 def test_all_keys_are_listed_with_their_states_and_no_hash(tmp_path: Path, store: Store) -> None:
     keys = made(store, tmp_path)
     keys.revoke({"key": "root"})

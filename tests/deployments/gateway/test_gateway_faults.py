@@ -16,6 +16,7 @@ from fake_runtimes import Moody, Quotient
 from held_calls import INFER, SYNTHETIC, body_of, busy, data, fill, send
 from in_process import Answer, Stand, ask, standing
 
+from deployments.contract.channel.frames import Kind
 from deployments.contract.channel.messages import Column, RowError
 from deployments.gateway.queues.pending_requests import BatchEnd
 from routers.suspects import MOST_RUNS
@@ -213,6 +214,15 @@ async def test_all_that_send_it_at_once_are_refused_with_the_first(fatal: Stand)
     assert [(await call).status for call in held] == [200] * 4
     fatal_runs = [b for b in channel.calls if (4).to_bytes(8, "little") in b[1].inputs["x"].buffer]
     assert len(fatal_runs) <= 3
+
+
+async def test_a_replica_that_is_well_and_has_no_answer_convicts_nobody(fatal: Stand) -> None:
+    channel = fatal.channels["device"]
+    channel.fault, channel.script = Kind.UNSENT, ["too large for a frame"] * 4
+    refused = await asks(fatal, 3)
+    assert (refused.status, refused.header(b"retry-after")) == (503, b"1")
+    channel.script.clear()
+    assert (await asks(fatal, 3)).status == 200
 
 
 async def test_one_that_may_not_run_twice_is_convicted_by_the_next_that_sends_it(

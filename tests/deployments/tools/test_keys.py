@@ -117,9 +117,9 @@ def test_a_key_is_revoked_through_a_gateway(monkeypatch: pytest.MonkeyPatch) -> 
         return {"revoked": "laptop", "owner": "tenant acme", "keys": []}
 
     monkeypatch.setattr(operator, "_ask", answer)
-    assert (
-        "laptop of tenant acme opens nothing" in run("revoke", "laptop", "--url", "http://x").stdout
-    )
+    said = run("revoke", "laptop", "--url", "http://x").stdout
+    assert "revoked laptop of tenant acme" in said
+    assert "take it out of the server's settings too" in said
     assert run("list", "--url", "http://x").stdout == "nobody has a key\n"
     assert asked == [
         ("POST", "/admin/keys/revoke", {"json": {"key": "laptop"}}),

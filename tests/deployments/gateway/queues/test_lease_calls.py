@@ -110,6 +110,9 @@ ENDINGS: dict[str, tuple[Callable[[Out], None], LeaseEnd]] = {
     "a reply": (lambda out: out.far.reply(1, reply_of(5.0)), LeaseEnd.DONE),
     "a busy reply": (lambda out: out.far.reply(1, reply_of(busy=True)), LeaseEnd.BUSY),
     "a fault": (lambda out: out.far.says(1, Kind.FAULT, [b"why"]), LeaseEnd.LOST),
+    "no answer that can be sent": (
+        lambda out: out.far.says(1, Kind.UNSENT, [b"why"]), LeaseEnd.LOST,
+    ),
     "a reply that cannot be read": (
         lambda out: out.far.says(1, Kind.REPLY, [b"\xff" * 9]), LeaseEnd.ABORTED,
     ),

@@ -84,6 +84,8 @@ def test_what_goes_on_is_held_to_its_keys_end() -> None:
     assert not made(ending, wall_s=moment_s(ENDS)).still_opens(tenant)
     assert not made(ending, revoked=("k",)).still_opens(tenant)
     assert not made({"id": "other"}).still_opens(tenant)
+    another = {**ending, "hash": hash_key(b"another")}
+    assert not made(another).still_opens(tenant)  # the id was given to a new key
     assert made({"id": "other"}).still_opens(Tenant("a"))  # that came without a key
 
 

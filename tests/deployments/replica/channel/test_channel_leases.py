@@ -55,8 +55,8 @@ async def test_a_message_that_does_not_add_up_costs_its_own_lease_alone(stand: S
     peer.send(Kind.BATCH, 3, batch(3))
     peer.send(Kind.BEGIN, 4, [b""])
     peer.send(Kind.ABORT, 5)
-    assert b"header" in await peer.take(Kind.FAULT, 2)
-    assert b"BEGIN to a replica that takes batches" in await peer.take(Kind.FAULT, 4)
+    assert b"header" in await peer.take(Kind.UNSENT, 2)
+    assert b"BEGIN to a replica that takes batches" in await peer.take(Kind.UNSENT, 4)
     assert not (await answer(peer, 1)).busy
     assert not (await answer(peer, 3)).busy
     assert peer.got == []
@@ -69,7 +69,7 @@ async def test_a_fault_of_ours_costs_its_own_lease_alone(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stand.worker.queue, "put", lambda job, waiting: 1 / 0)
         peer.send(Kind.BATCH, 1, batch(1))
-        assert b"division" in await peer.take(Kind.FAULT, 1)
+        assert b"division" in await peer.take(Kind.UNSENT, 1)
     assert await is_served(peer, 2)
 
 
@@ -104,7 +104,7 @@ async def test_an_answer_that_no_frame_holds_is_a_fault_and_the_next_is_sent(
     large = b"".join(framed(Kind.BATCH, 1, batch(*range(1000))))
     monkeypatch.setattr(frames, "MOST_FRAME_BYTES", 1000)
     peer.write(large)
-    assert b"do not fit into one frame" in await peer.take(Kind.FAULT, 1)
+    assert b"do not fit into one frame" in await peer.take(Kind.UNSENT, 1)
     assert await is_served(peer, 2)
 
 

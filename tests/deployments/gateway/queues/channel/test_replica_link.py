@@ -19,7 +19,7 @@ from deployments.contract.channel.frames import (
     Kind,
     framed,
 )
-from deployments.contract.channel.handshake import Challenge, ReplicaHandshake, refusal
+from deployments.contract.channel.handshake import VERSIONS, Challenge, ReplicaHandshake, refusal
 from deployments.gateway.queues.replica_link import SILENCE_S
 
 CHANNEL = "deployments.gateway.queues.replica_channel"
@@ -61,7 +61,9 @@ async def test_a_key_that_never_comes_is_given_up_and_asked_for_again(
 
 
 def challenge_of_a_liar(stranger: Stranger) -> None:
-    stranger.send(Kind.CHALLENGE, 0, [msgspec.msgpack.encode(Challenge(1, bytes(32), bytes(32)))])
+    stranger.send(
+        Kind.CHALLENGE, 0, [msgspec.msgpack.encode(Challenge(VERSIONS[0], bytes(32), bytes(32)))]
+    )
 
 
 def challenge_of_the_future(stranger: Stranger) -> None:
