@@ -32,8 +32,14 @@ TABLE: list[tuple[str, dict[str, Any], bool]] = [
     ("tenants", {"tenants": {"acme": {"weight": 3}}}, False),
     ("`gateway.replicas`", {"gateway": {"replicas": 3}}, False),
     (
-        "`gateway.limits.max_body_bytes`",
-        {"gateway": {"replicas": 2, "limits": {"max_body_bytes": 4096}}},
+        "`gateway.limits.max_held_bytes`, `allowed_hosts`",
+        {
+            "gateway": {
+                "replicas": 2,
+                "limits": {"max_held_bytes": 4096},
+                "allowed_hosts": ["a.example"],
+            }
+        },
         False,
     ),
     (
@@ -70,8 +76,10 @@ TABLE: list[tuple[str, dict[str, Any], bool]] = [
     ("`drainSeconds`", {"drainSeconds": 900}, True),
     ("`gateway.port`, `metrics_port`", {"gateway": {"replicas": 2, "port": 9000}}, True),
     (
-        "`gateway.log`, `haproxy_*`, `drain_s`, `replay`, `limits.max_requests`",
-        {"gateway": {"replicas": 2, "log": {"level": "debug"}}},
+        "`gateway.log`, `haproxy_*`, `drain_s`, `replay`, `trusted_proxies`; of `limits` "
+        "`max_requests`, `max_body_bytes`, `headers_timeout_s`, `body_timeout_s`, "
+        "`connections_per_source`",
+        {"gateway": {"replicas": 2, "limits": {"max_body_bytes": 4096}}},
         True,
     ),
     ("`storage`, `cache`", {"cache": {"size": "99Gi"}}, True),
