@@ -203,7 +203,7 @@ async def test_slow_large_bodies_of_one_source_leave_others_their_places(tmp_pat
 async def _first_answers(
     asked: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]], count: int
 ) -> set[bytes]:
-    """Statuses of those who are answered, once they are so many; the others go on."""
+    """Statuses of those who are answered, once they are so many at least; the others go on."""
     reading = {asyncio.create_task(reader.readline()) for reader, _ in asked}
     done: set[asyncio.Task[bytes]] = set()
     async with asyncio.timeout(10):
@@ -212,7 +212,7 @@ async def _first_answers(
             done |= now
     for each in reading:
         each.cancel()
-    assert len(done) == count
+    assert len(done) >= count
     return {each.result()[9:12] for each in done}
 
 
