@@ -190,7 +190,7 @@ async def test_slow_large_bodies_of_one_source_leave_others_their_places(tmp_pat
         slow = [await edge.connected("127.0.0.9") for _ in range(40)]
         for _, writer in slow:
             writer.write(post(LARGE, LARGE - 1))
-        assert await _first_answers(slow, 40 - 8) == {b"503"}
+        assert await _first_answers(slow, 40 - 16) == {b"503"}
         for size in (10, LARGE):
             assert b'"size": %d' % size in await edge.said(post(size, size)), size
         for _, writer in slow:
