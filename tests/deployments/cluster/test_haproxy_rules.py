@@ -190,7 +190,7 @@ async def test_slow_large_bodies_of_one_source_leave_others_their_places(tmp_pat
         slow = [await edge.connected("127.0.0.9") for _ in range(40)]
         for _, writer in slow:
             writer.write(post(LARGE, LARGE - 1))
-        assert await _first_answers(slow, 40 - 16) == {b"503"}
+        assert await _first_answers(slow, 40 - 8) == {b"503"}
         for size in (10, LARGE):
             assert b'"size": %d' % size in await edge.said(post(size, size)), size
         for _, writer in slow:
@@ -201,9 +201,10 @@ async def test_slow_large_bodies_of_one_source_leave_others_their_places(tmp_pat
 
 
 async def _first_answers(
-    asked: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]], count: int
+    asked: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]], count: int, most: int = 0
 ) -> set[bytes]:
-    """Statuses of those who are answered, once they are so many at least; the others go on."""
+    """Statuses of those who are answered, once they are `count`, at `most` (`count` where that is
+    not said); the others go on."""
     reading = {asyncio.create_task(reader.readline()) for reader, _ in asked}
     done: set[asyncio.Task[bytes]] = set()
     async with asyncio.timeout(10):
@@ -212,7 +213,7 @@ async def _first_answers(
             done |= now
     for each in reading:
         each.cancel()
-    assert len(done) >= count
+    assert len(done) <= (most or count)
     return {each.result()[9:12] for each in done}
 
 
@@ -221,8 +222,7 @@ async def test_slow_large_bodies_of_many_sources_leave_whole_requests_a_quarter(
         slow = [await edge.connected(f"127.0.1.{n + 1}") for n in range(20)]
         for _, writer in slow:
             writer.write(post(LARGE, LARGE - 1))
-        # Of those that come while others are being refused some may find room again.
-        assert await _first_answers(slow, 20 - 16) == {b"503"}
+        assert await _first_answers(slow, 20 - 16, 20 - 12) == {b"503"}
         assert b'"size": 10' in await edge.said(post(10, 10), "127.0.0.9")
         for _, writer in slow:
             writer.close()
