@@ -55,13 +55,14 @@ class ModelReplica:
         context = serve.get_replica_context()
         self._name: str = args["name"]
         self._group: str = args.get("group", "")
+        self._digest = settings_digest(args["settings"])
         self._settings = settings_here(args["settings"], context.world_size)
         self._progress = StartupProgress(
             self._name,
             context.replica_id.unique_id,
             registry().report.remote,
             process_age_s(),
-            digest=settings_digest(args["settings"]),
+            digest=self._digest,
         )
         self._progress.tell("starting", 0.0)
         backend_env.set_compiler_cache(cache_dir())
@@ -69,9 +70,7 @@ class ModelReplica:
             self._settings = await asyncio.to_thread(
                 local_model, self._settings, cache_dir(), self._progress.tell
             )
-            self._description, self._tokenizer = await self._load(
-                cache_dir(), settings_digest(args["settings"])
-            )
+            self._description, self._tokenizer = await self._load(cache_dir(), self._digest)
         except Exception as fault:
             await self._progress.failed(fault)
             if self._settings.optional:
@@ -103,7 +102,7 @@ class ModelReplica:
         tell_autoscaler(self._name, self._group, self._progress.spent())
         logger.info("ready: %s", took(self._progress.spent()), extra={"model": self._name})
         longest_s = min(sum(seconds for _, seconds in self._progress.spent()), LONGEST_WAIT_S)
-        await together(self._name, settings_digest(args["settings"]), longest_s)
+        await together(self._name, self._digest, longest_s)
 
     async def _drain(self) -> None:
         """A constructor that failed has let nobody in."""
