@@ -210,9 +210,14 @@ class Host:
         with ControlSocket(self._port, handlers):
             self._until_ready()
             self._is_ready = True
+            threading.Thread(target=self._keep_revoked, name="revoked-keys", daemon=True).start()
             while not self._stop.wait(_POLL_S):
                 self._check_cluster()
-                self._keys.keep()
+
+    def _keep_revoked(self) -> None:
+        """On a thread of its own: a store that hangs may hold up neither the watch nor a stop."""
+        while not self._stop.wait(_POLL_S):
+            self._keys.keep()
 
     def _check_cluster(self) -> None:
         if lost := self._cluster.lost():
