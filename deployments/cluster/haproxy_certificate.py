@@ -11,10 +11,11 @@ Source: HAProxy 2.8's management guide, `set ssl cert`, `commit ssl cert`, `set 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from contextlib import suppress
 from typing import NamedTuple
+
+from deployments.cluster.haproxy_admin import command
 
 _LIMIT_S = 5.0
 Stamp = tuple[tuple[int, int, int], ...]
@@ -105,18 +106,9 @@ def _handed_over(files: CertificateFiles, admin_socket: str) -> str | None:
 
 
 def _ask(admin_socket: str, what: str, path: str, pem: str) -> str | None:
-    _command(admin_socket, f"set {what} {path} <<\n{pem}\n")
-    said = _command(admin_socket, f"commit {what} {path}\n")
+    command(admin_socket, f"set {what} {path} <<\n{pem}\n", _LIMIT_S)
+    said = command(admin_socket, f"commit {what} {path}\n", _LIMIT_S)
     return None if "Success" in said else f"HAProxy says: {said.strip()}"
-
-
-def _command(admin_socket: str, command: str) -> str:
-    with socket.socket(socket.AF_UNIX) as conn:
-        conn.settimeout(_LIMIT_S)
-        conn.connect(admin_socket)
-        conn.sendall(command.encode())
-        with conn.makefile("rb") as answer:
-            return answer.read().decode("utf-8", "replace")
 
 
 def _pem(path: str) -> str:

@@ -20,7 +20,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn
+
+from deployments.cluster.haproxy_admin import command
 
 LONGEST_S = 180.0
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
@@ -197,12 +198,9 @@ def _serves_then_ends(watched: Watched) -> bool:
 
 def _process_at(admin_socket: str) -> int:
     """The HAProxy that answers there; 0: none does."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as conn:
-        conn.settimeout(_LOOKS_S)
-        conn.connect(admin_socket)
-        conn.sendall(b"show info\n")
-        with conn.makefile("rb") as lines:
-            return next((int(x[5:]) for x in lines if x.startswith(b"Pid: ")), 0)
+    with suppress(OSError):
+        lines = command(admin_socket, "show info\n", _LOOKS_S).splitlines()
+        return next((int(x[5:]) for x in lines if x.startswith("Pid: ")), 0)
     return 0
 
 
