@@ -17,7 +17,6 @@ from deployments.settings.load import dump, settings_digest
 from deployments.settings.tree import Settings
 
 _DIGITS = 12
-_LONGEST_NAME = 100
 
 
 def audited_handlers(

@@ -184,20 +184,18 @@ class LiveTenants:
         signature = self._source.signature()
         if found and signature is not None:
             self._found_at = began
-        if signature is not None and signature == self._seen:
-            if revoked:
-                self._take(self._settings)
-            return revoked
-        self._seen = signature
-        try:
-            self._read()
-        except SettingsErrors as error:
-            self.problem = str(error)
-            if revoked:
-                self._take(self._settings)
-            return revoked
-        self.problem = None
-        return True
+        if signature is None or signature != self._seen:
+            self._seen = signature
+            try:
+                self._read()
+            except SettingsErrors as error:
+                self.problem = str(error)
+            else:
+                self.problem = None
+                return True
+        if revoked:
+            self._take(self._settings)
+        return revoked
 
     def _look_for_revoked(self) -> tuple[bool, bool]:
         """Whether what is revoked could be had, and whether it is other than it was."""
