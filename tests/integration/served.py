@@ -213,14 +213,13 @@ class Server:
         return {p.pid for p in self.named(f"ray::ServeReplica:model-{model}:model")}
 
     def gateway_urls(self) -> list[str]:
-        """Each gateway's own address, past HAProxy, by rank."""
+        """Each gateway's own address, past HAProxy, by rank; of those that answer."""
         first, found = int(self.gateway["metrics_port"]), {}
         for process in self.named("ray::ServeReplica:gateway"):
-            connections = process.net_connections("inet")
-            ports = [c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN]
+            ports = _listens_on(process)
+            ranks = [p - first for p in ports if 0 <= p - first < self.gateway["replicas"]]
             urls = [f"http://127.0.0.1:{port}" for port in ports]
-            rank = next(p - first for p in ports if 0 <= p - first < self.gateway["replicas"])
-            found[rank] = next(url for url in urls if get(f"{url}/healthz") == 200)
+            found |= dict(zip(ranks, [u for u in urls if get(f"{u}/healthz") == 200], strict=False))
         return [found[rank] for rank in sorted(found)]
 
     def metrics(self, rank: int = 0) -> str:
@@ -378,6 +377,15 @@ def get(url: str) -> int:
         return httpx.get(url, timeout=5).status_code
     except httpx.HTTPError:
         return 0
+
+
+def _listens_on(process: psutil.Process) -> list[int]:
+    """Ports, none of a process that has ended."""
+    try:
+        connections = process.net_connections("inet")
+    except psutil.Error:
+        return []
+    return [c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN]
 
 
 def listens(port: int) -> bool:
