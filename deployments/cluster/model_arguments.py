@@ -47,7 +47,7 @@ def pool_arguments(name: str, model: ModelSettings, channel: ChannelSettings) ->
 
 def shaping(model: ModelSettings) -> dict[str, Any]:
     """What of its settings shapes a replica, as the user wrote it."""
-    written = model.model_dump(mode="json", exclude_unset=True, exclude={"scaling"})
+    written = model.model_dump(mode="json", exclude_unset=True, exclude={"scaling", "rollout"})
     replicas = {n: v for n, v in written.pop("replicas", {}).items() if n not in _OVERRIDES}
     return written | ({"replicas": replicas} if replicas else {})
 

@@ -18,6 +18,11 @@ from dataclasses import dataclass, field
 
 from deployments.contract.description import ModelDescription
 from deployments.contract.pool import PoolMember
+from deployments.contract.rollout.account import RolloutAccount
+from deployments.contract.rollout.observations import Observations
+from deployments.contract.rollout.rollout import RolloutRoute
+from deployments.contract.rollout.rollouts import Rollouts
+from deployments.contract.rollout.terms import RolloutTerms, canary_of, is_canary
 
 ANSWER_S = 5.0
 """Whoever asks the registry waits no longer: it may hang without being dead."""
@@ -73,7 +78,8 @@ class ReplicaProgress:
 class View:
     """What a gateway routes by. `declared` includes models that are not ready, `fallbacks` names
     what stands in for such, as far as known, `optional` those that nobody waits for. `pool`: who
-    serves a model in the shared pool. Not `complete`: what is here is true, and more may be."""
+    serves a model in the shared pool, `rollouts` what goes to a model's canary; canaries are among
+    `models` by names of their own. Not `complete`: what is here is true, and more may be."""
 
     revision: int
     models: dict[str, ModelDescription]
@@ -83,6 +89,7 @@ class View:
     fallbacks: dict[str, str] = field(default_factory=dict)
     pool: dict[str, tuple[PoolMember, ...]] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()
+    rollouts: dict[str, RolloutRoute] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -105,6 +112,7 @@ class Registry:
     gateways: dict[str, tuple[float, dict[str, object]]] = field(default_factory=dict)
     pool: dict[str, PoolEntry] = field(default_factory=dict)
     last_generation: int = 0
+    rollouts: Rollouts = field(default_factory=Rollouts)
 
     def declare(self, names: Collection[str], now: float) -> bool:
         """The whole list of models that ought to exist; others become unknown (404). Whether
@@ -113,6 +121,7 @@ class Registry:
         self.declared, self.listed = set(names), True
         self.outlines = {n: o for n, o in self.outlines.items() if n in self.declared}
         self.progress = {k: p for k, p in self.progress.items() if p.model in self.declared}
+        self.rollouts.declare(self.declared)
         changed |= self._gather(now)
         if changed:
             self._changed()
@@ -142,13 +151,11 @@ class Registry:
         self._changed()
 
     def profile(self, name: str, digest: str) -> tuple[tuple[int, int, float], ...]:
-        """What replicas of the live version that run with these settings have measured; () where
-        there are none, or they did not."""
-        live = self.view().models.get(name)
-        if live is None:
-            return ()
-        profiles = {group.digest: group.profile for group in live.groups}
-        return {live.digest: live.profile, **profiles}.get(digest, ())
+        """What replicas that run with these settings have measured, of the live version or of its
+        canary; () where there are none, or they did not."""
+        models = self.view().models
+        known = (models[each] for each in (name, canary_of(name)) if each in models)
+        return next((found for each in known if (found := _profile(each, digest))), ())
 
     def serves(self, name: str) -> bool:
         """Whether an anchor of any generation has announced it and has not gone."""
@@ -237,6 +244,37 @@ class Registry:
         others = {name: said for name, (_, said) in self.gateways.items() if name != gateway}
         return {name: said["rates"] for name, said in others.items() if "rates" in said}
 
+    def begin_rollout(self, model: str, terms: RolloutTerms, wall_s: float, now: float) -> int:
+        """Of the canary that is declared; its number."""
+        return self.rollouts.begin(model, terms, wall_s, now)
+
+    def look_at_rollouts(self, now: float) -> bool:
+        """Decides what is to be decided. Whether gateways must hear of it."""
+        if not self.rollouts.by_model:
+            return False
+        return self._decided(self.rollouts.look(now, self.view().models, self._observations()))
+
+    def promote(self, model: str, now: float) -> bool:
+        return self._decided(self.rollouts.promote(model, now))
+
+    def finish_rollout(self, model: str) -> bool:
+        return self._decided(self.rollouts.finish(model))
+
+    def abort_rollout(self, model: str, why: str) -> bool:
+        return self._decided(self.rollouts.abort(model, why))
+
+    def rollout_accounts(self, now: float) -> list[RolloutAccount]:
+        return self.rollouts.accounts(now, self.view().models)
+
+    def _decided(self, changed: bool) -> bool:
+        if changed:
+            self._changed()
+        return changed
+
+    def _observations(self) -> list[Observations]:
+        """What each gateway has said last."""
+        return [each for _, said in self.gateways.values() for each in _rollouts_of(said)]
+
     def view(self) -> View:
         live: dict[str, ModelDescription] = {}
         for (name, generation), entry in self.entries.items():
@@ -250,7 +288,9 @@ class Registry:
             self.complete,
             {name: outline.fallback for name, outline in self.outlines.items()},
             self._pool_members(),
-            frozenset(name for name, outline in self.outlines.items() if outline.optional),
+            frozenset(name for name, outline in self.outlines.items() if outline.optional)
+            | {name for name in self.declared if is_canary(name)},
+            self.rollouts.routes(),
         )
 
     def _pool_members(self) -> dict[str, tuple[PoolMember, ...]]:
@@ -266,3 +306,14 @@ class Registry:
 
     def _changed(self) -> None:
         self.revision += 1
+
+
+def _rollouts_of(snapshot: dict[str, object]) -> list[Observations]:
+    said = snapshot.get("rollouts", ())
+    assert isinstance(said, list | tuple)
+    return [each for each in said if isinstance(each, Observations)]
+
+
+def _profile(d: ModelDescription, digest: str) -> tuple[tuple[int, int, float], ...]:
+    profiles = {group.digest: group.profile for group in d.groups}
+    return {d.digest: d.profile, **profiles}.get(digest, ())

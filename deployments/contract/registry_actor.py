@@ -26,6 +26,8 @@ from deployments.contract.registry import (
     ReplicaProgress,
     View,
 )
+from deployments.contract.rollout.account import RolloutAccount
+from deployments.contract.rollout.terms import RolloutTerms
 from deployments.contract.scaling import actor_name
 from deployments.contract.scaling.watch import keep_alive
 from deployments.contract.server_status import replica_targets, server_status
@@ -55,7 +57,8 @@ class RegistryActor:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 10)
-            if self._registry.sweep(clock()):
+            swept = self._registry.sweep(clock())
+            if self._registry.look_at_rollouts(clock()) or swept:
                 self._wake()
 
     async def _follow_serve(self) -> None:
@@ -139,6 +142,26 @@ class RegistryActor:
     async def push(self, gateway: str, snapshot: dict[str, object]) -> dict[str, object]:
         """What the other gateways have said last of their tenants' rates."""
         return self._registry.push(gateway, snapshot, clock())
+
+    async def begin_rollout(self, model: str, terms: RolloutTerms) -> int:
+        return self._registry.begin_rollout(model, terms, time.time(), clock())
+
+    async def promote(self, model: str) -> bool:
+        return self._told(self._registry.promote(model, clock()))
+
+    async def finish_rollout(self, model: str) -> bool:
+        return self._told(self._registry.finish_rollout(model))
+
+    async def abort_rollout(self, model: str, why: str) -> bool:
+        return self._told(self._registry.abort_rollout(model, why))
+
+    async def rollouts(self) -> list[RolloutAccount]:
+        return self._registry.rollout_accounts(clock())
+
+    def _told(self, changed: bool) -> bool:
+        if changed:
+            self._wake()
+        return changed
 
     async def status(self) -> dict[str, Any]:
         """View, outlines, progress and the gateways' latest snapshots."""

@@ -135,6 +135,11 @@ def _of_streams(model: ModelFields) -> Iterator[Complaint]:
         yield ("replicas", "memory_limit_mib"), "must be left out: an engine holds what it is given"
     if model.allow_non_finite:
         yield ("allow_non_finite",), "must be left out: tokens are no numbers that could be NaN"
+    if model.rollout is not None and model.rollout.shadow_percent:
+        yield (
+            ("rollout", "shadow_percent"),
+            "must be left out: prompts are not copied, their answers are drawn",
+        )
     if model.coalesce:
         yield ("coalesce",), "must be left out: answers that stream are not shared"
     plain = LengthSettings(max=model.lengths.max)

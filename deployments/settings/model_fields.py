@@ -22,6 +22,7 @@ from deployments.settings.lengths import LengthSettings
 from deployments.settings.record import RecordSettings
 from deployments.settings.replicas import ReplicaSettings
 from deployments.settings.reuse import CacheSettings
+from deployments.settings.rollout import RolloutSettings
 from deployments.settings.scaling import ModelScalingSettings
 from deployments.settings.scheduling import (
     AdmissionSettings,
@@ -164,6 +165,11 @@ class ModelFields(Section):
         default_factory=AcceptSettings,
         description="What the model must agree with before it may serve; left out or empty, "
         "nothing: see docs/verify.md.",
+    )
+    rollout: RolloutSettings | None = Field(
+        default=None,
+        description="How a new version takes the live one's place: step by step, compared with it, "
+        "and taken back by itself; unset, at once.",
     )
     record: RecordSettings = Field(
         default_factory=RecordSettings,

@@ -1,0 +1,54 @@
+"""A model's canary as a model of its own, and the terms of its rollout, from the model's settings.
+
+The canary is served under a name that no user may give (`canary_of`), with a fixed number of
+replicas beside the live version's, and nothing of what belongs to the model's name: no policy, no
+fallback, no place in the pool, and no rollout.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from deployments.contract.rollout.terms import AgreementTerms, RolloutTerms
+from deployments.settings.model import ModelSettings
+from deployments.settings.replicas import ReplicaSettings
+from deployments.settings.rollout import AgreementSettings, RolloutSettings
+
+_COUNTS = ("count", "min", "max", "spare", "survive", "groups")
+
+
+def canary_settings(model: ModelSettings) -> ModelSettings:
+    """Of a model with a `rollout`; of several groups of replicas it runs the first."""
+    assert model.rollout is not None
+    one = next(iter(model.views().values()), model)
+    written = one.model_dump(mode="json", exclude_unset=True)
+    for section in ("scaling", "rollout", "fallback", "optional"):
+        written.pop(section, None)
+    replicas = {n: v for n, v in written.get("replicas", {}).items() if n not in _COUNTS}
+    replicas["count"] = _count(model.rollout, one.replicas)
+    return ModelSettings.model_validate(written | {"replicas": replicas})
+
+
+def _count(rollout: RolloutSettings, live: ReplicaSettings) -> int:
+    if rollout.replicas is not None:
+        return rollout.replicas
+    return max(1, ceil(live.least * rollout.steps_percent[-1] / 100))
+
+
+def rollout_terms(rollout: RolloutSettings) -> RolloutTerms:
+    """Copies, where there are any, come first."""
+    shares = tuple(percent / 100 for percent in rollout.steps_percent)
+    return RolloutTerms(
+        shares=(0.0, *shares) if rollout.shadow_percent else shares,
+        hold_s=rollout.hold_s,
+        least_requests=rollout.least_requests,
+        shadow=rollout.shadow_percent / 100,
+        max_errors=rollout.max_errors_percent / 100,
+        max_latency_ratio=rollout.max_latency_ratio,
+        max_cost_ratio=rollout.max_cost_ratio,
+        agreement=_agreement(rollout.agreement),
+    )
+
+
+def _agreement(given: AgreementSettings) -> AgreementTerms:
+    return AgreementTerms(given.cosine, given.max_abs, given.top1, given.least_percent / 100)

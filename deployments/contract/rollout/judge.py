@@ -1,0 +1,83 @@
+"""Whether what was seen of a canary says that it must not go on, and why; in words for people.
+
+Every bound is asked with confidence: a single failure among few, or a slow answer among few,
+convicts nobody, and the more has been seen, the smaller a difference counts. Shares by Wilson's
+interval (Wilson 1927), latencies by the ranks of `latencies`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import sqrt
+
+from deployments.contract.rollout.latencies import at_least, at_most
+from deployments.contract.rollout.observations import (
+    Observations,
+    VersionObservations,
+    commonest,
+    failure_share,
+)
+from deployments.contract.rollout.terms import RolloutTerms
+
+_Z = 2.0
+_LEAST_FAILURES = 3
+_QUANTILES = (0.5, 0.9)
+_NOISE_S = 0.002  # a difference that is no version's
+
+
+def complaint(seen: Observations, terms: RolloutTerms) -> str:
+    """The first thing that is wrong, "" for nothing."""
+    return next(_complaints(seen, terms), "")
+
+
+def _complaints(seen: Observations, terms: RolloutTerms) -> Iterator[str]:
+    yield from _failures("requests", seen.canary, seen.live, terms)
+    yield from _failures("copied requests", seen.copies, seen.live, terms)
+    yield from _disagreement(seen, terms)
+    for canary in (seen.canary, seen.copies):
+        yield from _slowness(canary, seen.live, terms)
+
+
+def _failures(
+    what: str, canary: VersionObservations, live: VersionObservations, terms: RolloutTerms
+) -> Iterator[str]:
+    allowed = failure_share(live) + terms.max_errors
+    if canary.failed >= _LEAST_FAILURES and _lower(canary.failed, canary.requests) > allowed:
+        yield (
+            f"{canary.failed} of {canary.requests} {what} failed (the live version: "
+            f"{live.failed} of {live.requests}), most of them with {commonest(canary.reasons)}"
+        )
+
+
+def _disagreement(seen: Observations, terms: RolloutTerms) -> Iterator[str]:
+    least = terms.agreement.least
+    wrong = seen.compared - seen.agreed
+    if terms.agreement.asked and wrong and 1 - _lower(wrong, seen.compared) < least:
+        yield (
+            f"{seen.agreed} of {seen.compared} compared rows agree with the live version's; "
+            f"{least:.1%} must"
+        )
+
+
+def _slowness(
+    canary: VersionObservations, live: VersionObservations, terms: RolloutTerms
+) -> Iterator[str]:
+    for length in sorted(canary.latencies.keys() & live.latencies.keys()):
+        for quantile in _QUANTILES:
+            slow = at_least(canary.latencies[length], quantile)
+            usual = at_most(live.latencies[length], quantile)
+            if slow is None or usual is None:
+                continue
+            if slow > usual * terms.max_latency_ratio + _NOISE_S:
+                yield (
+                    f"its p{quantile * 100:g} of requests up to {length} long is above "
+                    f"{slow * 1000:.3g} ms, the live version's below {usual * 1000:.3g} ms"
+                )
+
+
+def _lower(hits: int, total: int) -> float:
+    """What the share is above, nearly certainly."""
+    share, z2 = hits / total, _Z * _Z
+    centre = share + z2 / (2 * total)
+    spread = _Z * sqrt(share * (1 - share) / total + z2 / (4 * total * total))
+    return (centre - spread) / (1 + z2 / total)

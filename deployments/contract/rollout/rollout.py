@@ -1,0 +1,153 @@
+"""One rollout of one model: step by step more requests for the canary, until it takes over or goes.
+
+    checking -> steps (shares of the requests) -> promoting -> promoted
+         |          |                               |
+         +----------+---------- aborted <-----------+  (promoting: only if the new version, started
+                                                        in the live one's place, does not run)
+
+At either end the canary gets no more requests, and is taken away.
+
+The registry keeps it and decides; gateways route by `route` and say what they see; whoever deploys
+(the host, or the command line on a cluster) carries out what was decided: puts the new version in
+the place of the live one, or takes the canary away. Pure state, given the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from deployments.contract.description import ModelDescription
+from deployments.contract.rollout.cost_gate import too_costly
+from deployments.contract.rollout.judge import complaint
+from deployments.contract.rollout.observations import Observations, summed
+from deployments.contract.rollout.terms import RolloutTerms, canary_of
+
+Phase = Literal["checking", "step", "promoting", "promoted", "aborted"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRoute:
+    """What gateways do: `share` of the model's requests go to `canary`, copies of `shadow` of the
+    others too, and rows of both compared by `terms`. `rollout`, `step`: what their counts are
+    about."""
+
+    rollout: int
+    step: int
+    canary: str
+    share: float
+    shadow: float
+    terms: RolloutTerms
+
+
+@dataclass(slots=True)
+class Rollout:
+    """`number`: grows with every rollout of the cluster. `step`: index of the share in force.
+    since_s, away_since_s: on the registry's clock. why: of an abort, or of what is waited for."""
+
+    model: str
+    number: int
+    terms: RolloutTerms
+    since_s: float
+    phase: Phase = "checking"
+    step: int = 0
+    why: str = ""
+    away_since_s: float | None = None
+    seen: Observations = field(default_factory=lambda: Observations(0, 0))
+
+    @property
+    def canary(self) -> str:
+        return canary_of(self.model)
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ("promoted", "aborted")
+
+    @property
+    def route(self) -> RolloutRoute | None:
+        """None while the canary gets nothing."""
+        if self.phase not in ("step", "promoting"):
+            return None
+        share = self.terms.shares[min(self.step, len(self.terms.shares) - 1)]
+        shadow = self.terms.shadow if self.phase == "step" else 0.0
+        return RolloutRoute(self.number, self.step, self.canary, share, shadow, self.terms)
+
+    def look(
+        self,
+        now: float,
+        live: ModelDescription | None,
+        canary: ModelDescription | None,
+        said: Iterable[Observations],
+    ) -> bool:
+        """Decides by what is known now; whether gateways must hear of it. `live`, `canary`: as
+        announced, None of what is not; `said`: by each gateway, last."""
+        if self.phase == "checking":
+            return self._check(now, live, canary)
+        if self.phase != "step":
+            return False
+        self.seen = summed(self.number, self.step, said)
+        if self._is_away(now, canary) and self.away_since_s is not None:
+            if now - self.away_since_s < self.terms.away_s:
+                return False
+            return self._abort(f"it has had no replica for {self.terms.away_s:g} s")
+        if why := complaint(self.seen, self.terms):
+            return self._abort(why)
+        return self._go_on(now)
+
+    def promote(self, now: float) -> bool:
+        """By hand, or after the last step. False where it is decided already."""
+        if self.phase not in ("checking", "step"):
+            return False
+        self.phase, self.since_s, self.why = "promoting", now, ""
+        return True
+
+    def finish(self) -> bool:
+        """The new version runs in the live one's place."""
+        if self.phase != "promoting":
+            return False
+        self.phase = "promoted"
+        return True
+
+    def abort(self, why: str) -> bool:
+        """By hand, or because the new version does not run in the live one's place. False where it
+        has ended already."""
+        return not self.ended and self._abort(why)
+
+    def _check(
+        self, now: float, live: ModelDescription | None, canary: ModelDescription | None
+    ) -> bool:
+        """What it costs, once it has said so; without a live version there is nothing to hold it
+        to."""
+        if canary is None:
+            return False
+        if live is not None and (why := too_costly(live, canary, self.terms)):
+            return self._abort(why)
+        self.phase, self.since_s = "step", now
+        return True
+
+    def _is_away(self, now: float, canary: ModelDescription | None) -> bool:
+        """`away_since_s` is None while it is not; gateways need a moment after each step."""
+        if canary is not None and self.seen.reached:
+            self.away_since_s = None
+            return False
+        if self.away_since_s is None:
+            self.away_since_s = now
+        return True
+
+    def _go_on(self, now: float) -> bool:
+        held_s = now - self.since_s
+        own = self.seen.canary if self.terms.shares[self.step] else self.seen.copies
+        lacks = self.terms.least_requests - own.requests
+        self.why = f"waits for {lacks} more requests" if lacks > 0 else ""
+        if held_s < self.terms.hold_s or lacks > 0:
+            return False
+        if self.step + 1 == len(self.terms.shares):
+            return self.promote(now)
+        self.step, self.since_s = self.step + 1, now
+        self.seen = Observations(self.number, self.step, reached=self.seen.reached)
+        return True
+
+    def _abort(self, why: str) -> bool:
+        self.phase, self.why = "aborted", why
+        return True

@@ -1,0 +1,65 @@
+"""All rollouts of a cluster, one a model at most. Pure state, given the time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deployments.contract.description import ModelDescription
+from deployments.contract.rollout.account import RolloutAccount, account
+from deployments.contract.rollout.observations import Observations
+from deployments.contract.rollout.rollout import Rollout, RolloutRoute
+from deployments.contract.rollout.terms import RolloutTerms
+
+
+@dataclass(slots=True)
+class Rollouts:
+    """Numbers grow with every rollout, across restarts too: that is what the wall clock is for.
+    Methods that decide say whether gateways must hear of it."""
+
+    by_model: dict[str, Rollout] = field(default_factory=dict)
+    last: int = 0
+
+    def declare(self, names: Collection[str]) -> None:
+        """The whole list of what ought to exist: a rollout ends with its canary."""
+        self.by_model = {n: r for n, r in self.by_model.items() if r.canary in names}
+
+    def begin(self, model: str, terms: RolloutTerms, wall_s: float, now: float) -> int:
+        """Its number; one that is under way goes on."""
+        known = self.by_model.get(model)
+        if known is not None and not known.ended:
+            return known.number
+        self.last = max(self.last + 1, int(wall_s * 1000))
+        self.by_model[model] = Rollout(model, self.last, terms, now)
+        return self.last
+
+    def look(
+        self, now: float, models: Mapping[str, ModelDescription], said: Sequence[Observations]
+    ) -> bool:
+        """`models`: as announced, canaries among them; `said`: by each gateway, last."""
+        changed = [
+            rollout.look(now, models.get(name), models.get(rollout.canary), said)
+            for name, rollout in self.by_model.items()
+        ]
+        return any(changed)
+
+    def promote(self, model: str, now: float) -> bool:
+        """False where no rollout of the model is undecided."""
+        return model in self.by_model and self.by_model[model].promote(now)
+
+    def finish(self, model: str) -> bool:
+        """False where none is being promoted."""
+        return model in self.by_model and self.by_model[model].finish()
+
+    def abort(self, model: str, why: str) -> bool:
+        """False where none is under way."""
+        return model in self.by_model and self.by_model[model].abort(why)
+
+    def routes(self) -> dict[str, RolloutRoute]:
+        return {name: route for name, r in self.by_model.items() if (route := r.route)}
+
+    def accounts(self, now: float, models: Mapping[str, ModelDescription]) -> list[RolloutAccount]:
+        return [
+            account(rollout, now, models.get(name), models.get(rollout.canary))
+            for name, rollout in sorted(self.by_model.items())
+        ]
