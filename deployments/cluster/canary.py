@@ -2,7 +2,8 @@
 
 The canary is served under a name that no user may give (`canary_of`), with a fixed number of
 replicas beside the live version's, and nothing of what belongs to the model's name: no policy, no
-fallback, no place in the pool, and no rollout.
+place in the pool, no rollout, and somebody waits for it. All else is as it will be, so that what
+its replicas measure is known by their digest.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def canary_settings(model: ModelSettings) -> ModelSettings:
     assert model.rollout is not None
     one = next(iter(model.views().values()), model)
     written = one.model_dump(mode="json", exclude_unset=True)
-    for section in ("scaling", "rollout", "fallback", "optional"):
+    for section in ("scaling", "rollout", "optional"):
         written.pop(section, None)
     replicas = {n: v for n, v in written.get("replicas", {}).items() if n not in _COUNTS}
     replicas["count"] = _count(model.rollout, one.replicas)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TypedDict
 
 from deployments.contract.description import ModelDescription
-from deployments.contract.rollout.latencies import median_s
+from deployments.contract.rollout.latencies import median_s, whole
 from deployments.contract.rollout.observations import VersionObservations
 from deployments.contract.rollout.rollout import Rollout
 
@@ -65,10 +64,7 @@ def account(
 
 
 def _version(description: ModelDescription | None, seen: VersionObservations) -> VersionAccount:
-    whole = Counter[int]()
-    for histogram in seen.latencies.values():
-        whole += histogram
-    half_s = median_s(whole)
+    half_s = median_s(whole(seen.latencies))
     return VersionAccount(
         version=description.version if description else "",
         answered=seen.answered,

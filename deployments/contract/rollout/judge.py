@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import sqrt
 
-from deployments.contract.rollout.latencies import at_least, at_most
+from deployments.contract.rollout.latencies import Histogram, at_least, at_most, whole
 from deployments.contract.rollout.observations import (
     Observations,
     VersionObservations,
     commonest,
-    failure_share,
 )
 from deployments.contract.rollout.terms import RolloutTerms
 
 _Z = 2.0
-_LEAST_FAILURES = 3
+_LEAST_FAILURES = 5
 _QUANTILES = (0.5, 0.9)
 _NOISE_S = 0.002  # a difference that is no version's
 
@@ -41,7 +40,7 @@ def _complaints(seen: Observations, terms: RolloutTerms) -> Iterator[str]:
 def _failures(
     what: str, canary: VersionObservations, live: VersionObservations, terms: RolloutTerms
 ) -> Iterator[str]:
-    allowed = failure_share(live) + terms.max_errors
+    allowed = _upper(live.failed, live.requests) + terms.max_errors
     if canary.failed >= _LEAST_FAILURES and _lower(canary.failed, canary.requests) > allowed:
         yield (
             f"{canary.failed} of {canary.requests} {what} failed (the live version: "
@@ -62,22 +61,37 @@ def _disagreement(seen: Observations, terms: RolloutTerms) -> Iterator[str]:
 def _slowness(
     canary: VersionObservations, live: VersionObservations, terms: RolloutTerms
 ) -> Iterator[str]:
+    """By length, and of all lengths: both versions get the same mixture of them."""
+    yield from _slower("requests", whole(canary.latencies), whole(live.latencies), terms)
     for length in sorted(canary.latencies.keys() & live.latencies.keys()):
-        for quantile in _QUANTILES:
-            slow = at_least(canary.latencies[length], quantile)
-            usual = at_most(live.latencies[length], quantile)
-            if slow is None or usual is None:
-                continue
-            if slow > usual * terms.max_latency_ratio + _NOISE_S:
-                yield (
-                    f"its p{quantile * 100:g} of requests up to {length} long is above "
-                    f"{slow * 1000:.3g} ms, the live version's below {usual * 1000:.3g} ms"
-                )
+        what = f"requests up to {length} long"
+        yield from _slower(what, canary.latencies[length], live.latencies[length], terms)
+
+
+def _slower(what: str, canary: Histogram, live: Histogram, terms: RolloutTerms) -> Iterator[str]:
+    for quantile in _QUANTILES:
+        slow, usual = at_least(canary, quantile), at_most(live, quantile)
+        if slow is None or usual is None:
+            continue
+        if slow > usual * terms.max_latency_ratio + _NOISE_S:
+            yield (
+                f"its p{quantile * 100:g} of {what} is above {slow * 1000:.3g} ms, the live "
+                f"version's below {usual * 1000:.3g} ms"
+            )
 
 
 def _lower(hits: int, total: int) -> float:
     """What the share is above, nearly certainly."""
-    share, z2 = hits / total, _Z * _Z
+    return _wilson(hits, total, -_Z)
+
+
+def _upper(hits: int, total: int) -> float:
+    """What the share is below; 0 of nothing, since nothing excuses a failure then."""
+    return _wilson(hits, total, _Z) if hits else 0.0
+
+
+def _wilson(hits: int, total: int, z: float) -> float:
+    share, z2 = hits / total, z * z
     centre = share + z2 / (2 * total)
-    spread = _Z * sqrt(share * (1 - share) / total + z2 / (4 * total * total))
-    return (centre - spread) / (1 + z2 / total)
+    spread = z * sqrt(share * (1 - share) / total + z2 / (4 * total * total))
+    return (centre + spread) / (1 + z2 / total)

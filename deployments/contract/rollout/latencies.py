@@ -1,4 +1,4 @@
-"""A histogram of latencies in steps of a fifth, and what it says of a quantile with confidence.
+"""A histogram of latencies in steps of a tenth, and what it says of a quantile with confidence.
 
 Bounds of a quantile are the values at the ranks that a binomial leaves (normal approximation):
 Conover, Practical Nonparametric Statistics, 3rd edition, 3.2.
@@ -7,9 +7,10 @@ Conover, Practical Nonparametric Statistics, 3rd edition, 3.2.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 
-_STEP = 1.2
+_STEP = 1.1
 _LEAST_S = 1e-4
 _Z = 2.0  # two sides of 95 %
 
@@ -44,6 +45,11 @@ def median_s(histogram: Histogram) -> float | None:
     """Up to a step; None of nothing."""
     total = sum(histogram.values())
     return seconds_of(_at(histogram, (total + 1) // 2)) if total else None
+
+
+def whole(by_length: Mapping[int, Histogram]) -> Counter[int]:
+    """Of all lengths."""
+    return sum((Counter(each) for each in by_length.values()), Counter())
 
 
 def _spread(total: int, quantile: float) -> float:

@@ -71,9 +71,5 @@ def length_bin(length: int) -> int:
     return 1 << max(0, length - 1).bit_length()
 
 
-def failure_share(seen: VersionObservations) -> float:
-    return seen.failed / seen.requests if seen.requests else 0.0
-
-
 def commonest(reasons: Mapping[str, int]) -> str:
     return max(reasons, key=lambda each: (reasons[each], each)) if reasons else ""
