@@ -14,6 +14,7 @@ import contextvars
 import re
 import time
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
+from ipaddress import ip_address
 from random import getrandbits
 from types import coroutine
 from typing import Any, NamedTuple, TypeVar
@@ -79,6 +80,23 @@ class Exchange:
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
+
+    @property
+    def caller_address(self) -> str:
+        """Where it came from before HAProxy, by the last word of X-Forwarded-For; who connected,
+        where that is none; "?": nobody knows. HAProxy lets nobody write that header whom the
+        settings do not trust."""
+        said = (self.header(b"x-forwarded-for") or "").rpartition(",")[2].strip()
+        try:
+            return str(ip_address(said))
+        except ValueError:
+            return self.client[0] if self.client else "?"
+
+    @property
+    def scheme(self) -> str:
+        """What the caller spoke: HAProxy says it of TLS that ends there, or before it at a proxy
+        that the settings trust."""
+        return "https" if self.headers.get(b"x-forwarded-proto") == b"https" else "http"
 
     def number(self, name: bytes) -> int | None:
         """A header that is a whole number, None without it. Raises BadRequest for anything else."""

@@ -92,8 +92,7 @@ class OperatorPages:
 
 
 def _line(exchange: Exchange, key: str, verb: str, what: str) -> AuditLine:
-    client = exchange.client[0] if exchange.client else "?"
-    return AuditLine(f"key {key}", verb, what, f"gateway, {client}")
+    return AuditLine(f"key {key}", verb, what, f"gateway, {exchange.caller_address}")
 
 
 async def _read(exchange: Exchange, kind: type[T], must: str) -> T:

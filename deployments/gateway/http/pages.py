@@ -137,7 +137,8 @@ class Pages:
 
     def _openapi(self, exchange: Exchange, route: Route, who: Reader) -> Page:
         host = exchange.header(b"host") or "127.0.0.1"
-        document = openapi.document(self._seen_by(who), f"http://{host}", self._priorities)
+        url = f"{exchange.scheme}://{host}"
+        document = openapi.document(self._seen_by(who), url, self._priorities)
         return 200, Encoded(document)
 
 

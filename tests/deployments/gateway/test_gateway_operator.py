@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from in_process import Answer, Stand, ask, standing
 
+from deployments.contract import audit
 from deployments.contract.errors import Unauthorized
 from deployments.gateway.app import assembled
 from deployments.gateway.http import operator_pages
@@ -129,6 +130,29 @@ async def test_a_key_is_revoked_through_a_gateway(tmp_path: Path, actor: Actor) 
         assert {row["id"]: row["state"] for row in rows}["laptop"] == "revoked"
         with pytest.raises(Unauthorized):
             live.current.identify(b"Bearer hr_a", None, None)
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "source"),
+    [
+        (None, "?"),  # this stand has no connections
+        ("203.0.113.7", "203.0.113.7"),
+        ("6.6.6.6, 2001:db8::7", "2001:db8::7"),  # the last is HAProxy's or a trusted proxy's word
+        ("not an address", "?"),
+    ],
+)
+async def test_the_audit_names_who_asked_haproxy(
+    stand: Stand,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forwarded: str | None,
+    source: str,
+) -> None:
+    monkeypatch.setenv(audit.AUDIT_FILE, str(tmp_path / "audit.jsonl"))
+    headers = BEARER | ({} if forwarded is None else {"x-forwarded-for": forwarded})
+    await operate(stand, "PUT", "/admin/controllers", headers, b'{"frozen": true}')
+    (line,) = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert json.loads(line)["source"] == f"gateway, {source}"
 
 
 async def test_a_store_that_does_not_answer_is_503(

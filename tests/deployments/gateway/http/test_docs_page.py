@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -49,6 +50,17 @@ async def test_each_file_has_its_type_and_may_be_kept(
 )
 async def test_nothing_else_of_the_package_is_served(stand: Stand, path: str) -> None:
     assert (await ask(stand.app, "GET", path)).status == 404
+
+
+@pytest.mark.parametrize(
+    ("spoken", "scheme"), [(None, "http"), (b"http", "http"), (b"https", "https"), (b"x", "http")]
+)
+async def test_the_document_names_the_scheme_that_the_caller_spoke(
+    stand: Stand, spoken: bytes | None, scheme: str
+) -> None:
+    headers = [(b"host", b"h")] + ([] if spoken is None else [(b"x-forwarded-proto", spoken)])
+    document = json.loads((await ask(stand.app, "GET", "/openapi.json", headers)).body)
+    assert document["servers"] == [{"url": f"{scheme}://h"}]
 
 
 async def test_files_are_only_read(stand: Stand) -> None:
