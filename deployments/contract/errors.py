@@ -66,7 +66,13 @@ class ContextTooLong(BadRequest):
 
 
 class Unauthorized(HeadraceError):
+    """`expired_key`: the id of the key it came by, where that has expired; for metrics and logs."""
+
     status, outcome, code = 401, "unauthorized", "invalid_api_key"
+
+    def __init__(self, message: str, *, reason: str = "", expired_key: str = ""):
+        super().__init__(message, reason=reason)
+        self.expired_key = expired_key
 
 
 class Forbidden(HeadraceError):

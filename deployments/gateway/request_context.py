@@ -71,15 +71,16 @@ class Generated:
 class RequestContext:
     """`protocol`: the codec's label. `mark` fills `stages` (seconds) in the pipeline's order.
     `counted`: its tokens were, at its tenant's rate. `fallback`: the model that answered if it is
-    not the requested one. `begun`: it is under way. `promise`: of the requested one, once it is
+    not the requested one. `begun`: it is under way. `expired_key`: the id of the key it came by,
+    where that has expired. `promise`: of the requested one, once it is
     found. `ran`: rows of it were queued and run, for it or an identical request. `reused`: None
     where its model neither keeps nor shares answers."""
 
     __slots__ = (
-        "_last", "_queued_at", "answers", "begun", "caller", "counted", "exchange", "fallback",
-        "generated", "model", "options", "outcome", "promise", "protocol", "queue_wait_s", "ran",
-        "reason", "request_bytes", "response_bytes", "reused", "service_s", "stages", "status",
-        "trace",
+        "_last", "_queued_at", "answers", "begun", "caller", "counted", "exchange", "expired_key",
+        "fallback", "generated", "model", "options", "outcome", "promise", "protocol",
+        "queue_wait_s", "ran", "reason", "request_bytes", "response_bytes", "reused", "service_s",
+        "stages", "status", "trace",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:
@@ -87,7 +88,7 @@ class RequestContext:
         self.protocol = protocol
         self.caller: Caller | None = None
         self.options = NO_OPTIONS
-        self.model = self.fallback = ""
+        self.model = self.fallback = self.expired_key = ""
         self.begun = self.counted = self.ran = False
         self.answers: tuple[RowAnswer, ...] = ()
         self.generated: Generated | None = None
@@ -157,6 +158,8 @@ class RequestContext:
         self.outcome = error.outcome
         self.reason = error.reason
         self.status = error.status
+        if isinstance(error, errors.Unauthorized):
+            self.expired_key = error.expired_key
 
     def headers(self, error: errors.HeadraceError | None) -> list[tuple[bytes, bytes]]:
         """What every answer carries, and what an answered or refused one carries besides."""

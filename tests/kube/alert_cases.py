@@ -12,6 +12,8 @@ Labels = dict[str, str]
 DEVICE: Labels = {"namespace": "serving", "model": "device"}
 CHAT: Labels = {**DEVICE, "tenant": "chat"}
 TARGETS: Labels = {"namespace": "serving", "job": "serving/headrace-gateways"}
+KEY: Labels = {"namespace": "serving", "tenant": "chat", "key": "laptop"}
+DAY_S = 86_400
 GPU: Labels = {"Hostname": "node-1", "gpu": "0"}
 
 
@@ -111,6 +113,25 @@ def cold_start(minutes: int) -> dict[str, str]:
         of("requests_total", CHAT, outcome="ok"): f"_x{minutes} 0+1000x60",
         of("slo_kept_total", CHAT): f"_x{minutes} 0+1000x60",
     }
+
+
+def ending(at_s: int, key: Labels = KEY, used: int | None = 0) -> dict[str, str]:
+    """A key that two gateways know and one saw, in seconds after promtool's clock began."""
+    uses = (
+        {}
+        if used is None
+        else {of("key_last_used_timestamp_seconds", key, gateway="a"): f"{used}x6000"}
+    )
+    ends = {of("key_expires_timestamp_seconds", key, gateway=each): f"{at_s}x6000" for each in "ab"}
+    return {**uses, **ends}
+
+
+def late_uses(values: str) -> dict[str, str]:
+    return {of("key_expired_requests_total", KEY, gateway="a"): values}
+
+
+def age(gateway: str, values: str) -> dict[str, str]:
+    return {of("tenants_age_seconds", {"namespace": "serving"}, gateway=gateway): values}
 
 
 def readiness(*values: str, optional: str = "false") -> dict[str, str]:
@@ -307,6 +328,35 @@ CASES = (
         {**DEVICE, "replica": "r#1"}, _SILENT,
     ),
     AlertCase("HeadraceReplicaIsSilent", "never", 20, replica("replica_suspended", "0x40")),
+    AlertCase(
+        "HeadraceKeyExpiresSoon", "in ten days", 20, ending(10 * DAY_S), KEY,
+        "The key laptop of tenant chat is in use and expires in 9d 23h 40m 0s.",
+    ),
+    AlertCase(
+        "HeadraceKeyExpiresSoon", "an operator's", 20, ending(10 * DAY_S, {**KEY, "tenant": ""}),
+        {"namespace": "serving", "key": "laptop"},
+        "The key laptop of an operator is in use and expires in 9d 23h 40m 0s.",
+    ),
+    AlertCase("HeadraceKeyExpiresSoon", "in fifteen days", 20, ending(15 * DAY_S)),
+    AlertCase("HeadraceKeyExpiresSoon", "it has", 20, ending(60)),
+    AlertCase("HeadraceKeyExpiresSoon", "nobody uses it", 20, ending(10 * DAY_S, used=None)),
+    AlertCase(
+        "HeadraceKeyExpiresSoon", "nobody has for days", 20 + 4 * 24 * 60, ending(10 * DAY_S)
+    ),
+    AlertCase(
+        "HeadraceExpiredKeyIsUsed", "once a minute", 60, late_uses("0x20 0+1x60"), KEY,
+        "The key laptop of tenant chat has expired, and about 39 requests of the last hour "
+        "still came by it: they were refused.",
+    ),
+    AlertCase("HeadraceExpiredKeyIsUsed", "never", 60, late_uses("0x90")),
+    AlertCase("HeadraceExpiredKeyIsUsed", "two hours ago", 150, late_uses("0x10 0+1x10 10x150")),
+    AlertCase(
+        "HeadraceTenantsAreOld", "at one of two gateways", 10,
+        {**age("a", "0.5x20"), **age("b", "0+60x20")}, {"namespace": "serving", "gateway": "b"},
+        "Gateway b has heard of no change of tenants and keys for 10m 0s: keys that were revoked "
+        "since are still good there.",
+    ),
+    AlertCase("HeadraceTenantsAreOld", "for a moment", 10, age("a", "0.5x8 45 0.5x10")),
     AlertCase(
         "HeadraceGpuMemoryIsFull", "nearly all", 30, gpu_memory(79_000, 1_000), GPU,
         "98.75% of GPU 0's memory on node-1 is in use.",

@@ -108,6 +108,8 @@ class GatewayTelemetry:
 
     def turned_away(self, exchange: Exchange, error: errors.HeadraceError) -> None:
         """A page was refused; requests to models end in `finished`."""
+        if isinstance(error, errors.Unauthorized) and error.expired_key:
+            self._keys.used_late(error.expired_key)
         if self._access.wants(error.status, time.monotonic()):
             total_s = time.perf_counter() - exchange.arrived
             self._access.write(_page_line(exchange, error, total_s))
@@ -123,6 +125,8 @@ class GatewayTelemetry:
         tenant, priority = (caller.tenant.name, caller.priority) if caller is not None else ("", "")
         if caller is not None:
             self.used(caller.tenant.key)
+        elif context.expired_key:
+            self._keys.used_late(context.expired_key)
         self._metrics.request(
             RequestLabels(
                 context.model, tenant, priority, context.protocol, context.outcome, context.reason
@@ -305,6 +309,7 @@ def _page_line(exchange: Exchange, error: errors.HeadraceError, total_s: float) 
     return AccessLine(
         exchange.request_id.decode("latin-1"), exchange.method, exchange.path,
         error.status, error.outcome, error.reason, "", "", total_s * 1e3,
+        key_id=error.expired_key if isinstance(error, errors.Unauthorized) else "",
     )  # fmt: skip
 
 
@@ -315,7 +320,7 @@ def _line(context: RequestContext, tenant: str, total_s: float) -> AccessLine:
         exchange.request_id.decode("latin-1"), exchange.method, exchange.path,
         context.status, context.outcome, context.reason, context.model, tenant, total_s * 1e3,
         None if tokens is None else tokens.input, None if tokens is None else tokens.output,
-        "" if context.caller is None else context.caller.tenant.key,
+        context.expired_key if context.caller is None else context.caller.tenant.key,
     )  # fmt: skip
 
 

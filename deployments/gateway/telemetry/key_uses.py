@@ -1,4 +1,4 @@
-"""Which keys are used: how often, when last, and when each ends.
+"""Which keys are used: how often, when last, when each ends, and how often after its end.
 
 By a key's id, never the key. Only keys that are in force are counted, and at most `MOST_NAMED` of
 them by their own ids (the rest together as `other`), so that the number of series is bounded by the
@@ -22,11 +22,12 @@ KeyLabels = tuple[str, str]
 
 @dataclass(slots=True)
 class KeyUse:
-    """`ends_s`: None: never, or of several together."""
+    """`ends_s`: None: never, or of several together. `late_uses`: refused, for it had expired."""
 
     uses: int = 0
     last_s: float | None = None
     ends_s: float | None = None
+    late_uses: int = 0
 
 
 class KeyUses:
@@ -51,10 +52,19 @@ class KeyUses:
             self._by_id[""] = ("", OTHER), rest
 
     def used(self, key: str, wall_s: float) -> None:
-        found = self._by_id.get(key) or self._by_id.get("")
+        found = self._find(key)
         if found is not None:
-            found[1].uses += 1
-            found[1].last_s = wall_s
+            found.uses += 1
+            found.last_s = wall_s
+
+    def used_late(self, key: str) -> None:
+        found = self._find(key)
+        if found is not None:
+            found.late_uses += 1
+
+    def _find(self, key: str) -> KeyUse | None:
+        found = self._by_id.get(key) or self._by_id.get("")
+        return None if found is None else found[1]
 
     def __iter__(self) -> Iterator[tuple[KeyLabels, KeyUse]]:
         return iter(list(self._by_id.values()))

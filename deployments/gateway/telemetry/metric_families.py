@@ -184,6 +184,8 @@ TEXT_CACHE = Scope(("model",), lambda s: [
 KEYS = Scope(("tenant", "key"), lambda s: s.levels.keys)
 KEYS_USED = Scope(("tenant", "key"), lambda s: [
     (labels, use.last_s) for labels, use in s.levels.keys if use.last_s is not None])
+KEYS_THAT_END = Scope(("tenant", "key"), lambda s: [
+    (labels, use) for labels, use in s.levels.keys if use.ends_s is not None or use.late_uses])
 KEYS_ENDING = Scope(("tenant", "key"), lambda s: [
     (labels, use.ends_s) for labels, use in s.levels.keys if use.ends_s is not None])
 REUSE = Scope(("model",), lambda s: [
@@ -337,6 +339,8 @@ FAMILIES: tuple[Family[Any] | HistogramFamily, ...] = (
           lambda s: int(s.levels.frozen)),
 
     counter("key_requests", KEYS, "Requests that came by a key.", lambda k: k.uses),
+    counter("key_expired_requests", KEYS_THAT_END, "Requests refused: their key had expired.",
+            lambda k: k.late_uses),
     gauge("key_last_used_timestamp_seconds", KEYS_USED, "When a key was used last.", _itself),
     gauge("key_expires_timestamp_seconds", KEYS_ENDING, "When a key ends.", _itself),
     gauge("tenants_age_seconds", GATEWAY, "Since the tenants in force were last found current.",

@@ -218,8 +218,10 @@ class Tenants:
         if scheme.lower() != b"bearer" or not given:
             raise Unauthorized("the Authorization header must be `Bearer <key>`")
         key = self._by_key.get(hash_key(given.strip()))
-        if key is None or not key.begins_s <= self._wall() < key.ends_s:
-            raise Unauthorized("the API key is unknown, expired or revoked")
+        now_s = self._wall()
+        if key is None or not key.begins_s <= now_s < key.ends_s:
+            expired = key.id if key is not None and now_s >= key.ends_s else ""
+            raise Unauthorized("the API key is unknown, expired or revoked", expired_key=expired)
         return key
 
     def still_opens(self, tenant: Tenant) -> bool:

@@ -16,6 +16,9 @@ from deployments.tools.observability.types import Alert, RecordedSeries, RuleGro
 
 MODEL = "namespace, model"
 _QUEUE = "headrace:queue_rows:sum"
+_KEY = "namespace, tenant, key"
+_OWNER = "{{ with $labels.tenant }}tenant {{ . }}{{ else }}an operator{{ end }}"
+_DAY_S = 86_400
 _FEWEST_ROWS = 10
 _FEWEST_BATCHES = 30
 _HOUR_BEFORE = f"avg_over_time({_QUEUE}[1h] offset 1h)"  # what waits now is no part of it
@@ -146,6 +149,36 @@ ALERTS = (
         Severity.WARNING,
         "Replica {{ $labels.replica }} of {{ $labels.model }} says nothing and is given nothing.",
         "Its process and its node: stopped, swapping, or cut off from the gateways.",
+    ),
+    Alert(
+        "HeadraceKeyExpiresSoon",
+        f"max by ({_KEY}) (headrace_key_expires_timestamp_seconds) - time() < {14 * _DAY_S} and "
+        f"max by ({_KEY}) (headrace_key_expires_timestamp_seconds) > time() and "
+        f"max by ({_KEY}) (headrace_key_last_used_timestamp_seconds) > time() - {3 * _DAY_S}",
+        "10m",
+        Severity.WARNING,
+        f"The key {{{{ $labels.key }}}} of {_OWNER} is in use and expires in "
+        "{{ $value | humanizeDuration }}.",
+        "Who uses it (headrace_key_requests_total); `headrace key new`, then move them.",
+    ),
+    Alert(
+        "HeadraceExpiredKeyIsUsed",
+        f"sum by ({_KEY}) (increase(headrace_key_expired_requests_total[1h])) > 0",
+        "5m",
+        Severity.WARNING,
+        f"The key {{{{ $labels.key }}}} of {_OWNER} has expired, and about "
+        "{{ $value | humanize }} requests of the last hour still came by it: they were refused.",
+        "Access lines with this `key_id`: from where? Give its callers a new one.",
+    ),
+    Alert(
+        "HeadraceTenantsAreOld",
+        "max by (namespace, gateway) (headrace_tenants_age_seconds) > 30",
+        "1m",
+        Severity.WARNING,
+        "Gateway {{ $labels.gateway }} has heard of no change of tenants and keys for "
+        "{{ $value | humanizeDuration }}: keys that were revoked since are still good there.",
+        "Does Ray's GCS answer? Is the tenants' file, where there is one, still there? The "
+        "gateway's log; `headrace status`.",
     ),
     Alert(
         "HeadraceGpuMemoryIsFull",

@@ -142,6 +142,26 @@ async def test_where_no_keys_are_needed_all_is_as_it_was(tmp_path: Path) -> None
         assert (await get(stand, "/admin/status")).status == 401
 
 
+async def test_uses_of_an_expired_key_are_counted_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.getLogger("headrace.access"), "handle", lines.append)
+    old = {"id": "old", "hash": hash_key("hr_old"), "expires": "2001-01-01T00:00:00Z"}
+    async with standing(MODELS, tmp_path, tenants={"acme": {"keys": [old]}}) as stand:
+        stand.telemetry.refresh()
+        refusals = [await get(stand, path, "hr_old") for path in ("/v1/models", "/metrics")]
+        headers = [(b"authorization", b"Bearer hr_old")]
+        refusals.append(await ask(stand.app, "POST", "/v2/models/mine/infer", headers, BODY))
+        assert [answer.status for answer in refusals] == [401] * 3
+        assert not any(b"old" in answer.body for answer in refusals)
+        page = stand.telemetry.page("")[0].decode()
+    assert 'headrace_key_expired_requests_total{gateway="' in page
+    assert 'key="old",tenant="acme"} 3.0' in page
+    assert 'headrace_key_requests_total{gateway="gateway-0",key="old",tenant="acme"} 3' not in page
+    assert [line.key_id for line in lines] == ["old"] * 3  # type: ignore[attr-defined]
+
+
 async def test_keys_are_counted_and_refusals_get_a_line(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,14 @@ def test_a_use_is_counted_by_the_keys_id_with_its_time() -> None:
     assert dict(uses) == {("", "root"): KeyUse(), ("a", "x"): KeyUse(2, 6.0, 7.0)}
 
 
+def test_uses_after_its_end_are_counted_apart() -> None:
+    uses = KeyUses()
+    uses.declare((key("x", 7.0),))
+    for name in ("x", "unknown"):
+        uses.used_late(name)
+    assert dict(uses) == {("a", "x"): KeyUse(0, None, 7.0, 1)}
+
+
 def test_counts_outlive_other_tenants_and_end_with_their_key() -> None:
     uses = KeyUses()
     uses.declare((key("x"), key("y")))
@@ -51,11 +59,12 @@ def test_what_is_beyond_the_bound_is_counted_together() -> None:
 
 
 def test_the_page_tells_of_keys_and_of_the_tenants_age() -> None:
-    keys = ((("a", "x"), KeyUse(2, 6.0, 7.0)), (("a", "y"), KeyUse()))
+    keys = ((("a", "x"), KeyUse(2, 6.0, 7.0, 4)), (("a", "y"), KeyUse()))
     metrics = GatewayMetrics("g", levels=lambda: GatewayLevels(keys=keys, tenants_age_s=1.5))
     page = metrics.exposition()[0].decode()
     assert 'headrace_key_requests_total{gateway="g",key="x",tenant="a"} 2.0' in page
     assert 'headrace_key_last_used_timestamp_seconds{gateway="g",key="x",tenant="a"} 6.0' in page
     assert 'headrace_key_expires_timestamp_seconds{gateway="g",key="x",tenant="a"} 7.0' in page
+    assert 'headrace_key_expired_requests_total{gateway="g",key="x",tenant="a"} 4.0' in page
     assert 'timestamp_seconds{gateway="g",key="y"' not in page
     assert 'headrace_tenants_age_seconds{gateway="g"} 1.5' in page
