@@ -8,6 +8,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 LOCKED := $(PIP) install --quiet --no-deps --require-hashes
 OWN := $(PIP) install --quiet --no-deps --no-build-isolation --editable .
 FILE ?= examples/minilm.yaml
+# Compiled files are kept, whatever the shell says: tests start hundreds of processes, and pytest
+# rewrites every test for each of its own (11 s each).
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install dev quick digits-example llm-example vllm serve prometheus dashboard lint types test test-cluster test-vllm kube test-kube lock audit sbom image-steps oracles check-oracles unit fuzz coverage integration chaos bench compare gpu-check wheel clean
 

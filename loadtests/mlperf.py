@@ -16,8 +16,9 @@ appendix "Early Stopping Criterion" (tolerance 0); loadgen's early_stopping.cc.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate, islice, takewhile
 from math import exp, inf, lgamma, log
 
 from loadtests.results.latency_histogram import LatencyHistogram
@@ -49,13 +50,16 @@ RULES: Mapping[str, Rule] = {
 
 def chance(queries: int, late: int, percentile: float) -> float:
     """That at most so many of the queries are late, if each is so with 1 - percentile."""
+    return sum(islice(_exactly(queries, percentile), late + 1))
+
+
+def _exactly(queries: int, percentile: float) -> Iterator[float]:
+    """The same of exactly 0, 1, 2, … of them."""
     on_time, late_log = log(percentile), log(1.0 - percentile)
     whole = lgamma(queries + 1)
-    terms = (
-        whole - lgamma(k + 1) - lgamma(queries - k + 1) + k * late_log + (queries - k) * on_time
-        for k in range(late + 1)
-    )
-    return sum(map(exp, terms))
+    for k in range(queries + 1):
+        ways = whole - lgamma(k + 1) - lgamma(queries - k + 1)
+        yield exp(ways + k * late_log + (queries - k) * on_time)
 
 
 def least_queries(late: int, percentile: float, confidence: float = CONFIDENCE) -> int:
@@ -74,16 +78,9 @@ def least_queries(late: int, percentile: float, confidence: float = CONFIDENCE) 
 
 def most_late(queries: int, percentile: float) -> int:
     """How many of the queries may be late; 0 where not even one may."""
-    low, high = 0, 1
-    while least_queries(high, percentile) <= queries:
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        if least_queries(middle, percentile) <= queries:
-            low = middle
-        else:
-            high = middle
-    return low
+    at_most = accumulate(_exactly(queries, percentile))
+    few = takewhile(lambda chance: chance <= 1.0 - CONFIDENCE, at_most)
+    return max(sum(1 for _ in few) - 1, 0)
 
 
 def estimate_s(latency: LatencyHistogram, percentile: float) -> float | None:

@@ -33,6 +33,11 @@ def sources() -> Iterator[Path]:
 
 
 @cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports() -> Graph:
     """Module → modules of ours that it imports, type-checking and late imports included."""
     modules = {_module(path): path for path in sources()}
@@ -48,7 +53,7 @@ def _module(path: Path) -> str:
 
 def _imported(path: Path, modules: dict[str, Path]) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 inside = f"{node.module}.{alias.name}"

@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import structure
-from structure import ROOT, sources
+from structure import ROOT, sources, tree
 
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 60
@@ -22,7 +22,7 @@ FORBIDDEN_NAMES = {"common", "utils", "helpers", "util", "helper", "misc"}
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -66,7 +66,7 @@ def test_functions_take_few_parameters():
 
 
 def test_modules_say_what_they_are():
-    silent = [str(p) for p in sources() if not ast.get_docstring(ast.parse(p.read_text()))]
+    silent = [str(p) for p in sources() if not ast.get_docstring(tree(p))]
     assert not silent
 
 
@@ -79,7 +79,7 @@ def test_islands_do_not_read_the_environment(island):
     readers = [
         str(path)
         for path in (ROOT / island).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv")
     ]
     assert not readers
@@ -90,7 +90,7 @@ def test_only_the_shell_imports_ray():
         str(path)
         for path in sources()
         if "deployments" not in path.parts and "peers" not in path.parts
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.Import | ast.ImportFrom)
         and any(name.split(".")[0] == "ray" for name in _imported(node))
     ]

@@ -385,6 +385,7 @@ def test_targets_stay_in_bounds_and_never_fall_while_one_starts(steps, least, mo
             assert not late
 
 
+@pytest.mark.slow
 @given(STEPS, st.integers(0, 4), st.integers(1, 6))
 def test_two_groups_in_a_budget_with_few_places_stay_in_bounds_and_within_it(
     steps, places, devices

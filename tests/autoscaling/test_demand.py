@@ -211,6 +211,7 @@ def test_a_single_request_is_no_demand_of_a_second():
     assert read([99.9], 100.0) < WORK_S / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.5, 2.0, 10.0])
 def test_chance_moves_it_little(rate):
     rng, now, arrivals = random.Random(1), 0.0, []

@@ -55,6 +55,7 @@ def test_yesterdays_burst_is_not_replayed():
     assert max(around) < 1.25
 
 
+@pytest.mark.slow
 def test_weekend_is_left_to_persistence_or_followed():
     forecast = Forecast(PolicySettings())
     feed(forecast, daily, 4 * DAY)
@@ -70,6 +71,7 @@ def test_season_is_not_used_in_the_first_two_periods():
     assert all(plan.method != SEASONAL for plan in plans)
 
 
+@pytest.mark.slow
 def test_season_is_used_once_it_helps_at_a_long_horizon():
     forecast = Forecast(PolicySettings())
     plans = feed(forecast, daily, 4 * DAY, horizon_s=1800.0)
@@ -153,6 +155,7 @@ def test_saved_state_is_json_of_bounded_size_and_goes_on_alike():
     assert theirs.method == ours.method
 
 
+@pytest.mark.slow
 def test_season_stands_where_it_would_after_an_absence():
     forecast, other = Forecast(PolicySettings()), Forecast(PolicySettings())
     feed(forecast, daily, 3 * DAY)

@@ -220,6 +220,7 @@ def test_help_imports_nothing_slow() -> None:
     assert not slow & imported_by("import deployments.cli")
 
 
+@pytest.mark.slow
 def test_check_imports_no_backend_and_no_cluster(good: Path) -> None:
     slow = {"ray", "torch", "openvino", "onnxruntime", "tokenizers", "rich"}
     assert not slow & imported_by(

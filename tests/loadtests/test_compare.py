@@ -40,6 +40,7 @@ def by_what(differences: tuple[Difference, ...], part: str) -> dict[str, Differe
     return {each.what: each for each in differences if each.part == part}
 
 
+@pytest.mark.slow
 def test_equal_runs_of_a_queue_seldom_differ() -> None:
     records = [queued(seed) for seed in range(RUNS)]
     found = [each for a, b in pairwise(records) for each in compare(a, b).lengths]
@@ -48,6 +49,7 @@ def test_equal_runs_of_a_queue_seldom_differ() -> None:
     assert max(inflations(a, b)[0] for a, b in pairwise(records)) > 4  # neighbours are alike
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [0.6, 1.5])
 def test_a_slower_run_is_called_slower(busy: float) -> None:
     """Also where it falls behind more and more, so that no two of its seconds are alike."""

@@ -19,6 +19,7 @@ def rows_in_memory():
     return sum(isinstance(each, Row) for each in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_collector")
 def test_rows_of_answered_and_cancelled_requests_are_freed_at_once(start):
     before = rows_in_memory()

@@ -61,6 +61,7 @@ def test_alias_of_itself_is_refused() -> None:
     assert sentences("a: &a\n  b: *a\n") == ["f:2: a.b: contains itself by an alias"]
 
 
+@pytest.mark.slow
 def test_aliases_that_multiply_are_refused_once() -> None:
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]

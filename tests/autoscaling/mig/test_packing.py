@@ -44,6 +44,7 @@ def replicas_of(plan: Plan, name: str) -> list[int]:
     return [sum(each.demand.name == name for each in gpu.slices) for gpu in plan.gpus]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_as_few_gpus_as_an_exhaustive_search_finds(number):
     case = CASES[number]
@@ -63,6 +64,7 @@ def test_some_of_the_cases_are_harder_than_best_fit():
     assert any(len(best_fit(counts(plan))) > len(plan.gpus) for plan in plans)
 
 
+@pytest.mark.slow
 def test_the_table_of_the_documentation_is_what_comes_out():
     assert exhaustive.table() in PAGE.read_text()
 

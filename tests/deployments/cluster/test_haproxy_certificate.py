@@ -21,6 +21,8 @@ from deployments.cluster.haproxy_certificate import CertificateFiles
 from deployments.contract.channel.sockets import ChannelTls
 from deployments.settings.gateway import GatewaySettings
 
+pytestmark = pytest.mark.slow  # a real HAProxy each
+
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b"
 
 

@@ -18,6 +18,8 @@ from real_haproxy import in_front_of
 from deployments.cluster import haproxy, haproxy_rules
 from deployments.cluster.haproxy_options import Options
 
+pytestmark = pytest.mark.slow  # a real HAProxy each
+
 HOST = b"host: x\r\n"
 LARGE = 40_000  # more than HAProxy's buffer
 

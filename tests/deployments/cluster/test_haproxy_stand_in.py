@@ -22,6 +22,8 @@ import pytest
 from deployments.cluster import haproxy, haproxy_wrapper, ports
 from deployments.cluster.haproxy_stand_in import Files, stand_ins, takes_over, with_gateways
 
+pytestmark = pytest.mark.slow  # real HAProxies
+
 # A node's process that starts what it is told on its input, as a manager's child: HAProxy's
 # grandparent. The manager writes the exit code to the file named first. Ends with its input.
 NODE = """

@@ -16,6 +16,8 @@ import pytest
 from deployments.cluster import orphaned_processes, server_files
 from deployments.cluster.server_files import ProcessMark, ServerState
 
+pytestmark = pytest.mark.slow  # processes of their own
+
 ID = uuid.uuid4().hex  # other runs of these tests have processes of their own
 PORT = 8000
 DEAD = ProcessMark(os.getpid(), 1.0)  # a pid that the system gave away again

@@ -25,6 +25,8 @@ from deployments.replica.stream_core import StreamCore
 from deployments.settings.model import ModelSettings
 from runtimes import catalog
 
+pytestmark = pytest.mark.slow  # OpenAI's client, slow to import
+
 STEP_MS = 4
 SAID: Any = [{"role": "user", "content": "hello there"}]
 CHAT = {

@@ -309,4 +309,4 @@ class CacheMachine(RuleBasedStateMachine):
         assert said.bytes <= self.LIMIT
 
 
-TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine = pytest.mark.slow(CacheMachine.TestCase)

@@ -135,6 +135,7 @@ def test_without_a_collector_the_trace_is_passed_on_and_nothing_recorded():
     tracing.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "unwanted"),
     [

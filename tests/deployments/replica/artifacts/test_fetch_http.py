@@ -65,6 +65,7 @@ def test_cuts_are_gone_on_from_where_they_were(server, tmp_path):
     assert fetching.waited == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.slow
 def test_a_server_that_falls_silent_is_left_and_gone_on_with(server, tmp_path, monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(readers, "SILENCE_S", 0.1)

@@ -87,6 +87,7 @@ async def test_many_batches_in_one_write_and_one_in_many_are_answered(stand: Sta
     assert not (await answer(peer, 3)).busy
 
 
+@pytest.mark.slow
 async def test_megabytes_go_both_ways_while_others_are_served(stand: Stand) -> None:
     peer, other = await Peer.welcome(stand.server), await Peer.welcome(stand.server, "other")
     values = np.arange(3 << 20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,16 @@ from deployments.tools.chart.values_comments import comments
 VALUES = (CHART / "values.yaml").read_text()
 
 
-@pytest.mark.parametrize("path", generated(), ids=str)
+made, schema_of, of_settings = cache(generated), cache(values_schema), cache(settings_schema)
+
+
+@pytest.mark.parametrize("path", made(), ids=str)
 def test_a_generated_file_is_up_to_date(path: Path) -> None:
-    assert (CHART / path).read_text() == generated()[path], "python -m deployments.tools.chart"
+    assert (CHART / path).read_text() == made()[path], "python -m deployments.tools.chart"
 
 
 def test_every_value_is_described_and_no_name_is_unknown() -> None:
-    assert list(_undescribed(values_schema(VALUES), ())) == []
+    assert list(_undescribed(schema_of(VALUES), ())) == []
 
 
 def _undescribed(schema: dict[str, Any], path: tuple[str, ...]) -> Any:
@@ -38,13 +42,13 @@ def _undescribed(schema: dict[str, Any], path: tuple[str, ...]) -> Any:
 
 
 def test_defaults_are_what_the_schema_takes() -> None:
-    jsonschema.Draft202012Validator(values_schema(VALUES)).validate(yaml.safe_load(VALUES))
+    jsonschema.Draft202012Validator(schema_of(VALUES)).validate(yaml.safe_load(VALUES))
 
 
 def test_every_default_of_the_schema_stands_in_the_values() -> None:
     """So that a reader of values.yaml sees all there is."""
     values = yaml.safe_load(VALUES)
-    for name, each in values_schema(VALUES)["properties"].items():
+    for name, each in schema_of(VALUES)["properties"].items():
         if name in SECTIONS or name == "global":
             continue
         assert name in values, name
@@ -89,7 +93,7 @@ SETTINGS: list[tuple[dict[str, Any], bool]] = [
 
 @pytest.mark.parametrize(("given", "taken"), SETTINGS)
 def test_the_schema_takes_what_the_settings_take(given: dict[str, Any], taken: bool) -> None:
-    sections, definitions = settings_schema()
+    sections, definitions = of_settings()
     schema = {"properties": sections, "$defs": definitions}
     assert jsonschema.Draft202012Validator(schema).is_valid(given) is taken
 

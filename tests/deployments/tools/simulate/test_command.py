@@ -68,6 +68,7 @@ def test_json_is_one_object_with_the_agreed_names(scenario):
     assert sum(each["offered"] for each in found["buckets"].values()) == found["offered"]
 
 
+@pytest.mark.slow
 def test_same_seed_prints_the_same_and_another_something_else(scenario):
     first, again, other = (as_json(scenario, "--seed", seed) for seed in ("1", "1", "2"))
     assert first == again != other

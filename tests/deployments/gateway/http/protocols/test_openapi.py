@@ -109,6 +109,7 @@ def test_every_path_of_the_surface_is_described(doc: Any) -> None:
     assert set(doc["paths"]) == PATHS
 
 
+@pytest.mark.slow
 def test_the_document_is_valid(doc: Any) -> None:
     validate(doc)
 
