@@ -1,11 +1,14 @@
-"""Bench: what do callers notice while a model of several replicas is changed, well and badly?
+"""Bench: what do callers notice while a model is changed again and again, well and badly?
 
-`python -m loadtests.benches.model_changes [--changes 12]`: two gateways, one model of `REPLICAS`
+`python -m loadtests.benches.model_changes [--changes 27]`: two gateways, one model of `REPLICAS`
 replicas that run a request at a time, asked at a fixed rate, `LOAD` of what they can do, whether
-answers come or not. `headrace apply` changes the model again and again: to other settings, and
-every third time to an artifact that cannot be loaded, which it must take back by itself.
+answers come or not. `headrace apply` gives it one version after the other, each with a rollout:
+copies of requests first, then two steps with requests of its own. Every third version is good; the
+others cannot be loaded, cost too much, are slow, wrong, answer NaN, or end their process, and must
+be taken back by themselves.
 
-Promises: no request failed; every good change was made, every bad one taken back.
+Promises: no request failed or was answered wrongly; every good change was made, every bad one taken
+back.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from math import nan
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -29,47 +34,70 @@ from loadtests.benches.server import SETTINGS_DIR, Settings, command_line, headr
 from loadtests.results.report_table import BenchVerdict, Table, at_most
 
 MODEL = "changing"
-REPLICAS, SERVICE_MS, LOAD = 4, 100, 0.65
+REPLICAS, SERVICE_MS, LOAD = 2, 50, 0.5
 HOME = Path("out/bench/changes")
 RUBBISH = "no-graph.onnx"
-BAD_EVERY = 3
-ANSWER_S, CHANGE_S, PAUSE_S = 60.0, 180.0, 2.0
+ANSWER_S, CHANGE_S, PAUSE_S = 60.0, 300.0, 1.0
+ROLLOUT = {
+    "steps_percent": [20, 50], "hold_s": 1, "least_requests": 20, "shadow_percent": 50,
+    "agreement": {"max_abs": 0.1},
+}  # fmt: skip
+ASKED = [1, 2, 3]
+MEASURED = {"profile_s": 1}
+BAD: dict[str, Settings] = {
+    "cannot be loaded": {"runtime": "onnxruntime", "source": RUBBISH, "options": {}},
+    "costs too much": {**MEASURED, "options": {"base_ms": 3 * SERVICE_MS}},
+    "slow": {"profile_s": 0, "options": {"base_ms": 3 * SERVICE_MS}},
+    "wrong": {**MEASURED, "options": {"base_ms": SERVICE_MS, "answer_bias": 1}},
+    "NaN": {**MEASURED, "options": {"base_ms": SERVICE_MS, "nan_ids": ASKED[:1]}},
+    "ends its process": {**MEASURED, "options": {"base_ms": SERVICE_MS, "die_ids": ASKED[:1]}},
+}
+GOOD = "good"
+
+
+@dataclass(slots=True)
+class KindOfChange:
+    """decided: changes that ended as they should, each after so many seconds."""
+
+    made: int = 0
+    decided: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Changes:
-    """changed, taken_back: changes that ended as they should; took_s: of each change of either
-    kind. longest_s: that an answer took while a model changed, quiet_s: and while none did."""
+    """longest_s: that an answer took while the model changed, quiet_s: and while it did not."""
 
-    good: int = 0
-    bad: int = 0
-    changed: int = 0
-    taken_back: int = 0
+    kinds: dict[str, KindOfChange] = field(default_factory=dict)
     asked: int = 0
     longest_s: float = 0.0
     quiet_s: float = 0.0
     failures: list[str] = field(default_factory=list)
-    change_s: list[float] = field(default_factory=list)
-    detected_s: list[float] = field(default_factory=list)
+
+    def undecided(self, *, good: bool) -> int:
+        """Changes that did not end as they should, of the good or of the bad ones."""
+        kinds = [kind for name, kind in self.kinds.items() if (name == GOOD) is good]
+        return sum(kind.made - len(kind.decided) for kind in kinds)
+
+
+def kind_of(change: int) -> str:
+    """Every third version is good; the others take turns."""
+    if change % 3 == 0:
+        return GOOD
+    return list(BAD)[(change - change // 3 - 1) % len(BAD)]
 
 
 def settings(change: int) -> Settings:
-    """Of the model after so many changes; every `BAD_EVERY`th cannot be loaded."""
+    """Of the model after so many changes; no two that follow each other are the same."""
+    good = {**MEASURED, "options": {"base_ms": SERVICE_MS + change % 5 / 10}}
     model: dict[str, Any] = {
         "runtime": "synthetic",
-        "profile_s": 0,
         "slo": {"latency_ms": 20_000},
         "batch": {"max_size": 1},
-        "options": {"base_ms": SERVICE_MS + change % 5},
         "replicas": {"count": REPLICAS},
+        "rollout": ROLLOUT,
+        **BAD.get(kind_of(change), good),
     }
-    if is_bad(change):
-        model |= {"runtime": "onnxruntime", "source": RUBBISH, "options": {}}
     return {"models": {MODEL: model}, "gateway": {"replicas": 2}}
-
-
-def is_bad(change: int) -> bool:
-    return change % BAD_EVERY == BAD_EVERY - 1
 
 
 class Callers:
@@ -96,12 +124,12 @@ class Callers:
         self._over.set()
 
     async def _ask(self, http: httpx.AsyncClient) -> None:
-        ids = {"name": "ids", "datatype": "INT64", "shape": [1, 3], "data": [1, 2, 3]}
+        ids = {"name": "ids", "datatype": "INT64", "shape": [1, len(ASKED)], "data": ASKED}
         began, changing = time.monotonic(), self.changing
         self._found.asked += 1
         try:
             answer = await http.post(self._url, json={"inputs": [ids]})
-            if answer.status_code != 200 or answer.json()["outputs"][0]["data"] != [6.0]:
+            if answer.status_code != 200 or answer.json()["outputs"][0]["data"] != [sum(ASKED)]:
                 self._found.failures.append(f"{answer.status_code} {answer.text[:200]}")
         except httpx.HTTPError as error:
             self._found.failures.append(f"{type(error).__name__}: {error}")
@@ -129,7 +157,8 @@ async def _under_load(running: RunningServer, found: Changes, number: int) -> No
         callers.changing = True
         await _change(running, found, change)
         callers.changing = False
-        say(f"{change} of {number} changes: {len(found.failures)} of {found.asked} failed, "
+        say(f"{change} of {number} changes ({kind_of(change)}): "
+            f"{len(found.failures)} of {found.asked} failed, "
             f"longest answer {found.longest_s:.2f} s")  # fmt: skip
     await asyncio.sleep(PAUSE_S)
     callers.stop()
@@ -143,18 +172,13 @@ async def _change(running: RunningServer, found: Changes, change: int) -> None:
     file.write_text(yaml.safe_dump(settings(change) | {"gateway": gateway}, sort_keys=False))
     began = time.monotonic()
     said = await asyncio.to_thread(_apply, running, file)
-    code = said.returncode
-    took_s = time.monotonic() - began
-    if is_bad(change):
-        found.bad += 1
-        found.taken_back += code != 0
-        found.detected_s.append(took_s)
+    name = kind_of(change)
+    kind = found.kinds.setdefault(name, KindOfChange())
+    kind.made += 1
+    if (said.returncode == 0) is (name == GOOD):
+        kind.decided.append(time.monotonic() - began)
     else:
-        found.good += 1
-        found.changed += code == 0
-        if code:
-            say(f"change {change} was not made: {said.stderr.strip()}")
-        found.change_s.append(took_s)
+        say(f"change {change} ({name}) ended with {said.returncode}: {said.stderr.strip()}")
 
 
 def _apply(running: RunningServer, file: Path) -> subprocess.CompletedProcess[str]:
@@ -173,33 +197,37 @@ def runs(options: Options) -> Iterator[BenchRun]:
     yield BenchRun("changes", changes(options.changes))
 
 
-def median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2] if values else 0.0
-
-
 def tables(done: Runs, options: Options) -> Iterator[Table]:
     (found,) = done.results
-    headers = ("good changes", "made", "in s (median)", "bad changes", "taken back",
-               "in s (median)", "requests", "failed", "longest answer while it changed s",
-               "and else s")  # fmt: skip
-    row = (found.good, found.changed, median(found.change_s), found.bad, found.taken_back,
-           median(found.detected_s), found.asked, len(found.failures), found.longest_s,
-           found.quiet_s)  # fmt: skip
-    yield Table(f"{REPLICAS} replicas, asked at {LOAD:.0%} of what they can do", headers, (row,))
+    rows = tuple(
+        (name, kind.made, len(kind.decided), median(kind.decided or [nan]),
+         max(kind.decided, default=nan))
+        for name, kind in found.kinds.items()
+    )  # fmt: skip
+    yield Table(
+        f"{REPLICAS} replicas, asked at {LOAD:.0%} of what they can do",
+        ("versions", "number", "ended as they should", "after s (median)", "after s (most)"),
+        rows,
+    )
+    yield Table(
+        "What callers noticed",
+        ("requests", "failed or wrong", "longest answer while it changed s", "and else s"),
+        ((found.asked, len(found.failures), found.longest_s, found.quiet_s),),
+    )
 
 
 def bars(done: Runs, options: Options) -> Iterator[BenchVerdict]:
     (found,) = done.results
-    yield at_most("requests that failed", len(found.failures), 0)
-    yield at_most("good changes that were not made", found.good - found.changed, 0)
-    yield at_most("bad changes that were not taken back", found.bad - found.taken_back, 0)
+    yield at_most("requests that failed or were answered wrongly", len(found.failures), 0)
+    yield at_most("good changes that were not made", found.undecided(good=True), 0)
+    yield at_most("bad changes that were not taken back", found.undecided(good=False), 0)
 
 
 BENCH = Bench(
     name="model_changes",
     about=__doc__,
     title="A model changed under load",
-    options={"changes": Option(12)},
+    options={"changes": Option(27)},
     measure=runs,
     tables=tables,
     bars=bars,

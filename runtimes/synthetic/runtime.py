@@ -54,7 +54,8 @@ class SyntheticOptions:
     base_ms, per_request_ms, per_token_us: the time of a batch. embed_width: 0, or how wide its
     output `embedding` is. load_s, warm_s: how long starting takes. A batch holding one of these ids
     in any row: fail_ids raises `RunError`, hang_ids stops for hang_s (or until `close`), die_ids
-    ends the whole process at once. nan_ids: a row that holds one is answered with NaN.
+    ends the whole process at once. nan_ids: a row that holds one is answered with NaN. answer_bias:
+    what every answer is off by.
     """
 
     base_ms: float = 2.0
@@ -68,6 +69,7 @@ class SyntheticOptions:
     die_ids: tuple[int, ...] = ()
     nan_ids: tuple[int, ...] = ()
     hang_s: float = 3600.0
+    answer_bias: float = 0.0
 
     def __post_init__(self) -> None:
         for name in _NOT_NEGATIVE:
@@ -136,7 +138,8 @@ class SyntheticRuntime:
         if name == EMBEDDING:
             width = self._options.embed_width
             return Ragged("FP32", _folded(ids, width), ((width,),) * rows)
-        return Ragged("FP32", _row_sums(ids), ((),) * rows)
+        sums = _row_sums(ids) + np.float32(self._options.answer_bias)
+        return Ragged("FP32", sums, ((),) * rows)
 
     def _inject(self, ids: np.ndarray[Any, Any]) -> None:
         if _holds(ids, self._options.die_ids):

@@ -42,6 +42,10 @@ def test_every_row_gets_its_own_sum_in_order():
     assert sums(device(), [1, 2], [], [3], [4, 5, -6]) == [3, 0, 3, 3]
 
 
+def test_a_bias_is_in_every_answer():
+    assert sums(device(answer_bias=0.5), [1, 2], [3]) == [3.5, 3.5]
+
+
 def test_only_rows_with_a_marked_id_are_answered_with_nan():
     outputs = device(nan_ids=[7], embed_width=2).run(batch([1, 2], [], [3, 7], [4])).outputs
     assert np.isnan(outputs["sum"].data).tolist() == [False, False, True, False]
