@@ -110,6 +110,18 @@ class Arrivals:
         flow = self._waiting.flows.by_key.get((priority, tenant))
         self.offered.add_unread(None if flow is None else flow.asks)
 
+    def served_elsewhere(self, tenant: str, priority: int, lengths: tuple[int, ...]) -> None:
+        """It was asked for here, and others who stand in have answered it."""
+        flow, before_s = self._waiting.flows.by_key.get((priority, tenant)), self.offered.work_s
+        asks = None if flow is None else flow.asks
+        if lengths:
+            longest = self._waiting.edges[-1]
+            within = tuple([min(length, longest) for length in lengths])
+            self.offered.add(self._work_s(within), within[0], asks)
+        else:
+            self.offered.add_unread(asks)
+        self.offered.served_s += self.offered.work_s - before_s
+
     def _work_s(self, lengths: tuple[int, ...]) -> float:
         """Each row's part of a full batch."""
         edges, sizes = self._waiting.edges, self._groups.reference.sizes

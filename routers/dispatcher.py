@@ -206,6 +206,11 @@ class Dispatcher:
         if first and reason is not Reason.TENANT_FULL:
             arrivals.turned_away_unread(tenant, priority)
 
+    def served_elsewhere(self, tenant: str, priority: int, lengths: tuple[int, ...]) -> None:
+        """A request was offered here and answered by others who stand in; `lengths`: of its rows,
+        () where they do not say what it takes."""
+        self._requests.arrivals.served_elsewhere(tenant, priority, lengths)
+
     def fast_reject(
         self, tenant: str, priority: int, left_s: float, expires_s: float, now: float
     ) -> float | None:

@@ -200,3 +200,17 @@ def test_batches_of_several_kinds_scatter_more_than_each_kind_does(start):
     short_s, long_s = 4 * 32e-3, 4 * 512e-3
     assert short_s < group.planned_s < long_s
     assert group.planned_scv > 0.5
+
+
+def test_what_others_answered_was_offered_and_served_here(start):
+    driver = start(profile=LINEAR, max_size=4, slo_s=10.0)
+    driver.dispatcher.served_elsewhere("t", 0, (33, 5, 100_000))
+    found = offered(driver)
+    assert found.requests == 1
+    assert found.work_s == found.served_s == pytest.approx(3 * ROW_S, rel=0.03)
+    assert set(dict(found.by_length)) == {64}
+    assert not found.refused
+    driver.dispatcher.served_elsewhere("t", 0, ())  # as the others on average
+    found = offered(driver)
+    assert found.work_s == found.served_s == pytest.approx(6 * ROW_S, rel=0.03)
+    assert found.requests == 2
