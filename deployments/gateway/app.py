@@ -48,8 +48,8 @@ logger = logging.getLogger("headrace.gateway")
 
 class GatewayApp:
     """`telemetry` hears of every request's client address, for keep-alive counters, and of refusals
-    that the pipeline did not see. `heads`: which headers it takes. `rates`: of tenants, for who
-    exchanges them with others."""
+    that the pipeline did not see. `heads`: which headers it takes. `rates`: of tenants,
+    `rollouts`: of models, for who tells others of them."""
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class GatewayApp:
         heads: HeadChecks,
     ) -> None:
         self.rates = services.rates
+        self.rollouts = services.rollouts
         self._pipeline = Pipeline(services)
         self._pages = pages
         self._operator = operator

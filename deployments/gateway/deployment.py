@@ -119,12 +119,16 @@ class Gateway:
             await asyncio.sleep(_REFRESH_S)
 
     async def _tell_registry(self) -> None:
-        """Pushes the snapshot that `status` shows, and hears what others have passed of tenants'
-        rates. That it is away is said once."""
+        """Pushes the snapshot that `status` shows and what was seen of rollouts, and hears what
+        others have passed of tenants' rates. That it is away is said once."""
         away = False
         while True:
             try:
-                said = {**self._telemetry.snapshot(), "rates": self._app.rates.report()}
+                said = {
+                    **self._telemetry.snapshot(),
+                    "rates": self._app.rates.report(),
+                    "rollouts": self._app.rollouts.report(),
+                }
                 pushed = self._registry.push.remote(self._uid, said)
                 self._app.rates.hear(await asyncio.wait_for(pushed, _PUSH_ANSWER_S))
                 away = False
@@ -138,7 +142,7 @@ class Gateway:
         self._loop_watch.close()
         for task in self._tasks:
             task.cancel()
-        for served in self._models.served.values():
+        for served in self._models.queued.values():
             served.end_recording()
         self._telemetry.close()
         self._pool.close()

@@ -25,6 +25,7 @@ from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.preprocess.prompts import Ids, prompt_of, pseudo_ids, too_many
 from deployments.gateway.queues.pending_requests import PendingStreamRequest
 from deployments.gateway.request_context import (
+    ENGINE_REFUSED,
     GatewayServices,
     Generated,
     RequestContext,
@@ -55,6 +56,7 @@ async def generate(
     # One version's description and terms from here on, even if another goes live meanwhile.
     streams, description = model.streams, model.description
     terms = streams.terms
+    context.version = description.version
     selection.check_same_meaning(texts=call.texts is not None, named=False)
     if call.adapter:
         selection.require_requested()
@@ -70,8 +72,10 @@ async def generate(
     context.mark("tokenize")
     # Queue: bounded, by the deadline of the first token; what comes is passed on behind this line.
     context.queued()
+    selection.begins()
     demand = selection.asks(demand_of(context, selection.promise, call.user))
     pending = streams.submit(prompt, terms, demand)
+    selection.submitted(pending)
     left = partial(streams.cancel, pending)
     try:
         meter = _TokenMeter(services, caller, pending)
@@ -154,20 +158,41 @@ async def _relay(
     pending: PendingStreamRequest,
     meter: _TokenMeter,
 ) -> None:
-    exchange = context.exchange
+    exchange, caller = context.exchange, context.caller
+    assert caller is not None
     try:
         first = await pending.next()
+        if pending.status != _OK and selection.on_canary:
+            raise _engine_refusal(selection, pending.status)
         context.stream_began(pending.dispatched_at, selection.fallback)
         if pending.prompt.streams and pending.status == _OK:
             await exchange.start_stream(_SSE, [*_UNBUFFERED, *context.headers(None)])
             await _flow(exchange, context, pending, first, meter)
         else:
             await _whole(exchange, context, pending, first)
+        if pending.status == _OK:
+            selection.answered(caller.rank, (pending.prompt.tokens,), _first_token_s(pending))
+        elif selection.trial is not None:
+            selection.failed(_engine_refusal(selection, pending.status))
     finally:
         meter.count()
         if pending.tokens.input:
             context.generated = _generated(context, selection, pending)
     context.mark("reply")
+
+
+def _engine_refusal(selection: ModelSelection, status: int) -> errors.HeadraceError:
+    """The engine's own refusal. The canary's is the caller's only if the live version says the
+    same; of one that calls the request bad nothing has run."""
+    if status < 500:
+        selection.submitted(None)
+    known = errors.BadRequest if status < 500 else errors.RowFailed
+    return known(f"the engine answered {status}", reason=ENGINE_REFUSED)
+
+
+def _first_token_s(pending: PendingStreamRequest) -> float | None:
+    """Since it came to its queue; None where it has had no token."""
+    return pending.first_at - pending.request.arrival if pending.first_at else None
 
 
 async def _whole(

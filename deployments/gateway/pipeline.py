@@ -23,6 +23,7 @@ from deployments.gateway.generation import generate
 from deployments.gateway.http.body_bounds import BodyBound, bound_of, widest
 from deployments.gateway.http.codecs import Codec, GenerationCodec
 from deployments.gateway.http.exchange import Exchange, unless_left
+from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.queues.catalogue import unknown_model
 from deployments.gateway.queues.core_loop import Demand, VersionTerms
 from deployments.gateway.queues.crash_records import fingerprints
@@ -38,6 +39,7 @@ from deployments.gateway.reuse.answer_reuse import ReuseQuery, sharing
 from deployments.gateway.reuse.fallback import ModelSelection
 from deployments.gateway.reuse.response_cache import row_keys
 from deployments.gateway.reuse.single_flight import Follower
+from deployments.gateway.rollout.copies import Answered
 from deployments.gateway.rows.types import RowAnswer, Rows
 from deployments.gateway.tenancy.tenants import Caller
 
@@ -108,30 +110,76 @@ class Pipeline:
         # 6. Parse: small bodies at once, large ones in the pool, tenants in turn. The model of a
         # body that names it is looked up here.
         context.request_bytes = len(body)
-        description = selection and selection.model.description
-        call = await services.off_loop(caller, len(body), codec.decode, body, exchange, description)
+        call = await self._decoded(context, selection, codec, body)
         if selection is None:
             adapter = call.adapter if isinstance(codec, GenerationCodec) else ""
             selection = self._select(context, caller, call.model, None, adapter)
             selection.check_room(demand_of(context, selection.promise))
         context.mark("parse")
-        # 7. Answer, by the requested model or the cheaper one: a prompt's answer flows from there
-        # to the client (`generation`); rows are answered together, then encoded by the description
-        # of the version that ran them.
+        # 7. Answer, by the requested model or the cheaper one (under rollout, by the canary or the
+        # live version): a prompt's answer flows from there to the client (`generation`); rows are
+        # answered together, then encoded by the description of the version that ran them.
         if isinstance(codec, GenerationCodec):
             await _with_fallback(
                 context, selection, lambda: generate(services, context, selection, call)
             )
             return
-        done = await _with_fallback(
-            context, selection, lambda: self._infer(context, selection, codec, call)
-        )
-        context.answered(done.answers, selection.fallback)
-        description = _description_of_ran(done.description, version, done.answers)
-        encoded = codec.encode(call, done.rows, done.answers, description)
+        done, encoded = await self._answered(context, selection, codec, call, version)
         context.response_bytes = len(encoded.body)
         await exchange.reply(200, encoded, context.headers(None))
         context.mark("reply")
+        # 12. Copies for a canary, once the caller has its answer.
+        if selection.trial is not None and _may_be_copied(context, selection):
+            copied = Answered(done.description, done.rows, done.answers, context.request_bytes)
+            services.rollouts.answered(context.model, copied)
+
+    async def _decoded(
+        self,
+        context: RequestContext,
+        selection: ModelSelection | None,
+        codec: Codec | GenerationCodec,
+        body: bytes,
+    ) -> Any:
+        """The call, within the bounds of whatever model may take it."""
+        services, caller, exchange = self._services, context.caller, context.exchange
+        assert caller is not None
+
+        def decode() -> Awaitable[Any]:
+            known = selection and selection.model.description
+            return services.off_loop(caller, len(body), codec.decode, body, exchange, known)
+
+        if selection is None or not selection.on_canary:
+            return await decode()
+        return await _with_fallback(context, selection, decode)
+
+    async def _answered(
+        self,
+        context: RequestContext,
+        selection: ModelSelection,
+        codec: Codec,
+        call: Any,
+        version: str | None,
+    ) -> tuple[_AnsweredRows, Encoded]:
+        while True:
+            done = await _with_fallback(
+                context, selection, lambda: self._infer(context, selection, codec, call)
+            )
+            context.answered(done.answers, selection.fallback)
+            try:
+                description = _description_of_ran(done.description, version, done.answers)
+                encoded = codec.encode(call, done.rows, done.answers, description)
+            except errors.HeadraceError as refusal:
+                if not selection.on_canary:
+                    raise
+                selection.fall_back(refusal)
+                context.fell_back()
+                continue
+            if selection.trial is not None:
+                assert context.caller is not None
+                ran = context.reused is None or context.reused.ran_alone
+                selection.answered(context.caller.rank, done.rows.lengths, ran=ran)
+                selection.record(done.rows)
+            return done, encoded
 
     async def _infer(
         self, context: RequestContext, selection: ModelSelection, codec: Codec, call: Any
@@ -140,6 +188,7 @@ class Pipeline:
         assert caller is not None
         # One version's description and terms from here on, even if another goes live meanwhile.
         description, terms = model.description, model.batches.terms
+        context.version = description.version
         texts, images = codec.texts(call), codec.images(call, description)
         selection.check_same_meaning(texts=texts is not None, named=codec.names_tensors)
         # 8. Lengths: tokenise texts, decode and resize images, off the loop; rows that are too long
@@ -163,6 +212,7 @@ class Pipeline:
         # 10a. Inputs that have ended replicas: looked for only while any are known.
         suspect = await self._is_suspect(context, model, rows)
         submit = partial(self._submit, context, selection, terms, suspect)
+        selection.begins()
         reuse = model.reuse
         if reuse is None:
             # 11. Queue: bounded, by deadline. A replica is chosen behind this line, when free.
@@ -174,7 +224,7 @@ class Pipeline:
         # 11a. Reuse, before the queue: rows answered before, then an identical request's run. Only
         # the rest is queued, once for all callers that wait for it.
         query = await self._reuse_query(context, description, rows)
-        follower = _follower(demand_of(context, selection.promise), rows.count)
+        follower = _follower(selection.asks(demand_of(context, selection.promise)), rows.count)
         context.queued()
         answering = reuse.answers(query, follower, submit)
         context.reused = await unless_left(context.exchange, answering, follower.leave)
@@ -190,7 +240,8 @@ class Pipeline:
     ) -> ModelSelection:
         if not caller.tenant.may_use(name, adapter):
             raise unknown_model(f"{name}:{adapter}" if adapter else name)
-        selection = ModelSelection(self._services.models, caller.tenant, name, version)
+        trial = self._services.rollouts.trial(name, version)
+        selection = ModelSelection(self._services.models, caller.tenant, name, version, trial)
         context.model, context.promise = name, selection.promise
         self._services.watcher.arrived(context)
         return selection
@@ -204,8 +255,11 @@ class Pipeline:
 
     def _bound(self, selection: ModelSelection | None, codec: Codec | GenerationCodec) -> BodyBound:
         if selection is None:
-            return widest(model.description for model in self._services.models.served.values())
-        return bound_of(selection.model.description, numbers=codec.names_tensors)
+            return widest(model.description for model in self._services.models.queued.values())
+        if not selection.on_canary:
+            return bound_of(selection.model.description, numbers=codec.names_tensors)
+        bounds = [bound_of(d, numbers=codec.names_tensors) for d in selection.takers]
+        return max(bounds, key=lambda bound: bound.size_bytes)
 
     async def _reuse_query(
         self, context: RequestContext, description: ModelDescription, rows: Rows
@@ -241,6 +295,7 @@ class Pipeline:
         demand = selection.asks(demand_of(context, selection.promise))._replace(suspect=suspect)
         pending = selection.model.batches.submit(rows, terms, demand)
         pending.trace = context.trace
+        selection.submitted(pending)
         return pending
 
 
@@ -256,15 +311,22 @@ class _AnsweredRows:
 async def _with_fallback(
     context: RequestContext, selection: ModelSelection, attempt: Callable[[], Awaitable[T]]
 ) -> T:
-    """A cheaper model before a refusal: once, on the same clock, and not once an answer flows."""
+    """The live version after its canary, and a cheaper model before a refusal: each once, on the
+    same clock, and not once an answer flows."""
     while True:
         try:
             return await attempt()
         except errors.HeadraceError as refusal:
             if context.exchange.replied:
+                selection.failed(refusal)
                 raise
             selection.fall_back(refusal)
             context.fell_back()
+
+
+def _may_be_copied(context: RequestContext, selection: ModelSelection) -> bool:
+    """What the live version has answered, and may run twice."""
+    return not (selection.on_canary or selection.fallback) and context.options.repeatable
 
 
 def _follower(demand: Demand, rows: int) -> Follower:

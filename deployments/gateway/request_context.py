@@ -27,6 +27,7 @@ from deployments.gateway.preprocess.inputs import encode_texts, prepare_images
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.reuse.answer_reuse import ReusedAnswers
+from deployments.gateway.rollout.rollouts import GatewayRollouts
 from deployments.gateway.rows.types import RowAnswer
 from deployments.gateway.telemetry.tracing import TraceContext
 from deployments.gateway.tenancy.rates import Rates
@@ -36,7 +37,7 @@ from deployments.settings.gateway import GatewaySettings
 from routers.types import Tokens
 
 T = TypeVar("T")
-_ENGINE_REFUSED = "engine_refused"
+ENGINE_REFUSED = "engine_refused"
 _DRAIN_RETRY_S = 2.0
 _FULL_RETRY_S = 1.0
 NO_OPTIONS = RequestOptions(None, "", True)
@@ -71,16 +72,16 @@ class Generated:
 class RequestContext:
     """`protocol`: the codec's label. `mark` fills `stages` (seconds) in the pipeline's order.
     `counted`: its tokens were, at its tenant's rate. `fallback`: the model that answered if it is
-    not the requested one. `begun`: it is under way. `expired_key`: the id of the key it came by,
-    where that has expired. `promise`: of the requested one, once it is
-    found. `ran`: rows of it were queued and run, for it or an identical request. `reused`: None
-    where its model neither keeps nor shares answers."""
+    not the requested one; `version`: what answered, or was to last. `begun`: it is under way.
+    `expired_key`: the id of the key it came by, where that has expired. `promise`: of the requested
+    one, once it is found. `ran`: rows of it were queued and run, for it or an identical request.
+    `reused`: None where its model neither keeps nor shares answers."""
 
     __slots__ = (
         "_last", "_queued_at", "answers", "begun", "caller", "counted", "exchange", "expired_key",
         "fallback", "generated", "model", "options", "outcome", "promise", "protocol",
         "queue_wait_s", "ran", "reason", "request_bytes", "response_bytes", "reused", "service_s",
-        "stages", "status", "trace",
+        "stages", "status", "trace", "version",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, protocol: str, trace: TraceContext) -> None:
@@ -88,7 +89,7 @@ class RequestContext:
         self.protocol = protocol
         self.caller: Caller | None = None
         self.options = NO_OPTIONS
-        self.model = self.fallback = self.expired_key = ""
+        self.model = self.fallback = self.expired_key = self.version = ""
         self.begun = self.counted = self.ran = False
         self.answers: tuple[RowAnswer, ...] = ()
         self.generated: Generated | None = None
@@ -138,7 +139,7 @@ class RequestContext:
     def refused_by_engine(self, status: int) -> None:
         """Its answer is the engine's own error."""
         known = errors.BadRequest if status < 500 else errors.RowFailed
-        self.outcome, self.reason, self.status = known.outcome, _ENGINE_REFUSED, status
+        self.outcome, self.reason, self.status = known.outcome, ENGINE_REFUSED, status
 
     def kept(self, total_s: float) -> bool:
         """Whether an answer that took so long kept the promise: the model's, or the time that its
@@ -204,6 +205,7 @@ class GatewayServices:
     ) -> None:
         limits = settings.limits
         self.models = models
+        self.rollouts = GatewayRollouts(models, pool, len(settings.priorities))
         self.limits = BodyLimits(
             limits.max_body_bytes,
             limits.max_inflated_bytes,

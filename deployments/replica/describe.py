@@ -18,6 +18,7 @@ from deployments.contract.description import (
     ReuseSettings,
     Scheduling,
 )
+from deployments.contract.rollout.terms import model_of
 from deployments.contract.scheduling import scheduling
 from deployments.replica import processors
 from deployments.replica.artifacts.checksum import sha256_of
@@ -61,7 +62,7 @@ def runtime_settings(
     threads = processors.threads(model.replicas, reserved_cpus)
     options = processors.unpinned_where_shared(name, model.options, threads, reserved_cpus)
     return RuntimeSettings(
-        name=name,
+        name=model_of(name),  # an engine's answers name it, a canary's as its model
         runtime=model.runtime,
         source=path,
         cache_dir=cache_dir,

@@ -14,7 +14,9 @@ from in_process import Stand
 from deployments.contract.description import Generating, ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
+from deployments.contract.rollout.terms import is_canary
 from deployments.contract.scheduling import scheduling
+from deployments.gateway.queues.catalogue import _as_shown
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.settings.model import ModelSettings
 
@@ -46,17 +48,20 @@ def add(
     described = description(
         name=name, task="generate", generating=shape, max_length=100, bucket_edges=(16, 100),
         inputs=(), outputs=(), scheduling=scheduling(model), digest="digest",
+        version=model.version or "1",
     )  # fmt: skip
     if model.fallback:
         reuse = replace(described.reuse, fallback=model.fallback)
         described = replace(described, reuse=reuse)
     engines, directory = Played(), ReplicaDirectory()
     served = ServedModel(
-        described, tokenizer, engines, directory, stand.identity, stand.telemetry.batch
+        _as_shown(described), tokenizer, engines, directory, stand.identity, stand.telemetry.batch
     )
-    stand.models._served[name] = served
+    served.queue.keeps_unreached = not is_canary(name)
+    stand.models._kept(name)[name] = served
     stand.models._live[name] = described
-    stand.models._declared |= {name}
+    if not is_canary(name):
+        stand.models._declared |= {name}
     stand.channels[name], stand.books[name] = engines, directory  # type: ignore[assignment]
     ids = tuple(RunningReplica(f"{name}-{n}", (("digest", "digest"),)) for n in range(replicas))
     directory.update(list(ids))

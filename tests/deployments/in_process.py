@@ -23,9 +23,16 @@ from deployments.contract.description import GatewayIdentity, ModelDescription
 from deployments.contract.groups import combined
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.replica_directory import ReplicaDirectory, RunningReplica
+from deployments.contract.rollout.rollout import RolloutRoute
+from deployments.contract.rollout.terms import (
+    AgreementTerms,
+    RolloutTerms,
+    canary_of,
+    is_canary,
+)
 from deployments.gateway.app import assembled
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
-from deployments.gateway.queues.catalogue import Catalogue
+from deployments.gateway.queues.catalogue import Catalogue, _as_shown
 from deployments.gateway.queues.replica_channel import ChannelListener
 from deployments.gateway.queues.replica_link import LinkCounts
 from deployments.gateway.queues.served_model import ServedModel
@@ -233,12 +240,13 @@ class Stand:
         self.telemetry.watch(self.models, self.pool, self.tenants)
         self.channels: dict[str, LocalChannel] = {}
         self.books: dict[str, ReplicaDirectory] = {}
+        self.removed: list[ServedModel] = []
         self._workers: list[DeviceWorker] = []
         self._group_of: dict[str, str] = {}
         self._runtimes = dict(runtimes or {})
         for name, given in models.items():
             self._serve(name, ModelSettings.model_validate(given), cache_dir, replicas)
-        self.models._declared = frozenset(models)
+        self.models._declared = frozenset(name for name in models if not is_canary(name))
         self.models._awaited = set()
         self.models._all_known = True
         self.telemetry.refresh()
@@ -272,16 +280,18 @@ class Stand:
         if tokenizer and description.task != "tensors":
             reader = TextTokenizer(tokenizer, description.max_length, description.truncate, 1 << 20)
         served = ServedModel(
-            description, reader, channel, directory, self.identity, self.telemetry.batch
-        )
+            _as_shown(description), reader, channel, directory, self.identity,
+            lambda _, record: self.telemetry.batch(name, record),
+        )  # fmt: skip
+        served.queue.keeps_unreached = not is_canary(name)
         served.queue.on_crossing = lambda: self.models.on_crossing()
-        self.models._served[name] = served
+        self.models._kept(name)[name] = served
         self.models._live[name] = description
         self.channels[name], self.books[name] = channel, directory
         self.run_replicas(name, list(channel.cores))
 
     def run_replicas(self, name: str, ids: list[str]) -> None:
-        digest = self.models._served[name].announced.digest
+        digest = self.models._kept(name)[name].announced.digest
         self.books[name].update(
             [RunningReplica(i, (("digest", digest), ("group", self._group_of[i]))) for i in ids]
         )
@@ -294,9 +304,22 @@ class Stand:
         self.models._live[name] = description
         self.run_replicas(name, list(self.channels[name].cores))
 
+    def route(self, name: str, share: float = 1.0, shadow: float = 0.0, **more: Any) -> None:
+        """So many requests for the model go to its canary, which is served already; or are copied
+        there. `agreement` and `step`: of the rollout."""
+        terms = RolloutTerms(agreement=more.pop("agreement", AgreementTerms()))
+        step = more.pop("step", 0)
+        found = RolloutRoute(1, step, canary_of(name), share, shadow, terms)
+        self.models.routes = {**self.models.routes, name: found}
+
+    def remove(self, name: str) -> None:
+        """Nobody declares it any more."""
+        self.removed.append(self.models._kept(name).pop(name))
+        self.removed[-1].close()
+
     async def waiting(self, name: str, rows: int) -> None:
         """Returns once so many rows wait."""
-        queue = self.models._served[name].queue
+        queue = self.models.queued[name].queue
         for _ in range(1000):
             if queue.waiting_rows == rows:
                 return
@@ -306,7 +329,7 @@ class Stand:
     async def settled(self) -> None:
         """Lets what is under way end, then sees that nothing is left."""
         cores = [core for channel in self.channels.values() for core in channel.cores.values()]
-        queues = [served.queue for served in self.models.served.values()]
+        queues = [served.queue for served in self.models.queued.values()]
         async with asyncio.timeout(5.0):
             while any(q.calls.count for q in queues) or any(  # noqa: ASYNC110 - abandoned calls
                 core.inflight for core in cores
@@ -321,15 +344,17 @@ class Stand:
     def close(self) -> None:
         self.telemetry.close()
         self.pool.close()
-        for served in self.models.served.values():
+        for served in self.models.queued.values():
             served.close()
+            served.queue.calls.close()
+        for served in self.removed:
             served.queue.calls.close()
         for worker in self._workers:
             worker.close()
 
     def assert_empty(self) -> None:
         """Nothing waits, nothing is leased, nothing is held, and the books agree."""
-        for name, served in self.models.served.items():
+        for name, served in self.models.queued.items():
             snapshot = served.queue.snapshot()
             assert served.queue.inflight == 0
             assert snapshot.waiting_rows == snapshot.leases == snapshot.drift == 0

@@ -39,7 +39,6 @@ from routers.types import (
     Opened,
     Reason,
     Replica,
-    Replicas,
     Report,
 )
 from runtimes.types import EngineLoad
@@ -185,6 +184,8 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
             members = [known[row] for row in lease.rows]
         else:
             members = [self._pending[request_id] for request_id, _ in lease.rows]
+        for pending in members:
+            pending.sent = True
         if lease.copy_of or lease.alone:
             for pending in members:
                 pending.repeats += 1
@@ -198,9 +199,7 @@ class BatchQueue(CoreLoop[PendingBatchRequest]):
 
     def links_changed(self) -> None:
         known = [(uid, self._groups[uid]) for uid in self.calls.reached]
-        self.replicas = len(known)
-        listed = [Replica(uid, self._slots[group], group=group) for uid, group in known]
-        self._step(Replicas(tuple(listed)), clock())
+        self._list(tuple([Replica(uid, self._slots[group], group=group) for uid, group in known]))
 
     def opened(self, sent: SentBatch) -> None:
         self._step(Opened(sent.lease.lease_id), clock())

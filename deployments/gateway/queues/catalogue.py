@@ -4,6 +4,9 @@ A model that is declared and was ready is kept while it changes hands (its queue
 no longer declared is closed: what waits is refused, what runs finishes. Looking a model up answers
 404 for undeclared, 503 for declared and not ready, or where it is not known yet which are declared.
 A model that may sleep is ready without replicas: its queue takes requests, and they wake it.
+A model's canary is served like a model and is none: nobody finds it, lists it or waits for it; only
+who asks for the `canary` of a route gets it, by the model's own name, and what waits for its
+replicas when the last of them goes is turned away, for the live version to answer.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from deployments.contract.description import GatewayIdentity, ModelDescription
 from deployments.contract.preprocess.tokenizer import TextTokenizer
 from deployments.contract.registry import ANSWER_S, View
 from deployments.contract.replica_directory import JoinedDirectories, directory_for
+from deployments.contract.rollout.rollout import RolloutRoute
+from deployments.contract.rollout.terms import is_canary, model_of
 from deployments.contract.scaling.messages import ModelOutlook
 from deployments.gateway.queues.pending_requests import BatchRecord
 from deployments.gateway.queues.pool_members import PoolMembers
@@ -73,7 +78,7 @@ class _Way:
 class Catalogue:
     """`identity`: this gateway, as its queues know it. `cache_bytes`: bound of each tokeniser's
     cache of frequent texts. `on_change` is called when the set of models has changed, before the
-    loop's next turn; `on_crossing`: see `CoreLoop`."""
+    loop's next turn; `on_crossing`: see `CoreLoop`. `routes`: of models under rollout."""
 
     def __init__(
         self,
@@ -93,7 +98,9 @@ class Catalogue:
         self.on_change: Callable[[], None] = lambda: None
         self.on_crossing: Callable[[], None] = lambda: None
         self.outlooks: Mapping[str, ModelOutlook] = {}
+        self.routes: Mapping[str, RolloutRoute] = {}
         self._served: dict[str, ServedModel] = {}
+        self._canaries: dict[str, ServedModel] = {}
         self._ways: dict[str, _Way] = {}
         self._live: dict[str, ModelDescription] = {}
         self._gone_at: dict[str, float] = {}
@@ -230,6 +237,17 @@ class Catalogue:
     def served(self) -> dict[str, ServedModel]:
         return self._served
 
+    def canary(self, name: str) -> ServedModel | None:
+        """By the name that it is served under; None while no replica of it can be reached."""
+        found = self._canaries.get(name)
+        return found if found is not None and found.replicas else None
+
+    @property
+    def queued(self) -> dict[str, ServedModel]:
+        """All that have a queue: what is served, and canaries by the names they are served
+        under."""
+        return {**self._served, **self._canaries}
+
     @property
     def frozen(self) -> bool:
         return self._identity.frozen
@@ -239,7 +257,7 @@ class Catalogue:
         if frozen == self._identity.frozen:
             return
         self._identity = replace(self._identity, frozen=frozen)
-        for served in self._served.values():
+        for served in self.queued.values():
             served.freeze(frozen)
 
     def take_outlooks(self, outlooks: Mapping[str, ModelOutlook], age_s: float) -> None:
@@ -261,16 +279,17 @@ class Catalogue:
         self.draining = view.draining or (self.draining and not view.complete)
         if not view.complete:
             declared, live = declared | self._declared, {**self._live, **live}
-        self._declared = declared
+        self._declared = frozenset(name for name in declared if not is_canary(name))
+        self.routes = view.rollouts if view.complete else {**self.routes, **view.rollouts}
         self._fallbacks = view.fallbacks if view.complete else {**self._fallbacks, **view.fallbacks}
         self._optional = view.optional if view.complete else self._optional | view.optional
         self._all_known = self._all_known or view.complete
-        if self._awaited is None and declared and view.complete:
-            self._awaited = set(declared)
+        if self._awaited is None and self._declared and view.complete:
+            self._awaited = set(self._declared)
         if self._awaited is not None:
             self._awaited &= declared - self._optional
-        for name in [n for n in self._served if n not in declared]:
-            self._served.pop(name).close()
+        for name in self.queued.keys() - declared:
+            self._kept(name).pop(name).close()
             self._ways.pop(name, None)
         for name in self._live.keys() - live.keys():
             self._gone_at[name] = time.monotonic()
@@ -284,12 +303,12 @@ class Catalogue:
 
     def _adopt(self, description: ModelDescription) -> None:
         name = description.name
-        served, begun = self._served.get(name), self._adopting.get(name)
+        served, begun = self._kept(name).get(name), self._adopting.get(name)
         if begun is not None and begun.description == description:
             return
         if begun is not None:
             self._adopting.pop(name).task.cancel()
-        if served is not None and served.announced == description:
+        if served is not None and served.announced == _as_shown(description):
             self._adopted(description)
             return
         task = asyncio.get_running_loop().create_task(self._until_served(description))
@@ -314,11 +333,11 @@ class Catalogue:
 
     async def _serve(self, description: ModelDescription) -> None:
         name = description.name
-        tokenizer = await self._tokenizer(description)
-        served = self._served.get(name)
+        tokenizer, shown = await self._tokenizer(description), _as_shown(description)
+        served = self._kept(name).get(name)
         if served is not None and served.is_like(description):
             await self._ways[name].reach(description)
-            served.replace(description, tokenizer)
+            served.replace(shown, tokenizer)
             return
         way = _Way(
             self._connect(
@@ -335,16 +354,22 @@ class Catalogue:
         if served is not None:
             served.close()
         self._ways[name] = way
-        self._served[name] = served = ServedModel(
-            description, tokenizer, way.channel, way.directories, self._identity, self._on_batch
-        )
+        self._kept(name)[name] = served = ServedModel(
+            shown, tokenizer, way.channel, way.directories, self._identity,
+            lambda _, record: self._on_batch(name, record),
+        )  # fmt: skip
+        served.queue.keeps_unreached = not is_canary(name)
         served.queue.on_crossing = lambda: self.on_crossing()
         served.on_live = lambda: self.on_change()
+
+    def _kept(self, name: str) -> dict[str, ServedModel]:
+        """Where that which is served under this name is kept."""
+        return self._canaries if is_canary(name) else self._served
 
     async def _tokenizer(self, d: ModelDescription) -> TextTokenizer | None:
         if not d.tokenizer_digest or d.task == "tensors":
             return None
-        served = self._served.get(d.name)
+        served = self._kept(d.name).get(d.name)
         if served is not None and _same_texts(served.description, d):
             return served.tokenizer
         asked = self._registry.blob.remote(d.tokenizer_digest)
@@ -357,6 +382,12 @@ def unknown_model(name: str) -> errors.NotFound:
     return errors.NotFound(
         f"unknown model {name[:_SHOWN]!r}; GET /v1/models lists the models", param="model"
     )
+
+
+def _as_shown(d: ModelDescription) -> ModelDescription:
+    """A canary by its model's name, as its callers know it; what they send is recorded by the live
+    version."""
+    return replace(d, name=model_of(d.name), recording=None) if is_canary(d.name) else d
 
 
 def _same_texts(a: ModelDescription, b: ModelDescription) -> bool:

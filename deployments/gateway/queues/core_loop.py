@@ -34,6 +34,7 @@ from routers.types import (
     Heard,
     Reason,
     Reject,
+    Replica,
     Replicas,
     Request,
     Snapshot,
@@ -156,12 +157,14 @@ def _nobody() -> None:
 class CoreLoop(Generic[P]):
     """`terms` are the live version's. `on_crossing` is called when a request comes while no replica
     can be reached or more than `crossing_s` waits, seconds of work: `unserved` tells of the former
-    until somebody sets it back."""
+    until somebody sets it back. Not `keeps_unreached`: what waits is refused when the last replica
+    can no longer be reached, and what comes until one can."""
 
     def __init__(self, settings: DispatcherSettings, terms: VersionTerms) -> None:
         self.terms = terms
         self.replicas = 0  # that can be reached; asked for by every request
         self.on_crossing: Callable[[], None] = _nobody
+        self.keeps_unreached = True
         self.crossing_s = inf
         self.unserved = False
         self._settings = settings
@@ -274,6 +277,11 @@ class CoreLoop(Generic[P]):
             suspect=demand.suspect,
         )
 
+    def served_elsewhere(self, tenant: str, priority: int, lengths: tuple[int, ...]) -> None:
+        """Another version answered what this one was asked for: it is demand here all the same.
+        `lengths`: () where they say nothing of the work."""
+        self._dispatcher.served_elsewhere(tenant, priority, lengths)
+
     # ---- what calls ask of a lease's requests (`BatchCallsOwner`, `StreamCallsOwner`) ------------
 
     def heard(self, replica_id: str) -> None:
@@ -292,6 +300,18 @@ class CoreLoop(Generic[P]):
 
     def _abort(self, action: Abort) -> None:
         raise NotImplementedError
+
+    def _list(self, reached: tuple[Replica, ...]) -> None:
+        """These can be reached, and no others."""
+        before, self.replicas = self.replicas, len(reached)
+        now = clock()
+        self._step(Replicas(reached), now)
+        if self.keeps_unreached:
+            return
+        if not reached:
+            self._step(Close(), now)
+        elif not before:
+            self._perform(self._dispatcher.reconfigure(self._settings, now), now)
 
     def _step(self, event: Event, now: float) -> None:
         self._perform(self._dispatcher.step(event, now), now)

@@ -25,7 +25,8 @@ MOST_UNREAD_BYTES = 1 << 20
 
 @dataclass(slots=True, eq=False)
 class PendingBatchRequest:
-    """A caller waiting for all its rows. `future` resolves to the tuple of row answers."""
+    """A caller waiting for all its rows. `future` resolves to the tuple of row answers. `sent`:
+    rows of it have been sent to a replica, once at least."""
 
     request: Request
     rows: Rows
@@ -36,6 +37,7 @@ class PendingBatchRequest:
     trace: TraceContext | None = None
     retried: bool = False
     repeats: int = 0
+    sent: bool = False
 
     def fail(self, error: errors.HeadraceError) -> None:
         if not self.future.done():
@@ -153,6 +155,11 @@ class PendingStreamRequest:
     @property
     def error(self) -> errors.HeadraceError | None:
         return self._error
+
+    @property
+    def sent(self) -> bool:
+        """Whether it has been sent to a replica, once at least."""
+        return self.dispatched_at > 0.0
 
     @property
     def begun(self) -> bool:

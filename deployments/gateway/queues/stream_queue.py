@@ -41,7 +41,6 @@ from routers.types import (
     Progress,
     Replica,
     ReplicaKind,
-    Replicas,
     Report,
 )
 from runtimes.types import EngineLoad
@@ -136,9 +135,7 @@ class StreamQueue(CoreLoop[PendingStreamRequest]):
     # ---- what becomes of runs (`StreamCallsOwner`) ------------------------------------------
 
     def links_changed(self) -> None:
-        up = tuple([self._as_listed(uid, self._groups[uid]) for uid in self.calls.reached])
-        self.replicas = len(up)
-        self._step(Replicas(up), clock())
+        self._list(tuple([self._as_listed(uid, self._groups[uid]) for uid in self.calls.reached]))
 
     def _as_listed(self, replica_id: str, group: str) -> Replica:
         shape = self._shapes[group]

@@ -63,6 +63,11 @@ class ReusedAnswers:
     kept: int | None
     coalesced: bool = False
 
+    @property
+    def ran_alone(self) -> bool:
+        """Whether all rows were run for it and for nobody else."""
+        return not self.kept and not self.coalesced
+
     def headers(self) -> list[tuple[bytes, bytes]]:
         """What an answer says of it."""
         head = []

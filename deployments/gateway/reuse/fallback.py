@@ -1,4 +1,6 @@
 """Which model takes a request: the one it asks for, or the cheaper one that this names as fallback?
+And of one under rollout, which version: the canary for its share, and the live one for the rest and
+for what the canary does not answer.
 
 The cheaper one gets what the asked one turns away because of load, or cannot take because it is not
 ready: not what failed, and not what a tenant's own bound refuses. One hop: whatever the cheaper one
@@ -10,11 +12,15 @@ from the request's arrival) stays the asked one's.
 
 from __future__ import annotations
 
+from math import inf
+
 from deployments.contract import errors
 from deployments.contract.description import ModelDescription, Scheduling
 from deployments.gateway.queues.catalogue import Catalogue
 from deployments.gateway.queues.core_loop import Demand
 from deployments.gateway.queues.served_model import ServedModel
+from deployments.gateway.rollout.trial import Submitted, Trial
+from deployments.gateway.rows.types import Rows
 from deployments.gateway.tenancy.tenants import Tenant
 from routers.types import Reason
 from runtimes.types import TensorSpec
@@ -27,28 +33,103 @@ _NOT_TAKEN = (errors.BadRequest, errors.NotReady, errors.Overloaded)
 
 
 class ModelSelection:
-    """Where one request goes at the moment: `model`, under the `promise` of the requested one."""
+    """Where one request goes at the moment: `model`, under the `promise` of the requested one.
+    `trial`: of a model under rollout."""
 
-    __slots__ = ("_models", "_name", "_pinned", "_refusal", "_requested", "_tenant", "model")
+    __slots__ = ("_models", "_name", "_pinned", "_refusal", "_requested", "_tenant", "model",
+                 "trial")  # fmt: skip
 
-    def __init__(self, models: Catalogue, tenant: Tenant, name: str, version: str | None) -> None:
+    def __init__(
+        self,
+        models: Catalogue,
+        tenant: Tenant,
+        name: str,
+        version: str | None,
+        trial: Trial | None = None,
+    ) -> None:
         """Raises NotFound, and NotReady where no cheaper model stands in."""
+        self.trial = trial
         self._models, self._tenant, self._name = models, tenant, name
         self._pinned = version is not None
         self._refusal: errors.HeadraceError | None = None
         known = models.served.get(name)
         self._requested = known.description if known is not None else None
+        if trial is not None and trial.canary is not None:
+            self.model = trial.canary
+            self._requested = self._requested or self.model.description
+        else:
+            self._find_requested(version)
+
+    def _find_requested(self, version: str | None) -> None:
+        """Or the cheaper one. Raises NotFound and NotReady."""
         try:
-            self.model = models.find(name, version)
+            self.model = self._models.find(self._name, version)
             self._requested = self.model.description
         except errors.NotReady as refusal:
+            known = self._models.served.get(self._name)
             if known is not None:
-                known.queue.missed(tenant.name)
+                known.queue.missed(self._tenant.name)
             self.fall_back(refusal)
 
+    @property
+    def on_canary(self) -> bool:
+        return self.trial is not None and self.trial.canary is not None
+
+    @property
+    def takers(self) -> list[ModelDescription]:
+        """Those that may answer it, as far as it has come: the canary, and the live version."""
+        own = self.model.description
+        return [own, self._requested] if self.on_canary and self._requested else [own]
+
     def asks(self, demand: Demand) -> Demand:
-        """As the queue is to count it: what another model was asked for is demand there."""
+        """As the queue is to count it: what another model was asked for is demand there. And for
+        how long: of a canary's, until the live version must have it."""
+        if self.trial is not None:
+            flows = self.model.description.generating is not None  # and must not end on its way
+            demand = self.trial.asks(demand, inf if flows else self.promise.slo_s)
         return demand if self._refusal is None else demand._replace(is_first=False)
+
+    def begins(self) -> None:
+        """The version that was selected gets the request now."""
+        if self.trial is not None:
+            self.trial.begins()
+
+    def submitted(self, pending: Submitted | None) -> None:
+        """It waits in the selected version's queue; None: it has left that unrun."""
+        if self.trial is not None:
+            self.trial.pending = pending
+
+    def answered(
+        self,
+        rank: int,
+        lengths: tuple[int, ...],
+        latency_s: float | None = None,
+        *,
+        ran: bool = True,
+    ) -> None:
+        """By the version that was selected. `rank`: of the request's priority; the rest as of
+        `Trial.answered`."""
+        trial = self.trial
+        if trial is None or self._refusal is not None:
+            return
+        trial.answered(max(lengths), latency_s, ran=ran)
+        live = self._models.served.get(self._name)
+        if trial.canary is not None and live is not None:
+            of_rows = () if live.description.generating is not None else lengths
+            live.queue.served_elsewhere(self._tenant.name, rank, of_rows)
+
+    def record(self, rows: Rows) -> None:
+        """What the canary has answered, with what else callers send to the model."""
+        live = self._models.served.get(self._name)
+        if not self.on_canary or live is None or live.recorder is None or not self._tenant.record:
+            return
+        if live.queue.terms.take(self.model.queue.terms):
+            live.recorder.offer(self._tenant.name, rows)
+
+    def failed(self, error: errors.HeadraceError) -> None:
+        """After some of an answer was given."""
+        if self.trial is not None and self._refusal is None:
+            self.trial.failed(error)
 
     @property
     def promise(self) -> Scheduling:
@@ -66,14 +147,21 @@ class ModelSelection:
             return
         try:
             self.model.queue.check_room(self.asks(demand))
-        except errors.Overloaded as refusal:
+        except (errors.Overloaded, errors.OverOwnLimit) as refusal:
             self.fall_back(refusal)
             self.check_room(demand)
 
     def fall_back(self, refusal: errors.HeadraceError) -> None:
-        """Goes to the cheaper model, or raises what the caller is to be told."""
+        """Goes to the live version, or to the cheaper model, or raises what the caller is to be
+        told."""
         if self._refusal is not None:
             raise self._refusal if isinstance(refusal, _NOT_TAKEN) else refusal
+        trial = self.trial
+        if trial is not None and trial.goes_on(refusal):
+            self._find_requested(None)
+            return
+        if trial is not None:
+            trial.failed(refusal)
         cheaper = self._cheaper() if refusal.reason in _TURNED_AWAY else None
         if cheaper is None:
             raise refusal

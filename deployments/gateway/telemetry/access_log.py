@@ -18,7 +18,8 @@ logger = logging.getLogger("headrace.access")
 @dataclass(frozen=True, slots=True)
 class AccessLine:
     """`request_id` as the caller sees it in the answer; never a body, a header or a key. `key_id`:
-    of the key it came by. Tokens are those of a request that generates."""
+    of the key it came by. Tokens are those of a request that generates. `version`: of the model,
+    which had it last; "": none had."""
 
     request_id: str
     method: str
@@ -32,6 +33,7 @@ class AccessLine:
     input_tokens: int | None = None
     output_tokens: int | None = None
     key_id: str = ""
+    version: str = ""
 
 
 NOT_LET_IN = (401, 403, 429)

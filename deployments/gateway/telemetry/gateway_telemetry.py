@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.contract import errors, logs
+from deployments.contract.rollout.terms import is_canary
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.request_start import upstream_wait_s
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
@@ -75,7 +76,7 @@ class GatewayTelemetry:
         self._declare()
 
     def _declare(self) -> None:
-        names = [*self._models.served, *self._models.waiting_for]
+        names = [*self._models.queued, *self._models.waiting_for]
         tenants = self._tenants.current
         self._metrics.names.declare(names, tenants.names)
         self._keys.declare(tenants.keys)
@@ -183,6 +184,7 @@ class GatewayTelemetry:
             "http.response.status_code": context.status,
             "url.path": context.exchange.path,
             "headrace.model": context.model,
+            "headrace.model_version": context.version,
             "headrace.outcome": context.outcome,
             "headrace.request_id": context.exchange.request_id.decode("latin-1"),
         }
@@ -224,8 +226,9 @@ class GatewayTelemetry:
             "models": {
                 m.model: model_status(m, self._token_rates.of(m.model, m.output_tokens, now))
                 for m in self._levels().models
+                if not is_canary(m.model)
             },
-            "inflight": sum(m.queue.inflight for m in self._models.served.values()),
+            "inflight": sum(m.queue.inflight for m in self._models.queued.values()),
             "draining": self._models.draining,
             "frozen": self._models.frozen,
             "problem": self._tenants.problem,
@@ -245,7 +248,7 @@ class GatewayTelemetry:
                 asleep=self._models.asleep(name),
                 outlook=self._models.outlooks.get(name),
             )
-            for name, m in self._models.served.items()
+            for name, m in self._models.queued.items()
         )
         known = self._models
         ready = {(name, known.is_optional(name)): known.ready(name) for name in known.declared}
@@ -321,6 +324,7 @@ def _line(context: RequestContext, tenant: str, total_s: float) -> AccessLine:
         context.status, context.outcome, context.reason, context.model, tenant, total_s * 1e3,
         None if tokens is None else tokens.input, None if tokens is None else tokens.output,
         context.expired_key if context.caller is None else context.caller.tenant.key,
+        context.version,
     )  # fmt: skip
 
 

@@ -58,8 +58,14 @@ class Telemetry:
         return {}
 
 
+class NoRollouts:
+    def report(self) -> list[Any]:
+        return []
+
+
 class App:
     rates = Rates(1)
+    rollouts = NoRollouts()
 
 
 class Standing(Gateway):
