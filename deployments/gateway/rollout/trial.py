@@ -25,7 +25,10 @@ from routers.types import Reason
 
 _FAULT = 500  # statuses from here on are the server's own
 _NOBODYS = (errors.CallerLeft, errors.ReaderTooSlow, errors.Unauthorized)
-_OWN_RATE = errors.OverOwnLimit.code
+# Refusals of the gateway itself, whichever version has the request.
+_NO_VERSIONS = frozenset(
+    {"request_rate", "token_rate", "preprocess_full", "bodies_full", "gateway_full", "draining"}
+)
 _TENANT_FULL = Reason.TENANT_FULL.value
 
 
@@ -77,7 +80,7 @@ class Trial:
         caller did to itself, nor what must not run twice and may have run."""
         if self.canary is None or self.pinned or isinstance(refusal, _NOBODYS):
             return False
-        if refusal.reason == _OWN_RATE:
+        if refusal.reason in _NO_VERSIONS:
             return False
         if self.pending is not None and self.pending.sent and not self._repeatable:
             return False
@@ -109,7 +112,7 @@ class Trial:
 
 
 def _is_fault(error: errors.HeadraceError) -> bool:
-    return error.status >= _FAULT
+    return error.status >= _FAULT and error.reason not in _NO_VERSIONS
 
 
 def count_answer(seen: VersionObservations, length: int, latency_s: float | None) -> None:

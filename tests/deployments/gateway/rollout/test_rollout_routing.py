@@ -203,6 +203,7 @@ async def test_a_tenants_own_rate_is_not_the_canarys_fault(tmp_path: Path) -> No
     async with rolling_out(tmp_path, tenants=tenants) as stand:
         answers = [await post(stand) for _ in range(3)]
         assert [answer.status for answer in answers] == [200, 429, 429]
+        assert len(stand.channels[LIVE].calls) == 0
         assert counts(stand) == ((0, 0), (1, 0))
 
 

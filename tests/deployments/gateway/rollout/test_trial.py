@@ -18,7 +18,8 @@ from routers.types import Reason
 LOST = errors.ReplicaLost("it was lost", reason="lost")
 BAD = errors.BadRequest("bad")
 LEFT = errors.CallerLeft("left")
-RATE = errors.OverOwnLimit("too fast")
+RATE = errors.OverOwnLimit("too fast", reason="token_rate")
+BUSY = errors.Overloaded("too many bodies wait", reason="preprocess_full")
 DEMAND = Demand("t", 0, 1.0, 10.0)
 
 
@@ -77,8 +78,8 @@ def test_a_request_of_the_canary(refused: Any, then: Any, live: Any, on_canary: 
         assert seen.canary.reasons == {refused.reason: 1}
 
 
-@pytest.mark.parametrize("refused", [LEFT, RATE, errors.ReaderTooSlow("slow")])
-def test_what_is_the_callers_own_goes_no_further_and_counts_for_neither(refused: Any) -> None:
+@pytest.mark.parametrize("refused", [LEFT, RATE, BUSY, errors.ReaderTooSlow("slow")])
+def test_what_is_no_versions_own_goes_no_further_and_counts_for_neither(refused: Any) -> None:
     trial, seen = begun()
     assert not trial.goes_on(refused)
     trial.failed(refused)
