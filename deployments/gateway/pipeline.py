@@ -129,7 +129,7 @@ class Pipeline:
         await exchange.reply(200, encoded, context.headers(None))
         context.mark("reply")
         # 12. Copies for a canary, once the caller has its answer.
-        if selection.trial is not None and _may_be_copied(context, selection):
+        if _may_be_copied(context, selection):
             copied = Answered(done.description, done.rows, done.answers, context.request_bytes)
             services.rollouts.answered(context.model, copied)
 
@@ -325,8 +325,11 @@ async def _with_fallback(
 
 
 def _may_be_copied(context: RequestContext, selection: ModelSelection) -> bool:
-    """What the live version has answered, and may run twice."""
-    return not (selection.on_canary or selection.fallback) and context.options.repeatable
+    """What the live version of a model under rollout has answered, and may run twice."""
+    trial = selection.trial
+    if trial is None or not trial.began_live:
+        return False
+    return not selection.fallback and context.options.repeatable
 
 
 def _follower(demand: Demand, rows: int) -> Follower:

@@ -55,7 +55,7 @@ class GatewayRollouts:
     def answered(self, name: str, answered: Answered) -> None:
         """The live version's answer is on its way to the caller: some are compared."""
         step = self._steps.get(name)
-        if step is None or self._models.routes.get(name) is not step.route:
+        if step is None or self._models.routes.get(name) is not step.route or self._models.draining:
             return
         if step.route.shadow and step.copied.takes():
             canary = self._models.canary(step.route.canary)

@@ -55,6 +55,11 @@ class Trial:
         self._repeatable = True
         self._since = 0.0
 
+    @property
+    def began_live(self) -> bool:
+        """Whether the canary has nothing to do with it."""
+        return self.canary is None and self._refusal is None
+
     # ---- on its way ---------------------------------------------------------------------------
 
     def begins(self) -> None:

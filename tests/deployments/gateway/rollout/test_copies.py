@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 from fake_runtimes import Moody, Quotient
 from in_process import Stand, ask
-from rolling_out import CANARY, INFER, LIVE, body_of, content, post, rolling_out, seen, version_of
+from rolling_out import (
+    CANARY,
+    INFER,
+    LIVE,
+    body_of,
+    content,
+    post,
+    rolling_out,
+    seen,
+    send,
+    version_of,
+)
 
 from deployments.contract.rollout.terms import AgreementTerms
 from deployments.gateway.rollout import copies
@@ -70,6 +81,28 @@ async def test_what_the_canary_answered_is_not_copied(tmp_path: Path) -> None:
             await copied(stand)
         found = seen(stand)
         assert (found.live.answered, found.canary.answered, found.copies.answered) == (10, 10, 10)
+
+
+async def test_what_the_canary_has_failed_already_is_not_copied(tmp_path: Path) -> None:
+    async with rolling_out(tmp_path, mood=lambda _: RuntimeError("no")) as stand:
+        stand.route(LIVE, 1.0, 1.0)
+        assert version_of(await post(stand)) == "1"
+        await copied(stand)
+        assert len(stand.channels[CANARY].calls) == 1
+        assert seen(stand).copies.requests == 0
+
+
+async def test_a_gateway_that_drains_begins_no_copy(tmp_path: Path) -> None:
+    async with rolling_out(tmp_path) as stand:
+        stand.route(LIVE, 0.0, 1.0)
+        stand.channels[LIVE].hold()
+        call = send(stand)
+        await stand.channels[LIVE].sent(1)
+        stand.models.draining = True
+        stand.channels[LIVE].let_go()
+        assert version_of(await call) == "1"
+        await copied(stand)
+        assert not stand.channels[CANARY].calls
 
 
 async def test_nothing_is_copied_that_must_not_run_twice(tmp_path: Path) -> None:
