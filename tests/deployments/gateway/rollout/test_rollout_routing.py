@@ -354,3 +354,28 @@ async def test_what_falls_back_is_demand_once(tmp_path: Path) -> None:
     async with rolling_out(tmp_path, mood=always(RuntimeError("no"))) as stand:
         await post(stand)
         assert stand.models.served[LIVE].queue.snapshot().offered.requests == 1
+
+
+async def test_whatever_a_canary_does_every_request_has_one_answer(tmp_path: Path) -> None:
+    """Of 300 at once, while its rows fail, its replicas go one by one, and then it is removed."""
+
+    def mood(value: int) -> Exception | None:
+        faults: dict[int, Exception] = {0: RuntimeError("no"), 1: BadRows("bad")}
+        return faults.get(value % 5)
+
+    few = {"batch": {"max_size": 4}}
+    async with rolling_out(tmp_path, canary=few, mood=mood, replicas=2) as stand:
+        stand.route(LIVE, 0.5, 0.5)
+        calls = [send(stand, value) for value in range(300)]
+        await stand.channels[CANARY].sent(3)
+        stand.channels[CANARY].lose(f"{CANARY}-0")
+        await stand.channels[CANARY].sent(5)
+        stand.channels[CANARY].lose(f"{CANARY}-1")
+        stand.remove(CANARY)
+        answers = await asyncio.gather(*calls)
+        assert [version_of(answer) in ("1", "2") for answer in answers] == [True] * 300
+        data = [json.loads(answer.body)["outputs"][0]["data"] for answer in answers]
+        assert data == [[value] for value in range(300)]  # an app that answers twice fails `ask`
+        (live, live_failed), (canary, canary_failed) = counts(stand)
+        assert (live_failed, live + canary) == (0, 300)
+        assert canary + canary_failed == 150
