@@ -27,7 +27,8 @@ class Options(NamedTuple):
     networks whose word is taken for where a request came from; `certificate`, `key`, `client_ca`:
     PEM files, "" for none; `operators_only`: only the operator's pages need a client's certificate
     of that authority; `program`: HAProxy itself, "" for
-    Ray's or the PATH's; `replay`: what a gateway had when it died goes to another one."""
+    Ray's or the PATH's; `replay`: what a gateway had when it died goes to another one;
+    `compression`: of answers, for who asks."""
 
     host: str = ""
     admin_host: str = "127.0.0.1"
@@ -44,6 +45,7 @@ class Options(NamedTuple):
     operators_only: bool = False
     program: str = ""
     replay: bool = True
+    compression: bool = False
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Options:
@@ -67,6 +69,7 @@ class Options(NamedTuple):
             operators_only=_switch(environ, "CLIENT_CA_OPERATORS", default.operators_only),
             program=environ.get(f"{PREFIX}PROGRAM", ""),
             replay=_switch(environ, "REPLAY", default.replay),
+            compression=_switch(environ, "COMPRESSION", default.compression),
         )
 
 

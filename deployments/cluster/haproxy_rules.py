@@ -65,6 +65,7 @@ def frontend(options: Options, connections: int, gateways: int) -> str:
         *_unambiguous(options),
         "http-request disable-l7-retry if { req.hdr(x-idempotent) -m str -i false }",
         *_of_bodies(options, options.max_requests * max(gateways, 1)),
+        *_compression(options),
     ]
     return "".join(f"    {line}\n" for line in lines)
 
@@ -97,6 +98,21 @@ def _unambiguous(options: Options) -> list[str]:
         f"http-request set-header x-forwarded-proto {scheme}{own}",
         "http-request set-header x-forwarded-for %[src] if !{ req.hdr(x-forwarded-for) -m found }",
     ]
+
+
+def _compression(options: Options) -> list[str]:
+    """Of whole JSON, for who asks: no event of a stream, no tensor's bytes. It is decided before
+    these rules; what is to stay as it is, a gateway says by `no-transform`
+    (deployments/gateway/http/compression.py), which nobody else needs to read.
+
+    `identity` is not named: who asks for nothing would then get chunks, too.
+    """
+    said = (
+        "http-response del-header cache-control if { res.hdr(cache-control) -m str no-transform }"
+    )
+    if not options.compression:
+        return [said]
+    return [said, "compression algo gzip", "compression type application/json"]
 
 
 def _of_operators(options: Options) -> list[str]:

@@ -129,6 +129,7 @@ def _of_settings(gateway: GatewaySettings) -> Iterator[Variable]:
         ("HEADRACE_HAPROXY_MAX_REQUESTS", gateway.limits.max_requests,
          "gateway.limits.max_requests"),
         ("HEADRACE_HAPROXY_REPLAY", int(gateway.replay), "gateway.replay"),
+        ("HEADRACE_HAPROXY_COMPRESSION", int(gateway.compression), "gateway.compression"),
     ):  # fmt: skip
         yield Variable(name, str(value), Layer.CONFIG, (Reader.HAPROXY,), why)
     # The controller gives a port away again only when no HAProxy of before can still know it.

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from deployments.contract import errors
 from deployments.gateway.http.body import BodyLimits, BodyRoom
+from deployments.gateway.http.compression import AS_IT_IS, stays_as_it_is
 from deployments.gateway.http.fast_path import NAMED_BY_SERVE, Receive, Scope, Send
 from deployments.gateway.http.protocols.types import Encoded
 from deployments.gateway.http.whole_response import EXTENSION
@@ -234,6 +235,9 @@ class Exchange:
             *answer.headers,
             *(headers or ()),
         ]
+        accepts = self.headers.get(b"accept-encoding")
+        if accepts is not None and stays_as_it_is(accepts, answer.content_type, len(answer.body)):
+            head.append(AS_IT_IS)
         close = not self._whole and self._not_worth_reading()
         body = b"" if self.method == "HEAD" else answer.body
         if self._at_once:

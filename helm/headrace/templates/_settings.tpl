@@ -30,6 +30,7 @@ no defaults of ours, so `files/` has them, written by `python -m deployments.too
   "HEADRACE_HAPROXY_TRUSTED_PROXIES" (dig "trusted_proxies" $d.trusted_proxies $g | join " ")
   "HEADRACE_HAPROXY_MAX_REQUESTS" (dig "limits" "max_requests" $d.limits.max_requests $g | int64)
   "HEADRACE_HAPROXY_REPLAY" (ternary 1 0 (dig "replay" $d.replay $g))
+  "HEADRACE_HAPROXY_COMPRESSION" (ternary 1 0 (dig "compression" $d.compression $g))
   "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S" (add 60 (dig "drain_s" $d.drain_s $g | floor | int64))
 -}}
 {{- $environment := dict
