@@ -134,11 +134,16 @@ def deploy(file: Path, address: str | None, no_wait: bool) -> None:
 @click.argument("file", type=FILE)
 @port_of_server
 @address_of_cluster
-def apply(file: Path, port: int | None, address: str | None) -> None:
-    """Make a running server's models those of FILE; models that stay the same are not touched."""
+@click.option("--no-wait", is_flag=True, help="Do not wait for rollouts that it begins.")
+def apply(file: Path, port: int | None, address: str | None, no_wait: bool) -> None:
+    """Make a running server's models those of FILE; models that stay the same are not touched.
+
+    A changed model that has a `rollout` gets its requests step by step: waits until each is
+    promoted (exit code 0) or aborted (1); Ctrl-C ends only the waiting (docs/rollouts.md).
+    """
     if address is not None:
-        call("deployments.tools.remote", "deploy", file, address, wait=True)
-    call("deployments.tools.control", "apply", file, port)
+        call("deployments.tools.remote", "deploy", file, address, wait=not no_wait)
+    call("deployments.tools.rollout", "apply", file, port, wait=not no_wait)
 
 
 @main.command()
@@ -266,6 +271,8 @@ def load(arguments: tuple[str, ...]) -> None:
 for command in model_commands.COMMANDS:
     main.add_command(command)
 main.add_command(command_groups.key)
+main.add_command(command_groups.rollout)
+main.add_command(command_groups.rollback)
 main.add_command(command_groups.cluster)
 main.add_command(command_groups.plan)
 

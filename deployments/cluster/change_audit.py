@@ -62,9 +62,17 @@ def _revoked(request: dict[str, Any]) -> str:
     return f"key {audit.nameable(str(request.get('key', '')))}"
 
 
+def _model(request: dict[str, Any]) -> str:
+    reason = f": {request['reason']}" if request.get("reason") else ""
+    return f"model {request.get('model')}{reason}"
+
+
 _OBJECTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "apply": lambda request: str(request.get("path", "")),
     "freeze": lambda request: f"controllers: {'frozen' if request.get('frozen') else 'free'}",
     "scale": _scaled,
+    "promote": _model,
+    "abort": _model,
+    "rollback": _model,
     "revoke": _revoked,
 }

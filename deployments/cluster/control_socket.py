@@ -17,7 +17,7 @@ from deployments.contract import audit
 
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
 ASKER = "asker"  # in a request: who asks, whatever it says itself
-_CHANGES = ("apply", "diff", "freeze")
+_CHANGES = ("apply", "diff", "freeze", "rollback")
 _POLL_S = 0.05  # how soon it notices that it is being closed
 logger = logging.getLogger("headrace.host")
 
@@ -28,17 +28,19 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 class ControlSocket:
     """Context manager; handlers run on a thread a connection, those that change the list of models
-    or the tenants one at a time. Revoking a key waits for none of them."""
+    or the tenants one at a time, holding `lock`. Revoking a key waits for none of them."""
 
-    def __init__(self, port: int, handlers: dict[str, Handler]) -> None:
+    def __init__(
+        self, port: int, handlers: dict[str, Handler], lock: threading.Lock | None = None
+    ) -> None:
         self._path = control_socket(port)
         self._path.unlink(missing_ok=True)
-        lock = threading.Lock()
+        changing = lock or threading.Lock()
 
         class Answer(socketserver.StreamRequestHandler):
             def handle(self) -> None:
                 asker = _asker(self.request)
-                answer = _answer(self.rfile.readline(), handlers, lock, asker)
+                answer = _answer(self.rfile.readline(), handlers, changing, asker)
                 self.wfile.write(json.dumps(answer).encode() + b"\n")
 
         self._server = _Server(str(self._path), Answer)

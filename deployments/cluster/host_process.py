@@ -30,6 +30,8 @@ from deployments.cluster.manual_target import ManualTarget
 from deployments.cluster.ray_env import apply_environment
 from deployments.cluster.ready_message import ready_message
 from deployments.cluster.reconfiguration import Reconfiguration
+from deployments.cluster.rollout_driver import RolloutDriver, drive
+from deployments.cluster.rollout_records import RolloutRecords, end_sentence
 from deployments.contract import audit, logs
 from deployments.contract.audit import AUDIT_FILE, AuditLine
 from deployments.contract.logs import LOG_SOCKET, LogSocket
@@ -39,6 +41,7 @@ from deployments.settings.tls import TlsSettings
 from deployments.settings.tree import Settings
 
 _POLL_S = 0.2
+_LOOKS_S = 1.0  # at rollouts
 _LOST_S = 2.0  # for requests in flight, then for each process, when the cluster falls apart
 logger = logging.getLogger("headrace.host")
 
@@ -134,7 +137,9 @@ class Host:
         )
         self._keys.recall()
         self._record("serve", after=digest_of(self._settings))
-        self._live = Reconfiguration(self._settings, self._cluster, self._path.parent, self._stop)
+        folder, records = self._path.parent, RolloutRecords(self._rollout_ended)
+        self._live = Reconfiguration(self._settings, self._cluster, folder, self._stop, records)
+        self._rollouts = RolloutDriver(self._live, self._cluster)
         self._say("phase", name="deploy", message="deploying")
         self._live.start()
 
@@ -142,6 +147,12 @@ class Host:
         """Of what this process does itself."""
         source = f"process {os.getpid()}"
         audit.record(AuditLine(audit.user(), verb, str(self._path), source, after=after))
+
+    def _rollout_ended(self, model: str, how: str, why: str, was: Settings, now: Settings) -> None:
+        self._say("log", message=end_sentence(model, how, why))
+        source, before, after = f"process {os.getpid()}", digest_of(was), digest_of(now)
+        line = AuditLine("rollout", how, f"model {model}", source, before, after, detail=why)
+        audit.record(line)
 
     def _make_folders(self) -> None:
         server_files.write(self._state("", ""), self._states)
@@ -207,10 +218,11 @@ class Host:
 
     def _serve_until_stopped(self) -> None:
         handlers = audited_handlers(self._handlers(), lambda: self._live.settings)
-        with ControlSocket(self._port, handlers):
+        with ControlSocket(self._port, handlers, self._live.lock):
             self._until_ready()
             self._is_ready = True
             threading.Thread(target=self._keep_revoked, name="revoked-keys", daemon=True).start()
+            threading.Thread(target=self._drive_rollouts, name="rollouts", daemon=True).start()
             while not self._stop.wait(_POLL_S):
                 self._check_cluster()
 
@@ -218,6 +230,10 @@ class Host:
         """On a thread of its own: a store that hangs may hold up neither the watch nor a stop."""
         while not self._stop.wait(_POLL_S):
             self._keys.keep()
+
+    def _drive_rollouts(self) -> None:
+        """On a thread of its own, as revoked keys are kept."""
+        drive(self._rollouts, lambda: self._stop.wait(_LOOKS_S))
 
     def _check_cluster(self) -> None:
         if lost := self._cluster.lost():
@@ -233,6 +249,10 @@ class Host:
             "diff": self._live.diff,
             "freeze": self._once_ready(self._live.freeze),
             "scale": self._scale,
+            "rollouts": self._rollouts.rollouts,
+            "promote": self._once_ready(self._rollouts.promote),
+            "abort": self._once_ready(self._rollouts.abort),
+            "rollback": self._once_ready(self._live.rollback),
             "keys": lambda _: self._keys.listing(),
             "revoke": self._keys.revoke,
         }

@@ -28,11 +28,13 @@ from deployments.cluster.manual_target import ManualTarget, set_target
 from deployments.cluster.model_arguments import digests
 from deployments.cluster.ray_processes import RayProcesses
 from deployments.cluster.serve_rest import ServeRest
-from deployments.contract import tenants_store
+from deployments.contract import description_store, tenants_store
 from deployments.contract.app_names import is_model_app, model_app, model_name
 from deployments.contract.description import ModelDescription
 from deployments.contract.registry import ANSWER_S, ReplicaProgress
 from deployments.contract.registry_actor import NAMESPACE, registry
+from deployments.contract.rollout.account import RolloutAccount
+from deployments.contract.rollout.terms import RolloutTerms
 from deployments.contract.scaling import store
 from deployments.settings.tree import Settings
 
@@ -106,6 +108,8 @@ class LocalCluster:
                 f"the registry does not answer within {limit_s:g} s: it hangs, or its machine "
                 "does; requests are served meanwhile"
             ) from None
+        except ray.exceptions.RayActorError as gone:
+            raise ClusterError(f"the registry is away: {gone}") from None
         self._heard = True
         return found
 
@@ -164,6 +168,37 @@ class LocalCluster:
 
     def scale(self, target: ManualTarget) -> dict[str, Any]:
         return set_target(target)
+
+    # ---- rollouts; each raises ClusterError where the registry does not answer ---------------
+
+    def rollouts(self) -> list[RolloutAccount]:
+        found: list[RolloutAccount] = self._asked("rollouts")
+        return found
+
+    def begin_rollout(self, model: str, terms: RolloutTerms) -> int:
+        return int(self._asked("begin_rollout", model, terms))
+
+    def promote(self, model: str) -> bool:
+        return bool(self._asked("promote", model))
+
+    def finish_rollout(self, model: str) -> bool:
+        return bool(self._asked("finish_rollout", model))
+
+    def abort_rollout(self, model: str, why: str) -> bool:
+        return bool(self._asked("abort_rollout", model, why))
+
+    def held(self, name: str) -> int:
+        """Rows of a model that wait at gateways, and batches or streams that replicas have."""
+        gateways = self._asked("status")["gateways"].values()
+        seen = [g["models"][name] for g in gateways if name in g["models"]]
+        return sum(s["waiting_rows"] + s["leases"] for s in seen)
+
+    def runs(self, name: str) -> bool:
+        return _runs(self.applications(), name)
+
+    def forget(self, name: str) -> None:
+        """What replicas of a model that has gone said of it."""
+        description_store.forget(name)
 
     def settle(
         self, settings: Settings, changed: Collection[str], stop: threading.Event

@@ -1,26 +1,37 @@
 """Another settings file for a running server: what differs, what is put, what is taken back.
 
 A model that cannot start is taken back alone: it goes on as it was, or stays away, and everything
-else is as the new file says. Gateways take up tenants as they are published; a gateway's own
-settings cannot change while it runs.
+else is as the new file says. One that has a `rollout` stays as it is, and its new version starts
+beside it as a canary, which the registry and the rollout driver then see to. Gateways take up
+tenants as they are published; a gateway's own settings cannot change while it runs.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from deployments.cluster.differences import by_name, differences
+from deployments.cluster.canary import rollout_terms
+from deployments.cluster.dashboard import ClusterError
+from deployments.cluster.deployed import Deployed
+from deployments.cluster.rollout_plan import Plan, planned
+from deployments.cluster.rollout_records import RolloutRecords
 from deployments.cluster.scaling_terms import scaling_document
 from deployments.cluster.serve_config import serve_config
+from deployments.cluster.settings_changes import changes_between
 from deployments.cluster.source_folders import relative_to
-from deployments.contract.app_names import is_model_app, model_name
+from deployments.cluster.version_history import VersionHistory, with_numbers_of
+from deployments.contract.rollout.terms import RolloutTerms, canary_of, model_of
 from deployments.settings.load import SettingsErrors, load, tenants_text
 from deployments.settings.tree import ControllerSettings, Settings
 
-KINDS = ("added", "removed", "restarted", "updated")
+logger = logging.getLogger("headrace.host")
 
 
 class Cluster(Protocol):
@@ -36,46 +47,152 @@ class Cluster(Protocol):
         self, settings: Settings, changed: Collection[str], stop: threading.Event
     ) -> dict[str, str]: ...
 
+    def begin_rollout(self, model: str, terms: RolloutTerms) -> int: ...
+
+    def abort_rollout(self, model: str, why: str) -> bool: ...
+
 
 class Reconfiguration:
-    """Of one running server: `settings` are what it runs now, with paths as written in a file in
-    `folder`. Calls must come one at a time."""
+    """Of one running server: `deployed` is what it runs now, with paths as written in a file in
+    `folder`. Calls that change it must come one at a time: whoever makes one holds `lock`."""
 
     def __init__(
-        self, settings: Settings, cluster: Cluster, folder: Path, stop: threading.Event
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        folder: Path,
+        stop: threading.Event,
+        records: RolloutRecords | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings = settings
+        self.deployed = Deployed(settings)
+        self.lock = threading.Lock()
+        self.records = records or RolloutRecords()
+        self._history = VersionHistory()
+        self._numbers = count(1)
         self._cluster = cluster
         self._folder = folder
         self._stop = stop
+        self._clock = clock
+
+    @property
+    def settings(self) -> Settings:
+        """Of the live versions."""
+        return self.deployed.settings
 
     def start(self) -> None:
         """Puts what it runs, and does not wait."""
-        self._put(self.settings)
+        self._put(self.deployed)
 
     def diff(self, request: dict[str, Any]) -> dict[str, Any]:
         """What `apply` of that file would do."""
         new = self._loaded(request)
-        return {"error": new} if isinstance(new, str) else changes_between(self.settings, new)
+        return {"error": new} if isinstance(new, str) else self._planned(new, count()).changes
 
     def apply(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Loads the file, refuses what cannot change while running, and puts the whole list."""
+        """Loads the file, refuses what cannot change while running, and puts the whole list; begins
+        the rollouts of what goes by a canary. `rollouts`: their numbers, by model."""
         new = self._loaded(request)
         if isinstance(new, str):
             return {"error": new}
-        changes = changes_between(self.settings, new)
+        plan = self._planned(new, self._numbers)
+        before = self.deployed
+        for name, why in plan.ended.items():
+            self._told(self._cluster.abort_rollout, name, why)
+        failed = self._carry_out(plan.wanted)
+        for name, why in plan.ended.items():
+            self.records.end(before.canaries[name], why, before.settings, self.settings)
+        begun = [name for name in plan.begun if name in self.deployed.canaries]
+        for name in begun:
+            self.begin_rollout(name)
+        if failed:
+            lines = [*taken_back(self.settings, failed), *(f"{n}: rollout began" for n in begun)]
+            return {"error": "\n".join(lines)}
+        rollouts = {name: self.deployed.canaries[name].number for name in begun}
+        return plan.changes | {"rollouts": rollouts}
+
+    def _planned(self, new: Settings, numbers: count[int]) -> Plan:
+        return planned(self.deployed, new, self._clock(), numbers)
+
+    def _carry_out(self, wanted: Deployed, back: str = "") -> dict[str, str]:
+        """Puts it, and takes back what does not start; why, by model. `back`: the model that is to
+        have its last version again."""
+        before = self.deployed
+        changes = changes_between(before.listed(), wanted.listed())
         touched = [*changes["added"], *changes["restarted"], *changes["updated"]]
-        touched = [name for name in touched if not new.models[name].optional]
-        self._put(new)
-        failed = self._cluster.settle(new, touched, self._stop)
-        if not failed:
-            self.settings = new
-            return changes
-        kept = without(self.settings, new, failed)
-        self._put(kept)
-        self._cluster.settle(kept, [], self._stop)
-        self.settings = kept
-        return {"error": "\n".join(taken_back(kept, failed))}
+        models = wanted.listed().models
+        touched = [name for name in touched if not models[name].optional]
+        self._put(wanted)
+        failed = self._cluster.settle(wanted.listed(), touched, self._stop)
+        if failed:
+            wanted = without(before, wanted, failed)
+            self._put(wanted)
+            self._cluster.settle(wanted.listed(), [], self._stop)
+        self.adopt(wanted, back)
+        return {model_of(name): why for name, why in failed.items()}
+
+    def put(self, wanted: Deployed) -> None:
+        """Makes Serve run that from now on, and does not wait."""
+        self._put(wanted)
+        self.deployed = wanted
+
+    def adopt(self, deployed: Deployed, back: str = "") -> None:
+        """What runs now, and is good."""
+        self._history.changed(self.settings, deployed.settings, back)
+        self.deployed = deployed
+
+    def begin_rollout(self, model: str) -> None:
+        """Of a canary that runs. Where the registry does not answer, the driver asks again."""
+        canary = self.deployed.canaries[model]
+        assert canary.settings.rollout is not None
+        terms = rollout_terms(canary.settings.rollout)
+        number = self._told(self._cluster.begin_rollout, model, terms)
+        if number is not None:
+            self.deployed = self.deployed.having(replace(canary, rollout=number))
+
+    def _told(self, method: Callable[..., Any], *args: Any) -> Any:
+        """The registry's answer; None, and a line, where it has none."""
+        try:
+            return method(*args)
+        except ClusterError as silence:
+            logger.warning("%s", silence)
+            return None
+
+    def rollback(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Puts the version of a model that ran before the present one, at once; each time one
+        further back."""
+        name = str(request.get("model", ""))
+        if wrong := self._cannot_go_back(name):
+            return {"error": wrong}
+        present, last = self.settings.models[name], self._history.last(name)
+        assert last is not None
+        models = {**self.settings.models, name: with_numbers_of(last, present)}
+        new = self.settings.model_copy(update={"models": models})
+        try:
+            Settings.model_validate(new.model_dump(mode="json", exclude_unset=True))
+        except ValueError as wrong_now:
+            return {"error": f"the version before does not go with the rest: {wrong_now}"}
+        changes = changes_between(self.settings, new)
+        failed = self._carry_out(replace(self.deployed, settings=new), back=name)
+        if failed:
+            return {"error": "\n".join(taken_back(self.settings, failed))}
+        return changes | {"rolled back": [name], "left": self._history.left(name)}
+
+    def _cannot_go_back(self, name: str) -> str:
+        if name not in self.settings.models:
+            return f"no model {name!r}; there are: {', '.join(self.settings.models)}"
+        canary = self.deployed.canaries.get(name)
+        if canary is not None and canary.undecided:
+            return (
+                f"a new version of {name} is being rolled out, the live one has not changed; "
+                f"`headrace rollout abort {name}` ends it"
+            )
+        if self._history.last(name) is None:
+            return (
+                f"no other version of {name} has run that is known: a server that starts begins "
+                "with its file"
+            )
+        return ""
 
     def _loaded(self, request: dict[str, Any]) -> Settings | str:
         """The new settings, or why they cannot be had."""
@@ -100,50 +217,24 @@ class Reconfiguration:
         new = self.settings.model_copy(update=switched)
         self._cluster.publish_tenants(tenants_text(new))
         changes = changes_between(self.settings, new)
-        self.settings = new
+        self.deployed = replace(self.deployed, settings=new)
         return changes
 
-    def _put(self, new: Settings) -> None:
+    def _put(self, wanted: Deployed) -> None:
+        new = wanted.listed()
         if new.gateway.tenants_path is None:
             self._cluster.publish_tenants(tenants_text(new))
         self._cluster.publish_scaling(scaling_document(new).text())
         self._cluster.put(serve_config(new, one_machine=True))
 
 
-def changes_between(old: Settings, new: Settings) -> dict[str, list[str]]:
-    """Names of models by what happens to them (`updated`: while they run), each that restarts with
-    the reasons; of tenants that differ; what becomes of the controllers where that changes."""
-    found = differences(_models(old), _models(new))
-    kinds = {kind: [model_name(d.application) for d in found if d.kind == kind] for kind in KINDS}
-    return {
-        **kinds,
-        "tenants": sorted(_different(old.tenants, new.tenants)),
-        "controllers": _switched(old.controllers.frozen, new.controllers.frozen),
-        "reasons": [f"{model_name(d.application)}: {each}" for d in found for each in d.reasons],
-    }
-
-
-def _models(settings: Settings) -> dict[str, Mapping[str, Any]]:
-    apps = by_name(serve_config(settings, one_machine=True))
-    return {name: app for name, app in apps.items() if is_model_app(name)}
-
-
-def _switched(was: bool, frozen: bool) -> list[str]:
-    if was == frozen:
-        return []
-    return ["frozen" if frozen else "no longer frozen"]
-
-
-def _different(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Names of what was added, removed or changed."""
-    return (n for n in old.keys() | new.keys() if old.get(n) != new.get(n))
-
-
-def without(old: Settings, new: Settings, failed: Collection[str]) -> Settings:
-    """`new`, but a failed model is what it was before, or not there."""
-    was = {name: old.models[name] for name in failed if name in old.models}
-    models = {n: m for n, m in new.models.items() if n not in failed}
-    return new.model_copy(update={"models": models | was})
+def without(old: Deployed, new: Deployed, failed: Collection[str]) -> Deployed:
+    """`new`, but a failed model is what it was before, or not there; a failed canary is not."""
+    was = {name: old.settings.models[name] for name in failed if name in old.settings.models}
+    models = {n: m for n, m in new.settings.models.items() if n not in failed}
+    settings = new.settings.model_copy(update={"models": models | was})
+    canaries = {n: c for n, c in new.canaries.items() if canary_of(n) not in failed}
+    return Deployed(settings, canaries)
 
 
 def taken_back(kept: Settings, failed: Mapping[str, str]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from autoscaling.settings import (
     ScalingSettings,
 )
 from deployments.cluster.model_arguments import pool_arguments
+from deployments.contract.rollout.terms import is_canary
 from deployments.contract.scaling.document import ScalingDocument
 from deployments.contract.scaling.messages import PoolModel
 from deployments.settings.capacity import BudgetSettings, PoolSettings
@@ -132,9 +133,13 @@ def _pooled(settings: Settings) -> tuple[PoolModel, ...]:
 
 
 def pooled(settings: Settings, pool: PoolSettings) -> list[tuple[str, ModelSettings]]:
-    """The models that a replica of the pool may hold."""
+    """The models that a replica of the pool may hold; a canary's replicas are its own."""
     named = settings.models if pool.models == "all" else pool.models
-    return [(name, m) for name, m in settings.models.items() if name in named and m.poolable]
+    return [
+        (name, model)
+        for name, model in settings.models.items()
+        if name in named and model.poolable and not is_canary(name)
+    ]
 
 
 def _pool_model(name: str, model: ModelSettings, channel: ChannelSettings) -> PoolModel:

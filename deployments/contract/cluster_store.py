@@ -22,6 +22,11 @@ def get(key: str) -> bytes | None:
     return None if found is None else bytes(found)
 
 
+def delete(prefix: str) -> None:
+    """What was put under names that begin so."""
+    internal_kv._internal_kv_del(prefix.encode(), del_by_prefix=True, namespace=_NAMESPACE)
+
+
 def names(prefix: str) -> list[str]:
     """Of what was put under names that begin so."""
     found = internal_kv._internal_kv_list(prefix.encode(), namespace=_NAMESPACE)

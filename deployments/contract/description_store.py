@@ -42,6 +42,11 @@ def get(model: str, group: str, settings: str) -> StoredDescription | None:
     return None if found is None else decode(found, settings)
 
 
+def forget(model: str) -> None:
+    """Of all its groups. Raises as `put`."""
+    cluster_store.delete(_key(model, ""))
+
+
 def encode(stored: StoredDescription) -> bytes:
     return msgspec.msgpack.encode(stored)
 

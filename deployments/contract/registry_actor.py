@@ -179,7 +179,8 @@ class RegistryActor:
         except Exception as fault:
             logger.warning("Serve does not say how many replicas are to run: %s", fault)
             targets = {}
-        return server_status(await self.status(), targets) | {"scaling": await _scaling()}
+        found = server_status(await self.status(), targets)
+        return found | {"rollouts": await self.rollouts(), "scaling": await _scaling()}
 
 
 async def _scaling() -> dict[str, Any] | None:

@@ -12,6 +12,8 @@ from typing import Any, NotRequired, TypedDict
 
 from deployments.contract.app_names import is_model_app, is_model_deployment, model_name
 from deployments.contract.registry import ModelOutline, ReplicaProgress
+from deployments.contract.rollout.account import RolloutAccount
+from deployments.contract.rollout.terms import is_canary
 
 
 class ModelStatus(TypedDict):
@@ -47,7 +49,8 @@ class ModelStatus(TypedDict):
 class StatusSnapshot(TypedDict):
     """problem: what an operator should look at, such as a tenants file that is not in force.
     frozen: whether the controllers of all models are, at every gateway. scaling: the autoscaler's
-    account (`Decider.status`), None where it does not answer. pid, uptime_s: of the host
+    account (`Decider.status`), None where it does not answer. rollouts: those the registry knows;
+    canaries are no `models`. pid, uptime_s: of the host
     process, where there is one."""
 
     url: str
@@ -58,6 +61,7 @@ class StatusSnapshot(TypedDict):
     frozen: bool
     problem: str | None
     scaling: NotRequired[dict[str, Any] | None]
+    rollouts: NotRequired[Sequence[RolloutAccount]]
 
 
 def server_status(raw: dict[str, Any], targets: Mapping[str, int]) -> dict[str, Any]:
@@ -65,7 +69,7 @@ def server_status(raw: dict[str, Any], targets: Mapping[str, int]) -> dict[str, 
     is to run."""
     gateways = list(raw["gateways"].values())
     problems = [str(g["problem"]) for g in gateways if g.get("problem")]
-    names = sorted(raw["view"].declared)
+    names = sorted(name for name in raw["view"].declared if not is_canary(name))
     return {
         "models": [_model(name, targets.get(name, 0), raw, gateways) for name in names],
         "gateways": len(gateways),

@@ -1,4 +1,5 @@
-"""The command line's groups, `headrace key`, `cluster` and `plan`: what their commands are told.
+"""The command line's groups, `headrace key`, `rollout`, `cluster` and `plan`: what their commands
+are told.
 
 The work is done elsewhere and imported when it is asked for, so that `--help` stays instant.
 """
@@ -88,6 +89,56 @@ def revoke(name: str, file: Path | None, port: int | None, url: str | None) -> N
     from deployments.tools.keys import revoke as end
 
     sys.exit(end(name, file, port, url))
+
+
+@click.group()
+def rollout() -> None:
+    """New versions that take a model over step by step (docs/rollouts.md)."""
+
+
+@rollout.command("status")
+@click.argument("model", required=False)
+@port_of_server
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of lines.")
+def rollout_status(model: str | None, port: int | None, as_json: bool) -> None:
+    """Show rollouts: those under way, and the last one of each model."""
+    from deployments.tools.rollout import status as show
+
+    sys.exit(show(model, port, as_json=as_json))
+
+
+@rollout.command()
+@click.argument("model")
+@port_of_server
+def promote(model: str, port: int | None) -> None:
+    """Put MODEL's new version in the live one's place now, whatever is still to be seen of it."""
+    from deployments.tools.rollout import promote as decide
+
+    sys.exit(decide(model, port))
+
+
+@rollout.command()
+@click.argument("model")
+@click.option("--reason", default="", help="Why, for the audit log.")
+@port_of_server
+def abort(model: str, reason: str, port: int | None) -> None:
+    """Take MODEL's new version away; the live one goes on as it is."""
+    from deployments.tools.rollout import abort as decide
+
+    sys.exit(decide(model, reason, port))
+
+
+@click.command()
+@click.argument("model")
+@port_of_server
+def rollback(model: str, port: int | None) -> None:
+    """Put the version of MODEL that ran before the present one, at once.
+
+    Each time one further back; a server knows the last five versions since it started.
+    """
+    from deployments.tools.rollout import rollback as back
+
+    sys.exit(back(model, port))
 
 
 @click.group()

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from deployments.cluster.server_files import NoServer, ServerState, find, state_
 from deployments.contract.server_status import StatusSnapshot
 from deployments.settings.load import load
 
+WaitFor = Callable[[Mapping[str, int], int], int]
 _ANSWER_S = 15.0
 _APPLY_S = 900.0
 _STOP_S = 86_400.0
@@ -61,8 +63,9 @@ def status(port: int | None) -> StatusSnapshot:
     return ask(state.port, {"do": "status"})  # type: ignore[return-value]
 
 
-def apply(path: Path, port: int | None) -> int:
-    """Sends the file's path and prints what it changed; the exit code. Raises SettingsErrors."""
+def apply(path: Path, port: int | None, wait_for: WaitFor | None = None) -> int:
+    """Sends the file's path and prints what it changed; the exit code, which is that of `wait_for`
+    where rollouts began. Raises SettingsErrors."""
     load(path)
     state = find(port, state_folder())
     try:
@@ -70,8 +73,9 @@ def apply(path: Path, port: int | None) -> int:
     except ServerRefused as refused:
         click.echo(str(refused), err=True)
         return 1
+    rollouts = changes.pop("rollouts", {})
     _say(changes)
-    return 0
+    return wait_for(rollouts, state.port) if rollouts and wait_for else 0
 
 
 def diff(path: Path, port: int | None) -> int:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.contract.server_status import ModelStatus, StatusSnapshot
+from deployments.tools.console.rollout_lines import rollout_line
 from deployments.tools.console.scaling_lines import model_lines, pool_line
 
 _MOST_TENANTS = 10
@@ -48,6 +49,8 @@ def show(snapshot: StatusSnapshot, console: Console | None = None) -> None:
         if scaling and model["name"] in scaling["models"]:
             for what, said in model_lines(scaling["models"][model["name"]]):
                 target.print(_detail(model, what, [said]))
+    for rollout in snapshot.get("rollouts", ()):
+        target.print(Text(f"rollout {rollout_line(rollout)}"), soft_wrap=True)
     if scaling and scaling["pool"]:
         target.print(Text.assemble(("pool", "bold"), f" {pool_line(scaling['pool'])}"))
     if scaling is None and "scaling" in snapshot:

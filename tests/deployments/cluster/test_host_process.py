@@ -99,15 +99,16 @@ class Keys:
         return {"revoked": request["key"]}
 
 
-@pytest.mark.parametrize("change", ["apply", "freeze"])
+@pytest.mark.parametrize("change", ["apply", "freeze", "rollback", "promote", "abort"])
 def test_a_server_that_starts_is_shown_and_takes_no_changes_yet(host, change):
     class Reconfiguration:
         def apply(self, request):
             return {"added": ["m"]}
 
-        freeze = diff = apply
+        freeze = diff = rollback = rollouts = promote = abort = apply
 
     host._cluster, host._live, host._keys = StartingCluster(), Reconfiguration(), Keys()
+    host._rollouts = Reconfiguration()
     handlers = host._handlers()
     assert handlers["status"]({})["models"] == []
     assert "still starting" in handlers[change]({})["error"]

@@ -3,12 +3,9 @@ from __future__ import annotations
 import json
 import threading
 
-from deployments.cluster.reconfiguration import (
-    Reconfiguration,
-    changes_between,
-    taken_back,
-    without,
-)
+from deployments.cluster.deployed import Deployed
+from deployments.cluster.reconfiguration import Reconfiguration, taken_back, without
+from deployments.cluster.settings_changes import changes_between
 from deployments.settings.load import parse_tenants, tenants_text
 from deployments.settings.tree import Settings
 
@@ -44,7 +41,7 @@ def test_nothing_differs_between_equal_files():
 
 def test_what_failed_is_what_it_was_or_not_there():
     old, new = settings({"a": FAST}), settings({"a": SLOW, "b": FAST, "c": FAST})
-    kept = without(old, new, {"a", "b"})
+    kept = without(Deployed(old), Deployed(new), {"a", "b"}).settings
     assert {name: m.options["base_ms"] for name, m in kept.models.items()} == {"a": 1, "c": 1}
     assert list(taken_back(kept, {"a": "no", "b": "nor this"})) == [
         "model a cannot start and goes on as it was: no",

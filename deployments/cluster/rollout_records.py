@@ -1,0 +1,94 @@
+"""What the host remembers of rollouts: of each model the one that is under way, or the last one.
+
+The registry forgets a rollout when its canary has gone; whoever waits for its end asks the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from deployments.cluster.deployed import Canary, Deployed
+from deployments.contract.rollout.account import RolloutAccount, VersionAccount
+from deployments.settings.tree import Settings
+
+Tell = Callable[[str, str, str, Settings, Settings], None]
+Answer = dict[str, Any]
+_NOTHING = VersionAccount(version="", answered=0, failed=0, median_ms=None)
+
+
+class RolloutRecords:
+    """Accounts by model, each with `id`, the number of its canary, and `over`, whether it ended.
+    `tell`: hears of each end: the model, "promoted" or "aborted", why, and the settings before and
+    after it."""
+
+    def __init__(self, tell: Tell = lambda *_: None) -> None:
+        self._kept: dict[str, Answer] = {}
+        self._tell = tell
+
+    def note(self, canary: Canary, account: RolloutAccount) -> None:
+        """As the registry says it; an end is one only when it is carried out."""
+        self._kept[canary.model] = {**account, "id": canary.number, "over": False}
+
+    def end(self, canary: Canary, why: str, before: Settings, after: Settings) -> None:
+        """Aborted if there is a reason, else promoted. `before`, `after`: what is live."""
+        how = "aborted" if why else "promoted"
+        last = self._of(canary)
+        self._kept[canary.model] = {**last, "phase": how, "why": why, "over": True, "share": 0.0}
+        self._tell(canary.model, how, why, before, after)
+
+    def listing(self, deployed: Deployed) -> list[Answer]:
+        """By model; one that the registry has said nothing of yet is being checked."""
+        found = dict(self._kept)
+        for canary in deployed.canaries.values():
+            if canary.undecided:
+                found[canary.model] = self._of(canary)
+        return [found[name] for name in sorted(found)]
+
+    def undecided(self, deployed: Deployed, model: str) -> str:
+        """What is wrong with asking for a decision of this model's rollout, "" for nothing."""
+        if model not in deployed.settings.models:
+            return f"no model {model!r}; there are: {', '.join(deployed.settings.models)}"
+        canary = deployed.canaries.get(model)
+        if canary is not None and canary.undecided:
+            return ""
+        last = self._kept.get(model)
+        if last is not None and last["over"]:
+            because = f" ({last['why']})" if last["why"] else ""
+            return f"the last rollout of {model} is over: {last['phase']}{because}"
+        others = [c.model for c in deployed.canaries.values() if c.undecided]
+        return f"no rollout of {model} is under way; under way: {', '.join(others) or 'none'}"
+
+    def _of(self, canary: Canary) -> Answer:
+        known = self._kept.get(canary.model)
+        if known is not None and known["id"] == canary.number:
+            return known
+        return {**_unseen(canary), "id": canary.number, "over": False}
+
+
+def end_sentence(model: str, how: str, why: str) -> str:
+    """Of an end, for the log."""
+    if how == "promoted":
+        return f"rollout of {model}: promoted, the new version is the live one"
+    return f"rollout of {model}: aborted, the live version goes on: {why}"
+
+
+def _unseen(canary: Canary) -> RolloutAccount:
+    terms = canary.settings.rollout
+    assert terms is not None
+    return RolloutAccount(
+        model=canary.model,
+        number=canary.rollout or 0,
+        phase="checking",
+        share=0.0,
+        step=1,
+        steps=len(terms.steps_percent) + bool(terms.shadow_percent),
+        held_s=0.0,
+        hold_s=terms.hold_s,
+        why="",
+        live=_NOTHING,
+        canary=_NOTHING,
+        copies=_NOTHING,
+        compared=0,
+        agreed=0,
+    )

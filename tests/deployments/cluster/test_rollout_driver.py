@@ -1,0 +1,147 @@
+"""What the registry decides is carried out: every way a canary goes, and nothing is lost on it."""
+
+from __future__ import annotations
+
+import pytest
+from rolled_out import Stand, model
+
+from deployments.cluster.dashboard import ClusterError
+
+OLD, NEW = {"m": model(1), "n": model(1)}, {"m": model(2), "n": model(1)}
+ALONE, BESIDE = {"m": 1, "n": 1}, {"m": 1, "n": 1, "m@canary": 2}
+
+
+@pytest.fixture
+def stand(tmp_path) -> Stand:
+    """With a rollout of `m` under way."""
+    made = Stand(tmp_path, OLD)
+    made.apply(NEW)
+    assert made.running == BESIDE
+    return made
+
+
+def test_while_nothing_is_decided_nothing_is_put(stand):
+    puts = len(stand.cluster.puts)
+    stand.tick(20)
+    assert len(stand.cluster.puts) == puts
+    assert (stand.record("m")["phase"], stand.record("m")["over"]) == ("checking", False)
+
+
+def test_a_promoted_version_takes_the_live_ones_place_and_the_canary_goes(stand):
+    assert stand.driver.promote({"model": "m"}) == {"model": "m"}
+    stand.cluster.starting.add("m")
+    stand.tick(3)
+    assert stand.running == {"m": 2, "n": 1, "m@canary": 2}
+    assert stand.record("m")["phase"] == "promoting"
+    assert stand.live.settings.models["m"].options["base_ms"] == 1
+    stand.cluster.starting.clear()
+    stand.tick()
+    assert stand.live.settings.models["m"].options["base_ms"] == 2
+    assert (stand.record("m")["phase"], stand.record("m")["over"]) == ("promoted", True)
+    assert "m@canary" in stand.running  # it may have something in hand
+    stand.tick(3)
+    assert stand.running == {"m": 2, "n": 1}
+    assert stand.cluster.forgotten == ["m@canary"]
+    assert stand.told == [("m", "promoted", "")]
+
+
+def test_an_aborted_version_goes_and_the_live_one_is_never_touched(stand):
+    stand.cluster.abort_rollout("m", "it fails")
+    stand.tick(5)
+    assert all(put["m"] == 1 for put in stand.cluster.puts)
+    assert stand.running == ALONE
+    assert stand.told == [("m", "aborted", "it fails")]
+    assert stand.record("m")["why"] == "it fails"
+
+
+@pytest.mark.parametrize(("rows", "gone_after_s"), [(0, 3), (1, 11)])
+def test_a_canary_goes_when_gateways_hold_nothing_or_after_a_while(stand, rows, gone_after_s):
+    stand.cluster.rows["m@canary"] = rows
+    stand.cluster.abort_rollout("m", "it fails")
+    stand.tick(gone_after_s - 1)
+    assert stand.running == BESIDE
+    stand.tick()
+    assert stand.running == ALONE
+
+
+def test_a_version_that_does_not_run_in_the_live_ones_place_is_taken_back(stand):
+    stand.cluster.broken.add(("m", 2))
+    stand.driver.promote({"model": "m"})
+    stand.tick(2)
+    assert stand.running == BESIDE
+    ((_, how, why),) = stand.told
+    assert (how, why) == ("aborted", "it does not run in the live version's place: no such file")
+    stand.tick(4)
+    assert stand.running == ALONE
+
+
+def test_one_that_never_gets_ready_in_the_live_ones_place_is_taken_back(stand):
+    stand.cluster.starting.add("m")
+    stand.driver.promote({"model": "m"})
+    limit_s = stand.live.settings.models["m"].replicas.start_timeout_s
+    stand.tick()
+    stand.cluster.now += limit_s
+    stand.tick()
+    assert stand.running == BESIDE
+    assert f"not ready after {limit_s:g} s" in stand.record("m")["why"]
+
+
+def test_a_version_that_is_never_announced_is_aborted(stand):
+    stand.cluster.now += stand.live.settings.models["m"].replicas.start_timeout_s
+    stand.tick(2)
+    assert "was not ready within" in stand.record("m")["why"]
+    assert stand.record("m")["over"]
+
+
+def test_a_registry_that_starts_anew_is_told_of_the_rollout_again(stand):
+    stand.cluster.restart_registry()
+    stand.tick()
+    assert [a["phase"] for a in stand.cluster.rollouts()] == ["checking"]
+    stand.cluster.abort_rollout("m", "it fails")
+    stand.tick(5)
+    assert stand.running == ALONE
+
+
+def test_one_that_starts_anew_goes_on_with_what_is_put_in_place(
+    stand,
+):
+    stand.cluster.starting.add("m")
+    stand.driver.promote({"model": "m"})
+    stand.tick()
+    stand.cluster.restart_registry()
+    stand.tick()
+    assert [a["phase"] for a in stand.cluster.rollouts()] == ["promoting"]
+    stand.cluster.starting.clear()
+    stand.tick(5)
+    assert stand.running == {"m": 2, "n": 1}
+
+
+def test_a_cluster_that_does_not_answer_changes_nothing_and_is_asked_again(stand):
+    stand.cluster.abort_rollout("m", "it fails")
+    stand.cluster.silent = True
+    with pytest.raises(ClusterError):
+        stand.tick()
+    assert stand.running == BESIDE
+    stand.cluster.silent = False
+    stand.tick(5)
+    assert stand.running == ALONE
+
+
+def test_nothing_is_put_beside_a_file_that_is_being_applied(stand):
+    stand.cluster.abort_rollout("m", "it fails")
+    with stand.live.lock:
+        stand.tick(20)
+        assert stand.running == BESIDE
+    stand.tick(4)
+    assert stand.running == ALONE
+
+
+@pytest.mark.parametrize("ask", ["promote", "abort"])
+def test_what_cannot_be_decided_is_said(stand, ask):
+    decide = getattr(stand.driver, ask)
+    assert decide({"model": "x"})["error"] == "no model 'x'; there are: m, n"
+    assert decide({"model": "n"})["error"] == "no rollout of n is under way; under way: m"
+    stand.driver.abort({"model": "m", "reason": "a bad day"})
+    assert "decided already" in decide({"model": "m"})["error"]
+    stand.tick()
+    assert decide({"model": "m"})["error"] == "the last rollout of m is over: aborted (a bad day)"
