@@ -19,6 +19,7 @@ from deployments.cluster.serve_config import serve_config
 from deployments.cluster.serve_rest import ANSWER_S, ServeRest
 from deployments.cluster.server_files import commands_audit_file, state_folder
 from deployments.contract import audit
+from deployments.contract.app_names import model_app
 from deployments.contract.audit import AuditLine
 from deployments.settings.load import load, settings_digest
 from deployments.settings.tree import Settings
@@ -39,7 +40,9 @@ def deploy(path: Path, address: str | None, *, wait: bool) -> int:
     cluster = _cluster(address)
     _say_later(cluster.heard_later(config))
     with _audited("deploy", str(path), address, settings_digest(config)):
-        _say(cluster.deploy(config))
+        found = cluster.deploy(config)
+        _say(found)
+        _say_at_once(settings, found)
     if not wait:
         return 0
     limit_s = max(m.replicas.start_timeout_s for m in settings.models.values())
@@ -107,6 +110,18 @@ def _portable(path: Path) -> Settings:
 def _say_later(names: list[str]) -> None:
     for name in names:
         click.echo(f"{name} is heard only when Serve starts (`serve shutdown`)", err=True)
+
+
+def _say_at_once(settings: Settings, found: list[Difference]) -> None:
+    """Of models that would be rolled out by `apply` on one machine."""
+    restarted = {each.application for each in found if each.kind == "restarted"}
+    names = [n for n, m in settings.models.items() if m.rollout and model_app(n) in restarted]
+    if names:
+        click.echo(
+            f"{', '.join(names)}: changed at once; on a cluster nothing carries out a `rollout` "
+            "(docs/rollouts.md)",
+            err=True,
+        )
 
 
 def _say(found: list[Difference]) -> None:

@@ -5,6 +5,14 @@ from __future__ import annotations
 import pytest
 from rolled_out import Stand, model
 
+from deployments.cluster.canary import canary_settings
+from deployments.cluster.deployed import Canary, Deployed
+from deployments.cluster.model_arguments import digests, model_arguments
+from deployments.cluster.scaling_terms import scaling_document
+from deployments.settings.channel import ChannelSettings
+from deployments.settings.model import ModelSettings
+from deployments.settings.tree import Settings
+
 OLD, NEW = {"m": model(1), "n": model(1)}, {"m": model(2), "n": model(1)}
 
 
@@ -165,3 +173,23 @@ def test_a_version_that_no_longer_starts_is_no_way_back(stand):
     assert stand.running["m"] == 2
     stand.cluster.broken.clear()
     assert stand.rollback("m")["left"] == 0
+
+
+def test_a_canarys_replicas_are_told_what_the_promoted_ones_will_be():
+    """So that these find what those measured, which they look up by the digest of it."""
+    new = ModelSettings.model_validate(
+        model(2, replicas={"min": 2, "max": 4, "slots": 3}, scaling={"policy": "latency-first"})
+    )
+    channel = ChannelSettings()
+    both = [model_arguments("m", each, {}, channel) for each in (new, canary_settings(new))]
+    assert digests(both[0]) == digests(both[1])
+
+
+def test_a_canary_has_a_fixed_count_and_is_never_in_the_pool():
+    settings = Settings.model_validate({"models": OLD, "scaling": {"pool": {"max": 1}}})
+    new = settings.models["m"].model_copy(update={"options": {"base_ms": 2}})
+    listed = Deployed(settings, {"m": Canary("m", new, 1, 0.0)}).listed()
+    document = scaling_document(listed)
+    (group,) = document.settings.models["m@canary"].groups
+    assert (group.min, group.max) == (1, 1)
+    assert sorted(each.name for each in document.pool_models) == ["m", "n"]

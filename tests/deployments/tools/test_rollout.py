@@ -1,0 +1,68 @@
+"""Waiting for a rollout, and what is printed of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deployments.tools import rollout
+
+
+def record(phase: str, **fields: Any) -> dict[str, Any]:
+    version = {"version": "v", "answered": 30, "failed": 0, "median_ms": 4.2}
+    return {
+        "model": "m", "number": 5, "phase": phase, "share": 0.2, "step": 1, "steps": 2,
+        "held_s": 0.5, "hold_s": 1.0, "why": "", "live": version, "canary": version,
+        "copies": version | {"answered": 0}, "compared": 0, "agreed": 0, "id": 1,
+        "over": phase in ("promoted", "aborted"), **fields,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What the host answers, look by look; the last one again and again."""
+    answers: list[list[dict[str, Any]]] = []
+
+    def ask(port, request, *_):
+        assert request == {"do": "rollouts"}
+        return {"rollouts": answers.pop(0) if len(answers) > 1 else answers[0]}
+
+    monkeypatch.setattr(rollout, "ask", ask)
+    return answers
+
+
+def wait() -> int:
+    return rollout.wait_for({"m": 1}, 8000, pause=lambda s: None)
+
+
+def test_a_promoted_rollout_is_fine_and_each_step_is_said_once(told, capsys):
+    second = record("step", step=2)
+    told += [[record("checking")], [record("step")], [record("step")], [second],
+             [record("promoting", step=2)], [record("promoted", step=2)]]  # fmt: skip
+    assert wait() == 0
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 5
+    assert "m: promoted" in said.out
+
+
+def test_an_aborted_one_says_why(told, capsys):
+    told += [[record("step")], [record("aborted", why="5 of 9 requests failed")]]
+    assert wait() == 1
+    assert "aborted, the live version goes on: 5 of 9 requests failed" in capsys.readouterr().err
+
+
+def test_another_version_in_its_place_ends_the_waiting(told, capsys):
+    told += [[record("step")], [record("checking", id=2)]]
+    assert wait() == 1
+    assert "another version came instead: m" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_only_the_waiting(told, capsys):
+    told += [[record("step")]]
+
+    def pressed(_):
+        raise KeyboardInterrupt
+
+    assert rollout.wait_for({"m": 1}, 8000, pause=pressed) == 130
+    assert "the rollout goes on (m)" in capsys.readouterr().err
