@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,3 +97,8 @@ def test_targets_are_those_of_models_replicas_alone() -> None:
         "model-b": {"deployments": {}},
     }  # fmt: skip
     assert replica_targets(details) == {"a": 3, "b": 0}
+
+
+def test_a_canary_is_no_model_of_its_own(raw: dict[str, Any]) -> None:
+    raw["view"] = replace(raw["view"], declared=raw["view"].declared | {"device@canary"})
+    assert [m["name"] for m in server_status(raw, TARGETS)["models"]] == ["b", "device"]
