@@ -72,6 +72,8 @@ def _place(archive: str, entry: _Entry, folder: Path, room: int) -> int:
     """The bytes that it took."""
     if leads_out(entry.name) or "\0" in entry.name:
         raise SourceError(f"{archive} has an entry {entry.name!r}, which leads out of it")
+    if not entry.name:
+        raise SourceError(f"{archive} has an entry without a name")
     if entry.refused:
         raise SourceError(f"{archive}: {entry.name} is {entry.refused}; only files can be in it")
     path = folder / entry.name
@@ -112,7 +114,7 @@ def _of_zip(file: Path, opened: ExitStack) -> Iterator[_Entry]:
     archive = opened.enter_context(zipfile.ZipFile(file))
     for info in archive.infolist():
         mode = info.external_attr >> 16
-        if info.is_dir():
+        if info.filename.endswith("/"):  # `is_dir` raises of an entry without a name
             yield _Entry(info.filename, None)
         elif mode and stat.S_IFMT(mode) not in (0, stat.S_IFREG):
             yield _Entry(info.filename, None, "a link or a device")

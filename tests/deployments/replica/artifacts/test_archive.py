@@ -150,6 +150,15 @@ def test_a_zip_whose_entries_begin_before_it_is_refused(tmp_path):
         archive.unpack(path, tmp_path / "out")
 
 
+def test_an_entry_without_a_name_is_refused(tmp_path):
+    nameless = zipfile.ZipInfo("a")
+    nameless.filename = ""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as out:
+        out.writestr(nameless, b"x")
+    with pytest.raises(SourceError, match="an entry without a name"):
+        archive.unpack(tmp_path / "a.zip", tmp_path / "out")
+
+
 def test_a_name_that_no_disk_takes_is_refused(tmp_path):
     path = packed(tmp_path / "a.tar", ("n" * 300, b"x"))
     with pytest.raises(SourceError, match="File name too long"):
