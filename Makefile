@@ -77,11 +77,13 @@ coverage: dev
 	$(BIN)/python -m pytest -n auto -m 'not integration and not vllm and not kube and not chaos' --cov --cov-report=term:skip-covered
 
 # N mutated requests, tensors, chats, settings files and archives, then 100,000 cases of what may come
-# on a connection between a gateway and a replica: six tests' 17,000.
+# on a connection between a gateway and a replica: six tests' 17,000; and as many of each operation of
+# /openapi.json, drawn from its schemas.
 N ?= 1000000
 fuzz: dev
 	$(BIN)/python tests/hostile/fuzzing.py $(N)
-	$(BIN)/python -m pytest -q --hypothesis-profile fuzz tests/deployments/contract/channel/test_channel_fuzz.py
+	$(BIN)/python -m pytest -q --hypothesis-profile fuzz tests/deployments/contract/channel/test_channel_fuzz.py \
+	  tests/hostile/test_described_interface.py
 
 # One after the other: each starts a Ray of its own.
 integration: dev
