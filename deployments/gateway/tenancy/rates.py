@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 
 from deployments.contract import errors
 from deployments.gateway.tenancy.tenants import Tenant
@@ -38,6 +39,22 @@ class _TenantLimit:
         return [figure for use in uses for figure in (use.asked_per_s, use.passed)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """`name`: requests or tokens; `reason` of a refusal."""
+
+    name: str
+    reason: str
+    per_s: Callable[[RateSettings], float | None]
+    share: Callable[[_TenantLimit], RateShare]
+
+
+_REQUESTS = _Counted(
+    "requests", "request_rate", attrgetter("requests_per_s"), attrgetter("requests")
+)
+_TOKENS = _Counted("tokens", "token_rate", attrgetter("tokens_per_s"), attrgetter("tokens"))
+
+
 class Rates:
     """`gateways`: how many there are at least; those that are heard of count too. For one thread,
     the event loop's."""
@@ -51,33 +68,13 @@ class Rates:
         """Counts one request. Raises OverOwnLimit."""
         if tenant.key_rate is None and tenant.rate.requests_per_s is None:
             return  # as most are; 0.2 us less
-        for name, rate, whose in _rates_of(tenant):
-            if rate.requests_per_s is None:
-                continue
-            wait_s = self._take(self._limit(name, rate).requests, 1)
-            if wait_s > 0.0:
-                raise errors.OverOwnLimit(
-                    f"this {whose} has used its rate of {rate.requests_per_s:g} requests a "
-                    "second (rate.requests_per_s)",
-                    retry_after_s=wait_s,
-                    reason="request_rate",
-                )
+        self._take_of(tenant, _REQUESTS, 1)
 
     def take_tokens(self, tenant: Tenant, tokens: int) -> None:
         """Counts a request's tokens. Raises OverOwnLimit."""
         if tenant.key_rate is None and tenant.rate.tokens_per_s is None:
             return
-        for name, rate, whose in _rates_of(tenant):
-            if rate.tokens_per_s is None:
-                continue
-            wait_s = self._take(self._limit(name, rate).tokens, tokens)
-            if wait_s > 0.0:
-                raise errors.OverOwnLimit(
-                    f"this {whose} has used its rate of {rate.tokens_per_s:g} tokens a second "
-                    "(rate.tokens_per_s)",
-                    retry_after_s=wait_s,
-                    reason="token_rate",
-                )
+        self._take_of(tenant, _TOKENS, tokens)
 
     def spend(self, tenant: Tenant, tokens: int) -> None:
         """Counts tokens that were given already: what is over the rate is owed."""
@@ -101,6 +98,20 @@ class Rates:
             uses = {gateway: report.get(name) for gateway, report in others.items()}
             limit.requests.hear(_uses(uses, 0), now)
             limit.tokens.hear(_uses(uses, 2), now)
+
+    def _take_of(self, tenant: Tenant, what: _Counted, amount: float) -> None:
+        for name, rate, whose in _rates_of(tenant):
+            per_s = what.per_s(rate)
+            if per_s is None:
+                continue
+            wait_s = self._take(what.share(self._limit(name, rate)), amount)
+            if wait_s > 0.0:
+                raise errors.OverOwnLimit(
+                    f"this {whose} has used its rate of {per_s:g} {what.name} a second "
+                    f"(rate.{what.name}_per_s)",
+                    retry_after_s=wait_s,
+                    reason=what.reason,
+                )
 
     def _take(self, share: RateShare, amount: float) -> float:
         """0.0: taken. Else nothing was, and after so many seconds it may be."""
