@@ -157,7 +157,7 @@ ALERTS = (
         f"max by ({_KEY}) (headrace_key_last_used_timestamp_seconds) > time() - {3 * _DAY_S}",
         "10m",
         Severity.WARNING,
-        f"The key {{{{ $labels.key }}}} of {_OWNER} is in use and expires in "
+        f"Key {{{{ $labels.key }}}} of {_OWNER} is used and ends in "
         "{{ $value | humanizeDuration }}.",
         "Who uses it (headrace_key_requests_total); `headrace key new`, then move them.",
     ),
@@ -166,8 +166,8 @@ ALERTS = (
         f"sum by ({_KEY}) (increase(headrace_key_expired_requests_total[1h])) > 0",
         "5m",
         Severity.WARNING,
-        f"The key {{{{ $labels.key }}}} of {_OWNER} has expired, and about "
-        "{{ $value | humanize }} requests of the last hour still came by it: they were refused.",
+        f"Key {{{{ $labels.key }}}} of {_OWNER} has expired: about "
+        "{{ $value | humanize }} requests refused in an hour.",
         "Access lines with this `key_id`: from where? Give its callers a new one.",
     ),
     Alert(
@@ -176,7 +176,7 @@ ALERTS = (
         "1m",
         Severity.WARNING,
         "Gateway {{ $labels.gateway }} has heard of no change of tenants and keys for "
-        "{{ $value | humanizeDuration }}: keys that were revoked since are still good there.",
+        "{{ $value | humanizeDuration }}: revoked keys are good there.",
         "Does Ray's GCS answer? Is the tenants' file, where there is one, still there? The "
         "gateway's log; `headrace status`.",
     ),

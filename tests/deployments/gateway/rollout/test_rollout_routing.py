@@ -158,10 +158,10 @@ async def test_a_canary_without_a_replica_is_asked_nothing(tmp_path: Path) -> No
 
 async def test_what_the_canary_takes_too_long_for_is_answered_in_time(tmp_path: Path) -> None:
     """The live version's SLO is kept back of the time that the caller gives."""
-    soon = {"slo": {"latency_ms": 50}}
+    soon = {"slo": {"latency_ms": 500}}
     async with rolling_out(tmp_path, live=soon, canary=soon) as stand:
         stand.channels[CANARY].hold()
-        assert version_of(await post(stand, headers=[(b"x-timeout-ms", b"150")])) == "1"
+        assert version_of(await post(stand, headers=[(b"x-timeout-ms", b"1500")])) == "1"
         assert seen(stand).canary.reasons == {"expired": 1}
         stand.channels[CANARY].let_go()
 
