@@ -345,7 +345,7 @@ CASES = (
     ),
     AlertCase(
         "HeadraceExpiredKeyIsUsed", "once a minute", 60, late_uses("0x20 0+1x60"), KEY,
-        "Key laptop of tenant chat has expired: about 39 requests refused in an hour.",
+        "Key laptop has expired, and about 39 requests that brought it were refused in an hour.",
     ),
     AlertCase("HeadraceExpiredKeyIsUsed", "never", 60, late_uses("0x90")),
     AlertCase("HeadraceExpiredKeyIsUsed", "two hours ago", 150, late_uses("0x10 0+1x10 10x150")),

@@ -166,8 +166,8 @@ ALERTS = (
         f"sum by ({_KEY}) (increase(headrace_key_expired_requests_total[1h])) > 0",
         "5m",
         Severity.WARNING,
-        f"Key {{{{ $labels.key }}}} of {_OWNER} has expired: about "
-        "{{ $value | humanize }} requests refused in an hour.",
+        "Key {{ $labels.key }} has expired, and about {{ $value | humanize }} requests that "
+        "brought it were refused in an hour.",
         "Access lines with this `key_id`: from where? Give its callers a new one.",
     ),
     Alert(
