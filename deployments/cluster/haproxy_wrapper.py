@@ -103,6 +103,21 @@ def connections(most: int, files: int | None = None) -> int:
     return max(_FEWEST_CONNECTIONS, min(most, int((files - _OTHER_FILES) / _FILES_A_CONNECTION)))
 
 
+def too_few_files(files: int | None = None) -> str | None:
+    """Why HAProxy could not start with so many open files, by default this process's hard limit;
+    None where it can."""
+    if files is None:
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = int(_OTHER_FILES + _FEWEST_CONNECTIONS * _FILES_A_CONNECTION)
+    if files == resource.RLIM_INFINITY or files >= needed:
+        return None
+    return (
+        f"a process may have {files} files open here, and HAProxy needs {needed} for "
+        f"{_FEWEST_CONNECTIONS} connections; raise the hard limit (ulimit -Hn 65536, or the "
+        "container's)"
+    )
+
+
 # ---- the edits ----------------------------------------------------------------------------------
 
 

@@ -20,14 +20,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from deployments.cluster import orphaned_processes, ports, server_files
+from deployments.cluster import haproxy_wrapper, orphaned_processes, ports, server_files
 from deployments.cluster.change_audit import audited_handlers, digest_of
 from deployments.cluster.control_socket import ControlSocket, Handler
 from deployments.cluster.event_lines import EventLines
 from deployments.cluster.haproxy_certificate import CertificateFiles
 from deployments.cluster.key_revocation import KeyRevocation
 from deployments.cluster.manual_target import ManualTarget
-from deployments.cluster.ray_env import apply_environment
+from deployments.cluster.ray_env import apply_environment, resolved_ingress
 from deployments.cluster.ready_message import ready_message
 from deployments.cluster.reconfiguration import Reconfiguration
 from deployments.cluster.rollout_driver import RolloutDriver, drive
@@ -35,6 +35,7 @@ from deployments.cluster.rollout_records import RolloutRecords, end_sentence
 from deployments.contract import audit, logs
 from deployments.contract.audit import AUDIT_FILE, AuditLine
 from deployments.contract.logs import LOG_SOCKET, LogSocket
+from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import SettingsErrors, load, with_address
 from deployments.settings.sources import FOLDER
 from deployments.settings.tls import TlsSettings
@@ -66,7 +67,7 @@ class Host:
         self._id = uuid.uuid4().hex
         self._states = server_files.state_folder()
         self._folder = self._states / str(self._port)
-        self._began = time.time()
+        self._began, self._began_s = time.time(), time.monotonic()
         self._stop = threading.Event()
         self._is_ready = False
         self._term_s = orphaned_processes.TERM_S
@@ -112,7 +113,8 @@ class Host:
                     self._say("log", message=sentence)
         except TimeoutError as error:
             return str(error)
-        return ports.refusal(self._settings.gateway) or _tls_refusal(self._settings.gateway.tls)
+        gateway = self._settings.gateway
+        return _files_refusal(gateway) or ports.refusal(gateway) or _tls_refusal(gateway.tls)
 
     def _start(self) -> None:
         try:
@@ -273,7 +275,7 @@ class Host:
 
     def _status(self) -> dict[str, Any]:
         status: dict[str, Any] = self._cluster.status()
-        uptime_s = time.time() - self._began
+        uptime_s = time.monotonic() - self._began_s  # clocks are set now and then
         return {"url": self._url(), "pid": os.getpid(), "uptime_s": uptime_s, **status}
 
     # ---- end --------------------------------------------------------------------------------
@@ -320,6 +322,12 @@ def _at_most(limit_s: float, call: Callable[[float], object], argument: float) -
     caller = threading.Thread(target=call, args=(argument,), daemon=True)
     caller.start()
     caller.join(limit_s)
+
+
+def _files_refusal(gateway: GatewaySettings) -> str | None:
+    if resolved_ingress(gateway.ingress) != "haproxy":
+        return None
+    return haproxy_wrapper.too_few_files()
 
 
 def _tls_refusal(tls: TlsSettings | None) -> str | None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from deployments.contract import line_files
 from deployments.contract.key_list import key_rows
 from deployments.settings.gateway import GatewaySettings
 from deployments.settings.load import load_tenants, parse_tenants
@@ -93,9 +94,7 @@ class KeyRevocation:
     def _remember(self, key_hash: str) -> None:
         """What cannot be written holds all the same, until the next start."""
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._file.open("a", encoding="ascii") as file:
-                file.write(key_hash + "\n")
+            line_files.append(self._file, key_hash.encode("ascii") + b"\n")
         except OSError as fault:
             logger.error("%s cannot be written: %s; a restart forgets it", self._file, fault)
 

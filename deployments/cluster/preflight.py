@@ -155,6 +155,9 @@ def _of_node(node: NodeFacts, gateway: GatewaySettings) -> Iterator[Finding]:
 def _of_files(node: NodeFacts, gateway: GatewaySettings) -> Iterator[Finding]:
     if resolved_ingress(gateway.ingress) != "haproxy" or node.open_files == UNLIMITED:
         return
+    if why := haproxy_wrapper.too_few_files(node.open_files):
+        yield Finding("error", "open files", node.address, why, "then `ray start`")
+        return
     most = haproxy_wrapper.connections(Options().max_connections, node.open_files)
     wanted = gateway.limits.max_requests
     if most < wanted:

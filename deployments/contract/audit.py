@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from deployments.contract import line_files
+
 AUDIT_FILE = "HEADRACE_AUDIT_FILE"
 DONE, REFUSED, FAILED = "done", "refused", "failed"
 _LONGEST_DETAIL = 500
@@ -51,7 +53,7 @@ def record(line: AuditLine, file: Path | None = None) -> None:
     line = replace(line, detail=line.detail[:_LONGEST_DETAIL])
     if path is not None:
         try:
-            _append(path, text(line, time.time()))
+            line_files.append(path, text(line, time.time()).encode())
             return
         except OSError as fault:
             logger.error("the audit file %s cannot be written: %s", path, fault)
@@ -66,15 +68,6 @@ def text(line: AuditLine, wall_s: float) -> str:
 
 def _fields(line: AuditLine) -> dict[str, str]:
     return {name: value for name, value in asdict(line).items() if value}
-
-
-def _append(path: Path, line: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(handle, line.encode())
-    finally:
-        os.close(handle)
 
 
 def digest(content: str) -> str:

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from signal import SIGKILL, SIGSTOP, SIGTERM
 
 import pytest
-from process_faults import FOUND, LOADS, Fault, FaultCost, cost_of, measured
-from served import Server, synthetic
+from fault_cost import LOADS, FaultCost, cost_of, measured
+from process_faults import FOUND, Fault, all_run, blow
+from served import Server, running, synthetic
 
 from tests.cluster.steady_load import Outcome
 
-HANGS_S = 60.0
+HANGS_S, LASTS_S = 60.0, 8.0
 QUICK = [
     Fault("a gateway", SIGKILL),
     Fault("a gateway", SIGSTOP, hangs_s=6.0),
@@ -36,17 +37,13 @@ WHOLE = {"state": "ready", "replicas_ready": 2, "leases": 0, "drift": 0, "waitin
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = synthetic(options={"base_ms": 20}) | {"replicas": {"count": 2}}
     made = Server(tmp_path_factory.mktemp("chaos"), {"steady": model}, gateway={"replicas": 2})
-    try:
-        yield made.start()
-    finally:
-        left = made.end()
-    assert not left
+    with running(made):
+        yield made
 
 
 def until_whole(server: Server) -> None:
     """All processes are there again, and hold nothing."""
-    server.until(lambda: all(FOUND[process](server) for process in FOUND), 60)
-    server.until(lambda: len(FOUND["a gateway"](server)) == 2, 60)
+    server.until(lambda: all_run(server), 60)
     server.until(lambda: len(server.gateway_urls()) == 2, 60)
     server.until(lambda: WHOLE.items() <= server.model_status("steady").items(), 60)
 
@@ -60,7 +57,7 @@ def check(fault: Fault, cost: FaultCost) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("fault", QUICK, ids=str)
 def test_a_fault_costs_no_more_than_what_was_in_flight_on_what_ended(server, fault):
-    cost = measured(server, fault, 3.0)
+    cost = measured(server, blow(server, fault, 3.0))
     print(cost)
     until_whole(server)
     check(fault, cost)
@@ -69,7 +66,7 @@ def test_a_fault_costs_no_more_than_what_was_in_flight_on_what_ended(server, fau
 @pytest.mark.chaos
 @pytest.mark.parametrize("fault", EVERY, ids=str)
 def test_every_fault_of_every_process(server, fault):
-    cost = measured(server, fault, 20.0)
+    cost = measured(server, blow(server, fault, LASTS_S))
     print(cost)
     until_whole(server)
     check(fault, cost)

@@ -75,7 +75,9 @@ def synthetic(**fields: Any) -> dict[str, Any]:
 
 
 class Server:
-    """`models`, `gateway`, `tenants`: as in a file. Nothing runs before `start`."""
+    """`models`, `gateway`, `tenants`: as in a file. Nothing runs before `start`. `before`: words
+    before the server's own command, of a program that becomes it; `beside`: before other commands.
+    While `reads` is cleared nobody reads what the terminal is written."""
 
     def __init__(self, folder: Path, models: dict[str, Any], **sections: Any) -> None:
         self.folder = folder
@@ -91,6 +93,10 @@ class Server:
             **{MARK: self.mark},
         )
         self.started_s = 0.0
+        self.before: list[str] = []
+        self.beside: list[str] = []
+        self.reads = threading.Event()
+        self.reads.set()
         self._output = bytearray()
 
     @property
@@ -115,7 +121,7 @@ class Server:
         self._output = bytearray()
         self._terminal, inside = pty.openpty()
         self.process = subprocess.Popen(
-            [*HEADRACE, "serve", str(self.file)],
+            [*self.before, *HEADRACE, "serve", str(self.file)],
             stdin=inside, stdout=inside, stderr=inside,
             env=self.environ,
             cwd=self.folder,
@@ -133,6 +139,7 @@ class Server:
         with contextlib.suppress(OSError):
             while chunk := os.read(self._terminal, 65_536):
                 self._output += chunk
+                self.reads.wait()
 
     @property
     def output(self) -> str:
@@ -245,7 +252,7 @@ class Server:
     def headrace(self, *arguments: str, limit_s: float = 90) -> subprocess.CompletedProcess[str]:
         """Another command of the same user, on this server's state."""
         return subprocess.run(
-            [*HEADRACE, *arguments],
+            [*self.beside, *HEADRACE, *arguments],
             env={k: v for k, v in self.environ.items() if k != MARK},
             capture_output=True, text=True, timeout=patient(limit_s), check=False,
         )  # fmt: skip
@@ -290,6 +297,16 @@ class Server:
             yield load
         finally:
             load.stop()
+
+
+@contextlib.contextmanager
+def running(server: Server) -> Iterator[Server]:
+    """Started, and at the end ended; it must leave nothing behind."""
+    try:
+        yield server.start()
+    finally:
+        left = server.end()
+    assert not left, left
 
 
 class Load:

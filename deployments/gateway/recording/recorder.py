@@ -27,9 +27,15 @@ _LAST_WRITE_S = 5.0  # at the end, a part may take this share of its interval, a
 logger = logging.getLogger("headrace.record")
 
 
+def steady_wall_clock() -> Callable[[], float]:
+    """Seconds since the epoch as of now, and from then on as they pass, whatever is set."""
+    ahead_s = time.time() - time.monotonic()
+    return lambda: ahead_s + time.monotonic()
+
+
 class Recorder:
     """`part`: its own. `clock`: seconds since the epoch; requests are replayed by their
-    differences. Thread-safe."""
+    differences, so a wall clock that is set meanwhile is not followed. Thread-safe."""
 
     def __init__(
         self,
@@ -37,12 +43,12 @@ class Recorder:
         gateway: str,
         *,
         rng: random.Random | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         # A start's or a change's own: what was kept before stays whole.
         self.part = part_of(recording.folder, f"{gateway}-{secrets.token_hex(4)}")
         self._recording = recording
-        self._clock = clock
+        self._clock = clock or steady_wall_clock()
         self._reservoir = Reservoir(
             recording.edges, recording.max_rows, recording.max_bytes, rng or random.Random()
         )

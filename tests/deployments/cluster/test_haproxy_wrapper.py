@@ -9,7 +9,7 @@ import pytest
 
 from deployments.cluster import haproxy_wrapper
 from deployments.cluster.haproxy_options import Options, Refused
-from deployments.cluster.haproxy_wrapper import connections, corrected
+from deployments.cluster.haproxy_wrapper import connections, corrected, too_few_files
 from deployments.gateway.http import strict_protocol
 
 CONFIG = """\
@@ -151,6 +151,12 @@ def test_no_option_to_splice_is_left():
 )
 def test_connections_fit_the_files_that_may_be_open(files, expected):
     assert connections(65_536, files) == expected
+
+
+@pytest.mark.parametrize(("files", "enough"), [(449, False), (450, True), (-1, True)])
+def test_haproxy_needs_files_for_its_fewest_connections(files, enough):
+    why = too_few_files(files)
+    assert why is None if enough else "HAProxy needs 450" in str(why)
 
 
 def test_this_nodes_limit_of_files_bounds_the_connections(monkeypatch):

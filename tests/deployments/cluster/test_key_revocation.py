@@ -76,6 +76,17 @@ def test_what_was_revoked_stays_so_at_the_next_start(tmp_path: Path, store: Stor
     assert (tmp_path / "state" / "revoked").read_text() == HASHES["b"] + "\n"
 
 
+def test_a_hash_that_a_full_disk_cut_off_spoils_no_other(tmp_path: Path, store: Store) -> None:
+    keys = made(store, tmp_path)
+    keys.revoke({"key": "a"})
+    file = tmp_path / "state" / "revoked"
+    file.write_bytes(file.read_bytes()[:20])
+    keys.revoke({"key": "b"})
+    later = Store(store.text)
+    made(later, tmp_path).recall()
+    assert HASHES["b"] in later.hashes
+
+
 def test_what_was_revoked_at_a_gateway_stays_so_at_the_next_start(
     tmp_path: Path, store: Store
 ) -> None:

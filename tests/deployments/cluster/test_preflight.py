@@ -130,6 +130,11 @@ def test_too_few_open_files_are_a_warning(files, said):
     assert topics == (["open files"] if said else [])
 
 
+@pytest.mark.parametrize(("files", "levels"), [(256, ["error"]), (450, ["warning"])])
+def test_so_few_open_files_that_haproxy_cannot_start_are_an_error(files, levels):
+    assert [each.level for each in found(replace(HEAD, open_files=files))] == levels
+
+
 def busy(what: str, serves: bool = False) -> NodeFacts:
     return replace(HEAD, busy=(BusyPort(what, 8000, "nginx, pid 7", serves),))
 

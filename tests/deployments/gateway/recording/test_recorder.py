@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from deployments.cli import main
 from deployments.contract.description import Recording
 from deployments.gateway.recording.part import FolderPart
-from deployments.gateway.recording.recorder import Recorder
+from deployments.gateway.recording.recorder import Recorder, steady_wall_clock
 from deployments.gateway.rows.types import RowColumn, Rows
 from loadtests.traffic.traces import read_trace
 from runtimes import ragged_file
@@ -51,6 +52,15 @@ def test_times_lengths_tenants_and_inputs_are_written_at_the_end(record):
     assert lines == ["time,length,tenant", "100.000000,5,acme", "101.000000,60,other"]
     kept = ragged_file.read(recorder.part.folder / "samples.npz")["input_ids"]
     assert [len(row) for row in kept] == [3, 5, 60]
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, -2.0, 2.0, 3600.0])
+def test_a_clock_that_is_set_meanwhile_moves_no_time(monkeypatch, step_s):
+    clock, real = steady_wall_clock(), time.time
+    before = clock()
+    monkeypatch.setattr(time, "time", lambda: real() + step_s)
+    assert 0.0 <= clock() - before < 1.0
+    assert abs(steady_wall_clock()() - real() - step_s) < 1.0
 
 
 def test_files_are_their_owner_s_alone(record):
