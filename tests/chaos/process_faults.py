@@ -1,5 +1,7 @@
-"""Faults of one process of a server: it is killed, asked to end, or hangs for a while (SIGSTOP, then
-SIGCONT)."""
+"""Faults of one process of a server: it is killed, asked to end, or hangs for a while.
+
+What hangs is stopped, and goes on later (SIGSTOP, SIGCONT).
+"""
 
 from __future__ import annotations
 
