@@ -147,6 +147,8 @@ class Registry:
             self.blobs[description.tokenizer_digest] = tokenizer
         key = (description.name, description.generation)
         self.entries[key] = RegistryEntry(description, now + LEASE_S)
+        # The clock may have been set back since an earlier registry gave this one.
+        self.last_generation = max(self.last_generation, description.generation)
         self._gather(now)
         self._changed()
 

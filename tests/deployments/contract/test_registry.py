@@ -63,6 +63,18 @@ def test_generations_grow_even_within_a_millisecond_and_across_restarts(
     assert first < second < again
 
 
+def test_a_new_version_goes_before_the_old_one_though_the_clock_was_set_back(
+    registry: Registry, description: Describe
+) -> None:
+    old = registry.begin("device", 5000.0, ModelOutline())
+    restarted = Registry(born_s=0.0)
+    restarted.declare(["device"], 0.0)
+    restarted.announce(description(generation=old), b"", 0.0)
+    new = restarted.begin("device", 5000.0 - 3600.0, ModelOutline())
+    restarted.announce(description(generation=new), b"", 0.0)
+    assert restarted.view().models["device"].generation == new > old
+
+
 def test_an_old_anchor_never_withdraws_its_successor(
     registry: Registry, description: Describe
 ) -> None:
