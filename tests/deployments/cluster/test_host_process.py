@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -60,6 +61,11 @@ def test_a_server_that_runs_on_the_port_is_said_so(host):
 def test_the_state_of_a_dead_server_is_no_hindrance(host):
     write_state(host, KILLED)
     assert host._clear_the_way() is None
+
+
+def test_so_few_open_files_that_haproxy_cannot_start_refuse_the_start(host, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    assert "256 files open here, and HAProxy needs 450" in host._clear_the_way()
 
 
 def test_what_a_killed_server_left_is_ended_and_said(host):
