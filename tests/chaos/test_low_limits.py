@@ -13,18 +13,21 @@ MODEL = synthetic(options={"base_ms": 20}) | {"replicas": {"count": 2}}
 
 
 def limited(made: Server, files: int) -> Server:
-    made.before = ["sh", "-c", f'ulimit -Hn {files}; ulimit -Sn {files}; exec "$@"', "sh"]
+    made.before = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh"]
     return made
 
 
 @pytest.mark.integration
 def test_too_few_open_files_are_named_before_anything_is_started(tmp_path):
     server = limited(Server(tmp_path, {"steady": MODEL}), 256)
-    server.start(ready=False)
-    assert server.wait() == 1
+    try:
+        server.start(ready=False)
+        assert server.wait() == 1
+    finally:
+        left = server.end()
     assert "256 files open" in server.output
     assert "HAProxy needs 450" in server.output
-    assert server.clear() == []
+    assert left == []
 
 
 @pytest.fixture(scope="module")
