@@ -1,9 +1,10 @@
 """A model's canary as a model of its own, and the terms of its rollout, from the model's settings.
 
-The canary is served under a name that no user may give (`canary_of`), with a fixed number of
-replicas beside the live version's, and nothing of what belongs to the model's name: no policy, no
-place in the pool, no rollout, and somebody waits for it. All else is as it will be, so that what
-its replicas measure is known by their digest.
+The canary is served under a name that no user may give (`canary_of`), with replicas beside the live
+version's, as many as its largest share asks for: a fixed number, or between bounds where the live
+version's are decided by the autoscaler. Nothing of what belongs to the model's name is its own: no
+place in the pool, no rollout, and somebody waits for it; it never sleeps. All else is as it will
+be, so that what its replicas measure is known by their digest.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ def canary_settings(model: ModelSettings) -> ModelSettings:
     assert model.rollout is not None
     one = next(iter(model.views().values()), model)
     written = one.model_dump(mode="json", exclude_unset=True)
-    for section in ("scaling", "rollout", "optional"):
+    for section in ("rollout", "optional"):
         written.pop(section, None)
     replicas = {n: v for n, v in written.get("replicas", {}).items() if n not in _COUNTS}
-    replicas["count"] = _count(model.rollout, one.replicas)
+    replicas |= _numbers(model.rollout, one.replicas)
     return ModelSettings.model_validate(written | {"replicas": replicas})
 
 
-def _count(rollout: RolloutSettings, live: ReplicaSettings) -> int:
+def _numbers(rollout: RolloutSettings, live: ReplicaSettings) -> dict[str, int]:
     if rollout.replicas is not None:
-        return rollout.replicas
-    return max(1, ceil(live.least * rollout.steps_percent[-1] / 100))
+        return {"count": rollout.replicas}
+    share = max(rollout.steps_percent[-1], rollout.shadow_percent) / 100
+    least, most = (max(1, ceil(number * share)) for number in (live.least, live.most))
+    return {"count": most} if least == most else {"min": least, "max": most}
 
 
 def rollout_terms(rollout: RolloutSettings) -> RolloutTerms:

@@ -251,8 +251,9 @@ class Registry:
         return self.rollouts.begin(model, terms, wall_s, now)
 
     def look_at_rollouts(self, now: float) -> bool:
-        """Decides what is to be decided. Whether gateways must hear of it."""
-        if not self.rollouts.by_model:
+        """Decides what is to be decided, once everybody has had the time to announce. Whether
+        gateways must hear of it."""
+        if not self.rollouts.by_model or not self.complete:
             return False
         return self._decided(self.rollouts.look(now, self.view().models, self._observations()))
 

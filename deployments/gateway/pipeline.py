@@ -210,7 +210,7 @@ class Pipeline:
         if model.recorder is not None and caller.tenant.record:
             model.recorder.offer(caller.tenant.name, rows)
         # 10a. Inputs that have ended replicas: looked for only while any are known.
-        suspect = await self._is_suspect(context, model, rows)
+        suspect = await self._is_suspect(context, selection, rows)
         submit = partial(self._submit, context, selection, terms, suspect)
         selection.begins()
         reuse = model.reuse
@@ -272,15 +272,21 @@ class Pipeline:
         share, keep = sharing(context.exchange.headers, context.options.repeatable)
         return ReuseQuery(caller.tenant.name, description, rows, keys, share, keep)
 
-    async def _is_suspect(self, context: RequestContext, model: ServedModel, rows: Rows) -> bool:
-        """Whether a replica was lost with one of these rows. Raises RowConvicted, OverOwnLimit."""
-        crashes, caller = model.batches.crashes, context.caller
-        if not crashes:
+    async def _is_suspect(
+        self, context: RequestContext, selection: ModelSelection, rows: Rows
+    ) -> bool:
+        """Whether a replica was lost with one of these rows, a canary's too. Raises RowConvicted,
+        OverOwnLimit."""
+        model, caller = selection.model, context.caller
+        crashes, lost = model.batches.crashes, selection.lost_at_canary
+        if not crashes and not lost:
             return False
         assert caller is not None
         version = model.description.version
         size = context.request_bytes
         keys = await self._services.off_loop(caller, size, fingerprints, rows, version)
+        if lost:
+            crashes.lost_elsewhere(keys, caller.tenant.name, monotonic())
         return crashes.check(keys, caller.tenant.name, monotonic())
 
     def _submit(

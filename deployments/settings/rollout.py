@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from yaml_document.section import Section, listed, wrong
 
 Percent = Annotated[float, Field(gt=0, le=100)]
+Share = Annotated[float, Field(gt=0, lt=100)]  # of all requests nothing would be left to compare
 
 
 class AgreementSettings(Section):
@@ -25,7 +26,9 @@ class AgreementSettings(Section):
     top1: bool = Field(
         default=False, description="Whether a row's largest output must be the same one."
     )
-    least_percent: Percent = Field(default=99, description="Share of the rows that must agree.")
+    least_percent: Percent = Field(
+        default=99, description="Share of a request's rows that must agree, and of the requests."
+    )
 
     @property
     def asked(self) -> bool:
@@ -33,7 +36,7 @@ class AgreementSettings(Section):
 
 
 class RolloutSettings(Section):
-    steps_percent: Annotated[tuple[Percent, ...], BeforeValidator(listed)] = Field(
+    steps_percent: Annotated[tuple[Share, ...], BeforeValidator(listed)] = Field(
         default=(5, 25, 50),
         min_length=1,
         max_length=20,
@@ -62,7 +65,8 @@ class RolloutSettings(Section):
         ge=1,
         le=10_000,
         description="Replicas of the new version meanwhile, beside the live one's; unset, the "
-        "share of the last step of the live version's, and 1 at least.",
+        "largest share of requests or copies of the live version's number, or bounds, and 1 at "
+        "least.",
     )
     max_errors_percent: float = Field(
         default=1,

@@ -24,17 +24,19 @@ _QUANTILES = (0.5, 0.9)
 _NOISE_S = 0.002  # a difference that is no version's
 
 
-def complaint(seen: Observations, terms: RolloutTerms) -> str:
-    """The first thing that is wrong, "" for nothing."""
-    return next(_complaints(seen, terms), "")
+def complaint(seen: Observations, terms: RolloutTerms, share: float = 1.0) -> str:
+    """The first thing that is wrong, "" for nothing. `share`: of the requests that the canary
+    gets."""
+    return next(_complaints(seen, terms, share), "")
 
 
-def _complaints(seen: Observations, terms: RolloutTerms) -> Iterator[str]:
+def _complaints(seen: Observations, terms: RolloutTerms, share: float) -> Iterator[str]:
     yield from _failures("requests", seen.canary, seen.live, terms)
     yield from _failures("copied requests", seen.copies, seen.live, terms)
     yield from _disagreement(seen, terms)
-    for canary in (seen.canary, seen.copies):
-        yield from _slowness(canary, seen.live, terms)
+    yield from _slowness("requests", seen.canary, seen.live, terms)
+    if not share:  # else they wait behind the canary's own
+        yield from _slowness("copied requests", seen.copies, seen.live, terms)
 
 
 def _failures(
@@ -53,19 +55,19 @@ def _disagreement(seen: Observations, terms: RolloutTerms) -> Iterator[str]:
     wrong = seen.compared - seen.agreed
     if terms.agreement.asked and wrong and 1 - _lower(wrong, seen.compared) < least:
         yield (
-            f"{seen.agreed} of {seen.compared} compared rows agree with the live version's; "
+            f"{seen.agreed} of {seen.compared} compared requests agree with the live version's; "
             f"{least:.1%} must"
         )
 
 
 def _slowness(
-    canary: VersionObservations, live: VersionObservations, terms: RolloutTerms
+    what: str, canary: VersionObservations, live: VersionObservations, terms: RolloutTerms
 ) -> Iterator[str]:
     """By length, and of all lengths: both versions get the same mixture of them."""
-    yield from _slower("requests", whole(canary.latencies), whole(live.latencies), terms)
+    yield from _slower(what, whole(canary.latencies), whole(live.latencies), terms)
     for length in sorted(canary.latencies.keys() & live.latencies.keys()):
-        what = f"requests up to {length} long"
-        yield from _slower(what, canary.latencies[length], live.latencies[length], terms)
+        own, usual = canary.latencies[length], live.latencies[length]
+        yield from _slower(f"{what} up to {length} long", own, usual, terms)
 
 
 def _slower(what: str, canary: Histogram, live: Histogram, terms: RolloutTerms) -> Iterator[str]:

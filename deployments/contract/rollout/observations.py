@@ -36,9 +36,9 @@ class VersionObservations:
 
 @dataclass(slots=True)
 class Observations:
-    """Of one step (`rollout`, `step`) at one gateway, or summed. `compared`: rows of copied
-    requests that both versions answered, `agreed`: of those, that agree; `unanswered`: copies that
-    the canary failed to answer. `reached`: replicas of the canary that a gateway reaches."""
+    """Of one step (`rollout`, `step`) at one gateway, or summed. `compared`: copied requests that
+    both versions answered, `agreed`: of those, enough of whose rows agree. `reached`: replicas of
+    the canary that a gateway reaches."""
 
     rollout: int
     step: int

@@ -7,8 +7,8 @@
 
 At either end the canary gets no more requests, and is taken away.
 
-The registry keeps it and decides; gateways route by `route` and say what they see; whoever deploys
-(the host, or the command line on a cluster) carries out what was decided: puts the new version in
+The registry keeps it and decides; gateways route by `route` and say what they see; the host carries
+out what was decided: puts the new version in
 the place of the live one, or takes the canary away. Pure state, given the time.
 """
 
@@ -91,7 +91,7 @@ class Rollout:
             if now - self.away_since_s < self.terms.away_s:
                 return False
             return self._abort(f"it has had no replica for {self.terms.away_s:g} s")
-        if why := complaint(self.seen, self.terms):
+        if why := complaint(self.seen, self.terms, self.terms.shares[self.step]):
             return self._abort(why)
         return self._go_on(now)
 

@@ -14,7 +14,8 @@ _MARK = "@canary"
 class AgreementTerms:
     """When a row of the canary's agrees with the live version's, by each output: `cosine`, of
     numbers, at least; `max_abs`, the largest difference of any number, at most; `top1`, the same
-    largest number. None: not asked. `least`: share of the rows that must agree, 0..1."""
+    largest number. None: not asked. `least`: share of a request's rows that must agree, and of the
+    requests, 0..1."""
 
     cosine: float | None = None
     max_abs: float | None = None

@@ -24,6 +24,8 @@ from deployments.gateway.rows.types import Rows
 
 _MOST_ROWS = 4096
 _MOST_TENANTS = 1024
+CRASH_BUDGET = "crash_budget"  # why a tenant is refused
+_ELSEWHERE = "another version's"
 _SWEEP_S = 10.0  # how often what is over is forgotten, so that newcomers need no look again
 
 
@@ -93,6 +95,11 @@ class CrashRecords:
         self._charge(tenant, len(record.lost), now)
         return True
 
+    def lost_elsewhere(self, keys: Sequence[bytes], tenant: str, now: float) -> None:
+        """Another version of the model lost a replica with these rows: one loss, for each."""
+        for key in keys:
+            self.lost(key, tenant, _ELSEWHERE, now, begun_alone=False)
+
     def answered_alone(self, sent: SentBatch) -> None:
         """Its replica lives."""
         for pending, (_, row) in zip(sent.members, sent.lease.rows, strict=True):
@@ -111,7 +118,7 @@ class CrashRecords:
                 f"rows of this tenant have ended {self.terms.tenant_budget} replicas of the model "
                 f"within {self.terms.refuse_s:g} s (crashes.tenant_budget); others may go on",
                 retry_after_s=wait_s,
-                reason="crash_budget",
+                reason=CRASH_BUDGET,
             )
         records = [record for key in keys if (record := self._find(key, now)) is not None]
         if any(record.convicted for record in records):

@@ -76,6 +76,11 @@ class ModelSelection:
         return self.trial is not None and self.trial.canary is not None
 
     @property
+    def lost_at_canary(self) -> bool:
+        """Whether it comes from a canary that lost a replica with it."""
+        return self.trial is not None and self.trial.lost
+
+    @property
     def takers(self) -> list[ModelDescription]:
         """Those that may answer it, as far as it has come: the canary, and the live version."""
         own = self.model.description

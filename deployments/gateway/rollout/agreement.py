@@ -1,8 +1,8 @@
 """Does the canary's answer to a row agree with the live version's?
 
 Equal names, datatypes and shapes of all outputs first; then what the terms ask for, each output by
-itself, the cosine of floating-point ones. NaN and infinity agree with nothing, and where the terms
-ask for nothing of an output of its kind, only equal ones agree.
+itself, the cosine of floating-point ones. NaN and infinity agree only with their like at the same
+place, and where the terms ask for nothing of an output of its kind, only equal ones agree.
 """
 
 from __future__ import annotations
@@ -39,15 +39,22 @@ def _agree(
     if datatype == "BYTES" or not asked:
         return bool(np.array_equal(a, b))
     x, y = (each.astype(np.float64, copy=False).reshape(-1) for each in (a, b))
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+    if terms.top1 and x.size and int(x.argmax()) != int(y.argmax()):
         return False
+    finite = np.isfinite(x) & np.isfinite(y)
+    if not np.array_equal(x[~finite], y[~finite], equal_nan=True):
+        return False
+    return _near(x[finite], y[finite], terms.max_abs, cosine)
+
+
+def _near(
+    x: np.ndarray[Any, Any], y: np.ndarray[Any, Any], max_abs: float | None, cosine: float | None
+) -> bool:
     if not x.size:
         return True
-    if terms.max_abs is not None and float(np.abs(x - y).max()) > terms.max_abs:
+    if max_abs is not None and float(np.abs(x - y).max()) > max_abs:
         return False
-    if cosine is not None and _cosine(x, y) < cosine:
-        return False
-    return not terms.top1 or int(x.argmax()) == int(y.argmax())
+    return cosine is None or _cosine(x, y) >= cosine
 
 
 def _cosine(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:

@@ -2,9 +2,9 @@
 
 Made once the reply has been handed over, at the last priority and for a tenant of their own, so
 that no caller waits for one or pays for it. A copy runs once, on the canary alone, and leaves
-nothing behind but counts: whether it was answered, how fast, and how many of its rows agree. Few
-are under way at once; what there is no room for is not copied, and what the canary's queue turns
-away because of load counts for nothing.
+nothing behind but counts: whether it was answered, how fast, and whether enough of its rows agree.
+Few are under way at once; what there is no room for is not copied, and what the canary's queue
+turns away because of load, or has no time for, counts for nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from deployments.contract.rollout.terms import AgreementTerms
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
 from deployments.gateway.queues.batch_queue import BatchQueue
 from deployments.gateway.queues.core_loop import Demand
+from deployments.gateway.queues.crash_records import CRASH_BUDGET, fingerprints
 from deployments.gateway.queues.served_model import ServedModel
 from deployments.gateway.rollout.agreement import Outputs, agrees
 from deployments.gateway.rollout.trial import count_answer, count_failure
@@ -31,7 +32,7 @@ MOST_BYTES = 64 << 20  # that the requests under way hold, which their callers n
 TENANT = "@copies"  # no name that a tenant may have
 OTHER_INPUTS = "other_inputs"
 _COMPARED_AT_ONCE_BYTES = 65_536
-_LOAD = (errors.Overloaded, errors.NotReady, errors.OverOwnLimit)
+_LOAD = (errors.Overloaded, errors.NotReady, errors.OverOwnLimit, errors.Expired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,8 @@ class Copies:
     ) -> None:
         """A copy begins, unless there is no room for it."""
         queue = canary.queue
-        if not isinstance(queue, BatchQueue) or queue.crashes:
-            return  # a row that ends replicas is not sent to any more of them
+        if not isinstance(queue, BatchQueue):
+            return
         if len(self._under_way) >= MOST or self._held_bytes + answered.size_bytes > MOST_BYTES:
             return
         if not _same_inputs(answered.description, canary.description):
@@ -87,19 +88,27 @@ class Copies:
         self._held_bytes += answered.size_bytes
         try:
             since, rows = monotonic(), answered.rows
-            pending = queue.submit(rows, queue.terms, self._demand(d))
+            suspect = await self._is_suspect(queue, d, answered)
+            pending = queue.submit(rows, queue.terms, self._demand(d)._replace(suspect=suspect))
             answers = await pending.future
             count_answer(seen.copies, max(rows.lengths), monotonic() - since)
             agreed = await self._compared(answered, answers, terms)
-        except _LOAD:
-            return
         except errors.HeadraceError as failure:
-            count_failure(seen.copies, failure.reason)
+            if not isinstance(failure, _LOAD) or failure.reason == CRASH_BUDGET:
+                count_failure(seen.copies, failure.reason)
             return
         finally:
             self._held_bytes -= answered.size_bytes
-        seen.compared += rows.count
-        seen.agreed += agreed
+        seen.compared += 1
+        seen.agreed += agreed >= terms.least * rows.count
+
+    async def _is_suspect(self, queue: BatchQueue, d: ModelDescription, answered: Answered) -> bool:
+        """Whether the canary has lost a replica with one of the rows, which the live version has
+        answered: it runs alone then, and once more at most. Raises RowConvicted, OverOwnLimit."""
+        if not queue.crashes:
+            return False
+        keys = await self._pool.run(TENANT, fingerprints, answered.rows, d.version)
+        return queue.crashes.check(keys, TENANT, monotonic())
 
     def _demand(self, d: ModelDescription) -> Demand:
         """Not repeatable: it is neither hedged nor retried."""

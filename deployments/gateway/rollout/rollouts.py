@@ -47,7 +47,7 @@ class GatewayRollouts:
         step = self._step(name, route)
         canary = self._models.canary(route.canary)
         if version is not None:
-            canary = canary if self._is_its_own(name, version, canary) else None
+            canary = canary if route.share and self._is_its_own(name, version, canary) else None
         elif not step.canaries.takes():
             canary = None
         return Trial(step.seen, canary, pinned=version is not None)

@@ -42,14 +42,24 @@ class Submitted(Protocol):
 class Trial:
     """`seen`: where it is counted. `canary`: who has it first, None: the live version. `pinned`:
     its caller asked for the version, so that no other may answer. `pending`:
-    in the queue of the version that has it."""
+    in the queue of the version that has it. `lost`: a replica of the canary's was lost with it."""
 
-    __slots__ = ("_refusal", "_repeatable", "_seen", "_since", "canary", "pending", "pinned")
+    __slots__ = (
+        "_refusal",
+        "_repeatable",
+        "_seen",
+        "_since",
+        "canary",
+        "lost",
+        "pending",
+        "pinned",
+    )
 
     def __init__(self, seen: Observations, canary: ServedModel | None, *, pinned: bool) -> None:
         self._seen = seen
         self.canary = canary
         self.pinned = pinned
+        self.lost = False
         self.pending: Submitted | None = None
         self._refusal: errors.HeadraceError | None = None
         self._repeatable = True
@@ -90,6 +100,7 @@ class Trial:
         if self.pending is not None and self.pending.sent and not self._repeatable:
             return False
         self.canary, self.pending, self._refusal = None, None, refusal
+        self.lost = isinstance(refusal, errors.ReplicaLost | errors.RowConvicted)
         if _is_fault(refusal):
             count_failure(self._seen.canary, refusal.reason)
         return True
@@ -98,18 +109,20 @@ class Trial:
 
     def answered(self, length: int, latency_s: float | None = None, *, ran: bool = True) -> None:
         """By the version that has it; `length`: of its longest row. `latency_s`: unless it is now.
-        Not `ran`: others have run some of it, so that its time says nothing."""
+        Not `ran`: others have run some of it, so that its time says nothing. Who asks for a version
+        would choose what is compared: that counts for nothing."""
+        if self.pinned:
+            return
         refusal = self._refusal
         if refusal is not None and not _is_fault(refusal) and refusal.reason != _TENANT_FULL:
-            count_failure(
-                self._seen.canary, refusal.reason
-            )  # the live version takes what it called bad
+            # The live version takes what it called bad.
+            count_failure(self._seen.canary, refusal.reason)
         took_s = monotonic() - self._since if latency_s is None else latency_s
         count_answer(self._version(), length, took_s if ran else None)
 
     def failed(self, error: errors.HeadraceError) -> None:
         """The version that has it did not answer, and no other version will."""
-        if _is_fault(error):
+        if _is_fault(error) and not self.pinned:
             count_failure(self._version(), error.reason)
 
     def _version(self) -> VersionObservations:

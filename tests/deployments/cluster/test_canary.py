@@ -11,6 +11,7 @@ from deployments.cluster.model_arguments import digests, model_arguments
 from deployments.settings.channel import ChannelSettings
 from deployments.settings.load import parse
 from deployments.settings.model import ModelSettings
+from deployments.settings.rollout import RolloutSettings
 
 
 def model(**fields: Any) -> ModelSettings:
@@ -20,25 +21,32 @@ def model(**fields: Any) -> ModelSettings:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "rollout", "count"),
+    ("replicas", "rollout", "numbers"),
     [
-        ({}, {}, 1),
-        ({"count": 8}, {}, 4),
-        ({"count": 8}, {"steps_percent": [1, 10]}, 1),
-        ({"min": 6, "max": 20}, {}, 3),
-        ({"min": 0, "max": 20}, {}, 1),
-        ({"count": 8}, {"replicas": 2}, 2),
+        ({}, {}, (1, 1)),
+        ({"count": 8}, {}, (4, 4)),
+        ({"count": 8}, {"steps_percent": [1, 10]}, (1, 1)),
+        ({"count": 8}, {"steps_percent": [1], "shadow_percent": 75}, (6, 6)),
+        ({"min": 6, "max": 20}, {}, (3, 10)),
+        ({"min": 0, "max": 20}, {}, (1, 10)),
+        ({"count": 8}, {"replicas": 2}, (2, 2)),
+        ({"min": 6, "max": 20}, {"replicas": 2}, (2, 2)),
     ],
 )
-def test_it_has_a_fixed_number_of_replicas(replicas, rollout, count):
+def test_it_has_as_many_replicas_as_its_largest_share_asks_for(replicas, rollout, numbers):
     canary = canary_settings(model(replicas=replicas, rollout=rollout))
-    assert (canary.replicas.least, canary.replicas.most) == (count, count)
+    assert (canary.replicas.least, canary.replicas.most) == numbers
 
 
 def test_what_belongs_to_the_models_name_is_not_its_own():
-    canary = canary_settings(model(optional=True, scaling={"mode": "observe"}))
+    canary = canary_settings(model(optional=True))
     assert (canary.optional, canary.rollout) == (False, None)
-    assert canary.scaling == ModelSettings(runtime="synthetic").scaling
+
+
+def test_it_is_scaled_as_the_live_version_is():
+    scaled = model(replicas={"min": 2, "max": 8}, scaling={"mode": "observe"})
+    assert canary_settings(scaled).scaling == scaled.scaling
+    assert canary_settings(scaled.model_copy(update={"rollout": RolloutSettings(replicas=3)}))
 
 
 def test_its_replicas_have_the_settings_that_the_promoted_ones_will_have():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ from rolling_out import (
 )
 
 from deployments.contract.rollout.terms import AgreementTerms
+from deployments.gateway.queues.crash_records import fingerprints
 from deployments.gateway.rollout import copies
+from deployments.gateway.rollout.copies import Copies
 from runtimes.types import Batch, Ragged, Result, StageTimes
 
 NEAR = AgreementTerms(max_abs=0)
@@ -51,17 +54,43 @@ async def copied(stand: Stand) -> None:
             await asyncio.wait(list(under_way))
 
 
-async def test_copies_are_compared_row_by_row(tmp_path: Path) -> None:
+async def test_copies_are_compared_row_by_row_and_each_counts_once(tmp_path: Path) -> None:
     async with rolling_out(tmp_path, runtimes={CANARY: Wrong(content)}) as stand:
         stand.route(LIVE, 0.0, 1.0, agreement=NEAR)
         for values in ((1, 2, 3), (4, 100), (200,)):
             assert version_of(await post(stand, *values)) == "1"
         await copied(stand)
         found = seen(stand)
-        assert (found.compared, found.agreed) == (6, 4)
+        assert (found.compared, found.agreed) == (3, 1)
         assert (found.copies.answered, found.copies.failed) == (3, 0)
         assert sum(sum(each.values()) for each in found.copies.latencies.values()) == 3
         assert (found.live.answered, found.canary.answered) == (3, 0)
+
+
+async def test_a_row_that_the_canary_died_of_twice_counts_against_it_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, make = [], Copies.make
+
+    def remembered(self: Copies, canary: Any, answered: Any, *more: Any) -> None:
+        made.append((canary, answered))
+        make(self, canary, answered, *more)
+
+    monkeypatch.setattr(Copies, "make", remembered)
+    async with rolling_out(tmp_path) as stand:
+        stand.route(LIVE, 0.0, 1.0)
+        await post(stand, 1)
+        await copied(stand)
+        canary, answered = made[0]
+        (key,) = fingerprints(answered.rows, canary.description.version)
+        for replica in ("a", "b"):
+            canary.queue.crashes.lost(key, copies.TENANT, replica, monotonic(), begun_alone=True)
+        for value in (1, 1, 2):
+            await post(stand, value)
+            await copied(stand)
+        found = seen(stand).copies
+        assert (found.answered, found.failed) == (2, 2)
+        assert found.reasons == {"input_ends_replicas": 2}
 
 
 async def test_exactly_the_share_is_copied(tmp_path: Path) -> None:

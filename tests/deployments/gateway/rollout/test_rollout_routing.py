@@ -74,7 +74,14 @@ async def test_the_version_that_was_asked_for_fails_by_itself(tmp_path: Path) ->
         answer = await post(stand, path=PINNED.format("2"))
         assert answer.status == 503
         assert b"canary" not in answer.body
-        assert counts(stand) == ((0, 0), (0, 1))
+        assert counts(stand) == ((0, 0), (0, 0))
+
+
+async def test_a_version_that_gets_no_requests_yet_cannot_be_asked_for(tmp_path: Path) -> None:
+    async with rolling_out(tmp_path) as stand:
+        stand.route(LIVE, 0.0, 1.0)
+        assert (await post(stand, path=PINNED.format("2"))).status == 404
+        assert not stand.channels[CANARY].calls
 
 
 async def test_of_two_equal_versions_the_live_one_is_asked(tmp_path: Path) -> None:

@@ -134,7 +134,15 @@ def test_a_version_that_was_asked_for_answers_by_itself() -> None:
     assert trial.asks(DEMAND, 1.0) == DEMAND
     assert not trial.goes_on(LOST)
     trial.failed(LOST)
-    assert tally(seen.canary) == (0, 1)
+    trial.answered(1)
+    assert tally(seen.canary) == (0, 0)  # who asks would choose what is compared
+
+
+def test_what_the_canary_died_of_is_known_to_whoever_has_it_next() -> None:
+    trial, _ = begun()
+    assert not trial.lost
+    assert trial.goes_on(LOST)
+    assert trial.lost
 
 
 @pytest.mark.parametrize(("left_s", "asked_s"), [(10.0, 9.0), (2.0, 1.0), (1.99, 1.99), (0.5, 0.5)])
