@@ -23,7 +23,8 @@ class Canary:
     """`settings`: of the model, as the new version has them. stage: judged by the registry;
     promoting: its settings are put in the live version's place; leaving: it gets no requests more,
     and goes when those it has are answered. number: grows with every canary of the server.
-    rollout: the registry's number, None until it has one. since_s: in this stage."""
+    rollout: the registry's number, None until it has one. since_s: in this stage; while judged,
+    since the registry was told of it."""
 
     model: str
     settings: ModelSettings

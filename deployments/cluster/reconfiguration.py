@@ -148,7 +148,8 @@ class Reconfiguration:
         terms = rollout_terms(canary.settings.rollout)
         number = self._told(self._cluster.begin_rollout, model, terms)
         if number is not None:
-            self.deployed = self.deployed.having(replace(canary, rollout=number))
+            begun = replace(canary, rollout=number, since_s=self._clock())
+            self.deployed = self.deployed.having(begun)
 
     def _told(self, method: Callable[..., Any], *args: Any) -> Any:
         """The registry's answer; None, and a line, where it has none."""

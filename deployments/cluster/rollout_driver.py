@@ -129,7 +129,7 @@ class RolloutDriver:
 
     def _judge(self, canary: Canary, account: RolloutAccount | None) -> None:
         if account is None:
-            self._begin(canary)
+            self._begin(replace(canary, since_s=self._clock()))
         elif account["phase"] == "aborted":
             self._end(canary, account["why"])
         elif account["phase"] == "promoting":
@@ -139,14 +139,12 @@ class RolloutDriver:
             limit_s = canary.settings.replicas.start_timeout_s
             self._cluster.abort_rollout(canary.model, f"it was not ready within {limit_s:g} s")
 
-    def _begin(self, canary: Canary) -> Canary:
+    def _begin(self, canary: Canary) -> None:
         """Anew, where the registry has lost it."""
         assert canary.settings.rollout is not None
         terms = rollout_terms(canary.settings.rollout)
         number = self._cluster.begin_rollout(canary.model, terms)
-        begun = replace(canary, rollout=number)
-        self._live.deployed = self._live.deployed.having(begun)
-        return begun
+        self._live.deployed = self._live.deployed.having(replace(canary, rollout=number))
 
     def _late(self, canary: Canary) -> bool:
         return self._clock() - canary.since_s > canary.settings.replicas.start_timeout_s

@@ -102,9 +102,31 @@ def test_a_registry_that_starts_anew_is_told_of_the_rollout_again(stand):
     assert stand.running == ALONE
 
 
-def test_one_that_starts_anew_goes_on_with_what_is_put_in_place(
-    stand,
-):
+def test_a_registry_that_starts_anew_late_has_its_whole_time_to_hear_of_the_canary(stand):
+    limit_s = stand.live.settings.models["m"].replicas.start_timeout_s
+    stand.cluster.now += 2 * limit_s
+    stand.cluster.restart_registry()
+    stand.tick(int(limit_s))
+    assert (stand.record("m")["phase"], stand.told) == ("checking", [])
+    stand.tick(3)
+    assert "was not ready within" in stand.record("m")["why"]
+
+
+def test_a_canary_that_took_long_to_start_has_its_whole_time_to_be_announced(tmp_path):
+    slow = Stand(tmp_path, OLD)
+    settle, limit_s = slow.cluster.settle, slow.live.settings.models["m"].replicas.start_timeout_s
+
+    def settle_late(*args):
+        slow.cluster.now += limit_s
+        return settle(*args)
+
+    slow.cluster.settle = settle_late
+    slow.apply(NEW)
+    slow.tick(5)
+    assert (slow.record("m")["phase"], slow.told) == ("checking", [])
+
+
+def test_one_that_starts_anew_goes_on_with_what_is_put_in_place(stand):
     stand.cluster.starting.add("m")
     stand.driver.promote({"model": "m"})
     stand.tick()
