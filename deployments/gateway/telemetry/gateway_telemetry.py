@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.contract import errors, logs
-from deployments.contract.rollout.terms import is_canary
 from deployments.gateway.http.exchange import Exchange
 from deployments.gateway.http.request_start import upstream_wait_s
 from deployments.gateway.preprocess.fair_thread_pool import FairThreadPool
@@ -220,13 +219,13 @@ class GatewayTelemetry:
         return self._metrics.exposition(accept)
 
     def snapshot(self) -> dict[str, Any]:
-        """For `headrace status` and for draining; plain data."""
+        """For `headrace status`, for draining and for canaries that go: these are `models` too, by
+        the names they are served under. Plain data."""
         now = time.monotonic()
         return {
             "models": {
                 m.model: model_status(m, self._token_rates.of(m.model, m.output_tokens, now))
                 for m in self._levels().models
-                if not is_canary(m.model)
             },
             "inflight": sum(m.queue.inflight for m in self._models.queued.values()),
             "draining": self._models.draining,

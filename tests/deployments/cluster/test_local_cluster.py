@@ -11,7 +11,7 @@ from deployments.cluster import local_cluster
 from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.local_cluster import LocalCluster
 from deployments.cluster.model_arguments import digests
-from deployments.contract.registry import ReplicaProgress
+from deployments.contract.registry import ReplicaProgress, View
 
 
 class Hanging:
@@ -124,3 +124,49 @@ def test_a_version_that_was_taken_back_may_fail_late(
     assert cluster.cannot_start(["a"]) == {}
     told.append(ReplicaProgress("a", "r2", "failed", 0.0, "no such file", digest=digest))
     assert cluster.cannot_start(["a"]) == {"a": "no such file"}
+
+
+def seen_by(*gateways: dict[str, tuple[int, int]]) -> dict[str, Any]:
+    """What the registry answers: rows that wait and leases, by model, gateway by gateway."""
+    keys = ("waiting_rows", "leases")
+    return {
+        "view": View(1, {}, frozenset({"a", "a@canary"}), False, optional=frozenset({"a@canary"})),
+        "gateways": {
+            f"g{at}": {
+                "models": {
+                    name: {"replicas": 1, **dict(zip(keys, held, strict=True))}
+                    for name, held in each.items()
+                }
+            }
+            for at, each in enumerate(gateways)
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("gateways", "held"),
+    [
+        ([], 0),
+        ([{"a": (9, 9)}], 0),
+        ([{"a": (9, 9), "a@canary": (0, 0)}], 0),
+        ([{"a": (9, 9), "a@canary": (3, 0)}, {"a": (9, 9), "a@canary": (0, 2)}], 5),
+    ],
+)
+def test_what_a_canary_holds_is_its_rows_and_leases_at_all_gateways(
+    cluster: LocalCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    gateways: list[dict[str, tuple[int, int]]],
+    held: int,
+) -> None:
+    said = seen_by(*gateways)
+    monkeypatch.setattr(local_cluster.ray, "get", lambda _, timeout=None: said)
+    assert cluster.held("a@canary") == held
+
+
+@pytest.mark.parametrize("more", [{}, {"a@canary": (3, 0)}])
+def test_readiness_does_without_canaries(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, more: dict[str, tuple[int, int]]
+) -> None:
+    said = seen_by({"a": (0, 0)}, {"a": (0, 0), **more})
+    monkeypatch.setattr(local_cluster.ray, "get", lambda _, timeout=None: said)
+    assert cluster._all_see_all(2)

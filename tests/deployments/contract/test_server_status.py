@@ -101,4 +101,7 @@ def test_targets_are_those_of_models_replicas_alone() -> None:
 
 def test_a_canary_is_no_model_of_its_own(raw: dict[str, Any]) -> None:
     raw["view"] = replace(raw["view"], declared=raw["view"].declared | {"device@canary"})
-    assert [m["name"] for m in server_status(raw, TARGETS)["models"]] == ["b", "device"]
+    raw["gateways"]["g0"]["models"]["device@canary"] = OTHER
+    starting, device = server_status(raw, TARGETS)["models"]
+    assert (starting["name"], device["name"]) == ("b", "device")
+    assert (device["waiting_rows"], device["leases"]) == (7, 2)

@@ -304,7 +304,7 @@ async def test_no_public_route_shows_or_takes_a_canary(tmp_path: Path) -> None:
         assert not stand.channels[CANARY].calls
 
 
-async def test_metrics_name_it_and_status_does_not(tmp_path: Path) -> None:
+async def test_metrics_name_it_apart_from_the_model(tmp_path: Path) -> None:
     async with rolling_out(tmp_path) as stand:
         await post(stand)
         page = (await ask(stand.app, "GET", "/metrics")).body.decode()
@@ -312,7 +312,20 @@ async def test_metrics_name_it_and_status_does_not(tmp_path: Path) -> None:
         assert 'model="m"' in " ".join(arrivals)
         assert "canary" not in " ".join(arrivals)
         assert 'model="m@canary"' in page
-        assert set(stand.telemetry.snapshot()["models"]) == {LIVE}
+
+
+async def test_a_gateway_says_what_it_holds_for_a_canary_until_it_is_answered(
+    tmp_path: Path,
+) -> None:
+    async with rolling_out(tmp_path) as stand:
+        stand.channels[CANARY].hold()
+        asked = asyncio.create_task(post(stand))
+        await stand.channels[CANARY].sent(1)
+        said = stand.telemetry.snapshot()["models"]
+        assert (said[CANARY]["leases"], said[LIVE]["leases"]) == (1, 0)
+        stand.channels[CANARY].let_go()
+        assert version_of(await asked) == "2"
+        assert stand.telemetry.snapshot()["models"][CANARY]["leases"] == 0
 
 
 async def test_openais_answers_name_the_model(tmp_path: Path) -> None:
