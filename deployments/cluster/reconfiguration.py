@@ -91,7 +91,8 @@ class Reconfiguration:
 
     def apply(self, request: dict[str, Any]) -> dict[str, Any]:
         """Loads the file, refuses what cannot change while running, and puts the whole list; begins
-        the rollouts of what goes by a canary. `rollouts`: their numbers, by model."""
+        the rollouts of what goes by a canary. `rollouts`: their numbers, and of those that go on,
+        by model."""
         new = self._loaded(request)
         if isinstance(new, str):
             return {"error": new}
@@ -100,7 +101,8 @@ class Reconfiguration:
         for name, why in plan.ended.items():
             self._told(self._cluster.abort_rollout, name, why)
         failed = self._carry_out(plan.wanted)
-        for name, why in plan.ended.items():
+        lost = {n: failed[n] for n in plan.kept if n not in self.deployed.canaries}
+        for name, why in {**plan.ended, **lost}.items():
             self.records.end(before.canaries[name], why, before.settings, self.settings)
         begun = [name for name in plan.begun if name in self.deployed.canaries]
         for name in begun:
@@ -108,8 +110,8 @@ class Reconfiguration:
         if failed:
             lines = [*taken_back(self.settings, failed), *(f"{n}: rollout began" for n in begun)]
             return {"error": "\n".join(lines)}
-        rollouts = {name: self.deployed.canaries[name].number for name in begun}
-        return plan.changes | {"rollouts": rollouts}
+        under_way = {n: self.deployed.canaries[n].number for n in (*begun, *plan.kept)}
+        return plan.changes | {"rollouts": under_way}
 
     def _planned(self, new: Settings, numbers: count[int]) -> Plan:
         return planned(self.deployed, new, self._clock(), numbers)

@@ -126,9 +126,15 @@ class Stand:
         return self.cluster.running
 
     def apply(self, models: dict[str, Any]) -> dict[str, Any]:
+        return self.live.apply({"path": self._written(models)})
+
+    def diff(self, models: dict[str, Any]) -> dict[str, Any]:
+        return self.live.diff({"path": self._written(models)})
+
+    def _written(self, models: dict[str, Any]) -> str:
         file = self._folder / "new.yaml"
         file.write_text(yaml.safe_dump({"models": models}))
-        return self.live.apply({"path": str(file)})
+        return str(file)
 
     def rollback(self, name: str) -> dict[str, Any]:
         return self.live.rollback({"model": name})

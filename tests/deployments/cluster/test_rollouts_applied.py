@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rolled_out import Stand, model
+from rolled_out import ROLLOUT, Stand, model
 
 from deployments.cluster.canary import canary_settings
 from deployments.cluster.deployed import Canary, Deployed
@@ -47,8 +47,52 @@ def test_a_canary_that_cannot_start_is_taken_back_and_the_live_version_is_untouc
 def test_the_same_file_again_changes_nothing_and_the_rollout_goes_on(stand):
     number = stand.apply(NEW)["rollouts"]["m"]
     again = stand.apply(NEW)
-    assert not any(again.values())
+    assert again.pop("rollouts") == {"m": number}
+    assert {what: names for what, names in again.items() if names} == {"rollouts that go on": ["m"]}
     assert (stand.record("m")["id"], stand.record("m")["over"]) == (number, False)
+
+
+def test_the_same_file_again_says_so_before_it_is_applied(stand):
+    stand.apply(NEW)
+    stand.tick(20)
+    differ = stand.diff(NEW)
+    assert {what: names for what, names in differ.items() if names} == {
+        "rollouts that go on": ["m"]
+    }
+
+
+def test_the_same_version_with_other_numbers_changes_the_live_versions(stand):
+    number = stand.apply(NEW)["rollouts"]["m"]
+    more = {**NEW, "m": model(2, replicas={"count": 3})}
+    again = stand.apply(more)
+    assert (again["updated"], again["restarted"], again["rollouts"]) == (["m"], [], {"m": number})
+    live = stand.live.settings.models["m"]
+    assert (live.options["base_ms"], live.replicas.least) == (1, 3)
+    assert stand.running == {"m": 1, "n": 1, "m@canary": 2}
+    assert stand.apply(more)["updated"] == []
+
+
+def test_a_canary_that_fails_with_other_numbers_ends_its_rollout(stand):
+    stand.apply(NEW)
+    stand.cluster.broken.add(("m@canary", 2))
+    rollout = {**ROLLOUT, "replicas": 2}
+    error = stand.apply({**NEW, "m": model(2, rollout=rollout)})["error"]
+    assert "model m cannot start and goes on as it was" in error
+    assert stand.running == {"m": 1, "n": 1}
+    assert (stand.record("m")["phase"], stand.told) == (
+        "aborted",
+        [("m", "aborted", "no such file")],
+    )
+
+
+def test_numbers_that_come_with_a_new_version_wait_for_its_promotion(stand):
+    more = {**NEW, "m": model(2, replicas={"count": 3})}
+    for _ in range(2):
+        assert stand.apply(more)["updated"] == []
+        assert stand.live.settings.models["m"].replicas.least == 1
+    stand.driver.promote({"model": "m"})
+    stand.tick(6)
+    assert stand.live.settings.models["m"].replicas.least == 3
 
 
 def test_other_models_change_beside_a_rollout(stand):
