@@ -3,8 +3,8 @@ takes the canary away.
 
 About once a second, on a thread of its own; every step is put only where nobody else changes the
 list at the moment, and tried again where the cluster does not answer. A registry that has started
-anew knows no rollouts: they are begun again. A canary goes once the gateways have answered what
-they had for it, or after `_DRAINS_S`.
+anew knows no rollouts: they are begun again, and it is told again what people asked for. A canary
+goes once the gateways have answered what they had for it, or after `_DRAINS_S`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from deployments.cluster.canary import rollout_terms
@@ -64,6 +64,17 @@ class Live(Protocol):
     def adopt(self, deployed: Deployed) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """By hand. why: of an abort; "" asks for the promotion."""
+
+    why: str = ""
+
+    @property
+    def aborts(self) -> bool:
+        return bool(self.why)
+
+
 class RolloutDriver:
     """`clock`: of the canaries' `since_s`."""
 
@@ -74,6 +85,7 @@ class RolloutDriver:
         self._cluster = cluster
         self._clock = clock
         self._records = live.records
+        self._asked: dict[str, tuple[int, Asked]] = {}  # by model, with its canary's number
         self._steps: dict[str, Callable[[Canary, RolloutAccount | None], None]] = {
             "judged": self._judge,
             "promoting": self._promote,
@@ -88,21 +100,43 @@ class RolloutDriver:
 
     def promote(self, request: Answer) -> Answer:
         """At once, whatever is still to be seen of it."""
-        name = str(request.get("model", ""))
-        if wrong := self._records.undecided(self._live.deployed, name):
-            return {"error": wrong}
-        if self._live.deployed.canaries[name].stage != "judged" or not self._cluster.promote(name):
-            return {"error": f"the rollout of {name} is decided already"}
-        return {"model": name}
+        return self._decide(request, Asked())
 
     def abort(self, request: Answer) -> Answer:
+        return self._decide(request, Asked(str(request.get("reason") or "") or "ended by hand"))
+
+    def _decide(self, request: Answer, asked: Asked) -> Answer:
+        """What a registry that has just started anew does not know yet is told it later."""
         name = str(request.get("model", ""))
         if wrong := self._records.undecided(self._live.deployed, name):
             return {"error": wrong}
-        why = str(request.get("reason") or "") or "ended by hand"
-        if not self._cluster.abort_rollout(name, why):
+        canary = self._live.deployed.canaries[name]
+        if self._decided(canary, asked) or not (
+            self._tell(name, asked) or self._is_unknown(canary.rollout)
+        ):
             return {"error": f"the rollout of {name} is decided already"}
+        self._asked[name] = canary.number, asked
         return {"model": name}
+
+    def _decided(self, canary: Canary, asked: Asked) -> bool:
+        """By what the host knows; one that is being promoted may still be aborted."""
+        number, before = self._asked.get(canary.model, (0, Asked()))
+        aborted = number == canary.number and before.aborts
+        return aborted or (not asked.aborts and canary.stage != "judged")
+
+    def _tell(self, model: str, asked: Asked) -> bool:
+        """False where the registry has decided already, or does not know of the rollout."""
+        if asked.aborts:
+            return self._cluster.abort_rollout(model, asked.why)
+        return self._cluster.promote(model)
+
+    def _is_unknown(self, number: int | None) -> bool:
+        return number not in [account["number"] for account in self._cluster.rollouts()]
+
+    def _told_again(self, canary: Canary) -> bool:
+        """What people asked for, which a registry may have lost; whether it had."""
+        number, asked = self._asked.get(canary.model, (0, Asked()))
+        return number == canary.number and self._tell(canary.model, asked)
 
     # ---- driven by time -----------------------------------------------------------------------
 
@@ -130,11 +164,14 @@ class RolloutDriver:
     def _judge(self, canary: Canary, account: RolloutAccount | None) -> None:
         if account is None:
             self._begin(replace(canary, since_s=self._clock()))
+            self._told_again(canary)
         elif account["phase"] == "aborted":
             self._end(canary, account["why"])
         elif account["phase"] == "promoting":
             placed = replace(canary, stage="promoting", since_s=self._clock())
             self._live.put(self._live.deployed.having(placed))
+        elif self._told_again(canary):
+            return
         elif account["phase"] == "checking" and self._late(canary):
             limit_s = canary.settings.replicas.start_timeout_s
             self._cluster.abort_rollout(canary.model, f"it was not ready within {limit_s:g} s")
@@ -154,10 +191,13 @@ class RolloutDriver:
         if account is None:
             self._begin(canary)
             self._cluster.promote(canary.model)
+            self._told_again(canary)
         elif account["phase"] == "aborted":
             self._put_back(canary, account["why"])
         elif account["phase"] == "promoted":
             self._end(canary)
+        elif self._told_again(canary):
+            return
         elif why := self._failure(canary):
             why = f"it does not run in the live version's place: {why}"
             self._cluster.abort_rollout(canary.model, why)

@@ -138,6 +138,79 @@ def test_one_that_starts_anew_goes_on_with_what_is_put_in_place(stand):
     assert stand.running == {"m": 2, "n": 1}
 
 
+def test_what_was_asked_by_hand_is_told_to_a_registry_that_starts_anew(stand):
+    stand.driver.promote({"model": "m"})
+    stand.cluster.restart_registry()
+    stand.tick(6)
+    assert stand.running == {"m": 2, "n": 1}
+    assert stand.told == [("m", "promoted", "")]
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_an_abort_is_not_lost_with_the_registry(stand, placed):
+    if placed:
+        stand.cluster.starting.add("m")
+        stand.driver.promote({"model": "m"})
+        stand.tick()
+        assert stand.running["m"] == 2
+    assert stand.driver.abort({"model": "m", "reason": "a bad day"}) == {"model": "m"}
+    stand.cluster.restart_registry()
+    stand.tick(8)
+    assert stand.running == ALONE
+    assert stand.told == [("m", "aborted", "a bad day")]
+
+
+@pytest.mark.parametrize(
+    ("ask", "ends", "runs"),
+    [
+        ("promote", ("m", "promoted", ""), {"m": 2, "n": 1}),
+        ("abort", ("m", "aborted", "ended by hand"), ALONE),
+    ],
+)
+def test_one_that_has_just_started_anew_is_told_once_it_knows_of_the_rollout(
+    stand, ask, ends, runs
+):
+    stand.cluster.restart_registry()
+    assert getattr(stand.driver, ask)({"model": "m"}) == {"model": "m"}
+    stand.tick(8)
+    assert (stand.told, stand.running) == ([ends], runs)
+
+
+def test_what_it_has_not_heard_is_told_again(stand, monkeypatch):
+    """It began the rollout anew and was silent then."""
+    stand.driver.abort({"model": "m", "reason": "a bad day"})
+    stand.cluster.restart_registry()
+    with monkeypatch.context() as lost:
+        lost.setattr(stand.cluster, "abort_rollout", lambda *_: False)
+        stand.tick(2)
+    assert stand.running == BESIDE
+    stand.tick(5)
+    assert stand.told == [("m", "aborted", "a bad day")]
+
+
+def test_what_was_asked_of_one_canary_is_not_asked_of_the_next(stand):
+    stand.driver.abort({"model": "m"})
+    stand.tick(5)
+    stand.apply(NEW)
+    stand.tick(5)
+    assert (stand.running, stand.record("m")["over"]) == (BESIDE, False)
+
+
+def test_an_abort_that_a_registry_has_lost_still_stands_against_a_promotion(stand):
+    stand.driver.abort({"model": "m"})
+    stand.cluster.restart_registry()
+    assert "decided already" in stand.driver.promote({"model": "m"})["error"]
+    stand.tick(5)
+    assert stand.running == ALONE
+
+
+def test_a_promotion_may_still_be_aborted(stand):
+    stand.driver.promote({"model": "m"})
+    assert stand.driver.abort({"model": "m"}) == {"model": "m"}
+    stand.tick(5)
+    assert stand.running == ALONE
+
+
 def test_a_cluster_that_does_not_answer_changes_nothing_and_is_asked_again(stand):
     stand.cluster.abort_rollout("m", "it fails")
     stand.cluster.silent = True
