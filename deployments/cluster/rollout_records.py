@@ -14,6 +14,10 @@ from deployments.settings.tree import Settings
 
 Tell = Callable[[str, str, str, Settings, Settings], None]
 Answer = dict[str, Any]
+STILL_IN_FILE = (
+    "where the file still has the new version, a server that starts serves it at once: "
+    "`headrace diff FILE` shows it"
+)
 _NOTHING = VersionAccount(version="", answered=0, failed=0, median_ms=None)
 
 
@@ -70,7 +74,7 @@ def end_sentence(model: str, how: str, why: str) -> str:
     """Of an end, for the log."""
     if how == "promoted":
         return f"rollout of {model}: promoted, the new version is the live one"
-    return f"rollout of {model}: aborted, the live version goes on: {why}"
+    return f"rollout of {model}: aborted, the live version goes on: {why} ({STILL_IN_FILE})"
 
 
 def _unseen(canary: Canary) -> RolloutAccount:

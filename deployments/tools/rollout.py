@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from deployments.cluster.rollout_records import STILL_IN_FILE
 from deployments.cluster.server_files import find, state_folder
 from deployments.tools import control
 from deployments.tools.console.rollout_lines import progress_key, rollout_line
@@ -58,6 +59,7 @@ def abort(model: str, reason: str, port: int | None) -> int:
     """Raises NoServer and ServerRefused."""
     ask(find(port, state_folder()).port, {"do": "abort", "model": model, "reason": reason})
     click.echo(f"{model}: the new version gets no more requests and goes; the live one goes on")
+    click.echo(STILL_IN_FILE)
     return 0
 
 
@@ -108,6 +110,8 @@ def _outcome(found: Mapping[str, Record]) -> int:
             click.echo(f"{name}: promoted, {record['canary']['answered']} requests in it")
     for name, why in aborted.items():
         click.echo(f"{name}: aborted, the live version goes on: {why}", err=True)
+    if aborted:
+        click.echo(STILL_IN_FILE, err=True)
     return 1 if aborted else 0
 
 

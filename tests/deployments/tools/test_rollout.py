@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -44,12 +45,16 @@ def test_a_promoted_rollout_is_fine_and_each_step_is_said_once(told, capsys):
     said = capsys.readouterr()
     assert said.err.count("\n") == 5
     assert "m: promoted" in said.out
+    assert "file" not in said.out + said.err
 
 
 def test_an_aborted_one_says_why(told, capsys):
     told += [[record("step")], [record("aborted", why="5 of 9 requests failed")]]
     assert wait() == 1
-    assert "aborted, the live version goes on: 5 of 9 requests failed" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "aborted, the live version goes on: 5 of 9 requests failed" in said
+    assert "where the file still has the new version" in said
+    assert "`headrace diff FILE`" in said
 
 
 def test_another_version_in_its_place_ends_the_waiting(told, capsys):
@@ -66,3 +71,12 @@ def test_ctrl_c_ends_only_the_waiting(told, capsys):
 
     assert rollout.wait_for({"m": 1}, 8000, pause=pressed) == 130
     assert "the rollout goes on (m)" in capsys.readouterr().err
+
+
+def test_who_aborts_hears_that_the_file_has_the_new_version_still(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(rollout, "ask", lambda port, request: asked.append(request) or {})
+    monkeypatch.setattr(rollout, "find", lambda port, folder: SimpleNamespace(port=8000))
+    assert rollout.abort("m", "a bad day", None) == 0
+    assert asked == [{"do": "abort", "model": "m", "reason": "a bad day"}]
+    assert "a server that starts serves it at once" in capsys.readouterr().out
