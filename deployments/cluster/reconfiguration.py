@@ -100,7 +100,8 @@ class Reconfiguration:
         before = self.deployed
         for name, why in plan.ended.items():
             self._told(self._cluster.abort_rollout, name, why)
-        failed = self._carry_out(plan.wanted)
+        with self.records.starting({n: plan.wanted.canaries[n] for n in plan.begun}):
+            failed = self._carry_out(plan.wanted)
         lost = {n: failed[n] for n in plan.kept if n not in self.deployed.canaries}
         for name, why in {**plan.ended, **lost}.items():
             self.records.end(before.canaries[name], why, before.settings, self.settings)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -146,20 +146,21 @@ class RolloutDriver:
         if not self._live.deployed.canaries:
             return
         accounts = {account["model"]: account for account in self._cluster.rollouts()}
+        self._note(accounts)
         if not self._live.lock.acquire(blocking=False):
             return  # a file is being applied: nothing goes on beside that
         try:
             for canary in list(self._live.deployed.canaries.values()):
-                account = accounts.get(canary.model)
-                self._step(canary, account)
+                self._steps[canary.stage](canary, _its_own(canary, accounts))
         finally:
             self._live.lock.release()
 
-    def _step(self, canary: Canary, account: RolloutAccount | None) -> None:
-        known = account is not None and account["number"] == canary.rollout
-        if known and account is not None and canary.undecided:
-            self._records.note(canary, account)
-        self._steps[canary.stage](canary, account if known else None)
+    def _note(self, accounts: Mapping[str, RolloutAccount]) -> None:
+        """So that who looks sees them go on while a file is being applied."""
+        for canary in self._live.deployed.canaries.values():
+            account = _its_own(canary, accounts)
+            if account is not None and canary.undecided:
+                self._records.note(canary, account)
 
     def _judge(self, canary: Canary, account: RolloutAccount | None) -> None:
         if account is None:
@@ -233,6 +234,12 @@ class RolloutDriver:
             return
         self._live.put(self._live.deployed.lacking(canary.model))
         self._cluster.forget(canary.name)
+
+
+def _its_own(canary: Canary, accounts: Mapping[str, RolloutAccount]) -> RolloutAccount | None:
+    """Not that of an earlier canary of the model."""
+    found = accounts.get(canary.model)
+    return found if found is not None and found["number"] == canary.rollout else None
 
 
 def drive(driver: RolloutDriver, wait: Callable[[], bool]) -> None:

@@ -5,7 +5,9 @@ The registry forgets a rollout when its canary has gone; whoever waits for its e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from deployments.cluster.deployed import Canary, Deployed
@@ -24,35 +26,57 @@ _NOTHING = VersionAccount(version="", answered=0, failed=0, median_ms=None)
 class RolloutRecords:
     """Accounts by model, each with `id`, the number of its canary, and `over`, whether it ended.
     `tell`: hears of each end: the model, "promoted" or "aborted", why, and the settings before and
-    after it."""
+    after it. Any thread may call."""
 
     def __init__(self, tell: Tell = lambda *_: None) -> None:
         self._kept: dict[str, Answer] = {}
+        self._starting: Mapping[str, Canary] = {}
+        self._lock = threading.Lock()
         self._tell = tell
 
+    @contextmanager
+    def starting(self, canaries: Mapping[str, Canary]) -> Iterator[None]:
+        """Meanwhile these, by model, are put and not yet known to run."""
+        self._starting = canaries
+        try:
+            yield
+        finally:
+            self._starting = {}
+
     def note(self, canary: Canary, account: RolloutAccount) -> None:
-        """As the registry says it; an end is one only when it is carried out."""
-        self._kept[canary.model] = {**account, "id": canary.number, "over": False}
+        """As the registry says it; an end is one only when it is carried out. Of a canary whose end
+        is known, or that has a successor, nothing is noted."""
+        with self._lock:
+            known = self._kept.get(canary.model)
+            if known is None or (known["id"], known["over"]) <= (canary.number, False):
+                self._kept[canary.model] = {**account, "id": canary.number, "over": False}
 
     def end(self, canary: Canary, why: str, before: Settings, after: Settings) -> None:
         """Aborted if there is a reason, else promoted. `before`, `after`: what is live."""
         how = "aborted" if why else "promoted"
-        last = self._of(canary)
-        self._kept[canary.model] = {**last, "phase": how, "why": why, "over": True, "share": 0.0}
+        ended = {"phase": how, "why": why, "over": True, "share": 0.0}
+        with self._lock:
+            self._kept[canary.model] = self._of(canary) | ended
         self._tell(canary.model, how, why, before, after)
 
     def listing(self, deployed: Deployed) -> list[Answer]:
-        """By model; one that the registry has said nothing of yet is being checked."""
+        """By model; one that runs, and that the registry has said nothing of yet, is being
+        checked."""
         found = dict(self._kept)
+        starting = self._starting
         for canary in deployed.canaries.values():
             if canary.undecided:
                 found[canary.model] = self._of(canary)
+        for name, canary in starting.items():
+            found[name] = self._of(canary) | {"phase": "starting"}
         return [found[name] for name in sorted(found)]
 
     def undecided(self, deployed: Deployed, model: str) -> str:
         """What is wrong with asking for a decision of this model's rollout, "" for nothing."""
         if model not in deployed.settings.models:
             return f"no model {model!r}; there are: {', '.join(deployed.settings.models)}"
+        if model in self._starting:
+            return f"the new version of {model} is still starting: ask again once it runs"
         canary = deployed.canaries.get(model)
         if canary is not None and canary.undecided:
             return ""

@@ -231,6 +231,14 @@ def test_nothing_is_put_beside_a_file_that_is_being_applied(stand):
     assert stand.running == ALONE
 
 
+def test_a_rollout_is_seen_to_go_on_while_a_file_is_being_applied(stand):
+    with stand.live.lock:
+        stand.tick()
+        held_s = stand.record("m")["held_s"]
+        stand.tick(20)
+        assert stand.record("m")["held_s"] == held_s + 20
+
+
 @pytest.mark.parametrize("ask", ["promote", "abort"])
 def test_what_cannot_be_decided_is_said(stand, ask):
     decide = getattr(stand.driver, ask)

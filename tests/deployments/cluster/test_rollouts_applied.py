@@ -44,6 +44,26 @@ def test_a_canary_that_cannot_start_is_taken_back_and_the_live_version_is_untouc
     assert stand.cluster.rollouts() == []
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_canary_that_starts_is_shown_and_cannot_be_decided_yet(stand, broken):
+    seen, settle = [], stand.cluster.settle
+
+    def look(*args):
+        if not seen:
+            seen.append((stand.record("m")["phase"], stand.driver.promote({"model": "m"})))
+        return settle(*args)
+
+    stand.cluster.settle = look
+    if broken:
+        stand.cluster.broken.add(("m@canary", 2))
+    stand.apply(NEW)
+    ((phase, refused),) = seen
+    assert phase == "starting"
+    assert "still starting" in refused["error"]
+    after = [record["phase"] for record in stand.driver.rollouts({})["rollouts"]]
+    assert after == ([] if broken else ["checking"])
+
+
 def test_the_same_file_again_changes_nothing_and_the_rollout_goes_on(stand):
     number = stand.apply(NEW)["rollouts"]["m"]
     again = stand.apply(NEW)
