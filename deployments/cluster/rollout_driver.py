@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from deployments.cluster.canary import rollout_terms
+from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.deployed import Canary, Deployed, leaving
 from deployments.cluster.rollout_records import Answer, RolloutRecords
 from deployments.contract.rollout.account import RolloutAccount
@@ -150,10 +151,21 @@ class RolloutDriver:
         if not self._live.lock.acquire(blocking=False):
             return  # a file is being applied: nothing goes on beside that
         try:
-            for canary in list(self._live.deployed.canaries.values()):
-                self._steps[canary.stage](canary, _its_own(canary, accounts))
+            self._step_all(accounts)
         finally:
             self._live.lock.release()
+
+    def _step_all(self, accounts: Mapping[str, RolloutAccount]) -> None:
+        """One that cannot be carried out keeps none of the others; its fault is raised at the
+        end."""
+        fault: ClusterError | None = None
+        for canary in list(self._live.deployed.canaries.values()):
+            try:
+                self._steps[canary.stage](canary, _its_own(canary, accounts))
+            except ClusterError as silence:
+                fault = silence
+        if fault is not None:
+            raise fault
 
     def _note(self, accounts: Mapping[str, RolloutAccount]) -> None:
         """So that who looks sees them go on while a file is being applied."""

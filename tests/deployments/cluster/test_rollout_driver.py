@@ -222,6 +222,30 @@ def test_a_cluster_that_does_not_answer_changes_nothing_and_is_asked_again(stand
     assert stand.running == ALONE
 
 
+def test_a_canary_that_cannot_be_carried_out_keeps_none_of_the_others(tmp_path, monkeypatch):
+    both = Stand(tmp_path, OLD)
+    both.apply({"m": model(2), "n": model(2)})
+    both.cluster.abort_rollout("n", "it fails")
+    both.driver.promote({"model": "m"})
+    runs = both.cluster.runs
+
+    def refuses(name):
+        if name == "m":
+            raise ClusterError("Serve does not answer")
+        return runs(name)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(both.cluster, "runs", refuses)
+        both.tick()
+        for _ in range(5):
+            with pytest.raises(ClusterError, match="Serve does not answer"):
+                both.tick()
+    assert both.told == [("n", "aborted", "it fails")]
+    assert both.running == {"m": 2, "n": 1, "m@canary": 2}
+    both.tick(5)
+    assert both.running == {"m": 2, "n": 1}
+
+
 def test_nothing_is_put_beside_a_file_that_is_being_applied(stand):
     stand.cluster.abort_rollout("m", "it fails")
     with stand.live.lock:
