@@ -108,10 +108,10 @@ class RolloutDriver:
 
     def _decide(self, request: Answer, asked: Asked) -> Answer:
         """What a registry that has just started anew does not know yet is told it later."""
-        name = str(request.get("model", ""))
-        if wrong := self._records.undecided(self._live.deployed, name):
+        name, deployed = str(request.get("model", "")), self._live.deployed
+        if wrong := self._records.undecided(deployed, name):
             return {"error": wrong}
-        canary = self._live.deployed.canaries[name]
+        canary = deployed.canaries[name]
         if self._decided(canary, asked) or not (
             self._tell(name, asked) or self._is_unknown(canary.rollout)
         ):

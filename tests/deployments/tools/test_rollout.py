@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.tools import rollout
+from deployments.tools import control, rollout
 
 
 def record(phase: str, **fields: Any) -> dict[str, Any]:
@@ -71,6 +71,22 @@ def test_ctrl_c_ends_only_the_waiting(told, capsys):
 
     assert rollout.wait_for({"m": 1}, 8000, pause=pressed) == 130
     assert "the rollout goes on (m)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_file_that_is_applied_again_waits_for_the_rollout_that_goes_on(
+    told, tmp_path, monkeypatch, capsys, waits
+):
+    file = tmp_path / "new.yaml"
+    file.write_text("models: {m: {runtime: synthetic}}")
+    changes = {"restarted": [], "rollouts that go on": ["m"], "rollouts": {"m": 1}}
+    monkeypatch.setattr(control, "ask", lambda *_: changes)
+    monkeypatch.setattr(control, "find", lambda port, folder: SimpleNamespace(port=8000))
+    told += [[record("aborted", why="it fails")]]
+    assert rollout.apply(file, None, wait=waits) == (1 if waits else 0)
+    said = capsys.readouterr()
+    assert said.out == "rollouts that go on: m\n"
+    assert ("aborted" in said.err) == waits
 
 
 def test_who_aborts_hears_that_the_file_has_the_new_version_still(monkeypatch, capsys):
