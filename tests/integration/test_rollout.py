@@ -13,7 +13,11 @@ from deployments.cluster import server_files
 
 pytestmark = pytest.mark.integration
 
-ROLLOUT = {"steps_percent": [20, 50], "hold_s": 1, "least_requests": 20}
+# How fast a busy machine answers is no matter here.
+ROLLOUT = {
+    "steps_percent": [20, 50], "hold_s": 1, "least_requests": 20,
+    "max_latency_ratio": 100, "max_cost_ratio": 100,
+}  # fmt: skip
 REPLICAS = {"count": 2, "num_cpus": 0}
 
 
