@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from deployments.cluster.canary import canary_settings
-from deployments.contract.rollout.terms import canary_of
+from deployments.cluster.canary import canary_settings, rollout_terms
+from deployments.contract.rollout.terms import RolloutTerms, canary_of
 from deployments.settings.model import ModelSettings
 from deployments.settings.tree import Settings
 
@@ -36,6 +36,12 @@ class Canary:
     @property
     def name(self) -> str:
         return canary_of(self.model)
+
+    @property
+    def terms(self) -> RolloutTerms:
+        """What it is held to."""
+        assert self.settings.rollout is not None
+        return rollout_terms(self.settings.rollout)
 
     @property
     def undecided(self) -> bool:

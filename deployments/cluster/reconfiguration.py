@@ -17,7 +17,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from deployments.cluster.canary import rollout_terms
 from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.deployed import Deployed
 from deployments.cluster.rollout_plan import Plan, planned
@@ -120,13 +119,12 @@ class Reconfiguration:
     def _carry_out(self, wanted: Deployed, back: str = "") -> dict[str, str]:
         """Puts it, and takes back what does not start; why, by model. `back`: the model that is to
         have its last version again."""
-        before = self.deployed
-        changes = changes_between(before.listed(), wanted.listed())
+        before, listed = self.deployed, wanted.listed()
+        changes = changes_between(before.listed(), listed)
         touched = [*changes["added"], *changes["restarted"], *changes["updated"]]
-        models = wanted.listed().models
-        touched = [name for name in touched if not models[name].optional]
+        touched = [name for name in touched if not listed.models[name].optional]
         self._put(wanted)
-        failed = self._cluster.settle(wanted.listed(), touched, self._stop)
+        failed = self._cluster.settle(listed, touched, self._stop)
         if failed:
             wanted = without(before, wanted, failed)
             self._put(wanted)
@@ -147,9 +145,7 @@ class Reconfiguration:
     def begin_rollout(self, model: str) -> None:
         """Of a canary that runs. Where the registry does not answer, the driver asks again."""
         canary = self.deployed.canaries[model]
-        assert canary.settings.rollout is not None
-        terms = rollout_terms(canary.settings.rollout)
-        number = self._told(self._cluster.begin_rollout, model, terms)
+        number = self._told(self._cluster.begin_rollout, model, canary.terms)
         if number is not None:
             begun = replace(canary, rollout=number, since_s=self._clock())
             self.deployed = self.deployed.having(begun)

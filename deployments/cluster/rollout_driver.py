@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from deployments.cluster.canary import rollout_terms
 from deployments.cluster.dashboard import ClusterError
 from deployments.cluster.deployed import Canary, Deployed, leaving
 from deployments.cluster.rollout_records import Answer, RolloutRecords
@@ -191,9 +190,7 @@ class RolloutDriver:
 
     def _begin(self, canary: Canary) -> None:
         """Anew, where the registry has lost it."""
-        assert canary.settings.rollout is not None
-        terms = rollout_terms(canary.settings.rollout)
-        number = self._cluster.begin_rollout(canary.model, terms)
+        number = self._cluster.begin_rollout(canary.model, canary.terms)
         self._live.deployed = self._live.deployed.having(replace(canary, rollout=number))
 
     def _late(self, canary: Canary) -> bool:

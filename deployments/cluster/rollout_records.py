@@ -102,15 +102,14 @@ def end_sentence(model: str, how: str, why: str) -> str:
 
 
 def _unseen(canary: Canary) -> RolloutAccount:
-    terms = canary.settings.rollout
-    assert terms is not None
+    terms = canary.terms
     return RolloutAccount(
         model=canary.model,
         number=canary.rollout or 0,
         phase="checking",
         share=0.0,
         step=1,
-        steps=len(terms.steps_percent) + bool(terms.shadow_percent),
+        steps=len(terms.shares),
         held_s=0.0,
         hold_s=terms.hold_s,
         why="",
