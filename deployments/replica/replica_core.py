@@ -118,8 +118,14 @@ class ReplicaCore:
             return Report()
         return self._queue.report(job.staged.gateway, job.service_s, job.result.padded_tokens)
 
+    def _unanswered(self, link: GatewayLink, report: Report) -> int:
+        """Accepted leases whose answers this gateway has not had. What has left the device while an
+        earlier answer was on its way is among them: to the gateway it is still out."""
+        return sum(lease_id <= report.seen for lease_id in self._held[link])
+
     def _reply(self, link: GatewayLink, job: Job) -> BatchReply:
         report, result, t = self._report(job), job.result, job.result.times
+        held = self._unanswered(link, report)
         return BatchReply(
             busy=job.returned,
             outputs=result.outputs,
@@ -128,8 +134,8 @@ class ReplicaCore:
             service_s=report.service_s,
             padded_tokens=report.padded_tokens,
             stages=(t.pad_s, t.copy_in_s, t.run_s, t.copy_out_s, t.post_s),
-            inflight=report.inflight,
-            held=report.held,
+            inflight=report.inflight - report.held + held,
+            held=held,
             seen=report.seen,
             retry_in_s=report.retry_in_s,
             duty=self._worker.duty(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -166,6 +167,18 @@ async def test_an_answer_tells_its_own_gateway_what_that_still_holds(held: Held)
     replies = [await first.reply(1), await other.reply(7)]
     assert [(r.held, r.seen) for r in replies] == [(0, 1), (0, 7)]
     assert held.core.inflight == 0
+
+
+async def test_a_lease_whose_answer_comes_later_is_held_until_then(held: Held) -> None:
+    """Both have left the device before the loop answers either."""
+    a = held.take("a", 1)
+    held.take("a", 2)
+    held.let()
+    until = time.monotonic() + 5.0
+    while held.core.inflight and time.monotonic() < until:
+        time.sleep(0.001)  # noqa: ASYNC251 - the loop is not to answer the first meanwhile
+    replies = [await a.reply(1), await a.reply(2)]
+    assert [(r.held, r.seen, r.inflight) for r in replies] == [(1, 2, 1), (0, 2, 0)]
 
 
 # ---- gateways that go ---------------------------------------------------------------------------
